@@ -1,0 +1,533 @@
+"""The coordinator's decisions: events in, actions out.
+
+Pure: no clock, no socket, no thread.  `CoordinatorState.handle(event, now)` returns what the shell (`runtime.py`) must
+do, in order.  It does not look inside graphs, plans or tensors; it knows which nodes a plan uses, which calls wait
+for what, and what a death means for them.
+
+The life of a call:
+
+    CallSubmitted -> plan known? --no--> MakePlan -> PlanMade -> SendDeploy to every node -> DeployDone from each
+                        |yes                                                                     |
+                        '-----------------------> SendRun to every node of the plan <------------'
+                                                       |  RanPart from each, outputs complete -> Resolve
+                        a node of the plan dies  ------'-> SendDrop to the others, start over from the graph
+
+A plan is identified by its generation, which only grows; whatever arrives for another generation, step or node than the
+ones waited for is stale and changes nothing (fencing).  Plans are made for a set of nodes; when the set changes, later
+calls get a new plan, and the old one is dropped when its last step is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wire.errors import Cancelled, MeshError, NodeLost
+
+ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up as poisonous
+PARK_S = 0.05  # doubled with every further failure while no node changed: a link that fails at once is not hammered
+PARK_S_MAX = 1.0
+STORY_EVENTS_MAX = 512
+
+
+# -- events -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """Dead or left; its plans are void."""
+
+    node: str
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class CallSubmitted:
+    """Evaluate something.  Calls with equal `job` share a plan."""
+
+    call: int
+    job: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade:
+    """`nodes` are those the plan uses; `outputs` how many graph outputs come back from them."""
+
+    generation: int
+    nodes: frozenset[str]
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailed:
+    generation: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class DeployDone:
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeployFailed:
+    generation: int
+    node: str
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRan:
+    """All parts of `node` are done for this step."""
+
+    generation: int
+    step: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    generation: int
+    step: int
+    node: str
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class OutputArrived:
+    generation: int
+    step: int
+    slot: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class CallCancelled:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; `now` says how much."""
+
+
+# -- actions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    generation: int
+    job: Hashable
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SendDeploy:
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendRun:
+    generation: int
+    step: int
+    node: str
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendCancel:
+    generation: int
+    step: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendDrop:
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPlan:
+    """Nothing refers to this generation any more."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """The call's outputs, by slot."""
+
+    call: int
+    generation: int
+    outputs: Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    call: int
+    error: MeshError
+
+
+Event = (
+    NodeJoined | NodeGone | CallSubmitted | PlanMade | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed
+    | OutputArrived | CallCancelled | Tick
+)  # fmt: skip
+Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ForgetPlan | Resolve | Reject
+
+
+# -- the machine ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Step:
+    call: int
+    ran: set[str] = field(default_factory=set)  # nodes that are done
+    outputs: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Plan:
+    generation: int
+    job: Hashable
+    candidates: frozenset[str]  # the nodes it was made for
+    nodes: frozenset[str] = frozenset()  # the nodes it uses
+    outputs: int = 0
+    made: bool = False
+    deployed: set[str] = field(default_factory=set)
+    waiting: deque[int] = field(default_factory=deque)  # calls that start when it is deployed
+    steps: dict[int, _Step] = field(default_factory=dict)
+    next_step: int = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.made and len(self.deployed) == len(self.nodes)
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.steps
+
+
+@dataclass(slots=True)
+class _Call:
+    call: int
+    job: Hashable
+    generation: int | None = None
+    step: int | None = None
+    attempts: int = 0
+    alone_since_s: float | None = None  # since when there is no node to run it on
+    parked_until_s: float | None = None  # after repeated failures, when it is tried again
+    last_error: MeshError | None = None
+
+
+class CoordinatorState:
+    """The machine.  `alone_s` is how long a call waits for a node when all are gone before it fails with NodeLost."""
+
+    def __init__(self, alone_s: float = 5.0) -> None:
+        self._alone_s = alone_s
+        self._nodes: set[str] = set()
+        self._plans: dict[int, _Plan] = {}
+        self._current: dict[Hashable, int] = {}  # job -> the generation new calls use
+        self._calls: dict[int, _Call] = {}
+        self._next_generation = 1
+        self.story: deque[tuple[float, str]] = deque(maxlen=STORY_EVENTS_MAX)
+        self._handlers: dict[type, Any] = {
+            NodeJoined: self._node_joined,
+            NodeGone: self._node_gone,
+            CallSubmitted: self._call_submitted,
+            PlanMade: self._plan_made,
+            PlanFailed: self._plan_failed,
+            DeployDone: self._deploy_done,
+            DeployFailed: self._deploy_failed,
+            NodeRan: self._node_ran,
+            RunFailed: self._run_failed,
+            OutputArrived: self._output_arrived,
+            CallCancelled: self._call_cancelled,
+            Tick: self._tick,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that follow from `event`, to be performed in order."""
+        actions: list[Action] = self._handlers[type(event)](event, now)
+        return actions
+
+    def next_deadline(self) -> float | None:
+        """When a Tick is due, or None."""
+        calls = self._calls.values()
+        alone = (call.alone_since_s + self._alone_s for call in calls if call.alone_since_s is not None)
+        parked = (call.parked_until_s for call in calls if call.parked_until_s is not None)
+        return min((*alone, *parked), default=None)
+
+    @property
+    def idle(self) -> bool:
+        """No call is in progress."""
+        return not self._calls
+
+    def validate(self) -> None:
+        """AssertionError if the state contradicts itself; tests call it after every event."""
+        for call in self._calls.values():
+            if call.generation is None:
+                alone, parked = call.alone_since_s is not None, call.parked_until_s is not None
+                assert alone != parked, f"call {call.call} waits for nothing"
+                continue
+            plan = self._plans[call.generation]
+            if call.step is None:
+                assert call.call in plan.waiting, f"call {call.call} is not queued on its plan"
+            else:
+                assert plan.steps[call.step].call == call.call, f"step {call.step} belongs to another call"
+                assert plan.ready, "a step runs on a plan that is not deployed"
+        for generation, plan in self._plans.items():
+            assert plan.generation == generation
+            assert plan.nodes <= self._nodes, "a plan uses a node that is gone"
+        for job, generation in self._current.items():
+            assert self._plans[generation].job == job
+
+    # -- nodes
+
+    def _node_joined(self, event: NodeJoined, now: float) -> list[Action]:
+        self._nodes.add(event.node)
+        self._tell(now, f"{event.node} joined")
+        actions = self._retire_outdated()
+        for call in self._without_plan():
+            actions += self._place(call, now)
+        return actions
+
+    def _node_gone(self, event: NodeGone, now: float) -> list[Action]:
+        if event.node not in self._nodes:
+            return []
+        self._nodes.discard(event.node)
+        self._tell(now, f"{event.node} gone: {event.error}")
+        actions: list[Action] = []
+        homeless: list[_Call] = []
+        for plan in [plan for plan in self._plans.values() if event.node in (plan.nodes or plan.candidates)]:
+            homeless += self._void(plan, event.error, actions)
+        actions += self._retire_outdated()
+        for call in homeless:
+            actions += self._retry(call, event.error, now, died=True)
+        for call in self._without_plan():
+            actions += self._place(call, now)
+        return actions
+
+    def _without_plan(self) -> list[_Call]:
+        return [call for call in self._calls.values() if call.generation is None]
+
+    # -- calls
+
+    def _call_submitted(self, event: CallSubmitted, now: float) -> list[Action]:
+        call = self._calls[event.call] = _Call(event.call, event.job)
+        return self._place(call, now)
+
+    def _call_cancelled(self, event: CallCancelled, now: float) -> list[Action]:
+        call = self._calls.pop(event.call, None)
+        if call is None:
+            return []
+        actions: list[Action] = [Reject(call.call, Cancelled("the call was cancelled"))]
+        if call.generation is not None:
+            plan = self._plans[call.generation]
+            if call.step is None:
+                plan.waiting.remove(call.call)
+            else:
+                del plan.steps[call.step]
+                actions += [SendCancel(plan.generation, call.step, node) for node in sorted(plan.nodes)]
+            actions += self._retire_if_outdated(plan)
+        return actions
+
+    def _place(self, call: _Call, now: float) -> list[Action]:
+        """Give a call a plan: the job's current one, or a new one over the nodes there are."""
+        call.generation = call.step = call.parked_until_s = None
+        if not self._nodes:
+            call.alone_since_s = now if call.alone_since_s is None else call.alone_since_s
+            return []
+        call.alone_since_s = None
+        generation = self._current.get(call.job)
+        if generation is None:
+            return self._new_plan(call, now)
+        plan = self._plans[generation]
+        call.generation = generation
+        if plan.ready:
+            return self._start(plan, call)
+        plan.waiting.append(call.call)
+        return []
+
+    def _new_plan(self, call: _Call, now: float) -> list[Action]:
+        generation = self._next_generation
+        self._next_generation += 1
+        plan = _Plan(generation, call.job, frozenset(self._nodes))
+        plan.waiting.append(call.call)
+        call.generation = generation
+        self._plans[generation] = plan
+        self._current[call.job] = generation
+        self._tell(now, f"generation {generation} planned for {len(plan.candidates)} nodes")
+        return [MakePlan(generation, call.job, plan.candidates)]
+
+    def _retry(self, call: _Call, error: MeshError, now: float, died: bool = False) -> list[Action]:
+        """The call lost its plan.  A death is acted on at once; another failure gets time to become one."""
+        call.attempts += 1
+        call.last_error = error
+        if call.attempts >= ATTEMPTS_MAX:
+            return self._reject(call, error)
+        if died or call.attempts == 1:
+            return self._place(call, now)
+        call.generation = call.step = None
+        call.parked_until_s = now + min(PARK_S * 2 ** (call.attempts - 2), PARK_S_MAX)
+        return []
+
+    def _reject(self, call: _Call, error: MeshError) -> list[Action]:
+        del self._calls[call.call]
+        return [Reject(call.call, error)]
+
+    # -- plans
+
+    def _plan_made(self, event: PlanMade, now: float) -> list[Action]:
+        plan = self._plans.get(event.generation)
+        if plan is None:
+            return [ForgetPlan(event.generation)]
+        plan.nodes, plan.outputs, plan.made = event.nodes, event.outputs, True
+        if plan.ready:  # a graph that computes nothing needs no node
+            return self._start_waiting(plan)
+        return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
+
+    def _plan_failed(self, event: PlanFailed, now: float) -> list[Action]:
+        plan = self._plans.get(event.generation)
+        if plan is None:
+            return [ForgetPlan(event.generation)]
+        return self._fail(plan, event.error)
+
+    def _deploy_done(self, event: DeployDone, now: float) -> list[Action]:
+        plan = self._plans.get(event.generation)
+        if plan is None:
+            return [SendDrop(event.generation, event.node)] if event.node in self._nodes else []
+        plan.deployed.add(event.node)
+        return self._start_waiting(plan) if plan.ready else []
+
+    def _deploy_failed(self, event: DeployFailed, now: float) -> list[Action]:
+        plan = self._plans.get(event.generation)
+        if plan is None:
+            return []
+        self._tell(now, f"generation {event.generation} failed to deploy on {event.node}: {event.error}")
+        return self._fail_or_retry(plan, event.error, now)
+
+    def _start_waiting(self, plan: _Plan) -> list[Action]:
+        actions: list[Action] = []
+        while plan.waiting:
+            actions += self._start(plan, self._calls[plan.waiting.popleft()])
+        return actions
+
+    def _start(self, plan: _Plan, call: _Call) -> list[Action]:
+        step = plan.next_step
+        plan.next_step += 1
+        call.step = step
+        plan.steps[step] = _Step(call.call)
+        if not plan.nodes:
+            return self._finish_if_complete(plan, step)
+        return [SendRun(plan.generation, step, node, call.call) for node in sorted(plan.nodes)]
+
+    def _fail(self, plan: _Plan, error: MeshError) -> list[Action]:
+        """The plan cannot work at all: its calls get the error."""
+        actions: list[Action] = []
+        for call in self._void(plan, error, actions):
+            actions += self._reject(call, error)
+        return actions
+
+    def _fail_or_retry(self, plan: _Plan, error: MeshError, now: float) -> list[Action]:
+        if not error.retry:
+            return self._fail(plan, error)
+        actions: list[Action] = []
+        for call in self._void(plan, error, actions):
+            actions += self._retry(call, error, now)
+        return actions
+
+    def _void(self, plan: _Plan, error: MeshError, actions: list[Action]) -> list[_Call]:
+        """Forget a plan and tell its surviving nodes; returns the calls it leaves without one."""
+        del self._plans[plan.generation]
+        if self._current.get(plan.job) == plan.generation:
+            del self._current[plan.job]
+        actions += [SendDrop(plan.generation, node) for node in sorted(plan.nodes & self._nodes)]
+        actions.append(ForgetPlan(plan.generation))
+        calls = [step.call for step in plan.steps.values()] + list(plan.waiting)
+        return [self._calls[call] for call in calls]
+
+    def _retire_outdated(self) -> list[Action]:
+        """After a change of nodes: new calls must not use plans made for another set."""
+        actions: list[Action] = []
+        for plan in list(self._plans.values()):
+            if plan.candidates != self._nodes:
+                if self._current.get(plan.job) == plan.generation:
+                    del self._current[plan.job]
+                actions += self._retire_if_outdated(plan)
+        return actions
+
+    def _retire_if_outdated(self, plan: _Plan) -> list[Action]:
+        if not plan.idle or self._current.get(plan.job) == plan.generation:
+            return []
+        actions: list[Action] = []
+        self._void(plan, NodeLost("the plan was replaced"), actions)
+        return actions
+
+    # -- steps
+
+    def _output_arrived(self, event: OutputArrived, now: float) -> list[Action]:
+        step = self._step(event.generation, event.step)
+        if step is None:
+            return []
+        step.outputs[event.slot] = event.value
+        return self._finish_if_complete(self._plans[event.generation], event.step)
+
+    def _node_ran(self, event: NodeRan, now: float) -> list[Action]:
+        step = self._step(event.generation, event.step)
+        if step is None:
+            return []
+        step.ran.add(event.node)
+        return self._finish_if_complete(self._plans[event.generation], event.step)
+
+    def _run_failed(self, event: RunFailed, now: float) -> list[Action]:
+        if self._step(event.generation, event.step) is None:
+            return []
+        plan = self._plans[event.generation]
+        self._tell(now, f"generation {event.generation} step {event.step} failed on {event.node}: {event.error}")
+        if event.error.retry:
+            return self._fail_or_retry(plan, event.error, now)
+        call = self._calls[plan.steps.pop(event.step).call]
+        actions = self._reject(call, event.error)
+        actions += [SendCancel(plan.generation, event.step, node) for node in sorted(plan.nodes - {event.node})]
+        return actions + self._retire_if_outdated(plan)
+
+    def _finish_if_complete(self, plan: _Plan, number: int) -> list[Action]:
+        step = plan.steps[number]
+        if len(step.ran) < len(plan.nodes) or len(step.outputs) < plan.outputs:
+            return []
+        del plan.steps[number]
+        del self._calls[step.call]
+        return [Resolve(step.call, plan.generation, step.outputs), *self._retire_if_outdated(plan)]
+
+    def _step(self, generation: int, step: int) -> _Step | None:
+        plan = self._plans.get(generation)
+        return plan.steps.get(step) if plan else None
+
+    # -- time
+
+    def _tick(self, event: Tick, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for call in self._without_plan():
+            if call.alone_since_s is not None and now - call.alone_since_s >= self._alone_s:
+                error = NodeLost(
+                    f"no worker is left, and none joined for {self._alone_s:g} s",
+                    cause=str(call.last_error or ""),
+                    next_step="Start mesh-worker on a machine of this mesh",
+                )
+                actions += self._reject(call, error)
+            elif call.parked_until_s is not None and now >= call.parked_until_s:
+                actions += self._place(call, now)
+        return actions
+
+    def _tell(self, now: float, text: str) -> None:
+        self.story.append((now, text))

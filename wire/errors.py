@@ -1,0 +1,233 @@
+"""Every exception the mesh raises, as one tree.
+
+    MeshError
+    |-- LocalError              this process was asked for something wrong
+    |   |-- InputError          a missing file, a wrong input name, shape or dtype
+    |   |-- ConfigError         a flag, an address or a set-up that cannot work
+    |   `-- PlacementError      no plan fits: need and have for every worker
+    |-- GraphError              the graph itself is wrong, whoever made it
+    |   |-- UnknownOp, AttrError, ShapeError, DTypeError
+    |   |-- GraphDecodeError    bytes or text that are not a graph
+    |   `-- LimitExceeded       larger than a stated limit
+    |-- RemoteError             another process misbehaved or is gone
+    |   |-- ProtocolError       it broke the protocol; the link is closed
+    |   |   `-- FrameError      bytes that are not a frame or a message
+    |   |-- VersionMismatch     it speaks another major version
+    |   |-- WrongMesh           it belongs to a mesh of another name
+    |   |-- Busy                it already has another coordinator
+    |   |-- ConnectFailed       nobody answered there
+    |   |-- NodeLost            it died or fell silent
+    |   `-- StaleGeneration     its work belongs to a plan that was replaced
+    |-- EngineError             a device could not do its part
+    |   |-- Unsupported         an op or dtype this engine does not have
+    |   |-- CompileFailed, ExecuteFailed, DeviceLost
+    |   `-- OutOfMemory
+    |-- BlobError               content that is missing, or does not match its address
+    |   |-- BlobMissing
+    |   `-- BlobCorrupt
+    |-- Cancelled               somebody asked for it to stop
+    `-- DeadlineExceeded        a wait ended at its time limit
+
+Each class says with `retry` whether the same call may succeed later and with `state_changed` whether
+anything was altered before it was raised.  A new error is one class here; its `code` travels between
+processes (`to_fields`, `from_fields`), so it never changes once released.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class MeshError(Exception):
+    """Base of every error; `code`, `node`, `op`, `cause` and `next_step` say what, where, why and what to do.
+
+    `node` is the worker's name, `op` the graph node or part concerned, `cause` the foreign error's text.
+    """
+
+    code: ClassVar[str] = "mesh_error"
+    retry: ClassVar[bool] = False
+    state_changed: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, node: str = "", op: str = "", cause: str = "", next_step: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.node = node
+        self.op = op
+        self.cause = cause
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        where = "".join(f" [{name} {value}]" for name, value in (("worker", self.node), ("at", self.op)) if value)
+        why = f" (cause: {self.cause})" if self.cause else ""
+        then = f". {self.next_step}" if self.next_step else ""
+        return f"{self.message}{where}{why}{then}"
+
+    def to_fields(self) -> dict[str, str]:
+        """The error as plain strings, for a message."""
+        fields = {name: getattr(self, name) for name in ("code", "message", "node", "op", "cause", "next_step")}
+        return {name: str(value)[:MAX_FIELD_CHARS] for name, value in fields.items()}
+
+
+MAX_FIELD_CHARS = 4096  # an error travels in a control message and must never crowd it out
+
+
+class LocalError(MeshError):
+    code = "local_error"
+
+
+class InputError(LocalError):
+    code = "input_error"
+
+
+class ConfigError(LocalError):
+    code = "config_error"
+
+
+class PlacementError(LocalError):
+    code = "placement_error"
+
+
+class GraphError(MeshError):
+    code = "graph_error"
+
+
+class UnknownOp(GraphError):
+    code = "unknown_op"
+
+
+class AttrError(GraphError):
+    code = "attr_error"
+
+
+class ShapeError(GraphError):
+    code = "shape_error"
+
+
+class DTypeError(GraphError):
+    code = "dtype_error"
+
+
+class GraphDecodeError(GraphError):
+    code = "graph_decode_error"
+
+
+class LimitExceeded(GraphError):
+    code = "limit_exceeded"
+
+
+class RemoteError(MeshError):
+    code = "remote_error"
+    retry = True
+
+
+class ProtocolError(RemoteError):
+    code = "protocol_error"
+    retry = False
+
+
+class FrameError(ProtocolError):
+    code = "frame_error"
+
+
+class VersionMismatch(RemoteError):
+    """Another major version; `expected` and `got` are "major.minor", `upgrade` names the side to upgrade."""
+
+    code = "version_mismatch"
+    retry = False
+
+    def __init__(self, message: str, *, expected: str = "", got: str = "", upgrade: str = "", **where: str) -> None:
+        super().__init__(message, **where)
+        self.expected = expected
+        self.got = got
+        self.upgrade = upgrade
+
+
+class WrongMesh(RemoteError):
+    code = "wrong_mesh"
+    retry = False
+
+
+class Busy(RemoteError):
+    code = "busy"
+
+
+class ConnectFailed(RemoteError):
+    code = "connect_failed"
+
+
+class NodeLost(RemoteError):
+    code = "node_lost"
+    state_changed = True
+
+
+class StaleGeneration(RemoteError):
+    code = "stale_generation"
+
+
+class EngineError(MeshError):
+    code = "engine_error"
+
+
+class Unsupported(EngineError):
+    code = "unsupported"
+
+
+class CompileFailed(EngineError):
+    code = "compile_failed"
+
+
+class ExecuteFailed(EngineError):
+    code = "execute_failed"
+
+
+class DeviceLost(EngineError):
+    code = "device_lost"
+    retry = True
+    state_changed = True
+
+
+class OutOfMemory(EngineError):
+    code = "out_of_memory"
+
+
+class BlobError(MeshError):
+    code = "blob_error"
+
+
+class BlobMissing(BlobError):
+    code = "blob_missing"
+    retry = True
+
+
+class BlobCorrupt(BlobError):
+    code = "blob_corrupt"
+    retry = True
+
+
+class Cancelled(MeshError):
+    code = "cancelled"
+    state_changed = True
+
+
+class DeadlineExceeded(MeshError):
+    code = "deadline_exceeded"
+    retry = True
+    state_changed = True
+
+
+def error_classes() -> dict[str, type[MeshError]]:
+    """Every class of the tree by its code."""
+    found: dict[str, type[MeshError]] = {}
+    pending: list[type[MeshError]] = [MeshError]
+    while pending:
+        cls = pending.pop()
+        found[cls.code] = cls
+        pending.extend(cls.__subclasses__())
+    return found
+
+
+def from_fields(fields: dict[str, Any]) -> MeshError:
+    """The error another process described; an unknown code becomes a plain RemoteError that keeps the text."""
+    cls = error_classes().get(str(fields.get("code", "")), RemoteError)
+    where = {name: str(fields.get(name, "")) for name in ("node", "op", "cause", "next_step")}
+    return cls(str(fields.get("message", "")), **where)

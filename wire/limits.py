@@ -1,0 +1,42 @@
+"""How large anything from the wire may be; one number per line, with how it was chosen.
+
+Every limit is checked before memory is allocated for the thing it limits.  A process may lower them
+(`dataclasses.replace`); raising them takes memory on every node that accepts the larger thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    graph_nodes_max: int = 100_000  # a 100k-node training step is the largest planned use
+    graph_edges_max: int = 1_000_000  # bounds a fan-out bomb
+    graph_bytes_max: int = 16 * MIB  # one graph frame
+    inputs_per_node_max: int = 16  # variadic ops have VARIADIC_INPUTS_MAX
+    variadic_inputs_max: int = 4096
+    rank_max: int = 8
+    dim_max: int = 1 << 31
+    tensor_bytes_max: int = 64 * GIB  # product of a shape and its item size; the job's budget is lower
+    attrs_per_node_max: int = 16
+    name_bytes_max: int = 256
+    nesting_max: int = 8  # composite inside composite
+    inline_const_bytes_max: int = 64 * KIB  # a larger constant is a blob
+    attr_table_bytes_max: int = 8 * MIB
+
+    control_frame_bytes_max: int = 1 * MIB
+    chunk_bytes_max: int = 256 * KIB  # one tensor frame's payload: control never waits behind more than this
+    stream_bytes_max: int = 64 * GIB
+    window_bytes: int = 16 * MIB  # unacknowledged bulk bytes a sender may have in flight to one peer
+    streams_per_peer_max: int = 4096
+    requests_per_peer_max: int = 4096
+    queue_bytes_max: int = 256 * MIB  # bytes waiting to be sent to one peer
+    nodes_max: int = 1024
+
+
+DEFAULT = Limits()

@@ -1,0 +1,424 @@
+"""Every message that travels between two nodes, one typed row each.
+
+A message is a msgspec Struct sent as a msgpack array: its tag, then its fields in this order.  To add a message,
+add a class; to extend one, append a field with a default (older nodes then still read it).  Never reorder,
+retype or reuse.  Decoding checks every field's type and the limits written beside it; anything else is a
+FrameError and ends the link.
+
+Names: a *plan* is known by its key (epoch, generation).  The epoch is the coordinator's start, the generation counts
+the plans it made; both only grow, and a worker drops whatever carries an older epoch or a plan it was told to drop.
+A *step* is one evaluation of a plan.  A *part* is a subgraph on one device of one worker, a *slot* the position of an
+input or an output of a part.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .errors import FrameError
+from .limits import DEFAULT, KIB
+
+Name = Annotated[str, Meta(max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Index = Annotated[int, Meta(ge=0, le=1 << 20)]
+Dims = Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...], Meta(max_length=8)]
+Seconds = Annotated[float, Meta(ge=0)]
+INLINE_BYTES_MAX = 64 * KIB  # a tensor up to this size rides along in its message
+Inline = Annotated[bytes, Meta(max_length=INLINE_BYTES_MAX)]
+
+
+class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True, kw_only=False):
+    """Base of all messages; the tag is the class name."""
+
+
+class Value(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A tensor and where its bytes are.
+
+    Exactly one holds: `data` carries them; `shared` names a file in the sender's shared-memory directory, whose
+    ownership moves to the receiver; or neither, and they follow as a stream whose header names the same tensor.
+    """
+
+    dtype: Name
+    shape: Dims
+    data: Inline | None = None
+    shared: Name = ""
+
+
+class PlanKey(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    epoch: Count
+    generation: Count
+
+
+# -- deploy: coordinator -> worker -------------------------------------------------------------------------
+
+
+class Source(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a part's input comes from: kind "input" (a call's input, sent with Run), "edge" (output `slot` of part
+    `part`) or "param" (the blob `blob`)."""
+
+    kind: Name
+    part: Index = 0
+    slot: Index = 0
+    blob: Hash | None = None
+
+
+class Target(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a part's output goes: to input `slot` of part `part` on node `node`; node "" is the coordinator, and then
+    `slot` is the position among the graph's outputs."""
+
+    node: Name
+    part: Index = 0
+    slot: Index = 0
+
+
+class PartSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One part for one device of one worker.  `sources[i]` feeds the graph's i-th input (inputs, then params);
+    `targets[j]` are the destinations of its j-th output."""
+
+    part: Index
+    device: Index
+    graph: Hash
+    sources: Annotated[tuple[Source, ...], Meta(max_length=100_000)]
+    targets: Annotated[tuple[Annotated[tuple[Target, ...], Meta(max_length=4096)], ...], Meta(max_length=100_000)]
+
+
+class BlobSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Content a worker will need: its address, size, tensor type, and the nodes that hold it, nearest first
+    ("" is the coordinator).  `keep` allows the worker's disk cache to hold it (weights yes, one call's inputs no)."""
+
+    blob: Hash
+    size_bytes: Count
+    dtype: Name
+    shape: Dims
+    holders: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    keep: bool = True
+
+
+class Deploy(Message, frozen=True, array_like=True, tag=True):
+    """Take these parts: fetch their blobs, compile, and answer Deployed.  `graphs` holds the encodings that this
+    worker was not sent before.  `peers` gives node id -> "host:port" of every worker of the plan."""
+
+    plan: PlanKey
+    parts: tuple[PartSpec, ...]
+    graphs: dict[Hash, bytes]
+    blobs: tuple[BlobSpec, ...]
+    peers: dict[Name, Name]
+    force: bool = False
+
+
+class Deployed(Message, frozen=True, array_like=True, tag=True):
+    """All parts are compiled.  Bytes of weights by where they came from, seconds spent, kernels from the cache."""
+
+    bytes_socket: Count
+    bytes_shared: Count
+    bytes_disk: Count
+    bytes_resident: Count  # already on the device or in memory
+    compile_s: Seconds
+    compiled: Count
+    from_cache: Count
+
+
+class MissingGraphs(Message, frozen=True, array_like=True, tag=True):
+    """Answer to Deploy where the worker no longer holds a graph that was not sent along; send Deploy again with it."""
+
+    graphs: tuple[Hash, ...]
+
+
+class Drop(Message, frozen=True, array_like=True, tag=True):
+    """Forget a plan: cancel its steps and free what only it used.  Answered by Done."""
+
+    plan: PlanKey
+
+
+class Done(Message, frozen=True, array_like=True, tag=True):
+    """Nothing to add."""
+
+
+# -- run ---------------------------------------------------------------------------------------------------
+
+
+class Feed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A call's input for slot `slot` of part `part`."""
+
+    part: Index
+    slot: Index
+    value: Value
+
+
+class Run(Message, frozen=True, array_like=True, tag=True):
+    """Run every part of this worker once, as step `step` of `plan`.  Answered by Ran when all its parts are done."""
+
+    plan: PlanKey
+    step: Count
+    feeds: tuple[Feed, ...]
+
+
+class PartRun(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    part: Index
+    compute_s: Seconds
+    wait_s: Seconds  # from Run's arrival until the last input was there
+
+
+class Output(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The graph's output at position `slot`."""
+
+    slot: Index
+    value: Value
+
+
+class Ran(Message, frozen=True, array_like=True, tag=True):
+    """This worker's parts are done; `outputs` are the graph's outputs they made (streamed ones follow or went before)."""
+
+    outputs: tuple[Output, ...]
+    parts: tuple[PartRun, ...]
+    bytes_in: Count
+    bytes_out: Count
+
+
+class Push(Message, frozen=True, array_like=True, tag=True):
+    """A tensor for input `slot` of part `part` (worker to worker), or, with node id "" as addressee, for output `slot`
+    of the graph (worker to coordinator) or for a call's input (coordinator to worker).  Also the header of the stream
+    that carries its bytes."""
+
+    plan: PlanKey
+    step: Count
+    part: Index
+    slot: Index
+    value: Value
+
+
+class Began(Message, frozen=True, array_like=True, tag=True):
+    """Worker to coordinator: the first part of a step started (how soon work goes on after a fault is measured by it)."""
+
+    plan: PlanKey
+    step: Count
+    part: Index
+
+
+class CancelStep(Message, frozen=True, array_like=True, tag=True):
+    """Stop a step: no further dispatch, buffers freed.  One-way."""
+
+    plan: PlanKey
+    step: Count
+
+
+# -- blobs: any node to any node ---------------------------------------------------------------------------
+
+
+class FetchBlob(Message, frozen=True, array_like=True, tag=True):
+    """Send me this content.  Answered by Blob; `stream` is the id the bytes will carry if they follow as a stream."""
+
+    blob: Hash
+    stream: Count
+
+
+class Blob(Message, frozen=True, array_like=True, tag=True):
+    """Content: inline, in a shared-memory file, or following as a stream headed BlobStream."""
+
+    size_bytes: Count
+    data: Inline | None = None
+    shared: Name = ""
+
+
+class BlobStream(Message, frozen=True, array_like=True, tag=True):
+    """Header of the stream that answers the FetchBlob with the same `stream` id."""
+
+    blob: Hash
+    stream: Count
+
+
+# -- membership --------------------------------------------------------------------------------------------
+
+
+class DeviceReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One device of a worker, as probed at start."""
+
+    index: Index
+    engine: Name
+    adapter: Name
+    backend: Name
+    driver: Name
+    software: bool
+    memory_bytes: Count
+    limits: dict[Name, int]
+    dtypes_by_op: dict[Name, tuple[Name, ...]]
+    gflops: Seconds
+    gbytes_per_s: Seconds
+    dispatch_s: Seconds
+
+
+class Join(Message, frozen=True, array_like=True, tag=True):
+    """Coordinator to worker: serve this coordinator.  `beat_s` is the heartbeat interval to use, `epoch` the
+    coordinator's.  Answered by Joined, or by the error Busy naming the owner."""
+
+    epoch: Count
+    beat_s: Seconds
+    coordinator: Name
+    silence_s: Seconds = 0.0  # after so long without a word from the coordinator the worker counts it as gone
+
+
+class Joined(Message, frozen=True, array_like=True, tag=True):
+    devices: tuple[DeviceReport, ...]
+    memory_bytes: Count  # budget for all devices of this worker together
+    blobs: tuple[Hash, ...] = ()  # what its cache holds (most recent first, at most 4096)
+
+
+class Beat(Message, frozen=True, array_like=True, tag=True):
+    """Worker to coordinator, every beat interval: alive.  `incarnation` grows when the worker refutes a suspicion."""
+
+    incarnation: Count
+    counter: Count
+    loop_lag_s: Seconds
+    queue_depth: Count
+
+
+class Suspected(Message, frozen=True, array_like=True, tag=True):
+    """Coordinator to worker, one-way: you are suspected at this incarnation; a Beat with a higher one refutes it."""
+
+    incarnation: Count
+
+
+class Leaving(Message, frozen=True, array_like=True, tag=True):
+    """Worker to coordinator, one-way: unfinished parts are handed back; send no more work.  `reason` is for people."""
+
+    reason: Text
+    log: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+
+
+class TailLog(Message, frozen=True, array_like=True, tag=True):
+    """Ask a node for its last `lines` log lines."""
+
+    lines: Annotated[int, Meta(ge=0, le=1000)]
+
+
+class LogLines(Message, frozen=True, array_like=True, tag=True):
+    lines: Annotated[tuple[Text, ...], Meta(max_length=1000)]
+
+
+# -- client -> coordinator ---------------------------------------------------------------------------------
+
+
+class NamedValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A tensor by name: small ones inline, others as a blob the coordinator fetches from the client."""
+
+    name: Name
+    dtype: Name
+    shape: Dims
+    data: Inline | None = None
+    blob: Hash | None = None
+
+
+class SubmitJob(Message, frozen=True, array_like=True, tag=True):
+    """Run a graph.  Answered by JobAccepted.  A detached job outlives the client's link."""
+
+    graph: bytes
+    inputs: tuple[NamedValue, ...]
+    params: tuple[NamedValue, ...]
+    strategy: Name = "auto"
+    detach: bool = False
+    name: Name = ""
+
+
+class JobAccepted(Message, frozen=True, array_like=True, tag=True):
+    job: Name
+
+
+class PlanGraph(Message, frozen=True, array_like=True, tag=True):
+    """Preview: what would go where.  Answered by Planned."""
+
+    graph: bytes
+    strategy: Name = "auto"
+
+
+class Planned(Message, frozen=True, array_like=True, tag=True):
+    """A plan as JSON text (the fields of coordinator.plan.Plan)."""
+
+    plan: Annotated[str, Meta(max_length=4 << 20)]
+
+
+class AskJobs(Message, frozen=True, array_like=True, tag=True):
+    """State of one job, or of all with job "".  Answered by Jobs."""
+
+    job: Name = ""
+
+
+class JobReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    job: Name
+    name: Name
+    state: Name  # queued, planning, shipping, running, done, failed, cancelled
+    created_s: Seconds  # Unix time
+    seconds: Seconds
+    error: dict[Name, Text] = {}
+    log: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
+    report: Annotated[str, Meta(max_length=1 << 20)] = ""  # JSON of the run's report, once done
+
+
+class Jobs(Message, frozen=True, array_like=True, tag=True):
+    jobs: tuple[JobReport, ...]
+
+
+class AwaitJob(Message, frozen=True, array_like=True, tag=True):
+    """Answered by JobResult when the job is done, or by its error."""
+
+    job: Name
+
+
+class JobResult(Message, frozen=True, array_like=True, tag=True):
+    """The outputs, small ones inline and others as blobs to fetch from the coordinator."""
+
+    outputs: tuple[NamedValue, ...]
+    report: Annotated[str, Meta(max_length=1 << 20)] = ""
+
+
+class CancelJob(Message, frozen=True, array_like=True, tag=True):
+    """Answered by Done."""
+
+    job: Name
+
+
+class AskNodes(Message, frozen=True, array_like=True, tag=True):
+    """Answered by Nodes."""
+
+
+class NodeReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    name: Name
+    node_id: Name
+    pid: Count
+    address: Name
+    state: Name  # healthy, suspect, dead
+    version: Name
+    devices: tuple[DeviceReport, ...]
+
+
+class Nodes(Message, frozen=True, array_like=True, tag=True):
+    nodes: tuple[NodeReport, ...]
+
+
+AnyMessage = (
+    Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Began | CancelStep | FetchBlob | Blob | BlobStream
+    | Join | Joined | Beat | Suspected | Leaving | TailLog | LogLines
+    | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob | AskNodes | Nodes
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode_message(message: Message) -> bytes:
+    """The message as bytes."""
+    return _encoder.encode(message)
+
+
+def decode_message(data: bytes | memoryview) -> AnyMessage:
+    """The message in `data`; FrameError for anything else.  A graph inside is still only bytes."""
+    if len(data) > DEFAULT.graph_bytes_max + DEFAULT.control_frame_bytes_max:
+        raise FrameError(f"a message of {len(data)} bytes is too long")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise FrameError("not a message", cause=f"{type(error).__name__}: {error}"[:200]) from None

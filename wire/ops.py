@@ -1,0 +1,269 @@
+"""The op table: every operation a graph may contain, one row each.
+
+A row says how many inputs the op takes, which attributes, how shape and dtype follow (`rules.py`), how much
+work it is, and how far two engines may differ.  Everything else (sub, mean, softmax, gelu, einsum, ...) is
+composed in `mesh` from these.  Every rule table in the project (evaluate, render, vjp, ...) is swept against
+this one by a test.
+
+To add an op: one row here, one row in `worker/cpu/kernels.py`, and either a row in `worker/wgsl` or nothing
+(the planner then routes it to cpu).  To change what an op means: raise its `version`; `row_hash` changes and
+nodes that disagree never exchange it.
+
+Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine is their reference:
+  * elementwise ops broadcast as numpy does and take operands of one dtype; integers wrap.
+  * `div` on integers is floor division and `rem` takes the divisor's sign; x/0 = 0, x rem 0 = 0, INT_MIN/-1 = INT_MIN.
+  * integer `pow` with a negative exponent is 1 for 1, 1 or -1 for -1, and 0 otherwise.
+  * `shl` and `shr` by the width or more (or by a negative count) give 0, or -1 for `shr` of a negative number.
+  * `max`, `min`, reduce_max and reduce_min return NaN if any operand is NaN; argmax returns the first NaN, else the first maximum.
+  * `select` takes a where cond is true; for a float cond where cond > 0, so NaN, 0 and -0.0 take b.
+  * `round` is half to even.  `sign(NaN)` is NaN.
+  * `cast` from float to integer truncates, saturates, and turns NaN into 0; to bool it is x != 0; between integers it wraps.
+  * f16 and bf16 sums, products and dots accumulate in f32 and round once.
+  * `gather` clamps indices into range; `scatter` drops updates out of range and applies duplicates in row-major order.
+  * `dynamic_slice` and `dynamic_update_slice` clamp starts so that the window fits.
+  * `random_bits` is threefry2x32 (20 rounds) of the key over the counter (0, element index), first word of the pair;
+    so any part of it can be computed alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from . import rules
+from .dtypes import DType
+from .errors import AttrError, UnknownOp
+from .rules import DTypeRule, ShapeRule, Types
+from .types import Attrs, TensorType
+
+Flops = Callable[[Attrs, Types, TensorType], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far two engines may differ on one op: |a - b| <= atol + rtol * |b|; float dtypes only, integers are exact."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One row.  `inputs` is None for a variadic op; `attrs` maps a name to its kind, `?` after it means optional."""
+
+    name: str
+    family: str
+    inputs: int | None
+    attrs: dict[str, str]
+    shape: ShapeRule
+    dtype: DTypeRule
+    flops: Flops
+    tolerance: Tolerance
+    version: int = 1
+
+    def infer(self, attrs: Attrs, types: Types) -> TensorType:
+        """The result's type; GraphError if operands or attributes do not fit.  Attribute kinds are already checked."""
+        dtype = self.dtype(attrs, types)
+        return TensorType(self.shape(attrs, types), dtype)
+
+
+# -- work -------------------------------------------------------------------------------------------------
+
+
+def _free(attrs: Attrs, types: Types, out: TensorType) -> int:
+    return 0
+
+
+def _per_output(count: int) -> Flops:
+    def flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+        return count * out.size
+
+    return flops
+
+
+def _per_input(attrs: Attrs, types: Types, out: TensorType) -> int:
+    return types[0].size
+
+
+def _dot_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    return 2 * out.size * math.prod(types[0].shape[axis] for axis in attrs["lhs_contract"])
+
+
+def _body_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    return int(attrs["body"].flops)
+
+
+# -- rows -------------------------------------------------------------------------------------------------
+
+EXACT = Tolerance()
+ROUNDED = Tolerance(rtol=3e-7, atol=2e-38)  # one rounding; a device may flush denormals
+FEW_ULP = Tolerance(rtol=2e-6, atol=2e-38)
+TRIG = Tolerance(rtol=2e-6, atol=5e-7)  # near a zero of sin the argument's own rounding dominates
+SUMMED = Tolerance(rtol=2e-5, atol=1e-6)  # order of summation; scaled by the operands' magnitude in tests
+
+OPS: dict[str, Op] = {}
+
+
+def _add(name: str, family: str, inputs: int | None, shape: ShapeRule, dtype: DTypeRule, flops: Flops, tolerance: Tolerance, /, **attrs: str) -> None:  # fmt: skip
+    OPS[name] = Op(name, family, inputs, attrs, shape, dtype, flops, tolerance)
+
+
+# leaves
+_add("input", "leaf", 0, rules.named_shape, rules.named_dtype, _free, EXACT, name="str", shape="ints", dtype="str")
+_add("param", "leaf", 0, rules.named_shape, rules.named_dtype, _free, EXACT, name="str", shape="ints", dtype="str")
+_add("const", "leaf", 0, rules.const_shape, rules.named_dtype, _free, EXACT, shape="ints", dtype="str", data="bytes?", blob="bytes?")  # fmt: skip
+_add("iota", "leaf", 0, rules.iota_shape, rules.named_number, _per_output(1), EXACT, shape="ints", dtype="str", axis="int")  # fmt: skip
+_add("random_bits", "random", 1, rules.random_shape, rules.random_words, _per_output(60), EXACT, shape="ints")
+
+# the scalar core, and scalar ops that exist for accuracy or integers
+for _name, _dtype, _flops, _tolerance in (
+    ("neg", rules.number, 1, EXACT),
+    ("recip", rules.floating, 4, ROUNDED),
+    ("sqrt", rules.floating, 4, ROUNDED),
+    ("sin", rules.floating, 16, TRIG),
+    ("exp2", rules.floating, 12, FEW_ULP),
+    ("log2", rules.floating, 14, FEW_ULP),
+    ("exp", rules.floating, 12, FEW_ULP),
+    ("log", rules.floating, 14, FEW_ULP),
+    ("expm1", rules.floating, 16, FEW_ULP),
+    ("log1p", rules.floating, 16, FEW_ULP),
+    ("cos", rules.floating, 16, TRIG),
+    ("tan", rules.floating, 20, TRIG),
+    ("tanh", rules.floating, 18, FEW_ULP),
+    ("erf", rules.floating, 20, FEW_ULP),
+    ("floor", rules.floating, 1, EXACT),
+    ("round", rules.floating, 1, EXACT),
+    ("sign", rules.number, 2, EXACT),
+    ("abs", rules.number, 1, EXACT),
+    ("not", rules.bits, 1, EXACT),
+    ("is_nan", rules.test_float, 1, EXACT),
+):
+    _add(_name, "unary", 1, rules.same_shape, _dtype, _per_output(_flops), _tolerance)
+for _name, _dtype, _flops, _tolerance in (
+    ("add", rules.number, 1, ROUNDED),
+    ("mul", rules.number, 1, ROUNDED),
+    ("atan2", rules.floating, 30, FEW_ULP),
+    ("max", rules.number, 1, EXACT),
+    ("min", rules.number, 1, EXACT),
+    ("div", rules.number, 4, ROUNDED),
+    ("rem", rules.number, 8, ROUNDED),
+    ("pow", rules.number, 30, Tolerance(rtol=1e-5, atol=2e-38)),
+    ("eq", rules.compare, 1, EXACT),
+    ("ne", rules.compare, 1, EXACT),
+    ("lt", rules.compare, 1, EXACT),
+    ("le", rules.compare, 1, EXACT),
+    ("gt", rules.compare, 1, EXACT),
+    ("ge", rules.compare, 1, EXACT),
+    ("and", rules.bits, 1, EXACT),
+    ("or", rules.bits, 1, EXACT),
+    ("xor", rules.bits, 1, EXACT),
+    ("shl", rules.integer, 1, EXACT),
+    ("shr", rules.integer, 1, EXACT),
+):
+    _add(_name, "binary", 2, rules.broadcast_together, _dtype, _per_output(_flops), _tolerance)
+_add("select", "ternary", 3, rules.broadcast_together, rules.choose, _per_output(1), EXACT)
+_add("cast", "convert", 1, rules.same_shape, rules.named_dtype, _per_output(1), EXACT, dtype="str")
+_add("bitcast", "convert", 1, rules.same_shape, rules.reinterpreted, _free, EXACT, dtype="str")
+
+# reduce
+_add("reduce_sum", "reduce", 1, rules.reduced, rules.number, _per_input, SUMMED, axes="ints")
+_add("reduce_prod", "reduce", 1, rules.reduced, rules.number, _per_input, SUMMED, axes="ints")
+_add("reduce_max", "reduce", 1, rules.reduced_not_empty, rules.any_dtype, _per_input, EXACT, axes="ints")
+_add("reduce_min", "reduce", 1, rules.reduced_not_empty, rules.any_dtype, _per_input, EXACT, axes="ints")
+_add("argmax", "reduce", 1, rules.one_axis_gone, rules.index_i32, _per_input, EXACT, axis="int")
+
+# views
+_add("reshape", "view", 1, rules.reshaped, rules.any_dtype, _free, EXACT, shape="ints")
+_add("transpose", "view", 1, rules.transposed, rules.any_dtype, _free, EXACT, perm="ints")
+_add("broadcast", "view", 1, rules.broadcast_to, rules.any_dtype, _free, EXACT, shape="ints")
+_add("slice", "view", 1, rules.sliced, rules.any_dtype, _free, EXACT, start="ints", stop="ints", step="ints")
+_add("pad", "view", 2, rules.padded, rules.any_dtype, _free, EXACT, low="ints", high="ints", interior="ints")
+_add("concat", "view", None, rules.concatenated, rules.any_dtype, _free, EXACT, axis="int")
+_add("reverse", "view", 1, rules.reversed_axes, rules.any_dtype, _free, EXACT, axes="ints")
+
+# contraction
+_add("dot", "dot", 2, rules.dot_shape, rules.number, _dot_flops, SUMMED, lhs_batch="ints", rhs_batch="ints", lhs_contract="ints", rhs_contract="ints")  # fmt: skip
+
+# indexing
+_add("gather", "index", 2, rules.gather_shape, rules.gathered, _per_output(1), EXACT, axis="int", batch_dims="int")
+_add("scatter", "index", 3, rules.scatter_shape, rules.scattered, _per_output(1), SUMMED, axis="int", mode="str")
+_add("dynamic_slice", "index", 2, rules.dynamic_slice_shape, rules.sliced_at, _per_output(1), EXACT, sizes="ints")
+_add("dynamic_update_slice", "index", 3, rules.dynamic_update_shape, rules.sliced_at, _per_output(1), EXACT)
+
+# structure
+_add("composite", "structure", None, rules.body_shape, rules.body_dtype, _body_flops, SUMMED, name="str", body="graph", axis="int?", eps="float?", scale="float?")  # fmt: skip
+
+LEAVES = frozenset({"input", "param", "const"})
+ELEMENTWISE = frozenset(name for name, op in OPS.items() if op.family in {"unary", "binary", "ternary", "convert"})
+VIEWS = frozenset(name for name, op in OPS.items() if op.family == "view")
+VARIADIC = frozenset(name for name, op in OPS.items() if op.inputs is None)
+
+
+def op_named(name: str) -> Op:
+    """The row called `name`; UnknownOp if there is none."""
+    found = OPS.get(name)
+    if found is None:
+        raise UnknownOp(f"unknown op {name!r}", op=name, next_step="Upgrade the older node, or rewrite without this op")
+    return found
+
+
+# -- attributes -------------------------------------------------------------------------------------------
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+_KINDS: dict[str, Callable[[object], bool]] = {
+    "int": _is_int,
+    "ints": lambda value: type(value) is tuple and all(_is_int(item) for item in value),
+    "float": lambda value: type(value) is float,
+    "str": lambda value: type(value) is str,
+    "bytes": lambda value: type(value) is bytes,
+    "graph": lambda value: hasattr(value, "outputs"),
+}
+
+
+def check_attrs(op: Op, attrs: Attrs) -> None:
+    """AttrError unless `attrs` has exactly the attributes of the row, each of its kind."""
+    for name, kind in op.attrs.items():
+        if name not in attrs:
+            if not kind.endswith("?"):
+                raise AttrError(f"{op.name} needs the attribute {name!r} ({kind})", op=op.name)
+        elif not _KINDS[kind.rstrip("?")](attrs[name]):
+            raise AttrError(f"{op.name}.{name} must be {kind.rstrip('?')}, got {type(attrs[name]).__name__}", op=op.name)
+    for name in attrs:
+        if name not in op.attrs:
+            raise AttrError(f"{op.name} has no attribute {name!r}", op=op.name)
+
+
+# -- agreement between nodes ------------------------------------------------------------------------------
+
+
+@cache
+def row_hash(name: str) -> bytes:
+    """Eight bytes that two nodes share exactly when they mean the same by this op."""
+    op = OPS[name]
+    row = (op.name, op.inputs, sorted(op.attrs.items()), op.shape.__name__, op.dtype.__name__, op.version)
+    return hashlib.blake2b(repr(row).encode(), digest_size=8).digest()
+
+
+@cache
+def table_hash() -> bytes:
+    """Eight bytes over all rows."""
+    return hashlib.blake2b(b"".join(row_hash(name) for name in sorted(OPS)), digest_size=8).digest()
+
+
+def tolerance_for(name: str, dtype: DType) -> Tolerance:
+    """The row's tolerance widened to the dtype: exact for integers and bool, at least one rounding for f16 and bf16."""
+    if dtype.kind != "f":
+        return EXACT
+    base = OPS[name].tolerance
+    if base == EXACT:
+        return EXACT
+    epsilon = {"f16": 1e-3, "bf16": 8e-3}.get(dtype.name, 0.0)
+    smallest = {"f16": 6.2e-5, "bf16": 2e-38}.get(dtype.name, 0.0)
+    return Tolerance(max(base.rtol, 2 * epsilon), max(base.atol, smallest))

@@ -1,0 +1,368 @@
+"""Shape and dtype rules: what an op makes of its operands' types.
+
+A rule takes `(attrs, types)` and returns a shape or a dtype, or raises ShapeError, DTypeError or AttrError
+saying what was expected and what came.  Rules allocate nothing and trust nothing: attributes may come from a
+stranger.  The tracer, the builder and every reader of a graph use these same functions (autodidax's
+`abstract_eval_rules`).  Rules are named in the rows of `ops.py`; a row's hash covers their names, so a rule
+whose meaning changes gets a new name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .dtypes import BOOL, I32, U32, DType, dtype_named
+from .errors import AttrError, DTypeError, ShapeError
+from .types import Attrs, TensorType
+
+Types = Sequence[TensorType]
+ShapeRule = Callable[[Attrs, Types], tuple[int, ...]]
+DTypeRule = Callable[[Attrs, Types], DType]
+
+
+# -- dtype rules ------------------------------------------------------------------------------------------
+
+
+def _same(types: Types, kinds: str) -> DType:
+    dtype = types[0].dtype
+    for other in types[1:]:
+        if other.dtype is not dtype:
+            raise DTypeError(f"operands must have one dtype, got {' and '.join(t.dtype.name for t in types)}")
+    if dtype.kind not in kinds:
+        raise DTypeError(f"expected {_KIND_NAMES[kinds]}, got {dtype.name}")
+    return dtype
+
+
+_KIND_NAMES = {
+    "f": "a float dtype",
+    "iuf": "a number dtype",
+    "iu": "an integer dtype",
+    "biu": "bool or an integer dtype",
+    "biuf": "any dtype",
+}
+
+
+def any_dtype(attrs: Attrs, types: Types) -> DType:
+    return _same(types, "biuf")
+
+
+def number(attrs: Attrs, types: Types) -> DType:
+    return _same(types, "iuf")
+
+
+def floating(attrs: Attrs, types: Types) -> DType:
+    return _same(types, "f")
+
+
+def integer(attrs: Attrs, types: Types) -> DType:
+    return _same(types, "iu")
+
+
+def bits(attrs: Attrs, types: Types) -> DType:
+    return _same(types, "biu")
+
+
+def compare(attrs: Attrs, types: Types) -> DType:
+    _same(types, "biuf")
+    return BOOL
+
+
+def test_float(attrs: Attrs, types: Types) -> DType:
+    _same(types, "f")
+    return BOOL
+
+
+def choose(attrs: Attrs, types: Types) -> DType:
+    if types[0].dtype.kind not in "bf":
+        raise DTypeError(f"a condition is bool or float (true where > 0), got {types[0].dtype.name}")
+    return _same(types[1:], "biuf")
+
+
+def named_dtype(attrs: Attrs, types: Types) -> DType:
+    return dtype_named(attrs["dtype"])
+
+
+def named_number(attrs: Attrs, types: Types) -> DType:
+    dtype = dtype_named(attrs["dtype"])
+    if dtype.kind == "b":
+        raise DTypeError("expected a number dtype, got bool")
+    return dtype
+
+
+def reinterpreted(attrs: Attrs, types: Types) -> DType:
+    source, target = types[0].dtype, dtype_named(attrs["dtype"])
+    if "b" in (source.kind, target.kind) or source.itemsize != target.itemsize:
+        raise DTypeError(f"bitcast needs two number dtypes of one size, got {source.name} and {target.name}")
+    return target
+
+
+def random_words(attrs: Attrs, types: Types) -> DType:
+    if types[0].dtype is not U32:
+        raise DTypeError(f"a random key is u32, got {types[0].dtype.name}")
+    return U32
+
+
+def index_i32(attrs: Attrs, types: Types) -> DType:
+    _same(types, "iuf")
+    return I32
+
+
+def gathered(attrs: Attrs, types: Types) -> DType:
+    _same(types[1:2], "iu")
+    return types[0].dtype
+
+
+def scattered(attrs: Attrs, types: Types) -> DType:
+    _same(types[1:2], "iu")
+    dtype = _same((types[0], types[2]), "biuf")
+    if dtype.kind == "b" and attrs["mode"] != "set":
+        raise DTypeError(f"scatter mode {attrs['mode']!r} needs a number dtype, got bool")
+    return dtype
+
+
+def sliced_at(attrs: Attrs, types: Types) -> DType:
+    _same(types[-1:], "iu")
+    return _same(types[:-1], "biuf")
+
+
+def body_dtype(attrs: Attrs, types: Types) -> DType:
+    return _body_type(attrs, types).dtype
+
+
+# -- shape rules ------------------------------------------------------------------------------------------
+
+
+def named_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    return _dims(attrs["shape"])
+
+
+def const_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape = _dims(attrs["shape"])
+    expected = math.prod(shape) * dtype_named(attrs["dtype"]).itemsize
+    if ("data" in attrs) == ("blob" in attrs):
+        raise AttrError("a constant has either data or blob")
+    if "data" in attrs and len(attrs["data"]) != expected:
+        raise ShapeError(f"a constant of shape {shape} has {expected} bytes, got {len(attrs['data'])}")
+    if "blob" in attrs and len(attrs["blob"]) != 32:
+        raise AttrError(f"a blob address has 32 bytes, got {len(attrs['blob'])}")
+    return shape
+
+
+def iota_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape = _dims(attrs["shape"])
+    _axis(attrs["axis"], len(shape))
+    return shape
+
+
+def random_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    if types[0].shape != (2,):
+        raise ShapeError(f"a random key has shape (2,), got {types[0].shape}")
+    return _dims(attrs["shape"])
+
+
+def same_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    return types[0].shape
+
+
+def broadcast_together(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape = types[0].shape
+    for other in types[1:]:
+        if other.shape != shape:
+            shape = _broadcast_two(shape, other.shape)
+    return shape
+
+
+def broadcast_to(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    source, target = types[0].shape, _dims(attrs["shape"])
+    if _broadcast_two(source, target) != target:
+        raise ShapeError(f"shape {source} does not broadcast to {target}")
+    return target
+
+
+def reduced(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape = types[0].shape
+    gone = set(_distinct_axes(attrs["axes"], len(shape)))
+    return tuple(dim for axis, dim in enumerate(shape) if axis not in gone)
+
+
+def reduced_not_empty(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape = types[0].shape
+    result = reduced(attrs, types)
+    if 0 in (shape[axis] for axis in attrs["axes"]):
+        raise ShapeError(f"min or max over an empty axis has no value: shape {shape}, axes {attrs['axes']}")
+    return result
+
+
+def one_axis_gone(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape = types[0].shape
+    axis = _axis(attrs["axis"], len(shape))
+    if shape[axis] == 0:
+        raise ShapeError(f"argmax over an empty axis has no value: shape {shape}, axis {axis}")
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def reshaped(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape = _dims(attrs["shape"])
+    if math.prod(shape) != math.prod(types[0].shape):
+        raise ShapeError(f"cannot reshape {types[0].shape} ({types[0].size} elements) to {shape} ({math.prod(shape)})")
+    return shape
+
+
+def transposed(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape = types[0].shape
+    perm = attrs["perm"]
+    if sorted(perm) != list(range(len(shape))):
+        raise AttrError(f"perm {perm} is not a permutation of the {len(shape)} axes")
+    return tuple(shape[axis] for axis in perm)
+
+
+def sliced(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape = types[0].shape
+    start, stop, step = attrs["start"], attrs["stop"], attrs["step"]
+    if not len(start) == len(stop) == len(step) == len(shape):
+        raise AttrError(f"slice of rank {len(shape)} needs as many starts, stops and steps")
+    for dim, lo, hi, by in zip(shape, start, stop, step, strict=True):
+        if not (0 <= lo <= hi <= dim and by >= 1):
+            raise ShapeError(f"slice {lo}:{hi}:{by} is outside a dimension of {dim}")
+    return tuple(-(-(hi - lo) // by) for lo, hi, by in zip(start, stop, step, strict=True))
+
+
+def padded(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape = types[0].shape
+    low, high, interior = attrs["low"], attrs["high"], attrs["interior"]
+    if types[1].shape != ():
+        raise ShapeError(f"the fill value of pad is a scalar, got shape {types[1].shape}")
+    if not len(low) == len(high) == len(interior) == len(shape):
+        raise AttrError(f"pad of rank {len(shape)} needs as many lows, highs and interiors")
+    if min((*low, *high, *interior), default=0) < 0:
+        raise AttrError("pad widths are not negative")
+    widths = zip(shape, low, high, interior, strict=True)
+    return tuple(lo + dim + max(dim - 1, 0) * inner + hi for dim, lo, hi, inner in widths)
+
+
+def concatenated(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    first = types[0].shape
+    axis = _axis(attrs["axis"], len(first))
+    for other in types[1:]:
+        shape = other.shape
+        if len(shape) != len(first) or shape[:axis] != first[:axis] or shape[axis + 1 :] != first[axis + 1 :]:
+            raise ShapeError(f"concat along axis {axis} of shapes {first} and {shape}")
+    return (*first[:axis], sum(t.shape[axis] for t in types), *first[axis + 1 :])
+
+
+def reversed_axes(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    _distinct_axes(attrs["axes"], len(types[0].shape))
+    return types[0].shape
+
+
+def dot_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    left, right = types[0].shape, types[1].shape
+    left_axes, right_axes = (*attrs["lhs_batch"], *attrs["lhs_contract"]), (*attrs["rhs_batch"], *attrs["rhs_contract"])
+    _distinct_axes(left_axes, len(left))
+    _distinct_axes(right_axes, len(right))
+    if len(attrs["lhs_batch"]) != len(attrs["rhs_batch"]) or len(left_axes) != len(right_axes):
+        raise AttrError("dot needs as many batch and contracting axes on the left as on the right")
+    for at_left, at_right in zip(left_axes, right_axes, strict=True):
+        if left[at_left] != right[at_right]:
+            raise ShapeError(f"dot of {left} and {right}: axis {at_left} and axis {at_right} differ")
+    batch = tuple(left[axis] for axis in attrs["lhs_batch"])
+    left_free = tuple(dim for axis, dim in enumerate(left) if axis not in left_axes)
+    right_free = tuple(dim for axis, dim in enumerate(right) if axis not in right_axes)
+    return batch + left_free + right_free
+
+
+def gather_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    data, indices = types[0].shape, types[1].shape
+    axis, batch = _axis(attrs["axis"], len(data)), attrs["batch_dims"]
+    if not 0 <= batch <= min(axis, len(indices)) or data[:batch] != indices[:batch]:
+        raise ShapeError(f"gather of {data} by {indices}: batch_dims {batch} do not match")
+    if data[axis] == 0 and 0 not in data[:axis] + indices + data[axis + 1 :]:
+        raise ShapeError(f"gather from an empty axis: shape {data}, axis {axis}")
+    return data[:axis] + indices[batch:] + data[axis + 1 :]
+
+
+def scatter_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    data, indices, updates = (t.shape for t in types)
+    axis = _axis(attrs["axis"], len(data))
+    if attrs["mode"] not in SCATTER_MODES:
+        raise AttrError(f"scatter mode {attrs['mode']!r}; known: {', '.join(SCATTER_MODES)}")
+    expected = data[:axis] + indices + data[axis + 1 :]
+    if updates != expected:
+        raise ShapeError(f"scatter into {data} along axis {axis} by {indices} needs updates {expected}, got {updates}")
+    return data
+
+
+SCATTER_MODES = ("set", "add", "max", "min")
+
+
+def dynamic_slice_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape, sizes = types[0].shape, _dims(attrs["sizes"])
+    _check_window(shape, sizes, types[1].shape)
+    return sizes
+
+
+def dynamic_update_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    shape, update, starts = (t.shape for t in types)
+    _check_window(shape, update, starts)
+    return shape
+
+
+def body_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    return _body_type(attrs, types).shape
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _dims(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if any(dim < 0 for dim in shape):
+        raise ShapeError(f"negative dimension in shape {shape}")
+    return shape
+
+
+def _axis(axis: int, rank: int) -> int:
+    if not 0 <= axis < rank:
+        raise AttrError(f"axis {axis} is outside rank {rank}")
+    return axis
+
+
+def _distinct_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    for axis in axes:
+        _axis(axis, rank)
+    if len(set(axes)) != len(axes):
+        raise AttrError(f"an axis stands twice in {axes}")
+    return axes
+
+
+def _broadcast_two(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    rank = max(len(left), len(right))
+    padded_left = (1,) * (rank - len(left)) + left
+    padded_right = (1,) * (rank - len(right)) + right
+    result = []
+    for a, b in zip(padded_left, padded_right, strict=True):
+        if a != b and a != 1 and b != 1:
+            raise ShapeError(f"shapes {left} and {right} do not broadcast")
+        result.append(b if a == 1 else a)
+    return tuple(result)
+
+
+def _check_window(shape: tuple[int, ...], window: tuple[int, ...], starts: tuple[int, ...]) -> None:
+    if starts != (len(shape),):
+        raise ShapeError(f"starts has one entry per axis, shape ({len(shape)},), got {starts}")
+    if len(window) != len(shape) or any(size > dim for size, dim in zip(window, shape, strict=True)):
+        raise ShapeError(f"a window of {window} does not fit in {shape}")
+
+
+def _body_type(attrs: Attrs, types: Types) -> TensorType:
+    body: Any = attrs["body"]
+    expected = tuple(body.types[node] for node in body.inputs)
+    if body.params or len(body.outputs) != 1:
+        raise AttrError("a composite's body has no params and one output")
+    if tuple(types) != expected:
+        raise ShapeError(
+            f"composite {attrs['name']!r} takes ({', '.join(map(str, expected))}), got ({', '.join(map(str, types))})"
+        )
+    result: TensorType = body.types[body.outputs[0]]
+    return result

@@ -1,0 +1,91 @@
+"""What an engine is: the seam between a part of a graph and the device that computes it.
+
+An engine lives in an engine host (one child process per device), is used from one thread, and never opens a
+socket.  It compiles a part once and runs it many times.  All engines pass one conformance suite
+(`tests/engines`), within the op table's tolerances; the cpu engine is the oracle.
+
+To add an engine: implement `Engine` and register the class under the entry-point group `graph_mesh.engines`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from wire.graph import WireGraph
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine tells about its device at join.
+
+    `dtypes_by_op` says for every op which dtype names (of the result, and of the operands) it can compute; an op that
+    is absent is unsupported, and the planner places it elsewhere.  `limits` are the adapter's own.
+    """
+
+    engine: str
+    adapter: str
+    backend: str
+    driver: str
+    software: bool
+    memory_bytes: int
+    limits: Mapping[str, int]
+    dtypes_by_op: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Short measurements of the device: f32 matmul GFLOP/s, streaming GB/s, seconds per call of a trivial graph."""
+
+    gflops: float
+    gbytes_per_s: float
+    dispatch_s: float
+
+
+class Executable(Protocol):
+    """A compiled part.  `memory_bytes` is what a run needs beyond inputs and params."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    @property
+    def from_cache(self) -> bool:
+        """True where no kernel had to be generated or compiled anew."""
+        ...
+
+
+class Engine(Protocol):
+    """One device.  Errors are EngineErrors: Unsupported, CompileFailed, ExecuteFailed, DeviceLost, OutOfMemory."""
+
+    info: EngineInfo
+
+    def measure(self) -> Measured:
+        """Measure the device; at most about 0.3 s."""
+        ...
+
+    def compile(self, graph: WireGraph, force: bool = False) -> Executable:
+        """Compile a part; with `force` rebuild even what the cache holds.  Unsupported names op and dtype."""
+        ...
+
+    def load(self, array: NDArray[Any]) -> Any:
+        """Make a tensor resident on the device (a weight); the handle can stand for an input of `run`."""
+        ...
+
+    def unload(self, handle: Any) -> None:
+        """Free a resident tensor."""
+        ...
+
+    def run(self, executable: Executable, inputs: Sequence[Any]) -> list[NDArray[Any]]:
+        """The part's outputs, in order.
+
+        `inputs` are in the order of `graph.inputs` then `graph.params`, each a C-contiguous numpy array of exactly the
+        declared type, or a handle from `load`.  Inputs are never written to; outputs never alias inputs.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
