@@ -1,0 +1,234 @@
+"""The coordinator's machine: short event scripts, then random ones with its invariants checked after every event."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from coordinator import state as s
+from wire.errors import CompileFailed, NodeLost
+
+LOST = NodeLost("gone")
+
+
+class Driver:
+    """Feeds events, validates after each, and remembers the actions."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.machine = s.CoordinatorState(alone_s=5.0)
+        self.now = 0.0
+        for node in nodes:
+            self(s.NodeJoined(node))
+
+    def __call__(self, event: s.Event, after_s: float = 0.0) -> list[s.Action]:
+        self.now += after_s
+        actions = self.machine.handle(event, self.now)
+        self.machine.validate()
+        return actions
+
+    def deployed(self, generation: int = 1, nodes: tuple[str, ...] = ("a", "b"), outputs: int = 1) -> list[s.Action]:
+        self(s.PlanMade(generation, frozenset(nodes), outputs))
+        return [action for node in nodes for action in self(s.DeployDone(generation, node))]
+
+
+def of(kind: type, actions: list[s.Action]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def test_a_call_is_planned_deployed_run_and_resolved() -> None:
+    drive = Driver("a", "b")
+    assert drive(s.CallSubmitted(1, "job")) == [s.MakePlan(1, "job", frozenset({"a", "b"}))]
+    assert drive(s.PlanMade(1, frozenset({"a", "b"}), 1)) == [s.SendDeploy(1, "a"), s.SendDeploy(1, "b")]
+    assert drive(s.DeployDone(1, "a")) == []
+    assert drive(s.DeployDone(1, "b")) == [s.SendRun(1, 0, "a", 1), s.SendRun(1, 0, "b", 1)]
+    assert drive(s.NodeRan(1, 0, "a")) == []
+    assert drive(s.OutputArrived(1, 0, 0, "value")) == []
+    assert drive(s.NodeRan(1, 0, "b")) == [s.Resolve(1, 1, {0: "value"})]
+    assert drive.machine.idle
+
+
+def test_a_second_call_of_a_job_runs_at_once_beside_the_first() -> None:
+    drive = Driver("a", "b")
+    drive(s.CallSubmitted(1, "job"))
+    drive.deployed()
+    assert drive(s.CallSubmitted(2, "job")) == [s.SendRun(1, 1, "a", 2), s.SendRun(1, 1, "b", 2)]
+
+
+def test_calls_submitted_while_deploying_wait_for_it() -> None:
+    drive = Driver("a", "b")
+    drive(s.CallSubmitted(1, "job"))
+    assert drive(s.CallSubmitted(2, "job")) == []
+    assert [run.call for run in of(s.SendRun, drive.deployed())] == [1, 1, 2, 2]
+
+
+def test_a_death_replans_on_the_survivors_and_fences_the_old_generation() -> None:
+    drive = Driver("a", "b")
+    drive(s.CallSubmitted(1, "job"))
+    drive.deployed()
+    actions = drive(s.NodeGone("b", LOST))
+    assert actions == [s.SendDrop(1, "a"), s.ForgetPlan(1), s.MakePlan(2, "job", frozenset({"a"}))]
+    assert drive(s.OutputArrived(1, 0, 0, "stale")) == []
+    assert drive(s.NodeRan(1, 0, "a")) == []
+    assert drive.deployed(2, ("a",)) == [s.SendRun(2, 0, "a", 1)]
+    drive(s.OutputArrived(2, 0, 0, "fresh"))
+    assert drive(s.NodeRan(2, 0, "a")) == [s.Resolve(1, 2, {0: "fresh"})]
+
+
+def test_a_death_while_planning_or_deploying_starts_over() -> None:
+    for made in (False, True):
+        drive = Driver("a", "b")
+        drive(s.CallSubmitted(1, "job"))
+        if made:
+            drive(s.PlanMade(1, frozenset({"a", "b"}), 1))
+        assert of(s.MakePlan, drive(s.NodeGone("a", LOST))) == [s.MakePlan(2, "job", frozenset({"b"}))]
+        assert drive(s.PlanMade(1, frozenset({"a", "b"}), 1)) == [s.ForgetPlan(1)]
+        assert drive(s.DeployDone(1, "b")) == [s.SendDrop(1, "b")]
+
+
+def test_the_death_of_a_node_the_plan_does_not_use_lets_the_step_finish() -> None:
+    drive = Driver("a", "b")
+    drive(s.CallSubmitted(1, "job"))
+    drive.deployed(nodes=("a",))
+    assert drive(s.NodeGone("b", LOST)) == []
+    drive(s.OutputArrived(1, 0, 0, "value"))
+    assert drive(s.NodeRan(1, 0, "a")) == [s.Resolve(1, 1, {0: "value"}), s.SendDrop(1, "a"), s.ForgetPlan(1)]
+
+
+def test_a_new_node_gets_work_from_the_next_call_on() -> None:
+    drive = Driver("a")
+    drive(s.CallSubmitted(1, "job"))
+    drive.deployed(nodes=("a",))
+    assert drive(s.NodeJoined("b")) == []
+    assert drive(s.CallSubmitted(2, "job")) == [s.MakePlan(2, "job", frozenset({"a", "b"}))]
+
+
+def test_without_nodes_a_call_waits_then_fails_naming_the_cause() -> None:
+    drive = Driver("a")
+    drive(s.CallSubmitted(1, "job"))
+    drive.deployed(nodes=("a",))
+    drive(s.NodeGone("a", LOST))
+    assert drive.machine.next_deadline() == 5.0
+    assert drive(s.Tick(), after_s=4.9) == []
+    (rejected,) = drive(s.Tick(), after_s=0.1)
+    assert isinstance(rejected.error, NodeLost) and "no worker is left" in str(rejected.error)
+    assert drive.machine.idle
+
+
+def test_a_waiting_call_runs_on_the_node_that_comes_back() -> None:
+    drive = Driver("a")
+    drive(s.CallSubmitted(1, "job"))
+    drive(s.NodeGone("a", LOST))
+    assert drive(s.NodeJoined("a")) == [s.MakePlan(2, "job", frozenset({"a"}))]
+
+
+def test_an_error_that_will_not_go_away_rejects_every_call_of_the_plan() -> None:
+    drive = Driver("a", "b")
+    drive(s.CallSubmitted(1, "job"))
+    drive(s.CallSubmitted(2, "job"))
+    drive(s.PlanMade(1, frozenset({"a", "b"}), 1))
+    error = CompileFailed("no such op")
+    rejected = of(s.Reject, drive(s.DeployFailed(1, "a", error)))
+    assert [(reject.call, reject.error) for reject in rejected] == [(1, error), (2, error)]
+
+
+def test_a_failed_step_rejects_its_call_only() -> None:
+    drive = Driver("a", "b")
+    drive(s.CallSubmitted(1, "job"))
+    drive.deployed()
+    drive(s.CallSubmitted(2, "job"))
+    actions = drive(s.RunFailed(1, 0, "a", CompileFailed("x")))
+    assert [reject.call for reject in of(s.Reject, actions)] == [1]
+    assert of(s.SendCancel, actions) == [s.SendCancel(1, 0, "b")]
+    drive(s.OutputArrived(1, 1, 0, "value"))
+    drive(s.NodeRan(1, 1, "a"))
+    assert drive(s.NodeRan(1, 1, "b")) == [s.Resolve(2, 1, {0: "value"})]
+
+
+def test_a_retried_failure_backs_off_and_ends() -> None:
+    drive = Driver("a", "b")
+    drive(s.CallSubmitted(1, "job"))
+    waits = []
+    for generation in range(1, s.ATTEMPTS_MAX + 1):
+        drive(s.PlanMade(generation, frozenset({"a", "b"}), 1))
+        actions = drive(s.DeployFailed(generation, "a", LOST))
+        if of(s.Reject, actions):
+            break
+        if not of(s.MakePlan, actions):
+            due = drive.machine.next_deadline()
+            assert due is not None
+            waits.append(due - drive.now)
+            assert of(s.MakePlan, drive(s.Tick(), after_s=waits[-1]))
+    assert generation == s.ATTEMPTS_MAX
+    assert waits[:3] == pytest.approx([0.05, 0.1, 0.2])
+    assert max(waits) == pytest.approx(s.PARK_S_MAX)
+
+
+def test_cancel_stops_the_step_on_every_node() -> None:
+    drive = Driver("a", "b")
+    drive(s.CallSubmitted(1, "job"))
+    drive.deployed()
+    actions = drive(s.CallCancelled(1))
+    assert of(s.SendCancel, actions) == [s.SendCancel(1, 0, "a"), s.SendCancel(1, 0, "b")]
+    assert drive(s.NodeRan(1, 0, "a")) == [] and drive.machine.idle
+    assert drive(s.CallCancelled(1)) == []
+
+
+def test_a_graph_that_needs_no_node_resolves_without_one() -> None:
+    drive = Driver("a")
+    drive(s.CallSubmitted(1, "job"))
+    assert drive(s.PlanMade(1, frozenset(), 0)) == [s.Resolve(1, 1, {})]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_scripts_keep_the_invariants_and_every_call_ends(seed: int) -> None:
+    """A world that answers every action after a random delay, while nodes come and go."""
+    rng = random.Random(seed)
+    drive = Driver("a", "b", "c")
+    alive = {"a", "b", "c"}
+    outbox: list[s.Event] = []
+    ended: dict[int, s.Action] = {}
+    submitted = 0
+
+    def perform(actions: list[s.Action]) -> None:
+        for action in actions:
+            match action:
+                case s.MakePlan(generation, _, nodes):
+                    used = frozenset(rng.sample(sorted(nodes), rng.randint(1, len(nodes))))
+                    outbox.append(s.PlanMade(generation, used, 2))
+                case s.SendDeploy(generation, node):
+                    outbox.append(s.DeployDone(generation, node))
+                case s.SendRun(generation, step, node, _):
+                    outbox.append(s.NodeRan(generation, step, node))
+                    outbox.extend(s.OutputArrived(generation, step, slot, (generation, slot)) for slot in (0, 1))
+                case s.Resolve(call, generation, outputs):
+                    assert outputs == {slot: (generation, slot) for slot in (0, 1)}, "a stale output got in"
+                    assert call not in ended
+                    ended[call] = action
+                case s.Reject(call, _):
+                    assert call not in ended
+                    ended[call] = action
+
+    for _ in range(150):
+        choice = rng.random()
+        if choice < 0.2:
+            submitted += 1
+            perform(drive(s.CallSubmitted(submitted, rng.choice("xy"))))
+        elif choice < 0.28 and alive:
+            node = rng.choice(sorted(alive))
+            alive.discard(node)
+            perform(drive(s.NodeGone(node, LOST)))
+        elif choice < 0.36 and len(alive) < 3:
+            node = rng.choice(sorted({"a", "b", "c"} - alive))
+            alive.add(node)
+            perform(drive(s.NodeJoined(node)))
+        elif choice < 0.4 and submitted:
+            perform(drive(s.CallCancelled(rng.randint(1, submitted))))
+        elif outbox:
+            perform(drive(outbox.pop(rng.randrange(len(outbox))), after_s=0.01))
+    for node in {"a", "b", "c"} - alive:
+        perform(drive(s.NodeJoined(node)))
+    while outbox or drive.machine.next_deadline() is not None:
+        perform(drive(outbox.pop(rng.randrange(len(outbox))) if outbox else s.Tick(), after_s=0.1))
+    assert set(ended) == set(range(1, submitted + 1)) and drive.machine.idle
