@@ -1,0 +1,40 @@
+"""mesh: describe a computation once, run it on whatever machines you own.
+
+    import mesh
+    import mesh.numpy as mnp
+
+    graph = mesh.trace(lambda x, w: mnp.tanh(x @ w), x, w)
+"""
+
+from . import neighbours  # first: it explains why one of the imports below would fail
+
+# isort: split
+from wire.graph import WireGraph
+
+from . import errors, nn, numpy, tree
+from .array import Array
+from .errors import MeshError
+from .handle import Handle
+from .realise import realise
+from .safetensors import load_safetensors, save_safetensors
+from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
+
+__all__ = [
+    "Array",
+    "Handle",
+    "MeshError",
+    "ShapeDtype",
+    "Traced",
+    "WireGraph",
+    "errors",
+    "evaluate",
+    "load_safetensors",
+    "neighbours",
+    "nn",
+    "numpy",
+    "realise",
+    "save_safetensors",
+    "trace",
+    "trace_full",
+    "tree",
+]

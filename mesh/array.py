@@ -1,0 +1,385 @@
+"""Array: a tensor expression whose shape and dtype are known at once and whose value is made when someone looks.
+
+An Array is a node: an op of the table, the Arrays it takes, its attributes.  The op table's own rules give its type
+when it is made, so a wrong shape raises where it was written.  Looking at a value (`np.asarray(x)`, `float(x)`,
+`print(x)`) computes it and keeps the result in place of the expression.  Arrays are immutable.
+
+Leaves are literals (Python scalars and other small constants), values (realised results, numpy arrays), handles on
+the mesh, and, while a function is traced, its arguments: these have no value, and asking for one is an error that says
+what to write instead.
+
+The functions behind operators and methods live in `mesh.numpy`, which is built on this class; `mesh/numpy/__init__.py`
+lists them in `FUNCTIONS`.  This file does not know how an expression is computed (`realise.py`) or shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, Union
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wire.dtypes import DType, dtype_of
+from wire.graph import Node, infer
+from wire.types import NO_ATTRS, Attrs, TensorType
+
+from .handle import Handle
+
+Operand: TypeAlias = Union["Array", Handle, ArrayLike]
+"""What functions take: an Array, a handle, a numpy array, a Python scalar, or nested lists of numbers."""
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+DECLINED: Any = NotImplemented  # of an operator: let the other operand try
+
+
+class Expression(NamedTuple):
+    """How an Array comes about: a node of the graph, with Arrays in place of indices."""
+
+    op: str
+    inputs: tuple[Array, ...]
+    attrs: Attrs
+    handle: Handle | None = None
+
+
+def _operator(name: str) -> Callable[[Array, Any], Array]:
+    def method(self: Array, other: Any) -> Array:
+        result: Array = FUNCTIONS[name](self, other) if isinstance(other, OPERANDS) else DECLINED
+        return result
+
+    return method
+
+
+def _reflected(name: str) -> Callable[[Array, Any], Array]:
+    def method(self: Array, other: Any) -> Array:
+        result: Array = FUNCTIONS[name](other, self) if isinstance(other, OPERANDS) else DECLINED
+        return result
+
+    return method
+
+
+def _prefix(name: str) -> Callable[[Array], Array]:
+    def method(self: Array) -> Array:
+        result: Array = FUNCTIONS[name](self)
+        return result
+
+    return method
+
+
+class Array:
+    """A lazy tensor; `shape`, `dtype`, `ndim` and `size` cost nothing.
+
+    Operators follow numpy.  Python scalars adapt to the dtype they meet; two Arrays of different dtypes promote as
+    in the Array API, and an integer with a float takes the float's dtype.
+    """
+
+    __slots__ = ("__weakref__", "expression", "type", "value", "weak")
+    __tree_leaf__ = True
+    __array_priority__ = 100  # so that numpy_array + x reaches __radd__
+
+    def __init__(
+        self,
+        expression: Expression | None,
+        type: TensorType,
+        weak: bool = False,
+        value: NDArray[Any] | None = None,
+    ) -> None:
+        """For the mesh's own use: exactly one of `expression` and `value`, or both for a literal."""
+        self.expression = expression
+        self.type = type
+        self.weak = weak  # made of Python scalars only: adapts to the dtype it meets
+        self.value = value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.type.dtype.numpy
+
+    @property
+    def ndim(self) -> int:
+        return len(self.type.shape)
+
+    @property
+    def size(self) -> int:
+        return self.type.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.size_bytes
+
+    @property
+    def itemsize(self) -> int:
+        return self.type.dtype.itemsize
+
+    @property
+    def T(self) -> Array:
+        """All axes reversed; for a matrix, its transpose."""
+        return self._call("permute_dims", tuple(reversed(range(self.ndim))))
+
+    @property
+    def mT(self) -> Array:
+        """The last two axes exchanged."""
+        return self._call("matrix_transpose")
+
+    # -- operators ----------------------------------------------------------------------------------------
+
+    __add__, __radd__ = _operator("add"), _reflected("add")
+    __sub__, __rsub__ = _operator("subtract"), _reflected("subtract")
+    __mul__, __rmul__ = _operator("multiply"), _reflected("multiply")
+    __truediv__, __rtruediv__ = _operator("divide"), _reflected("divide")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _reflected("floor_divide")
+    __mod__, __rmod__ = _operator("remainder"), _reflected("remainder")
+    __pow__, __rpow__ = _operator("pow"), _reflected("pow")
+    __matmul__, __rmatmul__ = _operator("matmul"), _reflected("matmul")
+    __and__, __rand__ = _operator("bitwise_and"), _reflected("bitwise_and")
+    __or__, __ror__ = _operator("bitwise_or"), _reflected("bitwise_or")
+    __xor__, __rxor__ = _operator("bitwise_xor"), _reflected("bitwise_xor")
+    __lshift__, __rlshift__ = _operator("bitwise_left_shift"), _reflected("bitwise_left_shift")
+    __rshift__, __rrshift__ = _operator("bitwise_right_shift"), _reflected("bitwise_right_shift")
+    __eq__ = _operator("equal")  # type: ignore[assignment]  # elementwise, as numpy has it
+    __ne__ = _operator("not_equal")  # type: ignore[assignment]
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+    __neg__, __pos__ = _prefix("negative"), _prefix("positive")
+    __abs__, __invert__ = _prefix("abs"), _prefix("bitwise_invert")
+    __hash__ = None  # type: ignore[assignment]  # equality is elementwise
+
+    def __divmod__(self, other: Operand) -> tuple[Array, Array]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Operand) -> tuple[Array, Array]:
+        return self.__rfloordiv__(other), self.__rmod__(other)
+
+    def __getitem__(self, key: Any) -> Array:
+        return self._call("getitem", key)
+
+    def __len__(self) -> int:
+        if not self.type.shape:
+            raise TypeError("a 0-d array has no length")
+        return self.type.shape[0]
+
+    def __iter__(self) -> Iterator[Array]:
+        if not self.type.shape:
+            raise TypeError("a 0-d array cannot be iterated over")
+        return (self[index] for index in range(len(self)))
+
+    # -- methods, as numpy's ------------------------------------------------------------------------------
+
+    def astype(self, dtype: Any, *, copy: bool = True) -> Array:
+        return self._call("astype", dtype, copy=copy)
+
+    def reshape(self, *shape: Any) -> Array:
+        return self._call("reshape", shape[0] if len(shape) == 1 else shape)
+
+    def transpose(self, *axes: Any) -> Array:
+        if not axes or axes == (None,):
+            return self.T
+        return self._call("permute_dims", axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes)
+
+    def squeeze(self, axis: int | Sequence[int] | None = None) -> Array:
+        return self._call("squeeze", axis)
+
+    def swapaxes(self, axis1: int, axis2: int) -> Array:
+        return self._call("swapaxes", axis1, axis2)
+
+    def ravel(self) -> Array:
+        return self._call("reshape", -1)
+
+    def flatten(self) -> Array:
+        return self._call("reshape", -1)
+
+    def sum(self, axis: int | Sequence[int] | None = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+        return self._call("sum", axis=axis, dtype=dtype, keepdims=keepdims)
+
+    def prod(self, axis: int | Sequence[int] | None = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+        return self._call("prod", axis=axis, dtype=dtype, keepdims=keepdims)
+
+    def max(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
+        return self._call("max", axis=axis, keepdims=keepdims)
+
+    def min(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
+        return self._call("min", axis=axis, keepdims=keepdims)
+
+    def mean(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
+        return self._call("mean", axis=axis, keepdims=keepdims)
+
+    def var(self, axis: int | Sequence[int] | None = None, *, correction: float = 0, keepdims: bool = False) -> Array:
+        return self._call("var", axis=axis, correction=correction, keepdims=keepdims)
+
+    def std(self, axis: int | Sequence[int] | None = None, *, correction: float = 0, keepdims: bool = False) -> Array:
+        return self._call("std", axis=axis, correction=correction, keepdims=keepdims)
+
+    def any(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
+        return self._call("any", axis=axis, keepdims=keepdims)
+
+    def all(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
+        return self._call("all", axis=axis, keepdims=keepdims)
+
+    def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
+        return self._call("argmax", axis=axis, keepdims=keepdims)
+
+    def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
+        return self._call("argmin", axis=axis, keepdims=keepdims)
+
+    def clip(self, min: Operand | None = None, max: Operand | None = None) -> Array:
+        return self._call("clip", min, max)
+
+    def round(self, decimals: int = 0) -> Array:
+        return self._call("round", decimals)
+
+    def take(self, indices: Operand, axis: int | None = None) -> Array:
+        return self._call("take", indices, axis=axis)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Array:
+        return self._call("repeat", repeats, axis=axis)
+
+    # -- values -------------------------------------------------------------------------------------------
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        value = self._value_for("np.asarray()")
+        return np.array(value, dtype=dtype, copy=copy)
+
+    def __float__(self) -> float:
+        return float(self._scalar_for("float()"))
+
+    def __int__(self) -> int:
+        return int(self._scalar_for("int()"))
+
+    def __index__(self) -> int:
+        if self.type.dtype.kind not in "iu" or self.type.shape:
+            raise TypeError(f"only a 0-d integer array is an index, got {self.type}")
+        return int(self._scalar_for("an index or range()"))
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar_for("if, while, and, or, not, or bool()"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar_for("complex()"))
+
+    def item(self) -> bool | int | float:
+        """The one element, as a Python scalar."""
+        result: bool | int | float = self._scalar_for("item()").item()
+        return result
+
+    def tolist(self) -> Any:
+        """The values as nested lists of Python scalars."""
+        return self._value_for("tolist()").tolist()
+
+    def __format__(self, spec: str) -> str:
+        return format(self._scalar_for("format()").item(), spec) if spec else str(self)
+
+    def __repr__(self) -> str:
+        if self.value is None and not (self.type.size <= SHOWN_ELEMENTS_MAX and computable(self)):
+            return f"Array({self.type})"
+        shown = np.array2string(self._value_for("repr()"), separator=", ", prefix="Array(")
+        return f"Array({shown}, dtype={self.type.dtype.numpy})"
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """`mesh.numpy`, as the Array API standard asks."""
+        from . import numpy
+
+        return numpy
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Array:
+        result: Array = FUNCTIONS[name](self, *args, **kwargs)
+        return result
+
+    def _scalar_for(self, asker: str) -> Any:
+        if self.type.size != 1:
+            raise TypeError(f"{asker} needs an array of one element, got {self.type}")
+        return self._value_for(asker).reshape(())[()]
+
+    def _value_for(self, asker: str) -> NDArray[Any]:
+        from .realise import realise
+
+        if self.value is None:
+            realise([self], asker)
+        assert self.value is not None
+        return self.value
+
+
+OPERANDS = (Array, Handle, np.ndarray, np.generic, bool, int, float, list, tuple)
+SHOWN_ELEMENTS_MAX = 1000  # a repr computes no more than this
+
+
+def apply(op: str, *inputs: Array, **attrs: Any) -> Array:
+    """The Array `op(*inputs, **attrs)`; GraphError (ShapeError, DTypeError, AttrError) if they do not fit."""
+    attributes = Attrs(attrs) if attrs else NO_ATTRS
+    result = infer(Node(op, (), attributes), [array.type for array in inputs])
+    weak = bool(inputs) and all([array.weak for array in inputs])
+    return Array(Expression(op, inputs, attributes), result, weak)
+
+
+def literal(value: Any, dtype: DType, weak: bool = False) -> Array:
+    """A constant that is part of the program: a Python scalar or a small table of numbers."""
+    array = np.array(value, dtype.numpy)
+    array.flags.writeable = False
+    return Array(Expression("const", (), NO_ATTRS), TensorType(array.shape, dtype), weak, array)
+
+
+def value_array(value: NDArray[Any]) -> Array:
+    """An Array of a numpy array's present values; copied where the caller could still change them."""
+    dtype = dtype_of(value)
+    fixed = np.asarray(value, dtype.numpy, order="C").reshape(value.shape)
+    if _writeable(fixed):
+        fixed = fixed.copy() if np.may_share_memory(fixed, value) else fixed
+        fixed.flags.writeable = False
+    return Array(None, TensorType(fixed.shape, dtype), False, fixed)
+
+
+def handle_array(handle: Handle) -> Array:
+    """An Array of a tensor on the mesh."""
+    return Array(Expression("param", (), NO_ATTRS, handle), handle.type)
+
+
+def argument(kind: str, name: str, type: TensorType, weak: bool = False) -> Array:
+    """A traced argument: it has a type and a name but no value; `kind` is "input" or "param"."""
+    attrs = Attrs({"name": name, "shape": type.shape, "dtype": type.dtype.name})
+    return Array(Expression(kind, (), attrs), type, weak)
+
+
+def traced_argument(array: Array) -> str | None:
+    """The name of a traced argument, or None for any other Array."""
+    expression = array.expression
+    if expression is None or expression.op not in ("input", "param") or expression.handle is not None:
+        return None
+    name: str = expression.attrs["name"]
+    return name
+
+
+def pending(wanted: Sequence[Array]) -> list[Array]:
+    """Every Array without a value that `wanted` needs, operands first.  Iterative: chains may be very long."""
+    order: list[Array] = []
+    seen: set[int] = set()
+    alive: list[Array] = []  # another thread may realise and drop parts meanwhile; ids must stay taken
+    stack = [(array, False) for array in reversed(wanted)]
+    while stack:
+        array, ready = stack.pop()
+        if ready:
+            order.append(array)
+        elif id(array) not in seen and array.value is None:
+            seen.add(id(array))
+            alive.append(array)
+            expression = array.expression
+            if expression is not None:
+                stack.append((array, True))
+                stack.extend([(operand, False) for operand in reversed(expression.inputs)])
+    return order
+
+
+def computable(array: Array) -> bool:
+    """False if the value depends on an argument of a function that is being traced."""
+    return all(traced_argument(node) is None for node in pending([array]))
+
+
+def _writeable(array: NDArray[Any]) -> bool:
+    """True if anyone could still change the memory: an array or any array it is a view of is writeable."""
+    view: Any = array
+    while isinstance(view, np.ndarray):
+        if view.flags.writeable:
+            return True
+        view = view.base
+    return False

@@ -1,0 +1,39 @@
+"""Composites: a named region of a graph (softmax, attention, ...) with its expansion as body.
+
+An engine with a special kernel recognises the name; every other engine evaluates the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from wire.errors import InputError
+from wire.graph import WireGraph
+from wire.types import TensorType
+
+from .array import Array, apply, argument
+
+
+def composite(name: str, fn: Callable[..., Array], *operands: Array, **attrs: Any) -> Array:
+    """`fn(*operands, **attrs)` as one node called `name`; `attrs` are of the op table's row (axis, eps, scale).
+
+    `fn` must depend on its arguments only and be the same object at every call (a function of a module): its expansion
+    is kept per operand types and attributes.
+    """
+    body = _expansion(fn, tuple([operand.type for operand in operands]), tuple(sorted(attrs.items())))
+    return apply("composite", *operands, name=name, body=body, **attrs)
+
+
+@lru_cache(maxsize=1024)
+def _expansion(
+    fn: Callable[..., Array], types: tuple[TensorType, ...], attrs: tuple[tuple[str, Any], ...]
+) -> WireGraph:
+    from .trace import OUTPUT, graph_of
+
+    tracers = [argument("input", str(place), type) for place, type in enumerate(types)]
+    graph, handles = graph_of(tracers, [fn(*tracers, **dict(attrs))], [OUTPUT], "")
+    if handles or graph.blobs:
+        raise InputError("a composite refers to a large tensor", next_step="Pass it as an operand")
+    return graph

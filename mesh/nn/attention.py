@@ -1,0 +1,98 @@
+"""Attention.
+
+Masked positions get a large negative finite number, never -inf: a row that is masked altogether then attends evenly
+instead of becoming NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from wire.dtypes import BOOL, DType
+from wire.errors import ShapeError
+
+from .. import numpy as mnp
+from ..array import Array, Operand
+from ..composite import composite
+from ..numpy.promotion import asarray, cast, floats
+from .functions import linear, softmax_body
+
+MASKED = {"f16": -6e4}  # by dtype; f16 ends at 65504
+_MASKED = -1e30
+
+
+def masked_value(dtype: DType) -> float:
+    """What a masked score becomes."""
+    return MASKED.get(dtype.name, _MASKED)
+
+
+def scaled_dot_product_attention(
+    query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, scale: float | None = None
+) -> Array:
+    """softmax(query @ key^T * scale) @ value.
+
+    query (..., q, width), key (..., k, width), value (..., k, out) give (..., q, out).  `mask` broadcasts to
+    (..., q, k): bool (true: look there) or a float that is added to the scores.  `scale` is 1/sqrt(width) by default.
+    Vaswani et al., 2017 (arXiv 1706.03762).
+    """
+    q, k, v = floats(query, key, value)
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeError(
+            f"attention needs query (..., q, width), key (..., k, width), value (..., k, out), "
+            f"got {q.shape}, {k.shape}, {v.shape}"
+        )
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    if mask is None:
+        return composite("attention", _attention, q, k, v, scale=factor)
+    given = asarray(mask)
+    fitting = given if given.type.dtype is BOOL else cast(given, q.type.dtype)
+    return composite("attention", _attention, q, k, v, fitting, scale=factor)
+
+
+def multi_head_attention(
+    x: Operand,
+    params: Mapping[str, Any],
+    heads: int,
+    mask: Operand | None = None,
+    context: Operand | None = None,
+) -> Array:
+    """Attention of `heads` heads from x (..., q, width) to `context` (..., k, width), x itself by default.
+
+    `params` has "query", "key", "value" and "output", each {"weight": (out, in), "bias": (out,)} (bias may be missing).
+    `mask` broadcasts to (..., heads, q, k); see `scaled_dot_product_attention`.
+    """
+    source = asarray(x)
+    target = source if context is None else asarray(context)
+    q, k, v = (
+        _split_heads(_project(array, params[name]), heads)
+        for array, name in ((source, "query"), (target, "key"), (target, "value"))
+    )
+    return _project(_join_heads(scaled_dot_product_attention(q, k, v, mask)), params["output"])
+
+
+def _attention(q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float) -> Array:
+    scores = (q @ k.mT) * scale
+    if mask is not None and mask.type.dtype is BOOL:
+        scores = mnp.where(mask, scores, masked_value(scores.type.dtype))
+    elif mask is not None:
+        scores = scores + mask
+    return softmax_body(scores) @ v
+
+
+def _project(x: Array, layer: Mapping[str, Any]) -> Array:
+    return linear(x, layer["weight"], layer.get("bias"))
+
+
+def _split_heads(x: Array, heads: int) -> Array:
+    """(..., n, heads * size) to (..., heads, n, size)."""
+    if x.ndim < 2 or x.shape[-1] % heads:
+        raise ShapeError(f"{x.shape} does not split into {heads} heads")
+    return mnp.moveaxis(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), -2, -3)
+
+
+def _join_heads(x: Array) -> Array:
+    """(..., heads, n, size) to (..., n, heads * size)."""
+    joined = mnp.moveaxis(x, -3, -2)
+    return joined.reshape(*joined.shape[:-2], joined.shape[-2] * joined.shape[-1])

@@ -1,0 +1,155 @@
+"""Making arrays: constants, ranges, grids and triangles.
+
+Nothing is filled here: zeros, ones and full are one broadcast literal, ranges and triangles are counted by `iota`, so a
+graph that makes large ones stays small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from wire.dtypes import F32, I32, DType
+from wire.errors import InputError
+
+from ..array import Array, Operand, apply
+from . import elementwise, manipulation
+from .manipulation import Shape, broadcast_to, to_shape
+from .promotion import asarray, cast, common_dtype, floats, is_python_scalar, like, scalar, to_dtype
+
+
+def full(shape: Shape, fill_value: Operand, *, dtype: Any = None) -> Array:
+    """`shape` filled with one value; the dtype is the value's own if not given."""
+    if dtype is not None and is_python_scalar(fill_value):
+        return broadcast_to(scalar(fill_value, to_dtype(dtype)), shape)  # type: ignore[arg-type]
+    return broadcast_to(asarray(fill_value, dtype), shape)
+
+
+def zeros(shape: Shape, *, dtype: Any = None) -> Array:
+    """`shape` filled with 0, float32 by default."""
+    return full(shape, 0, dtype=dtype or F32)
+
+
+def ones(shape: Shape, *, dtype: Any = None) -> Array:
+    """`shape` filled with 1, float32 by default."""
+    return full(shape, 1, dtype=dtype or F32)
+
+
+def empty(shape: Shape, *, dtype: Any = None) -> Array:
+    """The same as `zeros`: there is no uninitialised memory to look at."""
+    return zeros(shape, dtype=dtype)
+
+
+def full_like(x: Operand, fill_value: Operand, *, dtype: Any = None) -> Array:
+    """x's shape and, unless given, dtype, filled with one value."""
+    array = asarray(x)
+    return full(array.shape, fill_value, dtype=dtype or array.type.dtype)
+
+
+def zeros_like(x: Operand, *, dtype: Any = None) -> Array:
+    """x's shape and, unless given, dtype, filled with 0."""
+    return full_like(x, 0, dtype=dtype)
+
+
+def ones_like(x: Operand, *, dtype: Any = None) -> Array:
+    """x's shape and, unless given, dtype, filled with 1."""
+    return full_like(x, 1, dtype=dtype)
+
+
+def empty_like(x: Operand, *, dtype: Any = None) -> Array:
+    """The same as `zeros_like`."""
+    return zeros_like(x, dtype=dtype)
+
+
+def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: Any = None) -> Array:
+    """start, start + step, ... below stop (above it for a negative step); arange(n) counts from 0.
+
+    int32 if all bounds are integers, else float32, unless given.
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    if step == 0:
+        raise InputError("arange needs a step other than 0")
+    count = max(math.ceil((last - first) / step), 0)
+    natural, _ = common_dtype([first, last, step])
+    wanted = natural if dtype is None else to_dtype(dtype)
+    counter = natural if natural.kind == "f" else wanted
+    steps = _iota((count,), 0, counter)
+    return cast(_affine(steps, step, first), wanted)
+
+
+def linspace(start: Operand, stop: Operand, num: int, *, dtype: Any = None, endpoint: bool = True) -> Array:
+    """`num` evenly spaced numbers from start to stop, stop included unless endpoint is False; float32 by default."""
+    if num < 0:
+        raise InputError(f"linspace needs a count of 0 or more, got {num}")
+    first, last = floats(start, stop)
+    gaps = num - 1 if endpoint else num
+    wanted = first.type.dtype if dtype is None else to_dtype(dtype)
+    steps = _iota((num,), 0, first.type.dtype)
+    steps = manipulation.reshape(steps, (num,) + (1,) * max(first.ndim, last.ndim))
+    share = elementwise.divide(steps, max(gaps, 1))
+    result = elementwise.add(first, elementwise.multiply(share, elementwise.subtract(last, first)))
+    if endpoint and num > 1:
+        result = elementwise.where(elementwise.equal(steps, num - 1), last, result)
+    return cast(result, wanted) if wanted.kind == "f" else cast(elementwise.floor(result), wanted)
+
+
+def eye(n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: Any = None) -> Array:
+    """Ones on diagonal k of a matrix of zeros, float32 by default."""
+    rows, cols = _row_and_col((n_rows, n_rows if n_cols is None else n_cols))
+    return cast(elementwise.equal(elementwise.add(rows, k), cols), to_dtype(dtype or F32))
+
+
+def tril(x: Operand, *, k: int = 0) -> Array:
+    """x with 0 above diagonal k of its last two axes."""
+    return _triangle(x, lambda rows, cols: elementwise.greater_equal(elementwise.add(rows, k), cols))
+
+
+def triu(x: Operand, *, k: int = 0) -> Array:
+    """x with 0 below diagonal k of its last two axes."""
+    return _triangle(x, lambda rows, cols: elementwise.less_equal(elementwise.add(rows, k), cols))
+
+
+def meshgrid(*arrays: Operand, indexing: str = "xy") -> list[Array]:
+    """Coordinate arrays of 1-d coordinates; "xy" puts the second array's axis first, "ij" keeps the order."""
+    if indexing not in ("xy", "ij"):
+        raise InputError(f"indexing is 'xy' or 'ij', got {indexing!r}")
+    given = [manipulation.ravel(array) for array in arrays]
+    rank = len(given)
+    places = list(range(rank))
+    if indexing == "xy" and rank > 1:
+        places[0], places[1] = 1, 0
+    shaped = [
+        manipulation.reshape(array, [array.size if axis == place else 1 for axis in range(rank)])
+        for array, place in zip(given, places, strict=True)
+    ]
+    return manipulation.broadcast_arrays(*shaped)
+
+
+def array(value: Operand, dtype: Any = None) -> Array:
+    """numpy's name of `asarray`."""
+    return asarray(value, dtype)
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _iota(shape: Sequence[int], axis: int, dtype: DType) -> Array:
+    return apply("iota", shape=to_shape(shape), dtype=dtype.name, axis=axis)
+
+
+def _affine(steps: Array, step: float, first: float) -> Array:
+    scaled = steps if step == 1 else apply("mul", steps, like(step, steps))
+    return scaled if first == 0 else apply("add", scaled, like(first, steps))
+
+
+def _row_and_col(shape: tuple[int, int]) -> tuple[Array, Array]:
+    return _iota((shape[0], 1), 0, I32), _iota((1, shape[1]), 1, I32)
+
+
+def _triangle(x: Operand, keep: Any) -> Array:
+    matrix = asarray(x)
+    if matrix.ndim < 2:
+        raise InputError(f"a triangle needs two dimensions or more, got shape {matrix.shape}")
+    rows, cols = _row_and_col((matrix.shape[-2], matrix.shape[-1]))
+    return elementwise.where(keep(rows, cols), matrix, like(0, matrix))

@@ -1,0 +1,404 @@
+"""Elementwise functions: one row where an op of the table does it, a short composition where not.
+
+They broadcast and promote as the Array API says; integers given to a float function become float32.  Accuracy of the
+compositions (acos, sinh, ...) is a few roundings of the dtype over its whole range.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from typing import Any
+
+from wire.dtypes import BOOL, DType, dtype_named
+
+from ..array import Array, Operand, apply
+from .promotion import INT_BOUNDS, asarray, cast, floats, is_python_scalar, like, operands, scalar
+
+Unary = Callable[[Operand], Array]
+Binary = Callable[[Operand, Operand], Array]
+
+
+def _named(function: Any, name: str, doc: str) -> Any:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+def _float_unary(name: str, op: str, doc: str) -> Unary:
+    def function(x: Operand) -> Array:
+        return apply(op, floats(x)[0])
+
+    result: Unary = _named(function, name, doc)
+    return result
+
+
+def _integral(name: str, op: str, doc: str) -> Unary:
+    def function(x: Operand) -> Array:
+        (array,) = operands(x)
+        return apply(op, array) if array.type.dtype.kind == "f" else array
+
+    result: Unary = _named(function, name, doc)
+    return result
+
+
+def _arithmetic(name: str, op: str, bool_op: str | None, doc: str) -> Binary:
+    def function(x1: Operand, x2: Operand) -> Array:
+        left, right = operands(x1, x2)
+        return apply(bool_op if bool_op and left.type.dtype is BOOL else op, left, right)
+
+    result: Binary = _named(function, name, doc)
+    return result
+
+
+def _comparison(name: str, op: str, compare: Callable[[Any, Any], bool], doc: str) -> Binary:
+    def function(x1: Operand, x2: Operand) -> Array:
+        outside = _compare_outside(x1, x2, compare)
+        return apply(op, *operands(x1, x2)) if outside is None else outside
+
+    result: Binary = _named(function, name, doc)
+    return result
+
+
+def _compare_outside(x1: Operand, x2: Operand, compare: Callable[[Any, Any], bool]) -> Array | None:
+    """The result where one side is a Python integer outside the other's dtype: the same for all elements."""
+    for number, other, sides in ((x1, x2, lambda a, n: compare(n, a)), (x2, x1, compare)):
+        if type(number) is int and not is_python_scalar(other):
+            array = asarray(other)
+            bounds = INT_BOUNDS.get(array.type.dtype.name)
+            if bounds is not None and not bounds[0] <= number <= bounds[1]:
+                return apply("broadcast", scalar(sides(0, number), BOOL), shape=array.type.shape)
+    return None
+
+
+def _logical(name: str, op: str, doc: str) -> Binary:
+    def function(x1: Operand, x2: Operand) -> Array:
+        return apply(op, cast(asarray(x1), BOOL), cast(asarray(x2), BOOL))
+
+    result: Binary = _named(function, name, doc)
+    return result
+
+
+# -- one op each ------------------------------------------------------------------------------------------
+
+exp = _float_unary("exp", "exp", "e to the power x.")
+exp2 = _float_unary("exp2", "exp2", "2 to the power x.")
+expm1 = _float_unary("expm1", "expm1", "exp(x) - 1, accurate near 0.")
+log = _float_unary("log", "log", "Natural logarithm; NaN below 0.")
+log1p = _float_unary("log1p", "log1p", "log(1 + x), accurate near 0.")
+log2 = _float_unary("log2", "log2", "Logarithm to base 2.")
+sqrt = _float_unary("sqrt", "sqrt", "Square root; NaN below 0.")
+sin = _float_unary("sin", "sin", "Sine of x radians.")
+cos = _float_unary("cos", "cos", "Cosine of x radians.")
+tan = _float_unary("tan", "tan", "Tangent of x radians.")
+tanh = _float_unary("tanh", "tanh", "Hyperbolic tangent.")
+reciprocal = _float_unary("reciprocal", "recip", "1 / x.")
+erf = _float_unary("erf", "erf", "The error function (not in the standard; scipy.special.erf).")
+
+floor = _integral("floor", "floor", "The largest integer not above x, in x's dtype.")
+
+add = _arithmetic("add", "add", "or", "x1 + x2; of bools, or.")
+multiply = _arithmetic("multiply", "mul", "and", "x1 * x2; of bools, and.")
+maximum = _arithmetic("maximum", "max", "or", "The larger of x1 and x2; NaN if either is NaN.")
+minimum = _arithmetic("minimum", "min", "and", "The smaller of x1 and x2; NaN if either is NaN.")
+remainder = _arithmetic("remainder", "rem", None, "x1 - floor_divide(x1, x2) * x2: has the sign of x2.")
+bitwise_and = _arithmetic("bitwise_and", "and", None, "x1 & x2.")
+bitwise_or = _arithmetic("bitwise_or", "or", None, "x1 | x2.")
+bitwise_xor = _arithmetic("bitwise_xor", "xor", None, "x1 ^ x2.")
+bitwise_left_shift = _arithmetic("bitwise_left_shift", "shl", None, "x1 << x2; 0 from the width on.")
+bitwise_right_shift = _arithmetic("bitwise_right_shift", "shr", None, "x1 >> x2, keeping the sign.")
+
+equal = _comparison("equal", "eq", lambda a, b: a == b, "x1 == x2.")
+not_equal = _comparison("not_equal", "ne", lambda a, b: a != b, "x1 != x2; true where either is NaN.")
+less = _comparison("less", "lt", lambda a, b: a < b, "x1 < x2.")
+less_equal = _comparison("less_equal", "le", lambda a, b: a <= b, "x1 <= x2.")
+greater = _comparison("greater", "gt", lambda a, b: a > b, "x1 > x2.")
+greater_equal = _comparison("greater_equal", "ge", lambda a, b: a >= b, "x1 >= x2.")
+
+logical_and = _logical("logical_and", "and", "True where both are not 0.")
+logical_or = _logical("logical_or", "or", "True where either is not 0.")
+logical_xor = _logical("logical_xor", "xor", "True where exactly one is not 0.")
+
+
+def logical_not(x: Operand) -> Array:
+    """True where x is 0."""
+    return apply("not", cast(asarray(x), BOOL))
+
+
+def bitwise_invert(x: Operand) -> Array:
+    """Every bit flipped; of bools, not."""
+    return apply("not", *operands(x))
+
+
+def abs(x: Operand) -> Array:
+    """The magnitude of x; the lowest integer of a dtype stays itself."""
+    (array,) = operands(x)
+    return array if array.type.dtype.kind in "bu" else apply("abs", array)
+
+
+def sign(x: Operand) -> Array:
+    """-1, 0 or 1 in x's dtype; NaN for NaN."""
+    return apply("sign", *operands(x))
+
+
+def negative(x: Operand) -> Array:
+    """-x."""
+    return apply("neg", *operands(x))
+
+
+def positive(x: Operand) -> Array:
+    """x itself."""
+    return operands(x)[0]
+
+
+# -- arithmetic composed of several -----------------------------------------------------------------------
+
+
+def subtract(x1: Operand, x2: Operand) -> Array:
+    """x1 - x2."""
+    left, right = operands(x1, x2)
+    return apply("add", left, apply("neg", right))
+
+
+def divide(x1: Operand, x2: Operand) -> Array:
+    """x1 / x2 as a float; integers become float32."""
+    return apply("div", *floats(x1, x2))
+
+
+def square(x: Operand) -> Array:
+    """x * x."""
+    return multiply(x, x)
+
+
+def pow(x1: Operand, x2: Operand) -> Array:
+    """x1 to the power x2.  Integers stay integers; a negative exponent then gives 0, except for bases 1 and -1."""
+    if is_python_scalar(x2) and x2 == 2 and not is_python_scalar(x1):
+        base, _ = operands(x1, x2)
+        return apply("mul", base, base)
+    return apply("pow", *operands(x1, x2))
+
+
+def floor_divide(x1: Operand, x2: Operand) -> Array:
+    """The integer at or below x1 / x2, in the operands' dtype.  An integer divided by 0 gives 0."""
+    left, right = operands(x1, x2)
+    if left.type.dtype.kind != "f":
+        return apply("div", left, right)
+    inexact = divide(left, right)
+    exact = round(divide(subtract(left, apply("rem", left, right)), right))  # x - rem is a multiple of the divisor
+    towards_zero_or_minus_one = where(less(multiply(sign(left), sign(right)), 0), -1, copysign(0, inexact))
+    by_infinity = logical_and(isinf(right), isfinite(left))
+    result = where(by_infinity, towards_zero_or_minus_one, exact)
+    return where(equal(right, 0), inexact, result)
+
+
+def hypot(x1: Operand, x2: Operand) -> Array:
+    """sqrt(x1*x1 + x2*x2) without overflow; infinite if either is."""
+    left, right = (apply("abs", array) for array in floats(x1, x2))
+    large, small = maximum(left, right), minimum(left, right)
+    ratio = divide(small, where(equal(large, 0), 1, large))
+    result = multiply(large, sqrt(add(1, square(ratio))))
+    return where(logical_or(isinf(left), isinf(right)), math.inf, result)
+
+
+def logaddexp(x1: Operand, x2: Operand) -> Array:
+    """log(exp(x1) + exp(x2)) without overflow."""
+    left, right = floats(x1, x2)
+    apart = apply("neg", apply("abs", subtract(left, right)))
+    return add(maximum(left, right), where(equal(left, right), math.log(2), log1p(exp(apart))))
+
+
+def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Array:
+    """x limited to [min, max]; either may be None."""
+    result = asarray(x)
+    if min is not None:
+        result = maximum(result, min)
+    return result if max is None else minimum(result, max)
+
+
+# -- rounding ---------------------------------------------------------------------------------------------
+
+
+def ceil(x: Operand) -> Array:
+    """The smallest integer not below x, in x's dtype."""
+    (array,) = operands(x)
+    return negative(floor(negative(array))) if array.type.dtype.kind == "f" else array
+
+
+def trunc(x: Operand) -> Array:
+    """x without its fraction, in x's dtype."""
+    (array,) = operands(x)
+    return where(less(array, 0), ceil(array), floor(array)) if array.type.dtype.kind == "f" else array
+
+
+def round(x: Operand, decimals: int = 0) -> Array:
+    """x rounded to `decimals` places, halves to the even neighbour; integers stay unless decimals is negative."""
+    (array,) = operands(x)
+    kind, scale = array.type.dtype.kind, 10.0 ** builtins.abs(decimals)
+    if decimals == 0 or (kind != "f" and decimals > 0):
+        return apply("round", array) if kind == "f" else array
+    if decimals > 0:
+        return divide(apply("round", multiply(array, scale)), scale)
+    return cast(multiply(apply("round", divide(array, scale)), scale), array.type.dtype)
+
+
+# -- tests and signs --------------------------------------------------------------------------------------
+
+
+def isnan(x: Operand) -> Array:
+    """True where x is NaN."""
+    (array,) = operands(x)
+    return apply("is_nan", array) if array.type.dtype.kind == "f" else _everywhere(array, False)
+
+
+def isinf(x: Operand) -> Array:
+    """True where x is infinite, of either sign."""
+    (array,) = operands(x)
+    return equal(apply("abs", array), math.inf) if array.type.dtype.kind == "f" else _everywhere(array, False)
+
+
+def isfinite(x: Operand) -> Array:
+    """True where x is neither infinite nor NaN."""
+    (array,) = operands(x)
+    return less(apply("abs", array), math.inf) if array.type.dtype.kind == "f" else _everywhere(array, True)
+
+
+def signbit(x: Operand) -> Array:
+    """True where the sign bit is set: below 0, and -0.0."""
+    (array,) = operands(x)
+    return less(_bits(array) if array.type.dtype.kind == "f" else array, 0)
+
+
+def copysign(x1: Operand, x2: Operand) -> Array:
+    """x1 with the sign of x2, zeros and NaN included."""
+    magnitude, source = floats(x1, x2)
+    return where(equal(signbit(magnitude), signbit(source)), magnitude, apply("neg", magnitude))
+
+
+def nextafter(x1: Operand, x2: Operand) -> Array:
+    """The next number of the dtype after x1 towards x2."""
+    start, target = floats(x1, x2)
+    start, target = apply("add", start, _zeros(target)), apply("add", target, _zeros(start))
+    bits = _bits(start)
+    away = equal(greater(target, start), greater(start, 0))
+    stepped = _from_bits(add(bits, where(away, 1, -1)), start.type.dtype)
+    smallest = _from_bits(like(1, bits), start.type.dtype)
+    from_zero = where(greater(target, 0), smallest, negative(smallest))
+    moved = where(equal(start, 0), from_zero, stepped)
+    settled = where(equal(start, target), target, moved)
+    return where(logical_or(isnan(start), isnan(target)), math.nan, settled)
+
+
+# -- logarithms, trigonometric and hyperbolic functions ---------------------------------------------------
+
+
+def log10(x: Operand) -> Array:
+    """Logarithm to base 10."""
+    return divide(log(x), math.log(10))
+
+
+def acos(x: Operand) -> Array:
+    """The angle in [0, pi] whose cosine is x; NaN outside [-1, 1]."""
+    (array,) = floats(x)
+    return apply("atan2", sqrt(multiply(subtract(1, array), add(1, array))), array)
+
+
+def asin(x: Operand) -> Array:
+    """The angle in [-pi/2, pi/2] whose sine is x; NaN outside [-1, 1]."""
+    (array,) = floats(x)
+    return apply("atan2", array, sqrt(multiply(subtract(1, array), add(1, array))))
+
+
+def atan(x: Operand) -> Array:
+    """The angle in [-pi/2, pi/2] whose tangent is x."""
+    (array,) = floats(x)
+    return apply("atan2", array, like(1, array))
+
+
+def atan2(x1: Operand, x2: Operand) -> Array:
+    """The angle of the point (x2, x1), in [-pi, pi]."""
+    return apply("atan2", *floats(x1, x2))
+
+
+def sinh(x: Operand) -> Array:
+    """Hyperbolic sine."""
+    (array,) = floats(x)
+    magnitude = apply("abs", array)
+    tail = expm1(magnitude)
+    near = multiply(add(tail, divide(tail, add(tail, 1))), 0.5)
+    return copysign(where(less(magnitude, 10), near, _half_exp(magnitude)), array)
+
+
+def cosh(x: Operand) -> Array:
+    """Hyperbolic cosine."""
+    (array,) = floats(x)
+    magnitude = apply("abs", array)
+    grown = exp(magnitude)
+    near = multiply(add(grown, apply("recip", grown)), 0.5)
+    return where(less(magnitude, 10), near, _half_exp(magnitude))
+
+
+def asinh(x: Operand) -> Array:
+    """The number whose hyperbolic sine is x."""
+    (array,) = floats(x)
+    magnitude = apply("abs", array)
+    squared = square(magnitude)
+    near = log1p(add(magnitude, divide(squared, add(sqrt(add(squared, 1)), 1))))
+    return copysign(where(less(magnitude, _square_bound(array)), near, _log_twice(magnitude)), array)
+
+
+def acosh(x: Operand) -> Array:
+    """The number not below 0 whose hyperbolic cosine is x; NaN below 1."""
+    (array,) = floats(x)
+    above = subtract(array, 1)
+    near = log1p(add(above, sqrt(multiply(above, add(above, 2)))))
+    result = where(less(array, _square_bound(array)), near, _log_twice(array))
+    return where(less(array, 1), math.nan, result)
+
+
+def atanh(x: Operand) -> Array:
+    """The number whose hyperbolic tangent is x; NaN outside [-1, 1]."""
+    (array,) = floats(x)
+    return multiply(subtract(log1p(array), log1p(negative(array))), 0.5)
+
+
+def where(condition: Operand, x1: Operand, x2: Operand) -> Array:
+    """x1 where condition is true (or not 0), else x2."""
+    chosen, other = operands(x1, x2)
+    return apply("select", cast(asarray(condition), BOOL), chosen, other)
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+_BITS = {2: dtype_named("i16"), 4: dtype_named("i32"), 8: dtype_named("i64")}
+_SQUARE_BOUND = {"f16": 100.0, "f64": 1e8}  # above it x*x + 1 is x*x to the dtype's precision
+
+
+def _bits(array: Array) -> Array:
+    return apply("bitcast", array, dtype=_BITS[array.type.dtype.itemsize].name)
+
+
+def _from_bits(bits: Array, dtype: DType) -> Array:
+    return apply("bitcast", bits, dtype=dtype.name)
+
+
+def _zeros(array: Array) -> Array:
+    return apply("broadcast", like(0, array), shape=array.type.shape)
+
+
+def _everywhere(array: Array, value: bool) -> Array:
+    return apply("broadcast", scalar(value, BOOL), shape=array.type.shape)
+
+
+def _half_exp(magnitude: Array) -> Array:
+    """exp(x) / 2 that overflows only where the result does."""
+    root = exp(multiply(magnitude, 0.5))
+    return multiply(multiply(root, 0.5), root)
+
+
+def _log_twice(magnitude: Array) -> Array:
+    return add(log(magnitude), math.log(2))
+
+
+def _square_bound(array: Array) -> float:
+    return _SQUARE_BOUND.get(array.type.dtype.name, 1e4)

@@ -1,0 +1,262 @@
+"""Indexing: `x[...]`, take, where things are.
+
+Indices are ints, slices, None, Ellipsis, integer arrays, and boolean masks whose values are known (their shape depends
+on their values).  Indices known when the graph is made are checked at once; computed ones count from the end where
+negative and are clamped into range, since a graph cannot raise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import BOOL, I32, I64
+from wire.errors import DTypeError, InputError, ShapeError
+
+from ..array import Array, Operand, apply, literal
+from ..handle import Handle
+from . import elementwise, manipulation
+from .promotion import asarray, cast, concrete, operands
+from .reductions import normal_axis
+
+
+def getitem(x: Operand, key: Any) -> Array:
+    """x[key] with numpy's rules."""
+    array = asarray(x)
+    items = _expanded(array, key if isinstance(key, tuple) else (key,))
+    if any(isinstance(item, Array) for item in items):
+        items = [_index_literal(item) if isinstance(item, int) else item for item in items]
+    basic = _Basic(array, items)
+    result = basic.apply(array)
+    return _advanced(result, basic.gathers) if basic.gathers else result
+
+
+def take(x: Operand, indices: Operand, axis: int | None = None) -> Array:
+    """The elements of x at `indices` along `axis` (of the flattened x if None)."""
+    array = asarray(x)
+    if axis is None:
+        array, axis = manipulation.ravel(array), 0
+    place = normal_axis(axis, array.ndim)
+    return apply("gather", array, _wrapped(asarray(indices), array.shape[place]), axis=place, batch_dims=0)
+
+
+def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Array:
+    """For each position along the other axes, the elements of x at `indices` along `axis`."""
+    array, index = asarray(x), asarray(indices)
+    if array.ndim != index.ndim:
+        raise ShapeError(f"take_along_axis needs arrays of one rank, got {array.shape} and {index.shape}")
+    place = normal_axis(axis, array.ndim)
+    rows, picks = manipulation.moveaxis(array, place, -1), manipulation.moveaxis(index, place, -1)
+    shape = manipulation.broadcast_shapes(rows.shape[:-1], picks.shape[:-1])
+    rows = manipulation.broadcast_to(rows, (*shape, rows.shape[-1]))
+    picks = _wrapped(manipulation.broadcast_to(picks, (*shape, picks.shape[-1])), rows.shape[-1])
+    found = apply("gather", rows, picks, axis=len(shape), batch_dims=len(shape))
+    return manipulation.moveaxis(found, -1, place)
+
+
+def searchsorted(x1: Operand, x2: Operand, *, side: str = "left") -> Array:
+    """Where the values x2 go into the sorted 1-d x1 so that it stays sorted, as int32; NaN sorts last."""
+    if side not in ("left", "right"):
+        raise InputError(f"side is 'left' or 'right', got {side!r}")
+    ordered, values = operands(x1, x2)
+    if ordered.ndim != 1:
+        raise ShapeError(f"searchsorted needs a 1-d array, got {ordered.shape}")
+    low = manipulation.broadcast_to(literal(0, I32), values.shape)
+    high = manipulation.broadcast_to(literal(ordered.size, I32), values.shape)
+    for _ in range(ordered.size.bit_length()):  # bisection: low <= answer <= high
+        middle = elementwise.bitwise_right_shift(elementwise.add(low, high), 1)
+        found = take(ordered, elementwise.minimum(middle, max(ordered.size - 1, 0)))
+        later = _before(found, values) if side == "left" else elementwise.logical_not(_before(values, found))
+        later = elementwise.logical_and(later, elementwise.less(low, high))
+        low, high = elementwise.where(later, middle + 1, low), elementwise.where(later, high, middle)
+    return low
+
+
+def nonzero(x: Operand) -> tuple[Array, ...]:
+    """The indices of the elements that are not 0, one int32 array per axis.  x must have a value: not while tracing."""
+    return tuple([asarray(found.astype(np.int32)) for found in np.nonzero(concrete(asarray(x), "nonzero"))])
+
+
+# -- basic indexing ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    axis: int  # of the result of basic indexing
+    index: Array
+
+
+class _Basic:
+    """Ints, slices and None as one slice, one reverse and one reshape; `gathers` are the array indices left over."""
+
+    def __init__(self, array: Array, items: list[Any]) -> None:
+        self.start: list[int] = []
+        self.stop: list[int] = []
+        self.step: list[int] = []
+        self.reversed: list[int] = []
+        self.shape: list[int] = []
+        self.gathers: list[_Gather] = []
+        for item in items:
+            if item is None:
+                self.shape.append(1)
+            else:
+                self._consume(item, len(self.start), array.shape)
+
+    def _consume(self, item: Any, axis: int, shape: tuple[int, ...]) -> None:
+        dim = shape[axis]
+        if isinstance(item, Array):
+            self.gathers.append(_Gather(len(self.shape), item))
+            item = slice(None)
+        if isinstance(item, slice):
+            count = self._take_slice(item, axis, dim)
+            self.shape.append(count)
+            return
+        if not -dim <= item < dim:
+            raise InputError(f"index {item} is outside axis {axis} of {dim}")
+        self._cut(item % dim, item % dim + 1, 1)
+
+    def _take_slice(self, item: slice, axis: int, dim: int) -> int:
+        start, stop, step = item.indices(dim)
+        count = len(range(start, stop, step))
+        if count == 0:
+            self._cut(0, 0, 1)
+        elif step > 0:
+            self._cut(start, start + (count - 1) * step + 1, step)
+        else:
+            self._cut(start + (count - 1) * step, start + 1, -step)
+            self.reversed.append(axis)
+        return count
+
+    def _cut(self, start: int, stop: int, step: int) -> None:
+        self.start.append(start)
+        self.stop.append(stop)
+        self.step.append(step)
+
+    def apply(self, array: Array) -> Array:
+        start, stop, step = tuple(self.start), tuple(self.stop), tuple(self.step)
+        if stop != array.shape or any(start) or any(by != 1 for by in step):
+            array = apply("slice", array, start=start, stop=stop, step=step)
+        if self.reversed:
+            array = apply("reverse", array, axes=tuple(self.reversed))
+        return manipulation.reshape(array, self.shape)
+
+
+def _expanded(array: Array, key: tuple[Any, ...]) -> list[Any]:
+    """The key with one item per axis and None: masks as integer arrays, Ellipsis and missing axes as full slices."""
+    items = [_item(item) for item in key]
+    given = sum(_axes_of(item) for item in items)
+    if given > array.ndim:
+        raise InputError(f"{given} indices for an array of {array.ndim} dimensions")
+    dots = [place for place, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1:
+        raise InputError("an index has at most one Ellipsis (...)")
+    at = dots[0] if dots else len(items)
+    items[at : at + 1] = [slice(None)] * (array.ndim - given)
+    return _without_masks(array, items)
+
+
+def _item(item: Any) -> Any:
+    if item is None or isinstance(item, EllipsisType | slice):
+        return item
+    if isinstance(item, (bool, np.bool_)):
+        raise InputError("a bool is not an index", next_step="Use mnp.where, or a mask with the array's dimensions")
+    if isinstance(item, (int, np.integer)):
+        return int(item)
+    if not isinstance(item, (Array, Handle, np.ndarray, list, tuple)):
+        raise InputError(f"{type(item).__name__} is not an index", next_step="Use ints, slices, None, ... or arrays")
+    index = asarray(np.zeros(0, np.int32)) if isinstance(item, (list, tuple)) and not len(item) else asarray(item)
+    if index.type.dtype.kind == "f":
+        raise DTypeError(f"an index array has an integer dtype, got {index.type.dtype.name}")
+    if index.type.dtype is BOOL and index.ndim == 0:
+        raise InputError("a 0-d mask is not an index", next_step="Use mnp.where(mask, x, fill)")
+    return index
+
+
+def _axes_of(item: Any) -> int:
+    if item is None or item is Ellipsis:
+        return 0
+    return item.ndim if _is_mask(item) else 1
+
+
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, Array) and item.type.dtype is BOOL
+
+
+def _without_masks(array: Array, items: list[Any]) -> list[Any]:
+    result: list[Any] = []
+    axis = 0
+    for item in items:
+        covered = array.shape[axis : axis + _axes_of(item)]
+        axis += len(covered)
+        if not _is_mask(item):
+            result.append(item)
+            continue
+        if item.shape != covered:
+            raise ShapeError(f"a mask of shape {item.shape} does not fit axes of shape {covered}")
+        result.extend(asarray(found.astype(np.int32)) for found in np.nonzero(concrete(item, "a boolean mask")))
+    return result
+
+
+# -- integer arrays ---------------------------------------------------------------------------------------
+
+
+def _advanced(array: Array, gathers: list[_Gather]) -> Array:
+    axes = [gather.axis for gather in gathers]
+    dims = [array.shape[axis] for axis in axes]
+    wrapped = [_wrapped(gather.index, dim) for gather, dim in zip(gathers, dims, strict=True)]
+    if len(axes) == 1:
+        return apply("gather", array, wrapped[0], axis=axes[0], batch_dims=0)
+    if axes != list(range(axes[0], axes[0] + len(axes))):  # apart: numpy puts the new dimensions first
+        array = manipulation.moveaxis(array, axes, range(len(axes)))
+        axes = list(range(len(axes)))
+    merged = manipulation.reshape(array, (*array.shape[: axes[0]], math.prod(dims), *array.shape[axes[-1] + 1 :]))
+    return apply("gather", merged, _flat(wrapped, dims), axis=axes[0], batch_dims=0)
+
+
+def _flat(indices: list[Array], dims: list[int]) -> Array:
+    """One index into the merged axes."""
+    dtype = I32 if math.prod(dims) < 1 << 31 else I64
+    flat = literal(0, dtype)
+    for index, dim in zip(indices, dims, strict=True):
+        clamped = index if index.value is not None else elementwise.clip(index, 0, max(dim - 1, 0))
+        flat = elementwise.add(elementwise.multiply(flat, dim), cast(clamped, dtype))
+    return flat
+
+
+def _wrapped(index: Array, dim: int) -> Array:
+    """`index` counted from the front: checked if its value is known; if not, `gather` clamps what is outside."""
+    if index.type.dtype.kind not in "iu":
+        raise DTypeError(f"an index array has an integer dtype, got {index.type.dtype.name}")
+    if index.value is not None:
+        return _checked(index.value, dim)
+    narrow = cast(index, I64 if dim >= 1 << 31 else I32)
+    if index.type.dtype.kind == "u":
+        return narrow
+    return elementwise.where(elementwise.less(narrow, 0), elementwise.add(narrow, dim), narrow)
+
+
+def _checked(value: NDArray[Any], dim: int) -> Array:
+    outside = (value < -dim) | (value >= dim)
+    if outside.any():
+        raise InputError(f"index {value[outside].flat[0]} is outside an axis of {dim}")
+    wrapped = np.where(value < 0, value.astype(np.int64) + dim, value)
+    return asarray(wrapped.astype(np.int64 if dim >= 1 << 31 else np.int32))
+
+
+def _index_literal(item: int) -> Array:
+    return literal(item, I64)
+
+
+def _before(left: Array, right: Array) -> Array:
+    """left sorts before right, NaN last."""
+    smaller = elementwise.less(left, right)
+    if left.type.dtype.kind != "f":
+        return smaller
+    return elementwise.logical_or(
+        smaller, elementwise.logical_and(elementwise.isnan(right), elementwise.logical_not(elementwise.isnan(left)))
+    )

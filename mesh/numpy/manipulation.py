@@ -1,0 +1,266 @@
+"""Shapes: reshaping, moving, joining, splitting, repeating and padding.
+
+Most of it is views of the table (reshape, transpose, broadcast, slice, pad, concat, reverse), which engines fold into
+index arithmetic.  Where numpy's rule is one about positions (repeat by counts, pad modes), numpy itself computes the
+positions and the array is gathered by them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from wire.errors import InputError, ShapeError
+
+from ..array import Array, Operand, apply
+from . import indexing
+from .promotion import asarray, like, operands
+from .reductions import normal_axes, normal_axis
+
+Shape = int | Sequence[int]
+
+
+def to_shape(shape: Any) -> tuple[int, ...]:
+    """A shape given as an int or a sequence of ints."""
+    given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+    return tuple([dim.__index__() for dim in given])
+
+
+def reshape(x: Operand, shape: Shape, *, copy: bool | None = None) -> Array:
+    """x's elements in C order as `shape`; one dimension may be -1."""
+    array = asarray(x)
+    wanted = to_shape(shape)
+    unknown = wanted.count(-1)
+    if unknown > 1:
+        raise ShapeError(f"only one dimension can be -1, got {wanted}")
+    if unknown:
+        known = math.prod([dim for dim in wanted if dim != -1])
+        if known == 0 or array.size % known:
+            raise ShapeError(f"cannot reshape {array.shape} ({array.size} elements) to {wanted}")
+        wanted = tuple([array.size // known if dim == -1 else dim for dim in wanted])
+    return array if wanted == array.shape else apply("reshape", array, shape=wanted)
+
+
+def ravel(x: Operand) -> Array:
+    """x's elements in one dimension."""
+    return reshape(x, -1)
+
+
+def permute_dims(x: Operand, axes: Sequence[int] | None = None) -> Array:
+    """x with axis i taken from axis axes[i]; all reversed if axes is None."""
+    array = asarray(x)
+    perm = tuple(reversed(range(array.ndim))) if axes is None else tuple([normal_axis(a, array.ndim) for a in axes])
+    return array if perm == tuple(range(array.ndim)) else apply("transpose", array, perm=perm)
+
+
+def matrix_transpose(x: Operand) -> Array:
+    """The last two axes exchanged."""
+    array = asarray(x)
+    if array.ndim < 2:
+        raise ShapeError(f"matrix_transpose needs two dimensions or more, got shape {array.shape}")
+    return swapaxes(array, -1, -2)
+
+
+def swapaxes(x: Operand, axis1: int, axis2: int) -> Array:
+    """Two axes exchanged."""
+    array = asarray(x)
+    first, second = normal_axis(axis1, array.ndim), normal_axis(axis2, array.ndim)
+    perm = list(range(array.ndim))
+    perm[first], perm[second] = second, first
+    return permute_dims(array, perm)
+
+
+def moveaxis(x: Operand, source: Shape, destination: Shape) -> Array:
+    """Axes `source` moved to positions `destination`; the others keep their order."""
+    array = asarray(x)
+    here, there = normal_axes(to_shape(source), array.ndim), normal_axes(to_shape(destination), array.ndim)
+    if len(here) != len(there):
+        raise InputError(f"moveaxis needs as many sources as destinations, got {here} and {there}")
+    order = [axis for axis in range(array.ndim) if axis not in here]
+    for position, axis in sorted(zip(there, here, strict=True)):
+        order.insert(position, axis)
+    return permute_dims(array, order)
+
+
+def expand_dims(x: Operand, axis: Shape = 0) -> Array:
+    """A dimension of 1 at each position `axis` of the result."""
+    array = asarray(x)
+    given = to_shape(axis)
+    places = normal_axes(given, array.ndim + len(given))
+    dims = iter(array.shape)
+    return reshape(array, [1 if place in places else next(dims) for place in range(array.ndim + len(given))])
+
+
+def squeeze(x: Operand, axis: int | Sequence[int] | None = None) -> Array:
+    """x without its dimensions `axis`, which must be 1; without every dimension of 1 if axis is None."""
+    array = asarray(x)
+    if axis is None:
+        return reshape(array, [dim for dim in array.shape if dim != 1])
+    axes = normal_axes(axis, array.ndim)
+    for each in axes:
+        if array.shape[each] != 1:
+            raise ShapeError(f"cannot squeeze axis {each} of {array.shape}: it is not 1")
+    return reshape(array, [dim for place, dim in enumerate(array.shape) if place not in axes])
+
+
+def broadcast_to(x: Operand, shape: Shape) -> Array:
+    """x repeated along new and size-1 dimensions to `shape`."""
+    array, wanted = asarray(x), to_shape(shape)
+    return array if wanted == array.shape else apply("broadcast", array, shape=wanted)
+
+
+def broadcast_shapes(*shapes: Shape) -> tuple[int, ...]:
+    """The shape that arrays of `shapes` broadcast to; ShapeError if they do not."""
+    try:
+        return np.broadcast_shapes(*[to_shape(shape) for shape in shapes])
+    except ValueError as error:
+        raise ShapeError(f"shapes {' and '.join(map(str, shapes))} do not broadcast") from error
+
+
+def broadcast_arrays(*arrays: Operand) -> list[Array]:
+    """All arrays broadcast to their common shape."""
+    given = [asarray(array) for array in arrays]
+    shape = broadcast_shapes(*[array.shape for array in given])
+    return [broadcast_to(array, shape) for array in given]
+
+
+def flip(x: Operand, axis: int | Sequence[int] | None = None) -> Array:
+    """x with the order along `axis` (all if None) reversed."""
+    array = asarray(x)
+    axes = normal_axes(axis, array.ndim)
+    return apply("reverse", array, axes=axes) if axes else array
+
+
+def roll(x: Operand, shift: Shape, axis: Shape | None = None) -> Array:
+    """Elements moved on by `shift` along `axis`, those at the end coming in at the start; flattened if axis is None."""
+    array = asarray(x)
+    if axis is None:
+        return reshape(roll(ravel(array), shift, 0), array.shape)
+    axes = [normal_axis(each, array.ndim) for each in to_shape(axis)]
+    for by, each in np.broadcast(to_shape(shift), axes):
+        dim = array.shape[each]
+        cut = (-int(by)) % dim if dim else 0
+        if cut:
+            array = concat([_part(array, each, cut, dim), _part(array, each, 0, cut)], axis=int(each))
+    return array
+
+
+# -- joining and splitting --------------------------------------------------------------------------------
+
+
+def concat(arrays: Sequence[Operand], axis: int | None = 0) -> Array:
+    """Arrays joined along an existing axis; flattened first if axis is None."""
+    if not len(arrays):
+        raise InputError("concat needs one array or more")
+    given = operands(*[asarray(array) for array in arrays])
+    if axis is None:
+        given, axis = [ravel(array) for array in given], 0
+    place = normal_axis(axis, given[0].ndim)
+    return given[0] if len(given) == 1 else apply("concat", *given, axis=place)
+
+
+def stack(arrays: Sequence[Operand], axis: int = 0) -> Array:
+    """Arrays of one shape joined along a new axis."""
+    given = [asarray(array) for array in arrays]
+    if len({array.shape for array in given}) > 1:
+        raise ShapeError(f"stack needs arrays of one shape, got {', '.join(str(array.shape) for array in given)}")
+    return concat([expand_dims(array, axis) for array in given], axis)
+
+
+def unstack(x: Operand, axis: int = 0) -> tuple[Array, ...]:
+    """The arrays along `axis`, without it."""
+    array = asarray(x)
+    place = normal_axis(axis, array.ndim)
+    return tuple([squeeze(_part(array, place, at, at + 1), place) for at in range(array.shape[place])])
+
+
+def split(x: Operand, indices_or_sections: Shape, axis: int = 0) -> list[Array]:
+    """x cut along `axis` into equal sections (an int) or at the positions given."""
+    array = asarray(x)
+    place = normal_axis(axis, array.ndim)
+    dim = array.shape[place]
+    if isinstance(indices_or_sections, int):
+        if indices_or_sections < 1 or dim % indices_or_sections:
+            raise ShapeError(f"an axis of {dim} cannot be split into {indices_or_sections} equal sections")
+        size = dim // indices_or_sections
+        cuts = [size * section for section in range(1, indices_or_sections)]
+    else:
+        cuts = [slice(at).indices(dim)[1] for at in to_shape(indices_or_sections)]
+    return [_part(array, place, start, max(start, stop)) for start, stop in zip([0, *cuts], [*cuts, dim], strict=True)]
+
+
+# -- repeating and padding --------------------------------------------------------------------------------
+
+
+def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Array:
+    """Each element repeated; `repeats` is an int or known counts per element.  Flattened if axis is None."""
+    array = asarray(x)
+    if axis is None:
+        array, axis = ravel(array), 0
+    place = normal_axis(axis, array.ndim)
+    positions = np.repeat(np.arange(array.shape[place]), np.asarray(repeats))
+    return indexing.take(array, positions.astype(np.int32), axis=place)
+
+
+def tile(x: Operand, repetitions: Shape) -> Array:
+    """The whole of x repeated `repetitions` times along each dimension, counted from the last."""
+    array, times = asarray(x), to_shape(repetitions)
+    rank = max(array.ndim, len(times))
+    shape = (1,) * (rank - array.ndim) + array.shape
+    times = (1,) * (rank - len(times)) + times
+    for place in range(rank):  # one axis at a time: the rank stays within the limit of a graph
+        if times[place] != 1:
+            before = (*[t * d for t, d in zip(times[:place], shape[:place], strict=True)],)
+            one = reshape(array, (math.prod(before), 1, math.prod(shape[place:])))
+            array = broadcast_to(one, (math.prod(before), times[place], math.prod(shape[place:])))
+    return reshape(array, [t * d for t, d in zip(times, shape, strict=True)])
+
+
+def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Array:
+    """x with a border of `pad_width` ((before, after) per axis, one pair, or one int).
+
+    `mode` is numpy's: constant (with one constant), edge, reflect, symmetric or wrap.
+    """
+    array = asarray(x)
+    widths = np.broadcast_to(np.asarray(pad_width, np.int64), (array.ndim, 2)).tolist()
+    if any(width < 0 for pair in widths for width in pair):
+        raise InputError(f"pad widths are not negative, got {pad_width}")
+    if mode == "constant":
+        fill = like(constant_values, array)
+        low, high = (tuple([pair[side] for pair in widths]) for side in (0, 1))
+        return apply("pad", array, fill, low=low, high=high, interior=(0,) * array.ndim)
+    if mode not in PAD_MODES:
+        raise InputError(f"pad mode {mode!r} is not known", next_step=f"Known: constant, {', '.join(PAD_MODES)}")
+    for axis, pair in enumerate(widths):
+        if any(pair):
+            positions: Any = np.pad(np.arange(array.shape[axis]), pair, mode)  # type: ignore[call-overload]
+            array = indexing.take(array, positions.astype(np.int32), axis=axis)
+    return array
+
+
+PAD_MODES = ("edge", "reflect", "symmetric", "wrap")
+
+
+def atleast_1d(x: Operand) -> Array:
+    """x with one dimension or more."""
+    return _at_least(asarray(x), 1)
+
+
+def atleast_2d(x: Operand) -> Array:
+    """x with two dimensions or more, new ones in front."""
+    return _at_least(asarray(x), 2)
+
+
+def _at_least(array: Array, rank: int) -> Array:
+    return reshape(array, (1,) * (rank - array.ndim) + array.shape)
+
+
+def _part(array: Array, axis: int, start: int, stop: int) -> Array:
+    if (start, stop) == (0, array.shape[axis]):
+        return array
+    starts = tuple([start if place == axis else 0 for place in range(array.ndim)])
+    stops = tuple([stop if place == axis else dim for place, dim in enumerate(array.shape)])
+    return apply("slice", array, start=starts, stop=stops, step=(1,) * array.ndim)

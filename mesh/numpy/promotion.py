@@ -1,0 +1,183 @@
+"""From operands of many kinds to Arrays of one dtype.
+
+A Python scalar is weak: it takes the dtype of the Arrays it meets, unless its kind is higher (a float met by integers
+makes float32, an integer met by bools makes int32).  numpy scalars and arrays keep their dtype.  Two Arrays promote by
+`wire.dtypes.promote`.  Alone, Python scalars are float32, int32 (int64 where the number needs it) and bool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from wire.dtypes import BOOL, BY_NAME, F32, I32, I64, U64, DType, dtype_of, promote
+from wire.errors import DTypeError, InputError
+
+from ..array import Array, Operand, apply, handle_array, literal, value_array
+from ..handle import Handle
+
+_RANK = {"b": 0, "i": 1, "u": 1, "f": 2}
+_WEAK_DEFAULT = {"b": BOOL, "i": I32, "u": I32, "f": F32}
+PYTHON_DTYPES: dict[Any, DType] = {bool: BOOL, int: I32, float: F32}
+INT_BOUNDS = {
+    d.name: (int(np.iinfo(d.numpy).min), int(np.iinfo(d.numpy).max)) for d in BY_NAME.values() if d.kind in "iu"
+}
+
+
+def to_dtype(spec: Any) -> DType:
+    """The dtype meant by a numpy dtype or scalar type, a name ("float32" or "f32"), a DType, or bool, int, float."""
+    if isinstance(spec, DType):
+        return spec
+    if isinstance(spec, str) and spec in BY_NAME:
+        return BY_NAME[spec]
+    found = PYTHON_DTYPES.get(spec) if isinstance(spec, type) else None
+    if found is not None:
+        return found
+    try:
+        return dtype_of(np.dtype(spec))
+    except TypeError as error:
+        raise DTypeError(f"{spec!r} is not a dtype", next_step=f"Known: {', '.join(BY_NAME)}") from error
+
+
+def is_python_scalar(value: object) -> bool:
+    return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
+
+
+def asarray(value: Operand, dtype: Any = None) -> Array:
+    """`value` as an Array: lists and Python scalars take the default dtypes, numpy arrays keep theirs."""
+    array = _as_array(value)
+    return array if dtype is None else cast(array, to_dtype(dtype))
+
+
+def cast(array: Array, dtype: DType) -> Array:
+    """`array` in `dtype`, by the op table's `cast`."""
+    if array.type.dtype is dtype:
+        return array
+    return apply("cast", array, dtype=dtype.name)
+
+
+def operands(*values: Operand) -> list[Array]:
+    """Arrays of one common dtype; shapes stay as they are."""
+    first, *rest = arrays = [
+        value if is_python_scalar(value) or isinstance(value, Array) else _as_array(value) for value in values
+    ]
+    if (
+        isinstance(first, Array)
+        and not first.weak
+        and all(isinstance(x, Array) and x.type.dtype is first.type.dtype for x in rest)
+    ):
+        return arrays  # type: ignore[return-value]  # the common case: nothing to do
+    dtype, weak = common_dtype(arrays)
+    return [_convert(value, dtype, weak) for value in arrays]
+
+
+def floats(*values: Operand) -> list[Array]:
+    """Arrays of one common float dtype; integers and bools become float32."""
+    arrays = operands(*values)
+    if arrays[0].type.dtype.kind != "f":
+        return [cast(array, F32) for array in arrays]
+    return arrays
+
+
+def common_dtype(values: Iterable[Any]) -> tuple[DType, bool]:
+    """The dtype that `values` (Arrays and Python scalars) promote to, and whether all of them are weak."""
+    strong = [value.type.dtype for value in values if isinstance(value, Array) and not value.weak]
+    weak = [_weak_dtype(value) for value in values if not isinstance(value, Array) or value.weak]
+    highest = max(weak, key=lambda dtype: (_RANK[dtype.kind], dtype.itemsize), default=None)
+    if not strong:
+        assert highest is not None
+        return highest, True
+    dtype = reduce(promote, strong)
+    if highest is not None and _RANK[highest.kind] > _RANK[dtype.kind]:
+        return _WEAK_DEFAULT[highest.kind], False
+    return dtype, False
+
+
+def scalar(value: bool | int | float, dtype: DType, weak: bool = False) -> Array:
+    """A Python scalar as a literal of `dtype`; InputError if an integer does not fit."""
+    if dtype.kind in "iu":
+        low, high = INT_BOUNDS[dtype.name]
+        if not low <= int(value) <= high:
+            raise InputError(f"{value} does not fit {dtype.name}", next_step="Cast the array to a wider dtype first")
+    return literal(value, dtype, weak)
+
+
+def like(value: Operand, other: Array) -> Array:
+    """`value` in the dtype of `other`."""
+    return scalar(value, other.type.dtype) if is_python_scalar(value) else cast(_as_array(value), other.type.dtype)  # type: ignore[arg-type]
+
+
+def concrete(array: Array, asker: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """The value of `array`, computed if need be; the error for a traced one names `asker`."""
+    return array._value_for(asker)
+
+
+def _convert(value: Any, dtype: DType, weak: bool) -> Array:
+    return cast(value, dtype) if isinstance(value, Array) else scalar(value, dtype, weak)
+
+
+def _weak_dtype(value: Any) -> DType:
+    if isinstance(value, Array):
+        return value.type.dtype
+    if isinstance(value, bool):
+        return BOOL
+    return F32 if isinstance(value, float) else _integer_dtype(int(value), int(value))
+
+
+def _integer_dtype(low: int, high: int) -> DType:
+    for dtype in (I32, I64, U64):
+        if INT_BOUNDS[dtype.name][0] <= low and high <= INT_BOUNDS[dtype.name][1]:
+            return dtype
+    raise InputError(f"the integer {high if high > 0 else low} does not fit any dtype")
+
+
+def _as_array(value: Any) -> Array:
+    if isinstance(value, Array):
+        return value
+    if isinstance(value, Handle):
+        return handle_array(value)
+    if is_python_scalar(value):
+        return literal(value, _weak_dtype(value))
+    if isinstance(value, (list, tuple)):
+        return _from_sequence(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value_array(np.asarray(value))
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__") or hasattr(value, "__buffer__"):
+        return value_array(np.asarray(value))
+    raise InputError(
+        f"{type(value).__name__} is not array-like", next_step="Pass an array, a number or nested lists of numbers"
+    )
+
+
+def _from_sequence(value: list[Any] | tuple[Any, ...]) -> Array:
+    found = list(_leaves(value))
+    if any(isinstance(leaf, (Array, Handle)) for leaf in found):
+        from .manipulation import stack
+
+        return stack([_as_array(item) for item in value])
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"nested lists of unequal lengths are not an array ({error})") from error
+    if array.dtype == object:
+        raise InputError("a list of things that are not numbers is not an array")
+    if all(is_python_scalar(leaf) for leaf in found):
+        array = array.astype(_sequence_dtype(array).numpy)
+    return value_array(array)
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _sequence_dtype(array: np.ndarray[Any, np.dtype[Any]]) -> DType:
+    if array.dtype.kind in "iu" and array.size:
+        return _integer_dtype(int(array.min()), int(array.max()))
+    return _WEAK_DEFAULT[array.dtype.kind]

@@ -1,0 +1,166 @@
+"""Reductions: one number out of many along axes.
+
+`axis` is None (all), an int or a tuple; negative ones count from the end.  `keepdims` leaves reduced axes as 1.
+Sums of bools and narrow integers are int32 (uint32); means of f16 and bf16 are taken in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from wire.dtypes import BF16, BOOL, F16, F32, I32, U32, DType
+from wire.errors import InputError
+
+from ..array import Array, Operand, apply
+from . import elementwise
+from .promotion import asarray, cast, floats, like, scalar, to_dtype
+
+Axis = int | Sequence[int] | None
+
+
+def normal_axis(axis: Any, ndim: int) -> int:
+    """`axis` counted from the front; InputError if it is outside."""
+    position: int = axis.__index__()
+    if not -ndim <= position < ndim:
+        raise InputError(f"axis {position} is outside an array of {ndim} dimensions")
+    return position % ndim
+
+
+def normal_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
+    """All axes meant by `axis`, counted from the front, each once."""
+    if axis is None:
+        return tuple(range(ndim))
+    given = axis if isinstance(axis, Sequence) else (axis,)
+    axes = tuple([normal_axis(each, ndim) for each in given])
+    if len(set(axes)) != len(axes):
+        raise InputError(f"an axis stands twice in {tuple(given)}")
+    return axes
+
+
+def sum(x: Operand, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+    """The sum, in `dtype` or x's own (at least 32 bits for integers)."""
+    return _accumulate("reduce_sum", x, axis, dtype, keepdims)
+
+
+def prod(x: Operand, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+    """The product, in `dtype` or x's own (at least 32 bits for integers)."""
+    return _accumulate("reduce_prod", x, axis, dtype, keepdims)
+
+
+def max(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The largest element; NaN if any is NaN.  ShapeError over an empty axis."""
+    array = asarray(x)
+    return _reduce("reduce_max", array, normal_axes(axis, array.ndim), keepdims)
+
+
+def min(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The smallest element; NaN if any is NaN.  ShapeError over an empty axis."""
+    array = asarray(x)
+    return _reduce("reduce_min", array, normal_axes(axis, array.ndim), keepdims)
+
+
+def any(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """True if some element is not 0."""
+    return _truth("reduce_max", x, axis, keepdims)
+
+
+def all(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """True if no element is 0."""
+    return _truth("reduce_min", x, axis, keepdims)
+
+
+def count_nonzero(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """How many elements are not 0, as int32."""
+    return sum(cast(asarray(x), BOOL), axis, keepdims=keepdims)
+
+
+def mean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The arithmetic mean; integers give float32."""
+    (array,) = floats(x)
+    axes = normal_axes(axis, array.ndim)
+    wide = cast(array, _wide(array.type.dtype))
+    total = _reduce("reduce_sum", wide, axes, keepdims)
+    count = math.prod([array.shape[axis] for axis in axes])
+    return cast(apply("div", total, like(float(count), total)), array.type.dtype)
+
+
+def var(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
+    """The mean squared distance from the mean, divided by N - correction (numpy calls it ddof)."""
+    (array,) = floats(x)
+    axes = normal_axes(axis, array.ndim)
+    wide = cast(array, _wide(array.type.dtype))
+    distance = elementwise.subtract(wide, mean(wide, axes, keepdims=True))
+    total = _reduce("reduce_sum", elementwise.square(distance), axes, keepdims)
+    count = math.prod([array.shape[axis] for axis in axes]) - (correction + ddof)
+    return cast(apply("div", total, like(float(count) if count > 0 else 0.0, total)), array.type.dtype)
+
+
+def std(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
+    """The square root of `var`."""
+    return elementwise.sqrt(var(x, axis, correction=correction, ddof=ddof, keepdims=keepdims))
+
+
+def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False) -> Array:
+    """Where the first largest element (or NaN) is, as int32; over the flattened array if axis is None."""
+    return _position(asarray(x), axis, keepdims)
+
+
+def argmin(x: Operand, axis: int | None = None, *, keepdims: bool = False) -> Array:
+    """Where the first smallest element (or NaN) is, as int32; over the flattened array if axis is None."""
+    array = asarray(x)
+    # not(x) turns the order of integers around without overflow
+    return _position(apply("neg" if array.type.dtype.kind == "f" else "not", array), axis, keepdims)
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def sum_dtype(dtype: DType) -> DType:
+    """What a sum of `dtype` has: integers at least 32 bits."""
+    if dtype.kind == "f" or dtype.itemsize >= 4:
+        return dtype
+    return U32 if dtype.kind == "u" else I32
+
+
+def _wide(dtype: DType) -> DType:
+    return F32 if dtype in (F16, BF16) else dtype
+
+
+def _accumulate(op: str, x: Operand, axis: Axis, dtype: Any, keepdims: bool) -> Array:
+    array = asarray(x)
+    axes = normal_axes(axis, array.ndim)
+    target = sum_dtype(array.type.dtype) if dtype is None else to_dtype(dtype)
+    return _reduce(op, cast(array, target), axes, keepdims)
+
+
+def _truth(op: str, x: Operand, axis: Axis, keepdims: bool) -> Array:
+    array = cast(asarray(x), BOOL)
+    axes = normal_axes(axis, array.ndim)
+    if 0 in [array.shape[axis] for axis in axes]:
+        left = _reduce("reduce_sum", cast(array, I32), axes, keepdims).type.shape
+        return apply("broadcast", scalar(op == "reduce_min", BOOL), shape=left)
+    return _reduce(op, array, axes, keepdims)
+
+
+def _position(array: Array, axis: int | None, keepdims: bool) -> Array:
+    ranked = cast(array, I32) if array.type.dtype is BOOL else array
+    kept = tuple([1] * array.ndim)
+    if axis is None:
+        found = apply("argmax", apply("reshape", ranked, shape=(ranked.size,)), axis=0)
+    else:
+        position = normal_axis(axis, array.ndim)
+        found = apply("argmax", ranked, axis=position)
+        kept = (*array.shape[:position], 1, *array.shape[position + 1 :])
+    return apply("reshape", found, shape=kept) if keepdims else found
+
+
+def _reduce(op: str, array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    if not axes:
+        return array
+    result = apply(op, array, axes=tuple(sorted(axes)))
+    if not keepdims:
+        return result
+    kept = tuple([1 if axis in axes else dim for axis, dim in enumerate(array.shape)])
+    return apply("reshape", result, shape=kept)

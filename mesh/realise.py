@@ -1,0 +1,144 @@
+"""Realisation: how the value of an Array is made when someone looks.
+
+The pending expressions become one WireGraph, whose inputs are the values at its leaves, and the current evaluator
+computes it.  The default evaluator is the in-process cpu engine; a mesh in use sets itself:
+
+    with using(evaluator): ...          # or token = set_evaluator(evaluator); reset_evaluator(token)
+
+The slot is a context variable, so threads and tasks do not see each other's mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import InputError
+from wire.graph import GraphBuilder, WireGraph
+
+from .array import Array, pending, traced_argument
+from .assemble import assemble
+from .handle import Handle
+
+Param = Handle | NDArray[Any]
+
+
+class Evaluator(Protocol):
+    def __call__(
+        self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, Param]
+    ) -> Sequence[NDArray[Any]]:
+        """The outputs of `graph`, in order; inputs and params are given by name."""
+        ...
+
+
+_CURRENT: ContextVar[Evaluator | None] = ContextVar("mesh_evaluator", default=None)
+NODES_PER_RUN = 20_000  # a longer expression is computed in several runs; a graph may not have more than 100k nodes
+
+
+def current_evaluator() -> Evaluator:
+    """The evaluator that computes values now."""
+    found = _CURRENT.get()
+    if found is None:
+        from .inprocess import evaluate
+
+        return evaluate
+    return found
+
+
+def set_evaluator(evaluator: Evaluator | None) -> Token[Evaluator | None]:
+    """Let `evaluator` compute values from now on (None: in this process); the token undoes it."""
+    return _CURRENT.set(evaluator)
+
+
+def reset_evaluator(token: Token[Evaluator | None]) -> None:
+    _CURRENT.reset(token)
+
+
+@contextmanager
+def using(evaluator: Evaluator | None) -> Iterator[None]:
+    """Compute values by `evaluator` within the block."""
+    token = set_evaluator(evaluator)
+    try:
+        yield
+    finally:
+        reset_evaluator(token)
+
+
+def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
+    """Compute the values of `arrays` together and keep them; InputError if one depends on a traced argument."""
+    order = pending(arrays)
+    for node in order:
+        name = traced_argument(node)
+        if name is not None:
+            _refuse_traced(asker, name, node)
+    wanted = {id(array) for array in arrays}
+    for first in range(0, len(order), NODES_PER_RUN):
+        run = order[first : first + NODES_PER_RUN]
+        later = order[first + NODES_PER_RUN :]
+        needed = wanted | {id(operand) for node in later for operand in _operands(node)}
+        _compute([node for node in run if id(node) in needed and node.value is None])
+
+
+def _compute(wanted: Sequence[Array]) -> None:
+    builder = GraphBuilder()
+    inputs: dict[str, NDArray[Any]] = {}
+    params: dict[str, Param] = {}
+
+    def leaf(array: Array) -> int:
+        expression, value = array.expression, array.value
+        if value is None:
+            assert expression is not None and expression.handle is not None
+            name = f"p{len(params)}"
+            params[name] = expression.handle
+            return builder.param(name, array.type.shape, array.type.dtype)
+        if expression is not None and expression.op == "const":
+            return builder.const(value)
+        name = f"x{len(inputs)}"
+        inputs[name] = value
+        return builder.input(name, array.type.shape, array.type.dtype)
+
+    distinct = list({id(array): array for array in wanted}.values())
+    outputs = assemble(builder, distinct, leaf)
+    graph = builder.build(outputs)
+    used = graph.param_types
+    results = current_evaluator()(graph, inputs, {name: params[name] for name in params if name in used})
+    for array, result in zip(distinct, results, strict=True):
+        keep(array, result)
+
+
+def keep(array: Array, result: NDArray[Any]) -> None:
+    """Store a computed value in place of the expression, so that its operands can be freed."""
+    fixed = np.asarray(result, array.type.dtype.numpy, order="C").reshape(array.type.shape)
+    fixed.flags.writeable = False
+    array.value = fixed  # first: a reader that still sees the expression is right as well
+    array.expression = None
+
+
+def _operands(node: Array) -> tuple[Array, ...]:
+    expression = node.expression
+    return () if expression is None else expression.inputs
+
+
+def _refuse_traced(asker: str, name: str, node: Array) -> NoReturn:
+    raise InputError(
+        f"{asker} needs the value of {name!r} ({node.type}), which has none while its function is traced",
+        next_step=_INSTEAD.get(asker, _ELSE),
+    )
+
+
+_ELSE = "Keep it as an array, use the function of that name in mesh.numpy, and look at values outside of the function"
+_INSTEAD = {
+    "if, while, and, or, not, or bool()": "Use mnp.where(condition, a, b), and & | ~ in place of and, or, not",
+    "float()": "Leave it an array; 0-d arrays work wherever scalars do",
+    "int()": "Leave it an array (x.astype('int32')); shapes and axes must be Python ints known in advance",
+    "item()": "Leave it an array; 0-d arrays work wherever scalars do",
+    "an index or range()": "Index with the array (x[i]) or mnp.take; slice bounds and shapes must be Python ints",
+    "np.asarray()": "Use the function of that name in mesh.numpy in place of numpy's",
+    "a boolean mask": "The result's shape would depend on values: use mnp.where(mask, x, fill)",
+    "nonzero": "The result's shape would depend on values: use mnp.where(condition, a, b)",
+}

@@ -1,0 +1,253 @@
+"""Tracing: from a Python function and example arguments to a WireGraph.
+
+    graph = mesh.trace(fn, x, params)
+
+The function runs once, on Arrays that have a type but no value.  Every leaf of the arguments becomes a named input of
+the graph ("x", "params/layers/0/w": the parameter's name, then the path), handles from `mesh.put` become params.
+Arrays that the function refers to otherwise become constants; handles among them become params named by content.
+
+An example is a numpy array, a Python scalar, an Array, a Handle, or a ShapeDtype where there is no data yet.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import DType, dtype_of
+from wire.errors import InputError
+from wire.graph import GraphBuilder, WireGraph
+from wire.types import TensorType
+
+from . import tree
+from .array import Array, argument, handle_array, traced_argument
+from .assemble import assemble
+from .handle import Handle
+from .numpy.promotion import asarray, is_python_scalar, to_dtype
+from .realise import Param, current_evaluator
+from .tree import Tree
+
+OUTPUT = "output"  # the name of a result that is a single array
+
+
+class ShapeDtype:
+    """An example without data: a shape and a dtype."""
+
+    __slots__ = ("type",)
+    __tree_leaf__: ClassVar[bool] = True
+
+    def __init__(self, shape: Sequence[int], dtype: Any = np.float32) -> None:
+        self.type = TensorType(tuple([int(dim) for dim in shape]), to_dtype(dtype))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.type.dtype.numpy
+
+    def __repr__(self) -> str:
+        return f"ShapeDtype({self.type})"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One leaf of a traced function's arguments."""
+
+    name: str
+    type: TensorType
+    weak: bool  # a Python scalar: it adapted to the dtypes it met
+    by_handle: bool  # a param, bound by handle
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The arguments of one call, by the names of the graph."""
+
+    inputs: dict[str, NDArray[Any]]
+    params: dict[str, Param]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced function: its graph, and how to go from arguments to inputs and from outputs to a result.
+
+    `handles` are the params that do not come from arguments: handles the function refers to.
+    """
+
+    graph: WireGraph
+    in_tree: Tree
+    out_tree: Tree
+    arguments: tuple[Argument, ...]
+    handles: Mapping[str, Handle] = field(default_factory=dict)
+
+    def bind(self, *args: Any) -> Bound:
+        """The inputs and params of a call; InputError naming the argument whose structure, shape or dtype differs."""
+        leaves, structure = tree.flatten(args)
+        if structure != self.in_tree:
+            raise InputError(f"the arguments differ in structure: traced with {self.in_tree}, called with {structure}")
+        used = self.graph.param_types
+        inputs: dict[str, NDArray[Any]] = {}
+        params: dict[str, Param] = dict(self.handles)
+        for declared, leaf in zip(self.arguments, leaves, strict=True):
+            value = _checked(declared, leaf)
+            if not declared.by_handle:
+                inputs[declared.name] = np.asarray(value)
+            elif declared.name in used:
+                params[declared.name] = value
+        return Bound(inputs, params)
+
+    def unflatten(self, outputs: Sequence[Any]) -> Any:
+        """The function's result, made of the graph's outputs."""
+        return tree.unflatten(self.out_tree, outputs)
+
+
+def trace(fn: Callable[..., Any], *examples: Any) -> WireGraph:
+    """The graph of `fn` called with arguments like `examples`.
+
+    Errors are raised where they arise in `fn`: GraphErrors of shapes and dtypes, and InputError where it asks for the
+    value of a traced array, or an argument or result is not an array.
+    """
+    return trace_full(fn, *examples).graph
+
+
+def trace_full(fn: Callable[..., Any], *examples: Any) -> Traced:
+    """As `trace`, with what is needed to call the graph like the function."""
+    leaves, in_tree = tree.flatten(examples)
+    names = argument_names(fn, in_tree)
+    arguments = tuple([_argument(name, leaf) for name, leaf in zip(names, leaves, strict=True)])
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"two arguments have the path {twice!r}", next_step="Rename one of the dict keys")
+    tracers = [argument("param" if each.by_handle else "input", each.name, each.type, each.weak) for each in arguments]
+    result = fn(*tree.unflatten(in_tree, tracers))
+    found, out_tree = tree.flatten_with_paths(result)
+    outputs = [_output(path, leaf) for path, leaf in found]
+    output_names = [path or OUTPUT for path, _ in found]
+    graph, handles = graph_of(tracers, outputs, output_names, getattr(fn, "__name__", ""))
+    return Traced(graph, in_tree, out_tree, arguments, handles)
+
+
+def evaluate(fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(*args)` computed as one graph, by the mesh in use or in this process; the leaves are numpy arrays."""
+    traced = trace_full(fn, *args)
+    bound = traced.bind(*args)
+    return traced.unflatten(current_evaluator()(traced.graph, bound.inputs, bound.params))
+
+
+def signature(*args: Any) -> tuple[Any, ...]:
+    """A hashable key that two calls share exactly when one trace serves both."""
+    leaves, structure = tree.flatten(args)
+    return structure, tuple([_argument("", leaf) for leaf in leaves])
+
+
+def graph_of(
+    tracers: Sequence[Array], outputs: Sequence[Array], output_names: Sequence[str], name: str
+) -> tuple[WireGraph, dict[str, Handle]]:
+    """The graph from `tracers` to `outputs`, and the handles that it refers to besides."""
+    builder = GraphBuilder()
+    handles: dict[str, Handle] = {}
+    mine: dict[int, int] = {}
+
+    def declare(array: Array) -> int:
+        assert array.expression is not None
+        made = builder.input if array.expression.op == "input" else builder.param
+        return made(array.expression.attrs["name"], array.type.shape, array.type.dtype)
+
+    def leaf(array: Array) -> int:
+        if id(array) in mine:
+            return mine[id(array)]
+        if array.value is not None:
+            return builder.const(array.value)
+        assert array.expression is not None
+        handle = array.expression.handle
+        if handle is None:
+            raise InputError(
+                f"the traced argument {traced_argument(array)!r} belongs to another function",
+                next_step="Pass it as an argument, and do not keep traced arrays beyond their function",
+            )
+        handle_name = f"closure/{handle.address.hex()[:32]}"
+        handles[handle_name] = handle
+        return builder.param(handle_name, array.type.shape, array.type.dtype)
+
+    mine.update({id(array): declare(array) for array in tracers})
+    return builder.build(assemble(builder, outputs, leaf), output_names, name), handles
+
+
+def argument_names(fn: Callable[..., Any], in_tree: Tree) -> list[str]:
+    """The name of every leaf of the arguments: the parameter's name and the path below it."""
+    roots = _parameter_names(fn, len(in_tree.children))
+    return [
+        tree.join(root, path) for root, child in zip(roots, in_tree.children, strict=True) for path in tree.paths(child)
+    ]
+
+
+# -- leaves -----------------------------------------------------------------------------------------------
+
+_PYTHON_TYPES: dict[type, Any] = {bool: np.bool_, int: np.int32, float: np.float32}
+
+
+def leaf_type(name: str, leaf: Any) -> TensorType:
+    """The type of an argument; InputError naming it if it is not an array."""
+    if isinstance(leaf, (Array, Handle, ShapeDtype)):
+        return leaf.type
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return TensorType(leaf.shape, _known_dtype(name, leaf.dtype))
+    if is_python_scalar(leaf):
+        return asarray(leaf).type
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return TensorType(tuple(leaf.shape), _known_dtype(name, leaf.dtype))
+    raise InputError(
+        f"the argument {name!r} is a {type(leaf).__name__}, not an array",
+        next_step="Close over it (functools.partial), or mark the dataclass field with metadata={'static': True}",
+    )
+
+
+def _known_dtype(name: str, dtype: Any) -> DType:
+    try:
+        return dtype_of(np.dtype(dtype))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the argument {name!r} has the dtype {dtype}, which a graph does not have") from error
+
+
+def _argument(name: str, leaf: Any) -> Argument:
+    return Argument(name, leaf_type(name, leaf), is_python_scalar(leaf), isinstance(leaf, Handle))
+
+
+def _checked(declared: Argument, leaf: Any) -> Any:
+    """The argument as the graph takes it; InputError unless it is of the declared type."""
+    if declared.weak and is_python_scalar(leaf):
+        return asarray(leaf, declared.type.dtype)
+    found = leaf_type(declared.name, leaf)
+    if isinstance(leaf, ShapeDtype):
+        raise InputError(f"the argument {declared.name!r} is a ShapeDtype: it has no value to compute with")
+    if found != declared.type:
+        raise InputError(f"the argument {declared.name!r} is {found}, expected {declared.type}")
+    return leaf
+
+
+def _output(path: str, leaf: Any) -> Array:
+    if isinstance(leaf, Array):
+        return leaf
+    if isinstance(leaf, Handle):
+        return handle_array(leaf)
+    if isinstance(leaf, (np.ndarray, np.generic)) or is_python_scalar(leaf):
+        return asarray(leaf)
+    raise InputError(f"the function returned a {type(leaf).__name__} at {path or OUTPUT!r}, not an array")
+
+
+def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """The names of the first `count` positional parameters; positions where they are not known."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # a builtin without a signature
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+    return names + [tree.join(rest, str(place - len(names) if rest else place)) for place in range(len(names), count)]

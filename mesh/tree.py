@@ -1,0 +1,204 @@
+"""Pytrees: dicts, lists, tuples, namedtuples, dataclasses and None, with anything else as a leaf.
+
+    leaves, structure = tree.flatten({"w": a, "layers": [b, c]})    # [a, b, c]
+    tree.unflatten(structure, leaves)
+    tree.map(fn, params)
+    tree.flatten_with_paths(params)                                 # [("w", a), ("layers/0", b), ...]
+
+A path names a leaf for people: keys joined by "/", with "~" written "~0" and "/" written "~1" inside a key (as in
+JSON pointers).  Dicts keep their insertion order.  Fields of a dataclass marked `field(metadata={"static": True})`
+belong to the structure instead of being leaves.  A class with `__tree_leaf__ = True` is a leaf whatever else it is.
+This file knows nothing of arrays.  To support another container: one row in `_NODES`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wire.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A pytree without its leaves.  Equal trees have the same containers, keys and static fields.
+
+    `keys` are the dict keys, field names or positions of `children`; `kind` is None for a leaf.
+    """
+
+    kind: type | None
+    keys: tuple[Any, ...] = ()
+    children: tuple[Tree, ...] = ()
+    static: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def leaf_count(self) -> int:
+        return 1 if self.kind is None else sum(child.leaf_count for child in self.children)
+
+    def __str__(self) -> str:
+        if self.kind is None:
+            return "*"
+        inside = ", ".join(f"{key}: {child}" for key, child in zip(self.keys, self.children, strict=True))
+        return f"{self.kind.__name__}({inside})"
+
+
+LEAF = Tree(None)
+
+
+def flatten(value: Any) -> tuple[list[Any], Tree]:
+    """The leaves of `value` in order, and its structure."""
+    leaves: list[Any] = []
+    return leaves, _flatten(value, leaves)
+
+
+def flatten_with_paths(value: Any) -> tuple[list[tuple[str, Any]], Tree]:
+    """As `flatten`, with each leaf's path; the path of a bare leaf is ""."""
+    leaves, structure = flatten(value)
+    return list(zip(paths(structure), leaves, strict=True)), structure
+
+
+def unflatten(structure: Tree, leaves: Sequence[Any]) -> Any:
+    """The tree of `structure` with `leaves`; InputError if their number differs."""
+    if len(leaves) != structure.leaf_count:
+        raise InputError(f"a tree of {structure.leaf_count} leaves cannot be made of {len(leaves)}")
+    return _unflatten(structure, iter(leaves))
+
+
+def map(fn: Callable[..., Any], value: Any, *others: Any) -> Any:
+    """`value` with every leaf replaced by `fn(leaf, *leaves of others)`; InputError if structures differ."""
+    leaves, structure = flatten(value)
+    columns = [leaves]
+    for other in others:
+        column, other_structure = flatten(other)
+        if other_structure != structure:
+            raise InputError(f"trees differ: {structure} and {other_structure}")
+        columns.append(column)
+    return _unflatten(structure, iter([fn(*row) for row in zip(*columns, strict=True)]))
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves of `value` in order."""
+    return flatten(value)[0]
+
+
+def structure(value: Any) -> Tree:
+    """The structure of `value`."""
+    return flatten(value)[1]
+
+
+def paths(structure: Tree) -> list[str]:
+    """The path of every leaf, in order."""
+    return list(_paths(structure, ""))
+
+
+def join(*parts: str) -> str:
+    """One path of several; empty parts vanish."""
+    return "/".join(part for part in parts if part)
+
+
+def escape(key: object) -> str:
+    """A key as one step of a path."""
+    return str(key).replace("~", "~0").replace("/", "~1")
+
+
+# -- containers -------------------------------------------------------------------------------------------
+
+Parts = tuple[tuple[Any, ...], Sequence[Any], tuple[tuple[str, Any], ...]]  # keys, children, static fields
+
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    """How one kind of container comes apart and together again."""
+
+    matches: Callable[[type], bool]
+    kind: Callable[[type], type]
+    split: Callable[[Any], Parts]
+    build: Callable[[Tree, list[Any]], Any]
+
+
+def _split_sequence(value: Sequence[Any]) -> Parts:
+    return tuple(range(len(value))), value, ()
+
+
+def _split_dataclass(value: Any) -> Parts:
+    fields = dataclasses.fields(value)
+    static = tuple((field.name, getattr(value, field.name)) for field in fields if field.metadata.get("static"))
+    names = tuple(field.name for field in fields if not field.metadata.get("static"))
+    return names, [getattr(value, name) for name in names], static
+
+
+def _build_dataclass(tree: Tree, children: list[Any]) -> Any:
+    assert tree.kind is not None
+    made: Any = object.__new__(tree.kind)  # not through __init__: its checks are for users, not for tracers
+    for name, child in (*zip(tree.keys, children, strict=True), *tree.static):
+        object.__setattr__(made, name, child)
+    return made
+
+
+def _is_leaf_class(cls: type) -> bool:
+    return bool(getattr(cls, "__tree_leaf__", False))
+
+
+_NODES: tuple[_Container, ...] = (
+    _Container(lambda cls: cls is type(None), lambda cls: cls, lambda value: ((), (), ()), lambda tree, children: None),
+    _Container(
+        lambda cls: issubclass(cls, OrderedDict),
+        lambda cls: OrderedDict,
+        lambda value: (tuple(value), list(value.values()), ()),
+        lambda tree, children: OrderedDict(zip(tree.keys, children, strict=True)),
+    ),
+    _Container(
+        lambda cls: issubclass(cls, dict),
+        lambda cls: dict,
+        lambda value: (tuple(value), list(value.values()), ()),
+        lambda tree, children: dict(zip(tree.keys, children, strict=True)),
+    ),
+    _Container(lambda cls: issubclass(cls, list), lambda cls: list, _split_sequence, lambda tree, children: children),
+    _Container(
+        lambda cls: issubclass(cls, tuple) and hasattr(cls, "_fields"),
+        lambda cls: cls,
+        lambda value: (value._fields, value, ()),
+        lambda tree, children: tree.kind._make(children),  # type: ignore[union-attr]  # a namedtuple class
+    ),
+    _Container(
+        lambda cls: issubclass(cls, tuple), lambda cls: tuple, _split_sequence, lambda tree, children: tuple(children)
+    ),
+    _Container(dataclasses.is_dataclass, lambda cls: cls, _split_dataclass, _build_dataclass),
+)
+
+_BY_CLASS: dict[type, _Container | None] = {}  # which row a class matches, found once
+
+
+def _container_of(cls: type) -> _Container | None:
+    if cls not in _BY_CLASS:
+        rows = () if _is_leaf_class(cls) else _NODES
+        _BY_CLASS[cls] = next((row for row in rows if row.matches(cls)), None)
+    return _BY_CLASS[cls]
+
+
+def _flatten(value: Any, leaves: list[Any]) -> Tree:
+    cls = type(value)
+    container = _container_of(cls)
+    if container is None:
+        leaves.append(value)
+        return LEAF
+    keys, children, static = container.split(value)
+    return Tree(container.kind(cls), keys, tuple([_flatten(child, leaves) for child in children]), static)
+
+
+def _unflatten(structure: Tree, leaves: Iterator[Any]) -> Any:
+    if structure.kind is None:
+        return next(leaves)
+    container = _container_of(structure.kind)
+    assert container is not None
+    return container.build(structure, [_unflatten(child, leaves) for child in structure.children])
+
+
+def _paths(structure: Tree, prefix: str) -> Iterator[str]:
+    if structure.kind is None:
+        yield prefix
+    for key, child in zip(structure.keys, structure.children, strict=True):
+        yield from _paths(child, f"{prefix}/{escape(key)}" if prefix else escape(key))
