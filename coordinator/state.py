@@ -30,6 +30,7 @@ ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up a
 PARK_S = 0.05  # doubled with every further failure while no node changed: a link that fails at once is not hammered
 PARK_S_MAX = 1.0
 STORY_EVENTS_MAX = 512
+IDLE_PLANS_MAX = 64  # deployed plans kept for the next call of their job; the least recently used goes first
 
 
 # -- events -----------------------------------------------------------------------------------------------
@@ -353,6 +354,7 @@ class CoordinatorState:
             return self._new_plan(call, now)
         plan = self._plans[generation]
         call.generation = generation
+        self._current[call.job] = self._current.pop(call.job)  # most recently used stands last
         if plan.ready:
             return self._start(plan, call)
         plan.waiting.append(call.call)
@@ -367,7 +369,7 @@ class CoordinatorState:
         self._plans[generation] = plan
         self._current[call.job] = generation
         self._tell(now, f"generation {generation} planned for {len(plan.candidates)} nodes")
-        return [MakePlan(generation, call.job, plan.candidates)]
+        return [*self._evict_idle(), MakePlan(generation, call.job, plan.candidates)]
 
     def _retry(self, call: _Call, error: MeshError, now: float, died: bool = False) -> list[Action]:
         """The call lost its plan.  A death is acted on at once; another failure gets time to become one."""
@@ -464,6 +466,14 @@ class CoordinatorState:
                 if self._current.get(plan.job) == plan.generation:
                     del self._current[plan.job]
                 actions += self._retire_if_outdated(plan)
+        return actions
+
+    def _evict_idle(self) -> list[Action]:
+        """Keep the number of deployed plans that nobody uses bounded."""
+        idle = [generation for generation in self._current.values() if self._plans[generation].idle]
+        actions: list[Action] = []
+        for generation in idle[: max(len(idle) - IDLE_PLANS_MAX, 0)]:
+            self._void(self._plans[generation], NodeLost("the plan made room for others"), actions)
         return actions
 
     def _retire_if_outdated(self, plan: _Plan) -> list[Action]:

@@ -1,0 +1,38 @@
+"""A program: what all calls of one compiled function share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from wire.graph import WireGraph
+from wire.types import TensorType
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A graph, the content its params are bound to (name -> address and type), and how to place it.
+
+    Programs are equal, and share plans and deployments, when their `key` is.
+    """
+
+    graph: WireGraph
+    bindings: Mapping[str, tuple[bytes, TensorType]]
+    strategy: str = "auto"
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        bound = tuple(sorted((name, address) for name, (address, _) in self.bindings.items()))
+        return (self.graph.hash, bound, self.strategy)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Program) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return self._hash

@@ -1,0 +1,109 @@
+"""What people are told: nodes, events, and what a call did where.
+
+Plain data, ready for a table or for JSON (`dataclasses.asdict`).  Bytes and seconds throughout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wire.messages import Deployed, DeviceReport, Ran
+
+from .plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One worker as users see it; `state` is healthy, suspect or dead."""
+
+    name: str
+    node_id: str
+    pid: int
+    address: str
+    state: str
+    version: str
+    devices: tuple[DeviceReport, ...]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something worth telling; `at_s` is on the coordinator's monotonic clock.
+
+    `kind` is joined, suspect, healthy, dead, leaving, planned, deployed or began (the first part of a step started).
+    """
+
+    at_s: float
+    kind: str
+    node: str
+    text: str
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartReport:
+    part: int
+    engine: str
+    nodes: int  # graph nodes in the part
+    compute_s: float
+    wait_s: float  # until its last input was there
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """One worker's share of a call.  Weight bytes and kernels are those of deployments made for this call."""
+
+    name: str
+    node_id: str
+    parts: tuple[PartReport, ...]
+    bytes_in: int
+    bytes_out: int
+    compute_s: float
+    wait_s: float
+    weight_bytes: dict[str, int]  # by source: socket, shared, disk, resident
+    compile_s: float
+    kernels_compiled: int
+    kernels_cached: int
+
+
+@dataclass(slots=True)
+class CallReport:
+    """What happened during one call; complete once the call has ended.
+
+    `generations` are the plans it went through: more than one means that something failed on the way.
+    """
+
+    seconds: float = 0.0
+    generation: int = 0
+    generations: list[int] = field(default_factory=list)
+    reasons: tuple[str, ...] = ()
+    workers: dict[str, WorkerReport] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def weight_bytes_moved(self) -> int:
+        """Bytes of weights that crossed from one process to another for this call."""
+        return sum(worker.weight_bytes["socket"] + worker.weight_bytes["shared"] for worker in self.workers.values())
+
+
+def worker_report(plan: Plan, view: NodeView, ran: Ran, deployed: Deployed | None) -> WorkerReport:
+    """A worker's share, from its own answers."""
+    engines = {device.index: device.engine for device in view.devices}
+    parts = tuple(
+        PartReport(run.part, engines[plan.parts[run.part].device], len(plan.parts[run.part].graph), run.compute_s, run.wait_s)
+        for run in ran.parts
+    )
+    sources = ("socket", "shared", "disk", "resident")
+    return WorkerReport(
+        view.name,
+        view.node_id,
+        parts,
+        ran.bytes_in,
+        ran.bytes_out,
+        sum(part.compute_s for part in parts),
+        sum(part.wait_s for part in parts),
+        {source: getattr(deployed, f"bytes_{source}", 0) for source in sources},
+        deployed.compile_s if deployed else 0.0,
+        deployed.compiled if deployed else 0,
+        deployed.from_cache if deployed else 0,
+    )

@@ -1,0 +1,619 @@
+"""The coordinator's shell: performs what `state.py` and `health.py` decide, over links.
+
+It owns the links to workers, the tensors this process holds for them, and the clock.  It decides nothing about plans,
+calls or deaths.  One object serves both the embedded coordinator (`Mesh.builder()`) and the daemon (`mesh-coord serve`);
+everything runs on one event loop, except planning, hashing and copies over 1 MiB, which run in threads so that
+heartbeats are read on time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from wire.dtypes import dtype_named, dtype_of
+from wire.errors import Cancelled, MeshError, NodeLost, ProtocolError
+from wire.exchange import BlobExchange, off_loop
+from wire.graph import WireGraph
+from wire.messages import (
+    INLINE_BYTES_MAX,
+    Beat,
+    Began,
+    BlobStream,
+    CancelStep,
+    Deploy,
+    Deployed,
+    Drop,
+    Feed,
+    FetchBlob,
+    Join,
+    Joined,
+    Leaving,
+    Message,
+    MissingGraphs,
+    PlanKey,
+    Push,
+    Ran,
+    Run,
+    Suspected,
+    Value,
+)
+from wire.protocol import Identity
+from wire.sharedmem import SharedDir, take
+from wire.codec import tensor_bytes, tensor_from
+from wire.transport import Endpoint, Link
+from wire.types import TensorType
+from wire.versions import usable_ops
+
+from . import dispatch, state
+from .health import Health, HealthConfig, HealthDetector, Transition
+from .plan import Plan
+from .planner import make_plan
+from .profile import Profiles, WorkerProfile, worker_profile
+from .program import Program
+from .report import CallReport, Event, NodeView, worker_report
+
+log = logging.getLogger("graph_mesh.coordinator")
+T = TypeVar("T")
+
+EVENTS_MAX = 1000
+REDIAL_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a node again; the last repeats for ever
+DIAL_TIMEOUT_S = 5.0
+JOIN_TIMEOUT_S = 30.0  # a worker answers once its devices are probed
+PLANS_REMEMBERED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """How a coordinator behaves; `identity` fields that matter are the mesh and the name."""
+
+    mesh: str
+    name: str
+    health: HealthConfig = HealthConfig()
+    alone_s: float = 5.0  # how long a call waits for any worker before it fails
+
+
+@dataclass(slots=True)
+class _Member:
+    link: Link
+    joined: Joined
+    profile: WorkerProfile
+    graphs: set[bytes] = field(default_factory=set)  # encodings this link already carried
+    blobs: set[bytes] = field(default_factory=set)  # content this worker is known to hold
+
+
+@dataclass(slots=True)
+class _Deployment:
+    program: Program
+    plan: Plan | None = None
+    feeds: dict[str, tuple[tuple[int, int, str], ...]] = field(default_factory=dict)
+    results: dict[str, Deployed] = field(default_factory=dict)
+    reported: bool = False  # its weight bytes stand in a call's report
+
+
+@dataclass(slots=True)
+class _Call:
+    program: Program
+    inputs: Mapping[str, NDArray[Any]]
+    future: asyncio.Future[list[NDArray[Any]]]
+    report: CallReport
+    began_s: float
+    ran: dict[str, Ran] = field(default_factory=dict)
+
+
+class Coordinator:
+    """Runs programs on the workers it is connected to.  Use on one event loop; `close` when done.
+
+        coordinator = Coordinator(CoordinatorConfig("home", "me"), identity)
+        await coordinator.connect("127.0.0.1", 7100)
+        outputs, report = await coordinator.call(program, {"x": array})
+    """
+
+    def __init__(self, config: CoordinatorConfig, identity: Identity, shared: SharedDir | None) -> None:
+        self.config = config
+        self.identity = identity
+        self.epoch = time.time_ns() // 1000  # grows across restarts, also on a machine whose monotonic clock restarts
+        self.events: list[Event] = []
+        self.watchers: list[Callable[[Event], None]] = []
+        self.unlinked: list[Callable[[Link], None]] = []  # told of every link that ends
+        self.endpoint = Endpoint(identity, self)
+        self.blobs = BlobExchange(shared, self._find_blob)
+        self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {FetchBlob: self.blobs.serve}
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._detector = HealthDetector(config.health)
+        self._state = state.CoordinatorState(config.alone_s)
+        self._members: dict[str, _Member] = {}
+        self._known: dict[str, NodeView] = {}  # every worker that ever joined, for people
+        self._deployments: dict[int, _Deployment] = {}
+        self._calls: dict[int, _Call] = {}
+        self._call_numbers = itertools.count(1)
+        self._blobs: dict[bytes, tuple[NDArray[Any], int]] = {}  # with the number of holds
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._joins: dict[Link, asyncio.Task[NodeView]] = {}
+        self._perform: dict[type, Callable[[Any], None]] = {
+            state.MakePlan: self._make_plan,
+            state.SendDeploy: lambda action: self._spawn(self._send_deploy(action)),
+            state.SendRun: self._send_run,
+            state.SendCancel: self._send_cancel,
+            state.SendDrop: self._send_drop,
+            state.ForgetPlan: lambda action: self._deployments.pop(action.generation, None),
+            state.Resolve: self._resolve,
+            state.Reject: self._reject,
+        }
+        self._notified: dict[type, Callable[[Link, Any], None]] = {
+            Beat: self._on_beat,
+            Began: self._on_began,
+            Push: self._on_push,
+            Leaving: self._on_leaving,
+        }
+        self._spawn(self._watch_time())
+
+    # -- what callers use
+
+    async def connect(self, host: str, port: int) -> NodeView:
+        """Join the worker at an address and stay joined: a lost link is dialled again until `close`.
+
+        Raises ConnectFailed, VersionMismatch, WrongMesh or Busy if the first attempt fails.
+        """
+        return await self.adopt(await self.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S), host, port)
+
+    async def adopt(self, link: Link, host: str, port: int) -> NodeView:
+        """Join the worker at the other end of a link dialled at this address, and stay joined."""
+        view = await self._joining(link)
+        self._spawn(self._stay_connected(host, port, link))
+        return view
+
+    def nodes(self) -> list[NodeView]:
+        """Every worker that joined since the start, with its present state, by name."""
+        views = []
+        for node_id, view in self._known.items():
+            health = self._detector.health(node_id)
+            present = health.value if health else Health.DEAD.value
+            views.append(replace(view, state=present))
+        return sorted(views, key=lambda view: view.name)
+
+    async def plan(self, graph: WireGraph, strategy: str = "auto") -> Plan:
+        """The plan a call would use now, nothing sent."""
+        if not self._members:
+            raise NodeLost("no worker is connected, so there is nothing to plan for", next_step="Start mesh-worker")
+        return await self._planned(graph, strategy, frozenset(self._members))
+
+    def hold(self, address: bytes, array: NDArray[Any]) -> None:
+        """Hold a tensor for workers to fetch, until `release` was called as often."""
+        found = self._blobs.get(address)
+        self._blobs[address] = (array if found is None else found[0], 1 if found is None else found[1] + 1)
+
+    def release(self, address: bytes) -> None:
+        """Undo one `hold`; workers keep what they cached."""
+        array, holds = self._blobs.pop(address)
+        if holds > 1:
+            self._blobs[address] = (array, holds - 1)
+
+    def submit(self, program: Program, inputs: Mapping[str, NDArray[Any]]) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:  # fmt: skip
+        """Start a call: its number, a future of the outputs (C-contiguous arrays in graph order) and its report.
+
+        `inputs` are C-contiguous arrays of exactly the graph's types, by name.
+        """
+        number = next(self._call_numbers)
+        now = self._now()
+        report = CallReport()
+        future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
+        self._calls[number] = _Call(program, inputs, future, report, now)
+        self._feed(state.CallSubmitted(number, program))
+        return number, future, report
+
+    async def call(self, program: Program, inputs: Mapping[str, NDArray[Any]]) -> tuple[list[NDArray[Any]], CallReport]:
+        """Evaluate a program; cancelling the awaiting task cancels the call on the workers."""
+        number, future, report = self.submit(program, inputs)
+        try:
+            return await future, report
+        except asyncio.CancelledError:
+            self.cancel(number)
+            raise
+
+    @property
+    def live(self) -> bool:
+        """Whether any worker is connected."""
+        return bool(self._members)
+
+    def cancel(self, call: int) -> None:
+        """Stop a call; its future gets Cancelled.  A finished call is left alone."""
+        self._feed(state.CallCancelled(call))
+
+    async def close(self) -> None:
+        """Drop every link and end every wait."""
+        self._closing = True
+        for call in list(self._calls):
+            self.cancel(call)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.endpoint.close()
+        if self._shared is not None:
+            self._shared.close()
+
+    # -- links (wire.transport.Handler)
+
+    def on_linked(self, link: Link) -> None:
+        """Either side dialled; a worker joins."""
+        if link.peer.role == "worker" and not self._closing:
+            self._joining(link)
+
+    def on_unlinked(self, link: Link, error: MeshError | None) -> None:
+        for told in self.unlinked:
+            told(link)
+        member = self._members.get(link.peer.node_id)
+        if member is not None and member.link is link:
+            reason = str(error) if error else "connection closed"
+            self._judge(self._detector.lost(link.peer.node_id, self._now(), reason))
+
+    async def on_request(self, link: Link, body: Message) -> Message:
+        answer = self.requests.get(type(body))
+        if answer is None:
+            raise ProtocolError(f"this coordinator does not answer {type(body).__name__}")
+        return await answer(link, body)
+
+    def on_notify(self, link: Link, body: Message) -> None:
+        handler = self._notified.get(type(body))
+        if handler is None:
+            raise ProtocolError(f"a coordinator does not take {type(body).__name__}")
+        handler(link, body)
+
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+        if isinstance(header, BlobStream):
+            return self.blobs.open_stream(header, size_bytes)
+        if not isinstance(header, Push) or header.plan.epoch != self.epoch:
+            raise ProtocolError("a coordinator takes only outputs of its own plans")
+        if size_bytes != _type_of(header.value).size_bytes:
+            raise ProtocolError(f"an output of type {_type_of(header.value)} does not have {size_bytes} bytes")
+        return memoryview(bytearray(size_bytes))
+
+    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
+        if isinstance(header, BlobStream):
+            self.blobs.stream_done(header, buffer, error)
+        elif error is None and isinstance(header, Push):
+            self._output(header.plan.generation, header.step, header.slot, tensor_from(buffer, _type_of(header.value)))
+
+    # -- joining and staying joined
+
+    def _joining(self, link: Link) -> asyncio.Task[NodeView]:
+        task = self._joins.get(link)
+        if task is None:
+            task = self._joins[link] = self._spawn(self._join(link))
+        return task
+
+    async def _join(self, link: Link) -> NodeView:
+        health = self.config.health
+        join = Join(self.epoch, health.beat_s, self.identity.node_id, health.lease_s)
+        try:
+            joined = await link.request(join, timeout_s=JOIN_TIMEOUT_S)
+            if not isinstance(joined, Joined):
+                raise ProtocolError(f"expected Joined, got {type(joined).__name__}", node=link.peer.name)
+        except MeshError:
+            link.close("could not join")
+            raise
+        finally:
+            self._joins.pop(link, None)
+        peer, now = link.peer, self._now()
+        profile = worker_profile(peer.node_id, peer.name, joined, usable_ops(self.identity, peer))
+        self._members[peer.node_id] = _Member(link, joined, profile, blobs=set(joined.blobs))
+        view = NodeView(
+            peer.name, peer.node_id, peer.pid, peer.address, "healthy", peer.version, joined.devices, joined.memory_bytes
+        )
+        self._known[peer.node_id] = view
+        self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
+        self._feed(state.NodeJoined(peer.node_id))
+        self._wake.set()
+        return view
+
+    async def _stay_connected(self, host: str, port: int, link: Link) -> None:
+        """Dial again whenever the link is lost, for ever, with growing waits."""
+        while True:
+            while not link.closed:
+                await link.wait_closed()
+            for wait_s in itertools.chain(REDIAL_S, itertools.repeat(REDIAL_S[-1])):
+                await asyncio.sleep(wait_s)
+                try:
+                    link = await self.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S)
+                    await self._joining(link)
+                    break
+                except MeshError as error:
+                    log.debug("%s:%d is not back yet: %s", host, port, error)
+
+    def _on_leaving(self, link: Link, body: Leaving) -> None:
+        self._tell("leaving", link.peer.node_id, body.reason)
+        for line in body.log:
+            log.warning("%s: %s", link.peer.name, line)
+        self._judge(self._detector.lost(link.peer.node_id, self._now(), f"left: {body.reason}"))
+
+    # -- health
+
+    def _on_beat(self, link: Link, body: Beat) -> None:
+        self._judge(self._detector.heard(link.peer.node_id, body.incarnation, self._now()))
+
+    def _judge(self, transitions: Sequence[Transition]) -> None:
+        for change in transitions:
+            member = self._members.get(change.node)
+            if change.was is not None or change.health is not Health.HEALTHY:
+                self._tell(change.health.value, change.node, change.reason)
+            else:
+                self._tell("joined", change.node, change.reason)
+            if member is None:
+                continue
+            if change.health is Health.SUSPECT:
+                member.link.notify(Suspected(member.link.peer.incarnation))
+            elif change.health is Health.DEAD:
+                del self._members[change.node]
+                error = NodeLost(f"worker {member.profile.name} is gone: {change.reason}", node=member.profile.name)
+                member.link.close(change.reason)
+                self._feed(state.NodeGone(change.node, error))
+
+    async def _watch_time(self) -> None:
+        """Wake when the detector or the machine has something due, and tell the detector how late that was."""
+        while True:
+            due = [time_s for time_s in (self._detector.next_deadline(), self._state.next_deadline()) if time_s is not None]
+            wake_s = min(due, default=self._now() + 1.0)
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(max(wake_s - self._now(), 0.0)):
+                    await self._wake.wait()
+            except TimeoutError:
+                # Beats that arrived while this loop was busy are read before anybody is judged.
+                late_s = self._now() - wake_s
+                await asyncio.sleep(0)
+                self._judge(self._detector.tick(self._now(), late_s if late_s > self.config.health.beat_s else 0.0))
+                self._feed(state.Tick())
+
+    # -- performing what the machine decided
+
+    def _feed(self, event: state.Event) -> None:
+        for action in self._state.handle(event, self._now()):
+            self._perform[type(action)](action)
+
+    def _make_plan(self, action: state.MakePlan) -> None:
+        program = action.job
+        assert isinstance(program, Program)
+        self._deployments[action.generation] = _Deployment(program)
+        cached = self._plans.get((program.graph.hash, program.strategy, self._site_key(action.nodes)))
+        if cached is not None:
+            self._loop.call_soon(self._plan_made, action.generation, cached)
+        else:
+            self._spawn(self._plan_then_tell(action, program))
+
+    async def _plan_then_tell(self, action: state.MakePlan, program: Program) -> None:
+        try:
+            plan = await self._planned(program.graph, program.strategy, action.nodes)
+        except MeshError as error:
+            self._feed(state.PlanFailed(action.generation, error))
+        else:
+            self._plan_made(action.generation, plan)
+
+    async def _planned(self, graph: WireGraph, strategy: str, nodes: frozenset[str]) -> Plan:
+        members = [self._members[node] for node in sorted(nodes) if node in self._members]
+        key = (graph.hash, strategy, self._site_key(nodes))
+        found = self._plans.get(key)
+        if found is None:
+            profiles = self._profiles(members)
+            found = await asyncio.to_thread(make_plan, graph, profiles, strategy)
+            if len(self._plans) >= PLANS_REMEMBERED:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = found
+        return found
+
+    def _site_key(self, nodes: frozenset[str]) -> frozenset[tuple[str, str]]:
+        """The same workers since the same start have the same profiles."""
+        return frozenset((node, self._members[node].link.peer.boot_id) for node in nodes if node in self._members)
+
+    def _profiles(self, members: Sequence[_Member]) -> Profiles:
+        workers = tuple(member.profile for member in members)
+        near = {member.profile.node_id for member in members if member.link.same_host}
+        return Profiles.of_hosts(workers, near)
+
+    def _plan_made(self, generation: int, plan: Plan) -> None:
+        deployment = self._deployments.get(generation)
+        if deployment is not None:
+            deployment.plan = plan
+            deployment.feeds = dispatch.feeds(plan)
+            self._tell("planned", "", "; ".join(plan.reasons), generation)
+            self._report_generation(generation)
+        self._feed(state.PlanMade(generation, dispatch.nodes(plan), dispatch.output_count(plan)))
+
+    async def _send_deploy(self, action: state.SendDeploy) -> None:
+        member = self._members.get(action.node)
+        deployment = self._deployments.get(action.generation)
+        if member is None or deployment is None or deployment.plan is None:
+            return
+        try:
+            answer = await member.link.request(self._deploy_message(action, deployment, member, member.graphs))
+            if isinstance(answer, MissingGraphs):
+                member.graphs -= set(answer.graphs)
+                answer = await member.link.request(self._deploy_message(action, deployment, member, member.graphs))
+            if not isinstance(answer, Deployed):
+                raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
+        except MeshError as error:
+            error.node = error.node or member.profile.name
+            self._feed(state.DeployFailed(action.generation, action.node, error))
+            return
+        deployment.results[action.node] = answer
+        self._tell("deployed", action.node, f"{answer.compiled} kernels compiled, {answer.from_cache} from cache", action.generation)
+        self._feed(state.DeployDone(action.generation, action.node))
+
+    def _deploy_message(self, action: state.SendDeploy, deployment: _Deployment, member: _Member, sent: set[bytes]) -> Deploy:
+        assert deployment.plan is not None
+        program = deployment.program
+        holders = {node: other.blobs for node, other in self._members.items() if node != action.node}
+        addresses = {node: other.link.peer.address for node, other in self._members.items()}
+        key = PlanKey(self.epoch, action.generation)
+        message = dispatch.deploy(deployment.plan, action.node, key, program.bindings, sent, holders, addresses)
+        sent.update(message.graphs)
+        member.blobs.update(spec.blob for spec in message.blobs)
+        return message
+
+    def _send_run(self, action: state.SendRun) -> None:
+        self._spawn(self._run_on(action))
+
+    async def _run_on(self, action: state.SendRun) -> None:
+        member = self._members.get(action.node)
+        call = self._calls.get(action.call)
+        deployment = self._deployments.get(action.generation)
+        if member is None or call is None or deployment is None:
+            return
+        key = PlanKey(self.epoch, action.generation)
+        try:
+            feeds, streams = await self._feeds(member, key, action.step, deployment.feeds.get(action.node, ()), call.inputs)
+            ran = self._spawn(member.link.request(Run(key, action.step, feeds)))
+            for header, data in streams:
+                await member.link.send_stream(header, data)
+            answer = await ran
+            if not isinstance(answer, Ran):
+                raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=member.profile.name)
+            for output in answer.outputs:
+                if output.value.data is not None or output.value.shared:
+                    self._output(action.generation, action.step, output.slot, self._tensor(member.link, output.value))
+        except MeshError as error:
+            error.node = error.node or member.profile.name
+            self._feed(state.RunFailed(action.generation, action.step, action.node, error))
+            return
+        call.ran[action.node] = answer
+        self._feed(state.NodeRan(action.generation, action.step, action.node))
+
+    async def _feeds(
+        self, member: _Member, key: PlanKey, step: int, wanted: Sequence[tuple[int, int, str]], inputs: Mapping[str, NDArray[Any]]
+    ) -> tuple[tuple[Feed, ...], list[tuple[Push, memoryview]]]:
+        """A call's inputs for one worker: small ones inline, large ones through shared memory or as streams."""
+        feeds, streams = [], []
+        for part, slot, name in wanted:
+            array = inputs[name]
+            dtype = dtype_of(array).name
+            if array.nbytes <= INLINE_BYTES_MAX:
+                value = Value(dtype, array.shape, tensor_bytes(array).tobytes())
+            elif member.link.same_host and self._shared is not None:
+                shared = await off_loop(array.nbytes, self._shared.write, [tensor_bytes(array)])
+                member.link.bytes_sent["shared"] += array.nbytes
+                value = Value(dtype, array.shape, None, shared)
+            else:
+                value = Value(dtype, array.shape)
+                streams.append((Push(key, step, part, slot, value), tensor_bytes(array)))
+            feeds.append(Feed(part, slot, value))
+        return tuple(feeds), streams
+
+    def _send_cancel(self, action: state.SendCancel) -> None:
+        member = self._members.get(action.node)
+        if member is not None:
+            member.link.notify(CancelStep(PlanKey(self.epoch, action.generation), action.step))
+
+    def _send_drop(self, action: state.SendDrop) -> None:
+        member = self._members.get(action.node)
+        if member is not None:
+            self._spawn(self._drop(member, PlanKey(self.epoch, action.generation)))
+
+    async def _drop(self, member: _Member, key: PlanKey) -> None:
+        try:
+            await member.link.request(Drop(key))
+        except MeshError as error:
+            log.debug("dropping generation %d on %s: %s", key.generation, member.profile.name, error)
+
+    # -- outputs
+
+    def _on_push(self, link: Link, body: Push) -> None:
+        if body.plan.epoch == self.epoch and (body.value.data is not None or body.value.shared):
+            self._output(body.plan.generation, body.step, body.slot, self._tensor(link, body.value))
+
+    def _output(self, generation: int, step: int, slot: int, array: NDArray[Any]) -> None:
+        self._feed(state.OutputArrived(generation, step, slot, array))
+
+    def _tensor(self, link: Link, value: Value) -> NDArray[Any]:
+        kind = _type_of(value)
+        if value.data is not None:
+            return tensor_from(bytearray(value.data), kind)
+        link.bytes_received["shared"] += kind.size_bytes
+        return tensor_from(take(link.peer.shared_memory, value.shared, kind.size_bytes), kind)
+
+    def _resolve(self, action: state.Resolve) -> None:
+        call = self._calls.pop(action.call)
+        deployment = self._deployments[action.generation]
+        assert deployment.plan is not None
+        self._finish_report(call, action.generation, deployment)
+        bindings = call.program.bindings
+        params = {name: self._blobs[blob][0] for name, (blob, _) in bindings.items() if blob in self._blobs}
+        outputs = dispatch.outputs(deployment.plan, call.program.graph, action.outputs, call.inputs, params)
+        if not call.future.done():
+            call.future.set_result(outputs)
+
+    def _reject(self, action: state.Reject) -> None:
+        call = self._calls.pop(action.call)
+        call.report.seconds = self._now() - call.began_s
+        if call.future.done():
+            return
+        if isinstance(action.error, Cancelled):
+            call.future.cancel()
+        else:
+            call.future.set_exception(action.error)
+
+    # -- telling people
+
+    def _on_began(self, link: Link, body: Began) -> None:
+        self._tell("began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation)
+
+    def _tell(self, kind: str, node: str, text: str, generation: int = 0) -> None:
+        view = self._known.get(node)
+        event = Event(self._now(), kind, view.name if view else node, text, generation)
+        self.events.append(event)
+        del self.events[:-EVENTS_MAX]
+        for call in self._calls.values():
+            call.report.events.append(event)
+        for watcher in self.watchers:
+            watcher(event)
+
+    def _report_generation(self, generation: int) -> None:
+        deployment = self._deployments[generation]
+        for call in self._calls.values():
+            if call.program == deployment.program:
+                call.report.generations.append(generation)
+
+    def _finish_report(self, call: _Call, generation: int, deployment: _Deployment) -> None:
+        report = call.report
+        report.seconds = self._now() - call.began_s
+        report.generation = generation
+        assert deployment.plan is not None
+        report.reasons = deployment.plan.reasons
+        for node, ran in call.ran.items():
+            deployed = None if deployment.reported else deployment.results.get(node)
+            view = self._known[node]
+            report.workers[view.name] = worker_report(deployment.plan, view, ran, deployed)
+        deployment.reported = True
+
+    # -- helpers
+
+    def _now(self) -> float:
+        return self._loop.time()
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and not isinstance(task.exception(), MeshError):
+            log.error("a coordinator task failed", exc_info=task.exception())
+
+    def _find_blob(self, address: bytes) -> memoryview | None:
+        found = self._blobs.get(address)
+        return None if found is None else tensor_bytes(found[0])
+
+
+def _type_of(value: Value) -> TensorType:
+    return TensorType(value.shape, dtype_named(value.dtype))

@@ -1,0 +1,212 @@
+"""AsyncMesh: the mesh for programs that run an event loop.  `Mesh` (client.py) is the same for everybody else.
+
+    async with await Mesh.builder().local(3).build_async() as mesh:
+        y = await mesh.run(fn, x)
+
+Numpy arrays in, numpy arrays out, in any pytree.  Every method says which errors it raises; all are in `mesh.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError
+from wire.graph import WireGraph
+
+from . import tree
+from .backend import Backend, Started, Work
+from .builder import MeshBuilder, MeshConfig
+from .compiled import Compiled, CompiledFunction, handle_of
+from .handle import Handle
+from .node import Node
+from .preview import PlanPreview
+from .report import Report
+
+STRATEGIES = ("auto", "single", "pipeline")
+MODES = ("auto", "on", "off")
+
+
+class AsyncMesh:
+    """A mesh used from the event loop it was made on.  Close it, or use it as an async context manager."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._loop = asyncio.get_running_loop()
+        self._last: Started | None = None
+        self._closed = False
+
+    @staticmethod
+    def builder() -> MeshBuilder:
+        return MeshBuilder()
+
+    @staticmethod
+    async def connect(config: MeshConfig) -> AsyncMesh:
+        """Connect to everything in `config`; ConnectFailed names every node that failed."""
+        from .connect import connect
+
+        return AsyncMesh(await connect(config))
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Every worker, by name, with its present state."""
+        return await self._backend.nodes()
+
+    async def put(self, value: Any) -> Any:
+        """Hold the arrays of a pytree on the mesh; the same tree with a Handle for each.
+
+        A handle given as an argument is never hashed or sent again: its bytes go to a worker once, when first needed.
+        """
+        paths, structure = tree.flatten_with_paths(value)
+        return tree.unflatten(structure, [await self._put_one(path, leaf) for path, leaf in paths])
+
+    async def plan(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto") -> PlanPreview:
+        """What would go where and why, before a byte moves."""
+        return PlanPreview(await self._backend.plan(self.form(fn, args, strategy, "on").graph, strategy))
+
+    async def run(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto") -> Any:
+        """`fn(*args)` on the mesh.
+
+        `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker) or "auto"
+        (what the cost model finds fastest).  `mode` says where: "on" needs a mesh, "off" computes in this process,
+        "auto" takes the mesh if it has workers.
+        """
+        return await self._call(self.form(fn, args, strategy, mode), args)
+
+    async def compile(
+        self, fn: Callable[..., Any] | WireGraph, *examples: Any, strategy: str = "auto", mode: str = "auto"
+    ) -> Callable[..., Any]:
+        """An async callable for arguments of the examples' shapes and dtypes; others are traced when they come."""
+        function = self.function(fn, strategy, mode)
+        function.form_for(examples)
+
+        async def compiled(*args: Any) -> Any:
+            return await self._call(function.form_for(args), args)
+
+        return compiled
+
+    async def submit(
+        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto"
+    ) -> AsyncJob:
+        """Begin `run` and return at once."""
+        form = self.form(fn, args, strategy, mode)
+        return AsyncJob(form, self.start(form, *form.bind(args)))
+
+    def report(self) -> Report:
+        """What the last call that was started on this mesh did where; complete once it has ended."""
+        if self._last is None:
+            raise InputError("nothing has run on this mesh yet, so there is no report")
+        return Report.of(self._last.report())
+
+    def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `watcher` with every event (joined, suspect, dead, planned, ...) from now on, as plain data."""
+        self._backend.watch(watcher)
+
+    async def close(self) -> None:
+        """End local workers and links; calls under way are cancelled."""
+        if not self._closed:
+            self._closed = True
+            await self._backend.close()
+
+    async def __aenter__(self) -> AsyncMesh:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- what Mesh shares
+
+    def form(self, fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], strategy: str, mode: str) -> Compiled:
+        """`fn` traced for these arguments.  Done anew each time: what `fn` refers to may have changed."""
+        _check_choices(strategy, mode)
+        return Compiled.of(fn, args, strategy, mode)
+
+    def function(self, fn: Callable[..., Any] | WireGraph, strategy: str, mode: str) -> CompiledFunction:
+        """`fn` traced once per shapes and dtypes."""
+        _check_choices(strategy, mode)
+        return CompiledFunction(fn, strategy, mode)
+
+    def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:
+        """Begin a call, on the loop."""
+        if self._closed:
+            raise ConfigError("this mesh is closed")
+        if form.mode == "off" or (form.mode == "auto" and not self._backend.live()):
+            started = _start_here(self._loop, work, inputs)
+        else:
+            started = self._backend.start(work, inputs)
+        self._last = started
+        return started
+
+    async def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
+        started = self.start(form, *form.bind(args))
+        try:
+            return form.unbind(await started.outputs)
+        except asyncio.CancelledError:
+            started.cancel()
+            raise
+
+    async def _put_one(self, path: str, leaf: Any) -> Handle:
+        handle = leaf if isinstance(leaf, Handle) else await asyncio.to_thread(handle_of, leaf, path)
+        self._backend.hold(handle)
+        return handle
+
+
+class AsyncJob:
+    """A call under way."""
+
+    def __init__(self, form: Compiled, started: Started) -> None:
+        self._form = form
+        self._started = started
+
+    async def result(self, timeout_s: float | None = None) -> Any:
+        """The value; DeadlineExceeded after `timeout_s` (the job goes on), Cancelled, or the job's own error."""
+        outputs = asyncio.shield(self._started.outputs)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return self._form.unbind(await outputs)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the job has no result after {timeout_s:g} s", next_step="Ask again, or cancel() it"
+            ) from None
+        except asyncio.CancelledError:
+            if self._started.outputs.cancelled():
+                raise Cancelled("the job was cancelled") from None
+            raise
+
+    def done(self) -> bool:
+        return self._started.outputs.done()
+
+    def cancel(self) -> None:
+        """Stop the job on the workers and free its buffers; nothing happens if it is over."""
+        self._started.cancel()
+
+    def report(self) -> Report:
+        """What this job did where; complete once it has ended."""
+        return Report.of(self._started.report())
+
+
+def _check_choices(strategy: str, mode: str) -> None:
+    for what, value, allowed in (("strategy", strategy, STRATEGIES), ("mode", mode, MODES)):
+        if value not in allowed:
+            raise InputError(f"{what}={value!r} is not known", next_step=f"Choose one of {', '.join(map(repr, allowed))}")
+
+
+def _start_here(loop: asyncio.AbstractEventLoop, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
+    """Evaluate in this process, in a thread; such a call cannot be stopped half-way, only abandoned."""
+    from .inprocess import evaluate
+
+    started_s = loop.time()
+    seconds: list[float] = []
+
+    def compute() -> Sequence[NDArray[Any]]:
+        outputs = evaluate(work.graph, inputs, work.bindings)
+        seconds.append(loop.time() - started_s)
+        return outputs
+
+    outputs = loop.run_in_executor(None, compute)
+    return Started(outputs, lambda: {"seconds": sum(seconds), "reasons": ("computed in this process",)}, outputs.cancel)

@@ -1,0 +1,64 @@
+"""What a Mesh stands on: a coordinator in this process, or a link to one that runs elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from wire.graph import WireGraph
+
+from .handle import Handle
+from .node import Node
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Work:
+    """A graph to evaluate: what its params are bound to, and how to place it.  Compared by identity."""
+
+    graph: WireGraph
+    bindings: Mapping[str, Handle]
+    strategy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A call under way.  `outputs` ends in arrays in graph order; `report` tells what happened, complete at the end;
+    `cancel` may be called at any time, on the loop."""
+
+    outputs: asyncio.Future[Sequence[NDArray[Any]]]
+    report: Callable[[], Mapping[str, Any]]
+    cancel: Callable[[], None]
+
+
+class Backend(Protocol):
+    """Everything is called on the event loop it was made on."""
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Every worker, by name."""
+        ...
+
+    def live(self) -> bool:
+        """Whether any worker can take work now."""
+        ...
+
+    async def plan(self, graph: WireGraph, strategy: str) -> Mapping[str, Any]:
+        """The plan as plain data (docs/planning.md); nothing is sent."""
+        ...
+
+    def hold(self, handle: Handle) -> None:
+        """Keep a handle's tensor for workers to fetch, for as long as the handle lives."""
+        ...
+
+    def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
+        """Begin a call."""
+        ...
+
+    def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `watcher` with every event from now on."""
+        ...
+
+    async def close(self) -> None: ...

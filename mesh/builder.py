@@ -1,0 +1,132 @@
+"""MeshBuilder: say which machines, then build.
+
+    with Mesh.builder().local(3).build() as mesh:
+        mesh.run(fn, x)
+
+A builder is an immutable value: every method returns a new one.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from .aio import AsyncMesh
+    from .client import Mesh
+
+DEFAULT_PORT = 7100
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSpec:
+    """Workers to start on this machine."""
+
+    count: int
+    engine: str | tuple[str, ...]
+    cache_dir: Path | None
+    max_memory: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoverSpec:
+    wait_s: float
+    nodes_min: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeshConfig:
+    """Everything a builder was told."""
+
+    mesh: str = ""
+    addresses: tuple[tuple[str, int], ...] = ()
+    local: LocalSpec | None = None
+    discover: DiscoverSpec | None = None
+    beat_s: float = 0.1
+
+
+class MeshBuilder:
+    """Collects what a mesh is made of.  Errors in arguments are ConfigErrors, raised where they are made."""
+
+    def __init__(self, config: MeshConfig = MeshConfig()) -> None:
+        self.config = config
+
+    def node(self, address: str) -> MeshBuilder:
+        """A worker, or a coordinator, at "host:port" or "host" (port 7100).
+
+        If a coordinator answers, this process becomes its client and jobs run there; it must then be the only node.
+        """
+        return self._with(addresses=(*self.config.addresses, parse_address(address)))
+
+    def discover(self, wait_s: float = 5.0, min_nodes: int = 1) -> MeshBuilder:
+        """The workers of this mesh that announce themselves; `build` fails if fewer than `min_nodes` do in `wait_s`."""
+        if min_nodes < 0 or not 0 < wait_s < 3600:
+            raise ConfigError(f"discover(wait_s={wait_s}, min_nodes={min_nodes}) can never succeed")
+        return self._with(discover=DiscoverSpec(wait_s, min_nodes))
+
+    def local(
+        self,
+        count: int,
+        engine: str | Sequence[str] = "auto",
+        cache_dir: str | Path | None = None,
+        max_memory: str | None = None,
+    ) -> MeshBuilder:
+        """Start `count` workers on this machine, ended with the mesh.
+
+        `engine` is "auto", "cpu", "wgsl" or a `mesh-worker --device` name, one for all or a list of `count`.
+        `cache_dir` keeps weights and kernels between runs; `max_memory` is each worker's budget, such as "2GiB".
+        """
+        from .local import devices_per_worker
+
+        devices_per_worker(count, engine)
+        fixed = engine if isinstance(engine, str) else tuple(engine)
+        return self._with(local=LocalSpec(count, fixed, Path(cache_dir) if cache_dir else None, max_memory))
+
+    def heartbeat(self, seconds: float) -> MeshBuilder:
+        """The heartbeat interval; a silent worker is Suspect after 5 of them and Dead after 10."""
+        if not 0.01 <= seconds <= 60:
+            raise ConfigError(f"a heartbeat of {seconds} s is outside 0.01 to 60 s", next_step="Most meshes want 0.1")
+        return self._with(beat_s=float(seconds))
+
+    def mesh(self, name: str) -> MeshBuilder:
+        """The mesh's name (default MESH_NAME, else "default-<user>"); nodes of another name are refused."""
+        if not name or len(name.encode()) > 64:
+            raise ConfigError(f"a mesh name has 1 to 64 bytes, got {name!r}")
+        return self._with(mesh=name)
+
+    def build(self) -> Mesh:
+        """Connect to everything; raises ConnectFailed naming every node that failed."""
+        from .client import Mesh
+
+        return Mesh(self.config)
+
+    async def build_async(self) -> AsyncMesh:
+        """As `build`, for use on a running event loop."""
+        from .aio import AsyncMesh
+
+        return await AsyncMesh.connect(self.config)
+
+    def _with(self, **changes: object) -> MeshBuilder:
+        return MeshBuilder(replace(self.config, **changes))  # type: ignore[arg-type]
+
+
+def default_mesh_name() -> str:
+    """The mesh this user belongs to unless told otherwise."""
+    return os.environ.get("MESH_NAME") or f"default-{getpass.getuser()}"
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port", "host", "[v6]:port" or "[v6]"; ConfigError for anything else."""
+    host, separator, port = address.rpartition(":")
+    if not separator or address.endswith("]"):
+        host, port = address, str(DEFAULT_PORT)
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{address!r} is not an address", next_step="Write host:port, such as 127.0.0.1:7100")
+    return host, int(port)

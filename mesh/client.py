@@ -1,0 +1,217 @@
+"""Mesh: the mesh for ordinary programs and notebooks.
+
+    with Mesh.builder().local(3).build() as mesh:
+        y = mesh.run(fn, x)
+
+It runs an AsyncMesh on a loop in a thread of its own, so it works whether or not the caller has a loop.  Inside a
+`with` block, mesh.numpy arrays are computed on the mesh too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from wire.errors import Cancelled, ConfigError, DeadlineExceeded
+from wire.graph import WireGraph
+
+from .aio import AsyncMesh
+from .backend import Started, Work
+from .builder import MeshBuilder, MeshConfig
+from .compiled import Compiled
+from .node import Node
+from .preview import PlanPreview
+from .realise import Evaluator, Param, reset_evaluator, set_evaluator
+from .report import Report
+
+T = TypeVar("T")
+
+
+class Mesh:
+    """A mesh of machines as one computer.  Made by `Mesh.builder()`; close it, or use it as a context manager."""
+
+    def __init__(self, config: MeshConfig) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mesh", daemon=True)
+        self._thread.start()
+        self._token: Token[Evaluator | None] | None = None
+        try:
+            self._async = self._await(AsyncMesh.connect(config))
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    @staticmethod
+    def builder() -> MeshBuilder:
+        return MeshBuilder()
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every worker, by name, with its present state."""
+        return self._await(self._async.nodes())
+
+    def put(self, value: Any) -> Any:
+        """Hold the arrays of a pytree on the mesh; the same tree with a Handle for each.
+
+        A handle given as an argument is never hashed or sent again: its bytes go to a worker once, when first needed.
+        """
+        return self._await(self._async.put(value))
+
+    def plan(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto") -> PlanPreview:
+        """What would go where and why, before a byte moves."""
+        return self._await(self._async.plan(fn, *args, strategy=strategy))
+
+    def run(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto") -> Any:
+        """`fn(*args)` on the mesh.
+
+        `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker) or "auto"
+        (what the cost model finds fastest).  `mode` says where: "on" needs a mesh, "off" computes in this process,
+        "auto" takes the mesh if it has workers.
+        """
+        return self._call(self._async.form(fn, args, strategy, mode), args)
+
+    def compile(
+        self, fn: Callable[..., Any] | WireGraph, *examples: Any, strategy: str = "auto", mode: str = "auto"
+    ) -> Callable[..., Any]:
+        """A callable for arguments of the examples' shapes and dtypes; others are traced when they come."""
+        function = self._async.function(fn, strategy, mode)
+        function.form_for(examples)
+
+        def compiled(*args: Any) -> Any:
+            return self._call(function.form_for(args), args)
+
+        return compiled
+
+    def submit(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto") -> Job:
+        """Begin `run` and return at once."""
+        form = self._async.form(fn, args, strategy, mode)
+        return Job(_Waiter(self, form, *form.bind(args)))
+
+    def report(self) -> Report:
+        """What the last call that was started on this mesh did where; complete once it has ended."""
+        return self._async.report()
+
+    def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `watcher`, on the mesh's thread, with every event (joined, suspect, dead, planned, ...) from now on."""
+        self._loop.call_soon_threadsafe(self._async.watch, watcher)
+
+    def close(self) -> None:
+        """End local workers and links; calls under way are cancelled."""
+        if self._thread.is_alive():
+            self._await(self._async.close())
+            self._stop_loop()
+
+    def __enter__(self) -> Mesh:
+        self._token = set_evaluator(self._evaluate)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            reset_evaluator(self._token)
+            self._token = None
+        self.close()
+
+    def _evaluate(
+        self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, Param]
+    ) -> Sequence[NDArray[Any]]:
+        form = Compiled(graph, "auto", "auto")
+        return _Waiter(self, form, *form.bind_named({**inputs, **params})).outputs(None)
+
+    def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
+        return _Waiter(self, form, *form.bind(args)).result(None)
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            work.close()
+            raise ConfigError("this mesh is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Job:
+    """A call under way."""
+
+    def __init__(self, waiter: _Waiter) -> None:
+        self._waiter = waiter
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The value; DeadlineExceeded after `timeout_s` (the job goes on), Cancelled, or the job's own error."""
+        return self._waiter.result(timeout_s)
+
+    def done(self) -> bool:
+        return self._waiter.arrived.done()
+
+    def cancel(self) -> None:
+        """Stop the job on the workers and free its buffers; nothing happens if it is over."""
+        self._waiter.cancel()
+
+    def report(self) -> Report:
+        """What this job did where; complete once it has ended."""
+        return self._waiter.report()
+
+
+class _Waiter:
+    """A call started from a thread that is not the loop's: one hop there, one hop back."""
+
+    def __init__(self, mesh: Mesh, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> None:
+        self.arrived: concurrent.futures.Future[Sequence[NDArray[Any]]] = concurrent.futures.Future()
+        self._mesh = mesh
+        self._form = form
+        self._started: Started | None = None
+        if not mesh._thread.is_alive():
+            raise ConfigError("this mesh is closed")
+        mesh._loop.call_soon_threadsafe(self._start, inputs, work)
+
+    def result(self, timeout_s: float | None) -> Any:
+        return self._form.unbind(self.outputs(timeout_s))
+
+    def outputs(self, timeout_s: float | None) -> Sequence[NDArray[Any]]:
+        try:
+            return self.arrived.result(timeout_s)
+        except concurrent.futures.CancelledError:
+            raise Cancelled("the job was cancelled") from None
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the job has no result after {timeout_s:g} s", next_step="Ask again, or cancel() it"
+            ) from None
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        self._mesh._loop.call_soon_threadsafe(lambda: self._started.cancel() if self._started else None)
+
+    def report(self) -> Report:
+        self.arrived.exception() if self.arrived.done() and not self.arrived.cancelled() else None
+        assert self._started is not None
+        return Report.of(self._started.report())
+
+    def _start(self, inputs: Mapping[str, NDArray[Any]], work: Work) -> None:
+        try:
+            self._started = self._mesh._async.start(self._form, inputs, work)
+        except Exception as error:  # whatever went wrong belongs to the caller's thread
+            self.arrived.set_exception(error)
+            return
+        self._started.outputs.add_done_callback(self._copy)
+
+    def _copy(self, outputs: asyncio.Future[Sequence[NDArray[Any]]]) -> None:
+        if outputs.cancelled():
+            self.arrived.cancel()
+            self.arrived.set_running_or_notify_cancel()
+        elif (error := outputs.exception()) is not None:
+            self.arrived.set_exception(error)
+        else:
+            self.arrived.set_result(outputs.result())

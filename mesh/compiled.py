@@ -1,0 +1,137 @@
+"""Compiled: a function or graph ready to be called: how arguments become inputs and outputs become a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.codec import hash_array
+from wire.dtypes import dtype_of
+from wire.errors import InputError
+from wire.graph import WireGraph
+from wire.types import TensorType
+
+from .backend import Work
+from .handle import Handle
+from .realise import Param
+from .trace import Traced, signature, trace_full
+
+SIGNATURES_MAX = 128  # traced forms one compiled function keeps, for the shapes it was called with last
+
+
+class Compiled:
+    """One graph with its way in and out.
+
+    `bind` gives the inputs and the work (graph and bindings) of a call; calls whose params are the same handles share
+    one Work, so that nothing is looked up twice.
+    """
+
+    def __init__(self, graph: WireGraph, strategy: str, mode: str, traced: Traced | None = None) -> None:
+        self.graph = graph
+        self.mode = mode
+        self._strategy = strategy
+        self._traced = traced
+        self._work: Work | None = None
+
+    @staticmethod
+    def of(fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], strategy: str, mode: str) -> Compiled:
+        """`fn` for arguments like these; a graph is taken as it is."""
+        if isinstance(fn, WireGraph):
+            return Compiled(fn, strategy, mode)
+        traced = trace_full(fn, *args)
+        return Compiled(traced.graph, strategy, mode, traced)
+
+    def bind(self, args: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Work]:
+        """The inputs and the work of a call; InputError naming the argument that does not fit."""
+        if self._traced is None:
+            return self.bind_named(_by_name(self.graph, args))
+        bound = self._traced.bind(*args)
+        inputs = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in bound.inputs.items()}
+        return inputs, self._work_for(bound.params)
+
+    def bind_named(self, values: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], Work]:
+        """As `bind`, for values by the names of the graph's inputs and params."""
+        graph = self.graph
+        known = {**graph.input_types, **graph.param_types}
+        for name in values:
+            if name not in known:
+                raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {', '.join(known) or 'none'}")
+        for name, kind in known.items():
+            if name not in values:
+                raise InputError(f"the input {name!r} ({kind}) is missing")
+        inputs = {name: _fixed(name, values[name], kind) for name, kind in graph.input_types.items()}
+        params = {name: _fixed_param(name, values[name], kind) for name, kind in graph.param_types.items()}
+        return inputs, self._work_for(params)
+
+    def unbind(self, outputs: Sequence[NDArray[Any]]) -> Any:
+        """The result: the function's own structure, or for a graph a dict by output name (one output: its array)."""
+        if self._traced is not None:
+            return self._traced.unflatten(outputs)
+        if len(outputs) == 1:
+            return outputs[0]
+        return dict(zip(self.graph.output_names, outputs, strict=True))
+
+    def _work_for(self, params: Mapping[str, Param]) -> Work:
+        work = self._work
+        if work is not None and len(params) == len(work.bindings):
+            bindings = work.bindings
+            if all(bindings.get(name) is param for name, param in params.items()):
+                return work
+        handles = {name: param if isinstance(param, Handle) else handle_of(param, name) for name, param in params.items()}
+        self._work = Work(self.graph, handles, self._strategy)
+        return self._work
+
+
+class CompiledFunction:
+    """`Compiled` forms of one function by the shapes and dtypes it is called with, the latest 128."""
+
+    def __init__(self, fn: Callable[..., Any] | WireGraph, strategy: str, mode: str) -> None:
+        self._fn = fn
+        self._strategy = strategy
+        self._mode = mode
+        self._forms: dict[Any, Compiled] = {}
+
+    def form_for(self, args: tuple[Any, ...]) -> Compiled:
+        """The form for arguments like these, traced now if it is new."""
+        key = None if isinstance(self._fn, WireGraph) else signature(*args)
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = Compiled.of(self._fn, args, self._strategy, self._mode)
+            if len(self._forms) > SIGNATURES_MAX:
+                del self._forms[next(iter(self._forms))]
+        return form
+
+
+def handle_of(array: Any, name: str = "") -> Handle:
+    """A handle of a plain array, hashed now: arrays are never remembered by identity, as they may have changed."""
+    fixed = np.array(array, order="C")
+    fixed.flags.writeable = False
+    return Handle(hash_array(fixed), TensorType(fixed.shape, dtype_of(fixed)), name, fixed)
+
+
+def _by_name(graph: WireGraph, args: tuple[Any, ...]) -> dict[str, Any]:
+    """Arguments of a graph: one dict by name, or positional in the order of its inputs, then params."""
+    names = [*graph.input_types, *graph.param_types]
+    if len(args) == 1 and isinstance(args[0], Mapping):
+        return dict(args[0])
+    if len(args) != len(names):
+        raise InputError(f"the graph takes {len(names)} inputs ({', '.join(names)}), got {len(args)}")
+    return dict(zip(names, args, strict=True))
+
+
+def _fixed(name: str, value: Any, kind: TensorType) -> NDArray[Any]:
+    array = np.asarray(value)
+    if array.shape != kind.shape or dtype_of(array) is not kind.dtype:
+        raise InputError(f"the input {name!r} is {array.dtype}{list(array.shape)}, expected {kind}")
+    return np.ascontiguousarray(array).reshape(kind.shape)
+
+
+def _fixed_param(name: str, value: Any, kind: TensorType) -> Param:
+    if isinstance(value, Handle):
+        if value.type != kind:
+            raise InputError(f"the param {name!r} is {value.type}, expected {kind}")
+        return value
+    return _fixed(name, value, kind)

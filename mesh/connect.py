@@ -1,0 +1,117 @@
+"""From a builder's settings to a connected backend.
+
+Part of the composition root.  Addresses are dialled, local workers started and announcements awaited all at once; every
+failure is collected, so that the error names each node that failed and not only the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from coordinator.health import HealthConfig
+from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
+from wire.discovery import discover
+from wire.errors import ConfigError, ConnectFailed, MeshError
+from wire.transport import Link
+
+from .backend import Backend
+from .builder import DiscoverSpec, LocalSpec, MeshConfig, default_mesh_name
+from .embedded import Embedded, default_name, start_coordinator
+from .local import LocalWorkers, devices_per_worker
+from .remote import Remote
+
+Address = tuple[str, int]
+T = TypeVar("T")
+
+
+async def connect(config: MeshConfig) -> Backend:
+    """The backend a builder describes; ConnectFailed naming every node that failed, nothing left running."""
+    mesh = config.mesh or default_mesh_name()
+    health = HealthConfig.of_heartbeat(config.beat_s)
+    coordinator = await start_coordinator(CoordinatorConfig(mesh, default_name(), health))
+    local: LocalWorkers | None = None
+    try:
+        links = await _dial_all(coordinator, config.addresses)
+        remote = [address for address, link in links.items() if link.peer.role == "coordinator"]
+        if remote:
+            await coordinator.close()
+            return await _as_client(mesh, remote, config)
+        local = _local_workers(mesh, config.local)
+        joins: list[Awaitable[Any]] = [coordinator.adopt(link, *address) for address, link in links.items()]
+        if local is not None and config.local is not None:
+            joins.append(_start_local(coordinator, local, config.local))
+        if config.discover is not None:
+            joins.append(_discover(coordinator, mesh, config.discover))
+        await _all(joins)
+    except BaseException:
+        await coordinator.close()
+        if local is not None:
+            await local.close()
+        raise
+    return Embedded(coordinator, local)
+
+
+async def _dial_all(coordinator: Coordinator, addresses: Sequence[Address]) -> dict[Address, Link]:
+    dials = [coordinator.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S) for host, port in addresses]
+    return dict(zip(addresses, await _all(dials), strict=True))
+
+
+async def _as_client(mesh: str, coordinators: Sequence[Address], config: MeshConfig) -> Backend:
+    others = len(config.addresses) - 1 + bool(config.local) + bool(config.discover)
+    if others:
+        host, port = coordinators[0]
+        raise ConfigError(
+            f"{host}:{port} is a coordinator with workers of its own, so it cannot be mixed with other nodes",
+            next_step="Name it alone, or name its workers instead",
+        )
+    return await Remote.connect(mesh, *coordinators[0])
+
+
+def _local_workers(mesh: str, spec: LocalSpec | None) -> LocalWorkers | None:
+    return LocalWorkers(mesh, spec.cache_dir, spec.max_memory) if spec else None
+
+
+async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: LocalSpec) -> None:
+    workers = await local.start(devices_per_worker(spec.count, spec.engine))
+    await _all([coordinator.connect("127.0.0.1", worker.port) for worker in workers])
+
+
+async def _discover(coordinator: Coordinator, mesh: str, spec: DiscoverSpec) -> None:
+    """Join every worker that announces itself until there are enough, or time is up."""
+    joined: set[Address] = set()
+    failures: list[str] = []
+    try:
+        async with asyncio.timeout(spec.wait_s):
+            async for found in discover(mesh, role="worker"):
+                address = (found.host, found.port)
+                if address in joined:
+                    continue
+                try:
+                    await coordinator.connect(*address)
+                    joined.add(address)
+                except MeshError as error:
+                    failures.append(str(error))
+                if len(joined) >= max(spec.nodes_min, 1):
+                    return
+    except TimeoutError:
+        pass
+    if len(joined) < spec.nodes_min:
+        raise ConnectFailed(
+            f"{len(joined)} of at least {spec.nodes_min} workers of mesh {mesh!r} announced themselves in {spec.wait_s:g} s",
+            cause="; ".join(failures),
+            next_step="Start mesh-worker there, or name it: .node('host:port')",
+        )
+
+
+async def _all(work: Sequence[Awaitable[T]]) -> list[T]:
+    """Every result, or one error that names everything that failed."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    failures = [result for result in results if isinstance(result, BaseException)]
+    for failure in failures:
+        if len(failures) == 1 or not isinstance(failure, MeshError):
+            raise failure
+    if failures:
+        raise ConnectFailed(f"{len(failures)} nodes failed: " + "; ".join(str(failure) for failure in failures))
+    return [result for result in results if not isinstance(result, BaseException)]

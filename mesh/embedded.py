@@ -1,0 +1,122 @@
+"""A coordinator inside this process, with the workers it was told of.
+
+Part of the composition root: this file makes the parts and connects them; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, finalize
+
+from numpy.typing import NDArray
+
+from coordinator.program import Program
+from coordinator.report import Event
+from coordinator.runtime import Coordinator, CoordinatorConfig
+from wire.graph import WireGraph
+from wire.protocol import Identity
+from wire.sharedmem import SharedDir
+from wire.versions import local_identity
+
+from .backend import Started, Work
+from .handle import Handle
+from .local import LocalWorkers
+from .node import Node, node_from
+
+
+class Embedded:
+    """Backend over a coordinator of our own and the local workers started for it."""
+
+    def __init__(self, coordinator: Coordinator, local: LocalWorkers | None) -> None:
+        self.coordinator = coordinator
+        self._local = local
+        self._programs: WeakKeyDictionary[Work, Program] = WeakKeyDictionary()
+        self._loop = asyncio.get_running_loop()
+        self._held: dict[int, Any] = {}  # finalizers by the id of their living handle
+
+    async def nodes(self) -> tuple[Node, ...]:
+        return tuple(node_from(view) for view in self.coordinator.nodes())
+
+    def live(self) -> bool:
+        return self.coordinator.live
+
+    async def plan(self, graph: WireGraph, strategy: str) -> Mapping[str, Any]:
+        plan = await self.coordinator.plan(graph, strategy)
+        return plan.describe()
+
+    def hold(self, handle: Handle) -> None:
+        held = self._held.get(id(handle))
+        if handle.local is None or (held is not None and held.alive):
+            return
+        self.coordinator.hold(handle.address, handle.local)
+        self._held[id(handle)] = finalize(handle, self._let_go, id(handle), handle.address)
+
+    def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
+        number, outputs, report = self.coordinator.submit(self._program(work), inputs)
+        outputs.add_done_callback(lambda _: work)  # its handles live until the call is over
+        return Started(outputs, lambda: dataclasses.asdict(report), lambda: self.coordinator.cancel(number))
+
+    def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
+        def tell(event: Event) -> None:
+            watcher(dataclasses.asdict(event))
+
+        self.coordinator.watchers.append(tell)
+
+    async def close(self) -> None:
+        await self.coordinator.close()
+        if self._local is not None:
+            await self._local.close()
+
+    def _program(self, work: Work) -> Program:
+        program = self._programs.get(work)
+        if program is None:
+            for handle in work.bindings.values():
+                self.hold(handle)
+            bindings = {name: (handle.address, handle.type) for name, handle in work.bindings.items()}
+            program = self._programs[work] = Program(work.graph, bindings, work.strategy)
+            for address, array in work.graph.blobs.items():
+                self.coordinator.hold(address, array)
+                finalize(program, self._soon, self.coordinator.release, address)
+        return program
+
+    def _let_go(self, handle_id: int, address: bytes) -> None:
+        self._soon(self._release, handle_id, address)
+
+    def _release(self, handle_id: int, address: bytes) -> None:
+        held = self._held.get(handle_id)
+        if held is not None and not held.alive:  # the id may belong to a new handle by now
+            del self._held[handle_id]
+        self.coordinator.release(address)
+
+    def _soon(self, work: Callable[..., None], *args: Any) -> None:
+        """Finalizers run on whatever thread drops the last reference; the loop owns the state they change."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and everything with it
+            self._loop.call_soon_threadsafe(work, *args)
+
+
+async def start_coordinator(config: CoordinatorConfig) -> Coordinator:
+    """A coordinator on this loop that listens to nobody yet."""
+    shared = await asyncio.to_thread(SharedDir.create)
+    identity: Identity = local_identity(
+        node_id=secrets.token_hex(16), name=config.name, role="coordinator", mesh=config.mesh, shared=str(shared.path)
+    )
+    return Coordinator(config, identity, shared)
+
+
+async def connect_all(coordinator: Coordinator, addresses: Sequence[tuple[str, int]]) -> list[BaseException]:
+    """Join every address at once; the errors of those that failed."""
+    results = await asyncio.gather(
+        *(coordinator.connect(host, port) for host, port in addresses), return_exceptions=True
+    )
+    return [result for result in results if isinstance(result, BaseException)]
+
+
+def default_name() -> str:
+    """How a coordinator embedded in a program is called."""
+    return f"python-{os.getpid()}"

@@ -1,0 +1,129 @@
+"""Workers on this machine, started and ended by this process.
+
+Each is the ordinary `mesh-worker` in a process of its own (never multiprocessing, so scripts need no main guard),
+started with `python -P` so that a file in the current folder cannot take the place of a library.  It is not announced
+on the network, keeps its state in a temporary folder, and ends by itself within a second when this process dies,
+because its standard input then closes.
+
+Part of the composition root: it knows the worker's command line and its ready line, nothing else of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.errors import ConfigError, ConnectFailed
+
+READY_TIMEOUT_S = 30.0  # a first start on a cold disk; a warm one takes about one second
+STOP_TIMEOUT_S = 2.5  # SIGTERM gets an orderly exit within 2 s
+LOG_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWorker:
+    """A worker process that said it is ready at 127.0.0.1:`port`."""
+
+    name: str
+    pid: int
+    port: int
+
+
+class LocalWorkers:
+    """The workers of one mesh object; `start`, then `close`."""
+
+    def __init__(self, mesh: str, cache_dir: Path | None = None, max_memory: str | None = None) -> None:
+        self._mesh = mesh
+        self._cache_dir = cache_dir
+        self._max_memory = max_memory
+        self._folder: Path | None = None
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    async def start(self, devices: Sequence[Sequence[str]]) -> list[LocalWorker]:
+        """One worker per entry, each with the devices named there; ConnectFailed with the log of one that fails."""
+        self._folder = Path(tempfile.mkdtemp(prefix="graph-mesh-"))
+        starts = [self._start_one(f"local-{index}", names) for index, names in enumerate(devices)]
+        results = await asyncio.gather(*starts, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            await self.close()
+            raise failures[0]
+        return [result for result in results if isinstance(result, LocalWorker)]
+
+    async def close(self) -> None:
+        """End every worker in order, or by force after 2.5 s, and remove their folder."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+                process.send_signal(getattr(signal, "SIGCONT", signal.SIGTERM))  # a stopped process must hear it too
+        await asyncio.gather(*(self._await_end(process) for process in self._processes))
+        self._processes.clear()
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            self._folder = None
+
+    async def _start_one(self, name: str, devices: Sequence[str]) -> LocalWorker:
+        assert self._folder is not None
+        log = self._folder / f"{name}.log"
+        cache = self._cache_dir / name if self._cache_dir else self._folder / f"{name}-cache"
+        command = [sys.executable, "-P", "-m", "mesh.commands.worker", "--local", "--port", "0"]
+        command += ["--name", name, "--mesh", self._mesh]
+        command += ["--state-dir", str(self._folder / name), "--cache-dir", str(cache)]
+        command += ["--max-memory", self._max_memory] if self._max_memory else []
+        for device in devices:
+            command += ["--device", device]
+        pipe = asyncio.subprocess.PIPE
+        with log.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=errors, env=environment(), start_new_session=True
+            )
+        self._processes.append(process)
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                return await _ready(process, name)
+        except (TimeoutError, ValueError, KeyError):
+            text = log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
+            raise ConnectFailed(
+                f"local worker {name} did not start (exit code {process.returncode})", node=name, cause=text
+            ) from None
+
+    async def _await_end(self, process: asyncio.subprocess.Process) -> None:
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with the folder that holds these packages importable under `python -P`."""
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
+def devices_per_worker(count: int, engine: str | Sequence[str]) -> list[list[str]]:
+    """The `--device` names of each of `count` workers: `engine` is one name for all, or a list of one each."""
+    if count < 1:
+        raise ConfigError(f"local({count}): a mesh has at least one local worker")
+    names = [engine] * count if isinstance(engine, str) else list(engine)
+    if len(names) != count:
+        raise ConfigError(f"local({count}): {len(names)} engines given; give one name, or a list of {count}")
+    return [[] if name == "auto" else [name] for name in names]
+
+
+async def _ready(process: asyncio.subprocess.Process, name: str) -> LocalWorker:
+    assert process.stdout is not None
+    line = json.loads(await process.stdout.readline())
+    return LocalWorker(name, int(line["pid"]), int(line["port"]))

@@ -1,0 +1,84 @@
+"""Node and Device: the machines of a mesh as users see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a worker: `gflops` (f32 matmul) and `gbytes_per_s` were measured when it started."""
+
+    index: int
+    engine: str
+    adapter: str
+    backend: str
+    limits: Mapping[str, int]
+    memory_bytes: int
+    gflops: float
+    gbytes_per_s: float
+    software: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One worker.  `state` is "healthy", "suspect" or "dead"; `pid` is 0 for a worker on another machine.
+
+    `engine`, `adapter`, `backend`, `limits`, `memory_bytes`, `gflops` and `gbytes_per_s` are those of its first device.
+    """
+
+    name: str
+    id: str
+    pid: int
+    address: str
+    state: str
+    version: str
+    devices: tuple[Device, ...]
+
+    @property
+    def engine(self) -> str:
+        return self.devices[0].engine
+
+    @property
+    def adapter(self) -> str:
+        return self.devices[0].adapter
+
+    @property
+    def backend(self) -> str:
+        return self.devices[0].backend
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        return self.devices[0].limits
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.devices[0].memory_bytes
+
+    @property
+    def gflops(self) -> float:
+        return self.devices[0].gflops
+
+    @property
+    def gbytes_per_s(self) -> float:
+        return self.devices[0].gbytes_per_s
+
+
+def node_from(report: Any) -> Node:
+    """A Node from a worker's report (`wire.messages.NodeReport` or anything with its fields)."""
+    return Node(
+        report.name,
+        report.node_id,
+        report.pid,
+        report.address,
+        report.state,
+        report.version,
+        tuple(_device(device) for device in report.devices),
+    )
+
+
+def _device(report: Any) -> Device:
+    fields: Sequence[str] = Device.__slots__
+    return Device(**{field: getattr(report, field) for field in fields})

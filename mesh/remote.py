@@ -1,0 +1,205 @@
+"""A coordinator that runs elsewhere (`mesh-coord serve`), and this process as its client.
+
+Graphs and values go to the coordinator, which runs them as jobs on its workers; results come back.  Small tensors ride in
+the messages, large ones are fetched by address from whoever has them, so an unchanged weight is sent once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.codec import tensor_bytes
+from wire.errors import ConfigError, MeshError, NodeLost, ProtocolError
+from wire.exchange import BlobExchange
+from wire.graph import WireGraph
+from wire.messages import (
+    AskJobs,
+    AskNodes,
+    AwaitJob,
+    BlobStream,
+    CancelJob,
+    Done,
+    FetchBlob,
+    JobAccepted,
+    JobReport,
+    JobResult,
+    Jobs,
+    Message,
+    NamedValue,
+    Nodes,
+    PlanGraph,
+    Planned,
+    SubmitJob,
+)
+from wire.protocol import Identity
+from wire.sharedmem import SharedDir
+from wire.transport import Endpoint, Link
+
+from .backend import Started, Work
+from .handle import Handle
+from .identity import default_name, make_identity
+from .node import Node, node_from
+
+DIAL_TIMEOUT_S = 5.0
+M = TypeVar("M", bound=Message)
+
+
+class Remote:
+    """Backend over a link to a coordinator, and the job verbs of `mesh-coord`.  Made by `Remote.connect`."""
+
+    def __init__(self, identity: Identity, shared: SharedDir) -> None:
+        self._endpoint = Endpoint(identity, self)
+        self._shared = shared
+        self._held: dict[bytes, NDArray[Any]] = {}
+        self._exchange = BlobExchange(shared, self._find)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._link: Link | None = None
+
+    @staticmethod
+    async def connect(mesh: str, host: str, port: int) -> Remote:
+        """The coordinator at an address; ConfigError if a worker answers there."""
+        shared = await asyncio.to_thread(SharedDir.create)
+        remote = Remote(make_identity("client", mesh, default_name(), shared), shared)
+        try:
+            link = await remote._endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S)
+            if link.peer.role != "coordinator":
+                raise ConfigError(
+                    f"{host}:{port} is a {link.peer.role}, not a coordinator",
+                    next_step="Give the address that mesh-coord serve printed (--coordinator or MESH_ADDRESS)",
+                )
+        except BaseException:
+            await remote.close()
+            raise
+        remote._link = link
+        return remote
+
+    # -- Backend
+
+    async def nodes(self) -> tuple[Node, ...]:
+        answer = await self._ask(AskNodes(), Nodes)
+        return tuple(node_from(report) for report in answer.nodes)
+
+    def live(self) -> bool:
+        return self._link is not None and not self._link.closed
+
+    async def plan(self, graph: WireGraph, strategy: str) -> Mapping[str, Any]:
+        answer = await self._ask(PlanGraph(graph.encoded, strategy), Planned)
+        described: Mapping[str, Any] = json.loads(answer.plan)
+        return described
+
+    def hold(self, handle: Handle) -> None:
+        if handle.local is not None:
+            self._held.setdefault(handle.address, handle.local)
+
+    def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
+        job: list[str] = []
+        told: dict[str, Any] = {}
+        task = asyncio.get_running_loop().create_task(self._run(work, inputs, job, told))
+        return Started(task, lambda: told, lambda: self._cancel_run(task, job))
+
+    def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
+        raise ConfigError("events are told by the process that holds the workers", next_step="Use mesh-coord logs JOB")
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._endpoint.close()
+        self._shared.close()
+
+    # -- jobs
+
+    async def submit(
+        self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]],
+        strategy: str = "auto", detach: bool = False,
+    ) -> str:  # fmt: skip
+        """Submit a job; its id.  A job that is not detached ends with this link."""
+        values = [tuple([self._named(name, array) for name, array in side.items()]) for side in (inputs, params)]
+        self._held.update(graph.blobs)
+        message = SubmitJob(graph.encoded, values[0], values[1], strategy, detach, graph.name)
+        return (await self._ask(message, JobAccepted)).job
+
+    async def jobs(self, job: str = "") -> tuple[JobReport, ...]:
+        """One job with its log, or all without; InputError for an unknown id."""
+        return (await self._ask(AskJobs(job), Jobs)).jobs
+
+    async def result(self, job: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Wait for a job: its outputs by name and its report; the job's own error if it failed."""
+        answer = await self._ask(AwaitJob(job), JobResult)
+        arrays = await asyncio.gather(*(self._exchange.fetch_named(self._open(), value) for value in answer.outputs))
+        names = [value.name for value in answer.outputs]
+        return dict(zip(names, arrays, strict=True)), json.loads(answer.report or "{}")
+
+    async def cancel(self, job: str) -> None:
+        await self._ask(CancelJob(job), Done)
+
+    # -- wire.transport.Handler
+
+    async def on_request(self, link: Link, body: Message) -> Message:
+        if isinstance(body, FetchBlob):
+            return await self._exchange.serve(link, body)
+        raise ProtocolError(f"a client does not answer {type(body).__name__}")
+
+    def on_notify(self, link: Link, body: Message) -> None:
+        raise ProtocolError(f"a client does not take {type(body).__name__}")
+
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+        if not isinstance(header, BlobStream):
+            raise ProtocolError("a client takes only the content it asked for")
+        return self._exchange.open_stream(header, size_bytes)
+
+    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
+        if isinstance(header, BlobStream):
+            self._exchange.stream_done(header, buffer, error)
+
+    def on_linked(self, link: Link) -> None:
+        return
+
+    def on_unlinked(self, link: Link, error: MeshError | None) -> None:
+        return
+
+    # -- helpers
+
+    async def _run(
+        self, work: Work, inputs: Mapping[str, NDArray[Any]], job: list[str], told: dict[str, Any]
+    ) -> Sequence[NDArray[Any]]:
+        params = {name: np.asarray(handle) for name, handle in work.bindings.items()}
+        job.append(await self.submit(work.graph, inputs, params, work.strategy))
+        outputs, report = await self.result(job[0])
+        told.update(report)
+        return [outputs[name] for name in work.graph.output_names]
+
+    def _cancel_run(self, task: asyncio.Task[Any], job: Sequence[str]) -> None:
+        if task.done():
+            return
+        task.cancel()
+        if job:
+            stop = asyncio.get_running_loop().create_task(self.cancel(job[0]))
+            self._tasks.add(stop)
+            stop.add_done_callback(self._tasks.discard)
+
+    def _named(self, name: str, array: NDArray[Any]) -> NamedValue:
+        value = BlobExchange.named(name, array)
+        if value.blob is not None:
+            self._held[value.blob] = array
+        return value
+
+    def _find(self, address: bytes) -> memoryview | None:
+        array = self._held.get(address)
+        return None if array is None else tensor_bytes(array)
+
+    def _open(self) -> Link:
+        if self._link is None or self._link.closed:
+            raise NodeLost("the link to the coordinator is closed", next_step="Connect again; detached jobs go on")
+        return self._link
+
+    async def _ask(self, message: Message, kind: type[M]) -> M:
+        answer = await self._open().request(message)
+        if not isinstance(answer, kind):
+            raise ProtocolError(f"expected {kind.__name__}, got {type(answer).__name__}")
+        return answer

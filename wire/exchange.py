@@ -1,0 +1,124 @@
+"""Content moving between two nodes by its address: asking for it and giving it.
+
+One BlobExchange per process that holds tensors in memory (coordinator, client).  It chooses the way: inline in the
+answer, through shared memory on one host, or as a stream; and it checks what arrives against the address asked for.
+It does not know where content is kept: `find` is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from .codec import hash_array, hash_bytes, tensor_bytes, tensor_from
+from .dtypes import dtype_named, dtype_of
+from .errors import BlobCorrupt, BlobMissing, MeshError, NodeLost, ProtocolError
+from .graph import check_type
+from .limits import DEFAULT, MIB
+from .messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, NamedValue
+from .sharedmem import SharedDir, take
+from .transport import Link
+from .types import TensorType
+
+OFF_LOOP_BYTES = MIB  # copies and hashes above this run in a thread, so that heartbeats are read on time
+T = TypeVar("T")
+
+
+async def off_loop(size_bytes: int, work: Callable[..., T], *args: Any) -> T:
+    """Run `work` here if it handles little, in a thread if it would hold up the loop."""
+    return work(*args) if size_bytes <= OFF_LOOP_BYTES else await asyncio.to_thread(work, *args)
+
+
+class BlobExchange:
+    """Serves what `find(address)` has (its bytes, or None) and fetches from others."""
+
+    def __init__(self, shared: SharedDir | None, find: Callable[[bytes], memoryview | None]) -> None:
+        self._shared = shared
+        self._find = find
+        self._numbers = itertools.count(1)
+        self._expected: dict[int, tuple[bytes, int, asyncio.Future[memoryview]]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def serve(self, link: Link, asked: FetchBlob) -> Blob:
+        """The answer to a request for content; BlobMissing if it is not here."""
+        data = self._find(asked.blob)
+        if data is None:
+            raise BlobMissing(f"blob {asked.blob.hex()[:16]} is not held here")
+        if data.nbytes <= INLINE_BYTES_MAX:
+            return Blob(data.nbytes, data.tobytes())
+        if link.same_host and self._shared is not None:
+            name = await off_loop(data.nbytes, self._shared.write, [data])
+            link.bytes_sent["shared"] += data.nbytes
+            return Blob(data.nbytes, None, name)
+        task = asyncio.get_running_loop().create_task(self._stream(link, asked, data))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+        return Blob(data.nbytes)
+
+    async def fetch(self, link: Link, blob: bytes, size_bytes: int) -> memoryview:
+        """Content of exactly this address and size; BlobMissing, BlobCorrupt or NodeLost."""
+        number = next(self._numbers)
+        arrived: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        self._expected[number] = (blob, size_bytes, arrived)
+        try:
+            answer = await link.request(FetchBlob(blob, number))
+            if not isinstance(answer, Blob) or answer.size_bytes != size_bytes:
+                raise ProtocolError(f"the answer for blob {blob.hex()[:16]} is not {size_bytes} bytes of content")
+            if answer.data is not None:
+                data = memoryview(answer.data)
+            elif answer.shared:
+                data = take(link.peer.shared_memory, answer.shared, size_bytes)
+                link.bytes_received["shared"] += size_bytes
+            else:
+                data = await arrived
+        finally:
+            del self._expected[number]
+            arrived.cancel()
+        if await off_loop(size_bytes, hash_bytes, data) != blob:
+            raise BlobCorrupt(f"what arrived for blob {blob.hex()[:16]} has another address", node=link.peer.name)
+        return data
+
+    async def fetch_named(self, link: Link, value: NamedValue) -> NDArray[Any]:
+        """The tensor a NamedValue stands for, fetched if it did not ride along."""
+        kind = TensorType(value.shape, dtype_named(value.dtype))
+        check_type(kind, DEFAULT)
+        if value.data is not None:
+            return tensor_from(value.data, kind)
+        if value.blob is None:
+            raise ProtocolError(f"the value {value.name!r} has neither data nor an address", node=link.peer.name)
+        return tensor_from(await self.fetch(link, value.blob, kind.size_bytes), kind)
+
+    def open_stream(self, header: BlobStream, size_bytes: int) -> memoryview:
+        """Where a stream's bytes go; ProtocolError unless it was asked for."""
+        blob, expected, _ = self._expected.get(header.stream, (b"", -1, None))
+        if (blob, expected) != (header.blob, size_bytes):
+            raise ProtocolError(f"nobody asked for {size_bytes} bytes of blob {header.blob.hex()[:16]}")
+        return memoryview(bytearray(size_bytes))
+
+    def stream_done(self, header: BlobStream, buffer: memoryview, error: MeshError | None) -> None:
+        """A stream ended."""
+        arrived = self._expected.get(header.stream, (b"", 0, None))[2]
+        if arrived is None or arrived.done():
+            return
+        if error is None:
+            arrived.set_result(buffer)
+        else:
+            arrived.set_exception(NodeLost("the stream broke off", cause=str(error)))
+
+    @staticmethod
+    def named(name: str, array: NDArray[Any], address: bytes | None = None) -> NamedValue:
+        """A NamedValue for a tensor: inline if small, else its address, under which the other side will ask for it."""
+        dtype = dtype_of(array).name
+        if array.nbytes <= INLINE_BYTES_MAX:
+            return NamedValue(name, dtype, array.shape, tensor_bytes(array).tobytes())
+        return NamedValue(name, dtype, array.shape, None, address or hash_array(array))
+
+    async def _stream(self, link: Link, asked: FetchBlob, data: memoryview) -> None:
+        try:
+            await link.send_stream(BlobStream(asked.blob, asked.stream), data)
+        except MeshError:
+            return  # the asker's own wait ends with the link
