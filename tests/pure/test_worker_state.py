@@ -1,0 +1,740 @@
+"""The worker's machine: short event scripts, then random ones with its invariants checked after every event."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, TypeVar
+
+import pytest
+
+from wire.errors import (
+    BlobMissing,
+    Busy,
+    Cancelled,
+    CompileFailed,
+    ExecuteFailed,
+    GraphDecodeError,
+    InputError,
+    LimitExceeded,
+    NodeLost,
+    StaleGeneration,
+)
+from wire.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Source, Target
+from worker import events as ev
+from worker.state import Bounds, WorkerState
+
+A = TypeVar("A")
+COORD, ME, PEER = "coord", "me", "peer"
+GRAPH = b"g" * 32
+WEIGHT = b"w" * 32
+KEY = PlanKey(7, 1)
+SMALL = ev.Inline("f32", (2,), b"12345678")
+EDGE_IN = Source("edge", 9, 0)  # output 0 of part 9, which is somewhere else
+
+
+def big(name: str) -> ev.SharedFile:
+    return ev.SharedFile("f32", (1024, 1024), "/shm/elsewhere", name)
+
+
+def part(number: int, sources: list[Source], targets: list[list[Target]], device: int = 0) -> PartSpec:
+    return PartSpec(number, device, GRAPH, tuple(sources), tuple(tuple(each) for each in targets))
+
+
+def deploy(*parts: PartSpec, plan: PlanKey = KEY, blobs: tuple[BlobSpec, ...] = (), force: bool = False) -> Deploy:
+    return Deploy(plan, parts, {GRAPH: b"encoded"}, blobs, {ME: "127.0.0.1:1", PEER: "127.0.0.1:2"}, force)
+
+
+def weight(*holders: str) -> BlobSpec:
+    return BlobSpec(WEIGHT, 400, "f32", (10, 10), holders)
+
+
+TO_COORD = [Target("", 0, 0)]
+ONE_PART = part(0, [Source("input")], [TO_COORD])
+
+
+class Driver:
+    """Feeds events, validates after each, and remembers the actions."""
+
+    def __init__(self, devices: int = 2, bounds: Bounds | None = None, join: bool = True) -> None:
+        self.machine = WorkerState(ME, devices, bounds)
+        self.now = 100.0
+        self.requests = 0
+        if join:
+            self.join()
+
+    def __call__(self, event: ev.Event, after_s: float = 0.0) -> list[ev.Action]:
+        self.now += after_s
+        actions = self.machine.handle(event, self.now)
+        self.machine.validate()
+        return actions
+
+    def join(self, node: str = COORD, epoch: int = 7, silence_s: float = 0.0) -> list[ev.Action]:
+        return self(ev.JoinAsked(node, self.request(), node, epoch, 0.1, silence_s))
+
+    def request(self) -> int:
+        self.requests += 1
+        return self.requests
+
+    def ask_deploy(self, message: Deploy, node: str = COORD) -> list[ev.Action]:
+        return self(ev.DeployAsked(node, self.request(), message))
+
+    def deployed(self, message: Deploy) -> list[ev.Action]:
+        """Deploy and answer everything it waits for; the last actions."""
+        actions = self.ask_deploy(message)
+        seen = list(actions)
+        while actions:
+            after: list[ev.Action] = []
+            for action in actions:
+                match action:
+                    case ev.LinkTo(node):
+                        after += self(ev.NodeLinked(node))
+                    case ev.Fetch(attempt):
+                        after += self(ev.BlobFound(attempt, "disk"))
+                    case ev.Prepare(_, prepared):
+                        after += self(ev.PartPrepared(prepared, 0.5, False))
+            seen += after
+            actions = after
+        assert one(ev.Reply, seen).request == self.requests
+        return seen
+
+    def run(self, step: int = 0, *feeds: tuple[int, int, ev.Tensor], plan: PlanKey = KEY) -> list[ev.Action]:
+        return self(ev.RunAsked(COORD, self.request(), plan, step, feeds))
+
+    def push(self, part: int, slot: int, tensor: ev.Tensor, step: int = 0, plan: PlanKey = KEY) -> list[ev.Action]:
+        return self(ev.TensorArrived(PEER, plan, step, part, slot, tensor))
+
+
+def of(kind: type[A], actions: list[ev.Action]) -> list[A]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def one(kind: type[A], actions: list[ev.Action]) -> A:
+    found = of(kind, actions)
+    assert len(found) == 1, f"expected one {kind.__name__} in {actions}"
+    return found[0]
+
+
+def made(*tensors: ev.Inline) -> tuple[ev.Made, ...]:
+    return tuple(ev.Made(inline=tensor) for tensor in tensors)
+
+
+# -- ownership
+
+
+def test_a_join_is_answered_and_starts_the_heartbeats() -> None:
+    drive = Driver(join=False)
+    assert drive.join() == [ev.ReplyJoined(1, ()), ev.StartBeats(COORD, 0.1)]
+
+
+def test_a_second_coordinator_hears_busy_and_who_owns_the_worker() -> None:
+    drive = Driver()
+    error = one(ev.Refuse, drive.join("other", epoch=99)).error
+    assert isinstance(error, Busy) and COORD in str(error)
+    assert drive.machine.owner is not None and drive.machine.owner.node == COORD
+
+
+def test_the_owner_may_join_again_and_its_old_plans_are_forgotten() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    actions = drive.join(epoch=8)
+    assert of(ev.Unprepare, actions) and of(ev.ReplyJoined, actions)
+    assert isinstance(one(ev.Refuse, drive.run()).error, StaleGeneration)
+
+
+def test_an_older_epoch_of_the_same_coordinator_is_refused() -> None:
+    drive = Driver()
+    assert isinstance(one(ev.Refuse, drive.join(epoch=6)).error, StaleGeneration)
+
+
+def test_a_worker_whose_coordinator_is_gone_is_free_for_another() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    actions = drive(ev.NodeUnlinked(COORD))
+    assert of(ev.StopBeats, actions) and of(ev.Unprepare, actions)
+    assert of(ev.ReplyJoined, drive.join("other", epoch=3))
+
+
+def test_the_end_of_another_link_changes_nothing() -> None:
+    drive = Driver()
+    assert drive(ev.NodeUnlinked(PEER)) == []
+    assert drive.machine.owner is not None
+
+
+def test_a_quiet_coordinator_is_asked_and_a_silent_one_given_up() -> None:
+    drive = Driver(join=False)
+    drive.join(silence_s=2.0)
+    assert drive.machine.next_deadline() == drive.now + 1.0
+    assert drive(ev.Tick(), after_s=1.0) == [ev.AskOwner(COORD)]
+    assert drive(ev.Tick(), after_s=0.5) == []
+    drive(ev.Heard(COORD))
+    assert drive(ev.Tick(), after_s=1.9) == [ev.AskOwner(COORD)]
+    actions = drive(ev.Tick(), after_s=0.1)
+    assert of(ev.StopBeats, actions) and one(ev.CloseLink, actions).node == COORD
+    assert drive.machine.next_deadline() is None
+
+
+def test_a_worker_that_slept_itself_does_not_blame_its_coordinator() -> None:
+    drive = Driver(join=False)
+    drive.join(silence_s=2.0)
+    assert of(ev.CloseLink, drive(ev.Tick(late_s=4.5), after_s=5.0)) == []
+
+
+def test_a_suspicion_is_refuted_with_a_higher_incarnation_at_once() -> None:
+    drive = Driver()
+    assert drive(ev.SuspectedBy(COORD, 0)) == [ev.SendBeat()]
+    assert drive.machine.incarnation == 1
+    assert drive(ev.SuspectedBy(PEER, 5)) == []
+    assert drive.machine.incarnation == 1
+
+
+# -- deploy
+
+
+def test_blobs_are_looked_for_here_then_asked_of_the_holders_in_order() -> None:
+    drive = Driver()
+    first = one(ev.Fetch, drive.ask_deploy(deploy(ONE_PART, blobs=(weight(PEER, ""),))))
+    assert first.holder == ME
+    second = one(ev.Fetch, drive(ev.BlobNotFound(first.attempt, BlobMissing("not here"))))
+    assert second.holder == PEER
+    third = one(ev.Fetch, drive(ev.BlobNotFound(second.attempt, NodeLost("gone"))))
+    assert third.holder == ""
+    prepare = one(ev.Prepare, drive(ev.BlobFound(third.attempt, "socket")))
+    reply = one(ev.Reply, drive(ev.PartPrepared(prepare.prepared, 0.25, False)))
+    assert reply.message == Deployed(400, 0, 0, 0, 0.25, 1, 0)
+
+
+def test_a_blob_that_nobody_has_fails_the_deploy_with_what_each_said() -> None:
+    drive = Driver()
+    fetch = one(ev.Fetch, drive.ask_deploy(deploy(ONE_PART, blobs=(weight(PEER),))))
+    fetch = one(ev.Fetch, drive(ev.BlobNotFound(fetch.attempt, BlobMissing("not here"))))
+    refusal = one(ev.Refuse, drive(ev.BlobNotFound(fetch.attempt, NodeLost("peer fell over"))))
+    assert isinstance(refusal.error, BlobMissing) and "peer fell over" in str(refusal.error)
+    assert drive.ask_deploy(deploy(ONE_PART)), "the worker takes the next plan"
+
+
+def test_a_fetch_from_a_node_the_next_plan_does_not_name_is_started_over() -> None:
+    drive = Driver()
+    fetch = one(ev.Fetch, drive.ask_deploy(deploy(ONE_PART, blobs=(weight(PEER),))))
+    stuck = one(ev.Fetch, drive(ev.BlobNotFound(fetch.attempt, BlobMissing("not here"))))
+    drive(ev.DropAsked(COORD, drive.request(), KEY))
+    actions = drive.ask_deploy(deploy(ONE_PART, plan=PlanKey(7, 2), blobs=(weight("other"),)))
+    assert one(ev.AbandonFetch, actions).attempt == stuck.attempt
+    assert one(ev.Fetch, actions).holder == ME
+    assert drive(ev.BlobFound(stuck.attempt, "socket")) == [], "the abandoned one comes too late"
+
+
+def test_a_fetch_under_way_serves_the_next_plan_that_names_its_holder() -> None:
+    drive = Driver()
+    fetch = one(ev.Fetch, drive.ask_deploy(deploy(ONE_PART, blobs=(weight(PEER),))))
+    fetch = one(ev.Fetch, drive(ev.BlobNotFound(fetch.attempt, BlobMissing("not here"))))
+    drive(ev.DropAsked(COORD, drive.request(), KEY))
+    assert drive.ask_deploy(deploy(ONE_PART, plan=PlanKey(7, 2), blobs=(weight(PEER, ""),))) == []
+    assert of(ev.Prepare, drive(ev.BlobFound(fetch.attempt, "shared")))
+
+
+def test_blobs_of_a_deployed_plan_are_pinned_until_it_is_dropped() -> None:
+    drive = Driver()
+    seen = drive.deployed(deploy(ONE_PART, blobs=(weight(PEER),)))
+    assert one(ev.PinBlobs, seen).blobs == frozenset([WEIGHT])
+    assert of(ev.PinBlobs, drive.deployed(deploy(ONE_PART, plan=PlanKey(7, 2), blobs=(weight(PEER),)))) == []
+    assert of(ev.UnpinBlobs, drive(ev.DropAsked(COORD, drive.request(), KEY))) == []
+    actions = drive(ev.DropAsked(COORD, drive.request(), PlanKey(7, 2)))
+    assert one(ev.UnpinBlobs, actions).blobs == frozenset([WEIGHT])
+
+
+def test_a_deploy_waits_for_links_to_the_peers_it_will_push_to() -> None:
+    drive = Driver()
+    actions = drive.ask_deploy(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
+    assert one(ev.LinkTo, actions) == ev.LinkTo(PEER, "127.0.0.1:2")
+    assert drive(ev.PartPrepared(one(ev.Prepare, actions).prepared, 0.0, True)) == []
+    assert isinstance(one(ev.Reply, drive(ev.NodeLinked(PEER))).message, Deployed)
+
+
+def test_a_peer_that_cannot_be_reached_fails_the_deploy_so_that_it_can_be_retried() -> None:
+    drive = Driver()
+    drive.ask_deploy(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
+    error = one(ev.Refuse, drive(ev.LinkFailed(PEER, NodeLost("refused")))).error
+    assert isinstance(error, NodeLost) and error.retry
+
+
+def test_a_graph_that_is_not_here_is_asked_for_and_then_remembered() -> None:
+    drive = Driver()
+    bare = Deploy(KEY, (ONE_PART,), {}, (), {})
+    assert one(ev.Reply, drive.ask_deploy(bare)).message == MissingGraphs((GRAPH,))
+    drive.deployed(deploy(ONE_PART))
+    again = Deploy(PlanKey(7, 2), (ONE_PART,), {}, (), {})
+    assert one(ev.Prepare, drive.ask_deploy(again)).encoded == b"encoded"
+
+
+def test_graph_encodings_are_kept_up_to_a_size_and_the_oldest_go() -> None:
+    drive = Driver(bounds=Bounds(graphs_bytes_max=10))
+    drive.deployed(deploy(ONE_PART))
+    other = b"h" * 32
+    second = PartSpec(0, 0, other, ONE_PART.sources, ONE_PART.targets)
+    drive.deployed(Deploy(PlanKey(7, 2), (second,), {other: b"encoded2"}, (), {}))
+    bare = Deploy(PlanKey(7, 3), (ONE_PART,), {}, (), {})
+    assert one(ev.Reply, drive.ask_deploy(bare)).message == MissingGraphs((GRAPH,))
+
+
+def test_a_graph_that_does_not_decode_is_refused_and_forgotten() -> None:
+    drive = Driver()
+    prepare = one(ev.Prepare, drive.ask_deploy(deploy(ONE_PART)))
+    error = one(ev.Refuse, drive(ev.PrepareFailed(prepare.prepared, GraphDecodeError("cyclic")))).error
+    assert isinstance(error, GraphDecodeError) and error.op == "part 0"
+    bare = Deploy(PlanKey(7, 2), (ONE_PART,), {}, (), {})
+    assert isinstance(one(ev.Reply, drive.ask_deploy(bare)).message, MissingGraphs)
+
+
+def test_one_part_that_does_not_compile_ends_the_deploy_and_frees_the_others() -> None:
+    drive = Driver()
+    actions = drive.ask_deploy(deploy(ONE_PART, part(1, [Source("input")], [TO_COORD], device=1)))
+    first, second = of(ev.Prepare, actions)
+    drive(ev.PartPrepared(first.prepared, 0.1, True))
+    actions = drive(ev.PrepareFailed(second.prepared, CompileFailed("too many registers")))
+    assert isinstance(one(ev.Refuse, actions).error, CompileFailed)
+    assert {(each.device, each.prepared) for each in of(ev.Unprepare, actions)} == {(0, first.prepared), (1, second.prepared)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (part(0, [Source("input")], [TO_COORD], device=2), "device 2"),
+        (part(0, [Source("param", blob=WEIGHT)], [TO_COORD]), "not listed"),
+        (part(0, [Source("magic")], [TO_COORD]), "magic"),
+        (part(0, [Source("input")], [[Target("stranger", 0, 0)]]), "stranger"),
+    ],
+)
+def test_a_deploy_that_cannot_work_is_refused_before_anything_happens(wrong: PartSpec, says: str) -> None:
+    actions = Driver().ask_deploy(deploy(wrong))
+    error = one(ev.Refuse, actions).error
+    assert len(actions) == 1 and isinstance(error, InputError) and says in str(error)
+
+
+def test_only_the_owner_may_deploy() -> None:
+    assert isinstance(one(ev.Refuse, Driver().ask_deploy(deploy(ONE_PART), node=PEER)).error, StaleGeneration)
+
+
+def test_a_plan_of_another_epoch_or_a_dropped_one_is_stale() -> None:
+    drive = Driver()
+    assert isinstance(one(ev.Refuse, drive.ask_deploy(deploy(ONE_PART, plan=PlanKey(6, 1)))).error, StaleGeneration)
+    assert drive(ev.DropAsked(COORD, drive.request(), KEY)) == [ev.Reply(drive.requests, Done())]
+    assert isinstance(one(ev.Refuse, drive.ask_deploy(deploy(ONE_PART))).error, StaleGeneration)
+
+
+def test_dropping_a_plan_while_it_deploys_refuses_the_deploy() -> None:
+    drive = Driver()
+    drive.ask_deploy(deploy(ONE_PART))
+    actions = drive(ev.DropAsked(COORD, drive.request(), KEY))
+    assert isinstance(one(ev.Refuse, actions).error, StaleGeneration)
+    assert of(ev.Unprepare, actions) and one(ev.Reply, actions).message == Done()
+
+
+def test_a_coordinator_that_stops_waiting_for_a_deploy_gets_the_plan_forgotten() -> None:
+    drive = Driver()
+    drive.ask_deploy(deploy(ONE_PART))
+    assert of(ev.Unprepare, drive(ev.RequestGone(drive.requests)))
+    drive.deployed(deploy(ONE_PART))
+
+
+# -- run
+
+
+def test_a_part_runs_when_its_inputs_are_there_and_its_output_goes_back() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    actions = drive.run(0, (0, 0, SMALL))
+    execute = one(ev.Execute, actions)
+    assert execute.inputs == (ev.Use(0, SMALL, True),) and execute.outputs == (ev.Wish(0, 1),)
+    assert one(ev.SendBegan, actions).began.part == 0
+    ran = one(ev.ReplyRan, drive(ev.PartExecuted(execute.run, made(SMALL), 0.125)))
+    assert ran.outputs == ((0, SMALL),) and ran.bytes_in == 8 and ran.bytes_out == 8
+    assert ran.parts[0].compute_s == 0.125
+
+
+def test_a_push_may_come_before_its_run() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [EDGE_IN], [TO_COORD])))
+    assert drive.push(0, 0, SMALL) == []
+    assert one(ev.Execute, drive.run()).inputs[0].tensor == SMALL
+
+
+def test_wait_time_runs_from_the_run_to_the_last_input() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [EDGE_IN], [TO_COORD])))
+    drive.run()
+    drive.now += 0.75
+    execute = one(ev.Execute, drive.push(0, 0, SMALL))
+    ran = one(ev.ReplyRan, drive(ev.PartExecuted(execute.run, made(SMALL), 0.0)))
+    assert ran.parts[0].wait_s == pytest.approx(0.75)
+
+
+def test_pushes_before_their_run_are_bounded_and_the_run_is_refused_rather_than_hung() -> None:
+    drive = Driver(bounds=Bounds(pending_bytes_max=10))
+    drive.deployed(deploy(part(0, [EDGE_IN, Source("edge", 9, 1)], [TO_COORD])))
+    assert drive.push(0, 0, SMALL) == []
+    assert drive.push(0, 1, big("x")) == [ev.Release(big("x"))]
+    assert isinstance(one(ev.Refuse, drive.run()).error, LimitExceeded)
+    assert drive.push(0, 0, SMALL, step=1) == [], "the room is free again"
+
+
+@pytest.mark.parametrize("key", [PlanKey(6, 1), PlanKey(7, 5)])
+def test_stale_pushes_are_released(key: PlanKey) -> None:
+    drive = Driver()
+    drive(ev.DropAsked(COORD, drive.request(), PlanKey(7, 5)))
+    assert drive.push(0, 0, big("late"), plan=key) == [ev.Release(big("late"))]
+
+
+def test_a_push_for_a_step_that_is_over_is_released() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [EDGE_IN], [TO_COORD])))
+    drive.push(0, 0, SMALL)
+    drive(ev.PartExecuted(one(ev.Execute, drive.run()).run, made(SMALL), 0.0))
+    assert drive.push(0, 0, big("again")) == [ev.Release(big("again"))]
+
+
+def test_a_tensor_that_came_once_reaches_every_slot_with_its_source() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [EDGE_IN, EDGE_IN], [TO_COORD]), part(1, [EDGE_IN], [[Target("", 0, 1)]], device=1)))
+    drive.run()
+    first, second = of(ev.Execute, drive.push(0, 0, big("x")))
+    uses = [use.last for execute in (first, second) for use in execute.inputs]
+    assert uses == [False, False, True], "only the last reader may consume it"
+    assert drive.push(1, 0, big("y")) == [ev.Release(big("y"))], "a second copy is not needed"
+
+
+def test_an_output_for_two_parts_of_one_worker_is_sent_once() -> None:
+    drive = Driver()
+    targets = [Target(PEER, 1, 0), Target(PEER, 2, 3), Target("", 0, 4)]
+    drive.deployed(deploy(part(0, [Source("input")], [targets])))
+    execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
+    assert execute.outputs == (ev.Wish(0, 2),)
+    files = (big("a"), big("b"))
+    actions = drive(ev.PartExecuted(execute.run, (ev.Made(files=files),), 0.0))
+    push = one(ev.SendPush, actions)
+    assert (push.node, push.part, push.slot, push.tensor) == (PEER, 1, 0, big("a"))
+    assert of(ev.ReplyRan, actions) == [], "the step is not over before its pushes are sent"
+    assert one(ev.ReplyRan, drive(ev.PushSent(push.push))).outputs == ((4, big("b")),)
+
+
+def test_between_parts_of_one_device_a_tensor_stays_there_and_on_another_it_is_handed_over() -> None:
+    drive = Driver()
+    drive.deployed(
+        deploy(
+            part(0, [Source("input")], [[Target(ME, 1, 0), Target(ME, 2, 0)]]),
+            part(1, [Source("edge", 0, 0)], [TO_COORD]),
+            part(2, [Source("edge", 0, 0)], [[Target("", 0, 1)]], device=1),
+        )
+    )
+    execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
+    (wish,) = execute.outputs
+    assert wish.keep and wish.copies == 1
+    kept = ev.Kept("f32", (1024, 1024), 0, wish.keep)
+    near, far = of(ev.Execute, drive(ev.PartExecuted(execute.run, (ev.Made(None, (big("x"),), kept),), 0.0)))
+    assert (near.device, near.inputs[0].tensor) == (0, kept)
+    assert (far.device, far.inputs[0].tensor) == (1, big("x"))
+
+
+def test_a_device_runs_one_part_at_a_time_in_the_order_of_becoming_ready_over_several_steps() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [EDGE_IN], [TO_COORD])))
+    for step in range(3):
+        drive.run(step)
+    first = one(ev.Execute, drive.push(0, 0, SMALL, step=2))
+    assert of(ev.Execute, drive.push(0, 0, SMALL, step=0)) == []
+    assert of(ev.Execute, drive.push(0, 0, SMALL, step=1)) == []
+    assert drive.machine.queue_depth == 3
+    actions = drive(ev.PartExecuted(first.run, made(SMALL), 0.0))
+    assert one(ev.ReplyRan, actions).step == 2
+    second = one(ev.Execute, actions)
+    assert one(ev.ReplyRan, drive(ev.PartExecuted(second.run, made(SMALL), 0.0))).step == 0
+
+
+def test_began_is_told_once_per_step() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART, part(1, [Source("input")], [[Target("", 0, 1)]], device=1)))
+    actions = drive.run(0, (0, 0, SMALL), (1, 0, SMALL))
+    assert len(of(ev.Execute, actions)) == 2 and len(of(ev.SendBegan, actions)) == 1
+
+
+def test_a_part_that_fails_ends_the_step_with_its_error_and_the_plan_lives_on() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART, part(1, [EDGE_IN], [[Target("", 0, 1)]], device=1)))
+    execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
+    refusal = one(ev.Refuse, drive(ev.ExecuteFailed(execute.run, ExecuteFailed("overheated"))))
+    assert refusal.error.op == "part 0"
+    assert drive.push(1, 0, big("late")) == [ev.Release(big("late"))]
+    assert of(ev.Execute, drive.run(1, (0, 0, SMALL)))
+
+
+def test_a_push_that_cannot_be_delivered_fails_the_step_so_that_it_can_be_retried() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
+    execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
+    push = one(ev.SendPush, drive(ev.PartExecuted(execute.run, made(SMALL), 0.0)))
+    error = one(ev.Refuse, drive(ev.PushFailed(push.push, NodeLost("the link ended")))).error
+    assert error.retry
+
+
+def test_a_run_of_an_unknown_plan_or_a_repeated_step_is_stale_and_its_feeds_are_freed() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    actions = drive.run(0, (0, 0, big("x")), plan=PlanKey(7, 2))
+    assert one(ev.Release, actions).tensor == big("x") and isinstance(one(ev.Refuse, actions).error, StaleGeneration)
+    drive.run(0, (0, 0, SMALL))
+    assert isinstance(one(ev.Refuse, drive.run(0, (0, 0, SMALL))).error, StaleGeneration)
+
+
+# -- cancel, drop, leave
+
+
+def test_cancelling_a_step_frees_its_tensors_and_dispatches_nothing_more() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [EDGE_IN, Source("edge", 9, 1)], [TO_COORD])))
+    drive.run()
+    drive.push(0, 0, big("x"))
+    actions = drive(ev.CancelAsked(COORD, KEY, 0))
+    assert one(ev.Release, actions).tensor == big("x")
+    assert isinstance(one(ev.Refuse, actions).error, Cancelled)
+    assert drive.push(0, 1, big("y")) == [ev.Release(big("y"))]
+
+
+def test_what_a_cancelled_step_was_computing_is_freed_when_it_comes() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
+    drive(ev.CancelAsked(COORD, KEY, 0))
+    actions = drive(ev.PartExecuted(execute.run, (ev.Made(files=(big("x"),)),), 0.0))
+    assert actions == [ev.Release(big("x"))]
+
+
+def test_a_cancel_that_overtakes_its_run_wins() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    drive(ev.CancelAsked(COORD, KEY, 0))
+    assert isinstance(one(ev.Refuse, drive.run(0, (0, 0, SMALL))).error, StaleGeneration)
+    assert of(ev.Execute, drive.run(1, (0, 0, SMALL)))
+
+
+def test_a_device_goes_on_with_the_next_step_when_one_is_cancelled() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    first = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
+    drive.run(1, (0, 0, SMALL))
+    assert of(ev.Execute, drive(ev.CancelAsked(COORD, KEY, 0))) == [], "the device is still busy with it"
+    assert one(ev.Execute, drive(ev.PartExecuted(first.run, made(SMALL), 0.0))).inputs
+
+
+def test_dropping_a_plan_stops_its_pushes_and_refuses_its_steps() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
+    execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
+    push = one(ev.SendPush, drive(ev.PartExecuted(execute.run, made(SMALL), 0.0)))
+    actions = drive(ev.DropAsked(COORD, drive.request(), KEY))
+    assert one(ev.StopPush, actions).push == push.push and of(ev.Refuse, actions) and of(ev.Unprepare, actions)
+    assert drive(ev.PushSent(push.push)) == []
+
+
+def test_a_coordinator_that_stops_waiting_for_a_run_gets_the_step_closed() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [EDGE_IN], [TO_COORD])))
+    drive.run()
+    drive(ev.RequestGone(drive.requests))
+    assert drive.push(0, 0, big("x")) == [ev.Release(big("x"))]
+
+
+def test_a_lost_engine_host_makes_the_worker_leave_with_an_error_code() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    actions = drive(ev.HostLost(0, "it was ended by signal 9"))
+    assert one(ev.SendLeaving, actions).node == COORD
+    assert one(ev.Stop, actions).code == 3
+    assert isinstance(one(ev.Refuse, drive.join("other")).error, NodeLost)
+
+
+def test_a_drain_hands_back_and_ends_with_zero() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [EDGE_IN], [TO_COORD])))
+    drive.run()
+    actions = drive(ev.DrainAsked("asked to stop by SIGTERM"))
+    assert [type(action) for action in actions[:1]] == [ev.SendLeaving]
+    assert one(ev.Stop, actions) == ev.Stop(0, "asked to stop by SIGTERM")
+    assert of(ev.Refuse, actions), "the unfinished step is handed back"
+    assert drive(ev.DrainAsked("again")) == []
+
+
+def test_a_free_worker_drains_without_telling_anybody() -> None:
+    assert Driver(join=False)(ev.DrainAsked("enough")) == [ev.Stop(0, "enough")]
+
+
+# -- random scripts
+
+
+class World:
+    """Random but possible events, with every tensor and request accounted for."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.drive = Driver(devices=2, bounds=Bounds(pending_bytes_max=1 << 23, fetches_max=2))
+        self.alive: set[str] = set()  # files that somebody must consume or release
+        self.answered: set[int] = {1}
+        self.open: dict[str, list[Any]] = {"fetch": [], "prepare": [], "execute": [], "push": [], "link": []}
+        self.generation = 1
+        self.serial = 0
+        self.runs = 0
+        self.coordinator = COORD
+
+    def file(self) -> ev.SharedFile:
+        self.serial += 1
+        self.alive.add(f"f{self.serial}")
+        return big(f"f{self.serial}")
+
+    def feed(self, event: ev.Event) -> None:
+        for action in self.drive(event):
+            self.perform(action)
+
+    def consume(self, tensor: ev.Tensor) -> None:
+        if isinstance(tensor, ev.SharedFile):
+            self.alive.remove(tensor.name)
+
+    def answer(self, request: int) -> None:
+        assert request not in self.answered, "a request is answered twice"
+        self.answered.add(request)
+
+    def perform(self, action: ev.Action) -> None:
+        match action:
+            case ev.Release(tensor):
+                self.consume(tensor)
+            case ev.Fetch():
+                self.open["fetch"].append(action)
+            case ev.AbandonFetch(attempt):
+                self.open["fetch"] = [each for each in self.open["fetch"] if each.attempt != attempt]
+            case ev.Prepare():
+                self.open["prepare"].append(action)
+            case ev.Execute():
+                assert not any(each.device == action.device for each in self.open["execute"]), "two parts on one device"
+                self.open["execute"].append(action)
+            case ev.SendPush():
+                self.open["push"].append(action)
+            case ev.StopPush(push):
+                stopped = [each for each in self.open["push"] if each.push == push]
+                self.open["push"] = [each for each in self.open["push"] if each.push != push]
+                for each in stopped:
+                    self.consume(each.tensor)
+            case ev.LinkTo():
+                self.open["link"].append(action)
+            case ev.ReplyRan(request, outputs=outputs):
+                self.answer(request)
+                for _, tensor in outputs:
+                    self.consume(tensor)
+            case ev.Reply(request) | ev.Refuse(request) | ev.ReplyJoined(request):
+                self.answer(request)
+
+    def take(self, kind: str) -> Any:
+        waiting = self.open[kind]
+        return waiting.pop(self.random.randrange(len(waiting))) if waiting else None
+
+    def step(self) -> None:
+        self.random.choice(
+            [self.deploy, *[self.run] * 3, *[self.push] * 6, *[self.settle] * 8, *[self.execute] * 6, self.cancel,
+             self.drop, self.lose]
+        )()  # fmt: skip
+
+    def key(self) -> PlanKey:
+        return PlanKey(7, self.generation - (self.random.random() < 0.1))
+
+    def step_number(self) -> int:
+        return self.runs // 2 + self.random.randrange(3)
+
+    def deploy(self) -> None:
+        self.generation += self.random.random() < 0.3
+        parts = (
+            part(0, [Source("input"), EDGE_IN], [[Target(PEER, 5, 0), Target(ME, 1, 0)], [Target(ME, 2, 1), Target("", 0, 0)]]),
+            part(1, [Source("edge", 0, 0), Source("param", blob=WEIGHT)], [[Target("", 0, 1)]]),
+            part(2, [EDGE_IN, Source("edge", 0, 1)], [[Target(PEER, 5, 1)]], device=1),
+        )
+        message = deploy(*parts, plan=self.key(), blobs=(weight(PEER, ""),))
+        self.feed(ev.DeployAsked(self.coordinator, self.drive.request(), message))
+
+    def run(self) -> None:
+        feeds = ((0, 0, self.file()),) if self.random.random() < 0.8 else ()
+        self.runs += 1
+        self.feed(ev.RunAsked(self.coordinator, self.drive.request(), self.key(), self.step_number(), feeds))
+
+    def push(self) -> None:
+        where, slot = self.random.choice([(0, 1), (2, 0), (0, 0), (1, 0), (8, 8)])
+        self.feed(ev.TensorArrived(PEER, self.key(), self.step_number(), where, slot, self.file()))
+
+    def execute(self) -> None:
+        execute = self.take("execute")
+        if execute is None:
+            return
+        for use in execute.inputs:
+            if use.last:
+                self.consume(use.tensor)
+        if self.random.random() < 0.05:
+            self.feed(ev.ExecuteFailed(execute.run, ExecuteFailed("no luck")))
+            return
+        outputs = tuple(
+            ev.Made(
+                files=tuple(self.file() for _ in range(wish.copies)),
+                kept=ev.Kept("f32", (1024, 1024), execute.device, wish.keep) if wish.keep else None,
+            )
+            for wish in execute.outputs
+        )
+        self.feed(ev.PartExecuted(execute.run, outputs, 0.001))
+
+    def settle(self) -> None:
+        kind = self.random.choice(["fetch", "prepare", "push", "link"])
+        action = self.take(kind)
+        lucky = self.random.random() < 0.95
+        match action:
+            case ev.Fetch(attempt):
+                self.feed(ev.BlobFound(attempt, "shared") if lucky else ev.BlobNotFound(attempt, BlobMissing("no")))
+            case ev.Prepare(_, prepared):
+                fine = ev.PartPrepared(prepared, 0.1, True)
+                self.feed(fine if lucky else ev.PrepareFailed(prepared, CompileFailed("no")))
+            case ev.SendPush(push):
+                self.consume(action.tensor)
+                self.feed(ev.PushSent(push) if lucky else ev.PushFailed(push, NodeLost("no")))
+            case ev.LinkTo(node):
+                self.feed(ev.NodeLinked(node) if lucky else ev.LinkFailed(node, NodeLost("no")))
+
+    def cancel(self) -> None:
+        self.feed(ev.CancelAsked(self.coordinator, self.key(), self.step_number()))
+
+    def drop(self) -> None:
+        if self.random.random() < 0.1:
+            self.feed(ev.DropAsked(self.coordinator, self.drive.request(), self.key()))
+
+    def lose(self) -> None:
+        if self.random.random() < 0.05:
+            self.feed(ev.NodeUnlinked(self.coordinator))
+            self.feed(ev.JoinAsked(self.coordinator, self.drive.request(), COORD, 7, 0.1, 0.0))
+
+    def finish(self) -> None:
+        """The coordinator goes, what runs ends: nothing may be left behind."""
+        self.feed(ev.NodeUnlinked(self.coordinator))
+        while self.open["execute"]:
+            self.execute()
+        for push in self.open["push"]:
+            self.consume(push.tensor)
+        assert not self.alive, "tensors leaked"
+        assert self.answered == set(range(1, self.drive.requests + 1)), "requests without an answer"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_events_keep_the_invariants_and_leak_nothing(seed: int) -> None:
+    world = World(seed)
+    for _ in range(400):
+        world.step()
+    world.finish()
+
+
+def test_random_worlds_do_reach_the_end_of_steps() -> None:
+    finished = 0
+    for seed in range(20):
+        world = World(seed)
+        for _ in range(400):
+            world.step()
+        finished += sum(text.startswith("ran ") for _, text in world.drive.machine.story)
+    assert finished > 10

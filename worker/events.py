@@ -1,0 +1,440 @@
+"""What happens to a worker and what it does about it: the vocabulary of `state.py`.
+
+Events come from the shell (`daemon.py`), actions go back to it.  All are frozen data; a tensor appears only as a note
+of where its bytes are.  To add an event, add a class here and a row to the table in `state.py`; to add an action, add
+a class here and a row to the table in `daemon.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from wire.dtypes import dtype_named
+from wire.errors import MeshError
+from wire.messages import Began, Deploy, Message, PartRun, PlanKey
+
+# -- tensors: where bytes are -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """Small enough to travel inside messages."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file in a shared-memory directory; it is ours until it is taken, sent or released."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    directory: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Held by the engine host of `device` under the number `tensor`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: int
+    tensor: int
+
+
+Tensor = Inline | SharedFile | Kept
+
+
+def size_bytes_of(tensor: Tensor) -> int:
+    """How many bytes the tensor's elements take; DTypeError for an unknown dtype."""
+    return math.prod(tensor.shape) * dtype_named(tensor.dtype).itemsize
+
+
+# -- events -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAsked:
+    """`blobs` is what the store holds, most recent first."""
+
+    node: str
+    request: int
+    name: str
+    epoch: int
+    beat_s: float
+    silence_s: float
+    blobs: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Something came from `node`."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectedBy:
+    node: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLinked:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnlinked:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFailed:
+    """The link asked for by LinkTo could not be made."""
+
+    node: str
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class DeployAsked:
+    node: str
+    request: int
+    deploy: Deploy
+
+
+@dataclass(frozen=True, slots=True)
+class BlobFound:
+    """`source` is "resident", "disk", "shared" or "socket"."""
+
+    attempt: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlobNotFound:
+    attempt: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class PartPrepared:
+    prepared: int
+    compile_s: float
+    from_cache: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    prepared: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class RunAsked:
+    """`feeds` are (part, slot, tensor); inputs that follow as streams are not among them."""
+
+    node: str
+    request: int
+    plan: PlanKey
+    step: int
+    feeds: tuple[tuple[int, int, Tensor], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArrived:
+    node: str
+    plan: PlanKey
+    step: int
+    part: int
+    slot: int
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An output as its engine host left it: inline, or in as many files as copies were wished; and kept, if wished."""
+
+    inline: Inline | None = None
+    files: tuple[SharedFile, ...] = ()
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartExecuted:
+    run: int
+    outputs: tuple[Made, ...]
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteFailed:
+    run: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class PushSent:
+    push: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushFailed:
+    push: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    node: str
+    plan: PlanKey
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropAsked:
+    node: str
+    request: int
+    plan: PlanKey
+
+
+@dataclass(frozen=True, slots=True)
+class RequestGone:
+    """Whoever asked no longer waits for the answer."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    """An engine host died, or did not answer for too long."""
+
+    device: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Hand everything back and go."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed.  `late_s` is how much later than asked the shell woke up."""
+
+    late_s: float = 0.0
+
+
+Event = (
+    JoinAsked | Heard | SuspectedBy | NodeLinked | NodeUnlinked | LinkFailed | DeployAsked | BlobFound | BlobNotFound
+    | PartPrepared | PrepareFailed | RunAsked | TensorArrived | PartExecuted | ExecuteFailed | PushSent | PushFailed
+    | CancelAsked | DropAsked | RequestGone | HostLost | DrainAsked | Tick
+)  # fmt: skip
+
+
+# -- actions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    request: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    request: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyRan:
+    """Answer a Run; `outputs` are (position among the graph's outputs, tensor)."""
+
+    request: int
+    node: str
+    plan: PlanKey
+    step: int
+    outputs: tuple[tuple[int, Tensor], ...]
+    parts: tuple[PartRun, ...]
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyJoined:
+    """Answer a Join with the devices (the shell has the reports)."""
+
+    request: int
+    blobs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartBeats:
+    node: str
+    beat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopBeats:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SendBeat:
+    """Beat now, out of turn: the incarnation changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskOwner:
+    """The coordinator has been quiet: ask it something, so that its answer shows it lives."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTo:
+    """See that there is a link to `node`; answered by NodeLinked or LinkFailed."""
+
+    node: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Get content from `holder`, or from our own store where `holder` is this node; answered by BlobFound or
+    BlobNotFound."""
+
+    attempt: int
+    blob: bytes
+    size_bytes: int
+    keep: bool
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonFetch:
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinBlobs:
+    """These must stay in the store until unpinned."""
+
+    blobs: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class UnpinBlobs:
+    blobs: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Compile a part and bind its params: `params` are (input position, blob).  `blobs` may also be constants of it."""
+
+    device: int
+    prepared: int
+    graph: bytes
+    encoded: bytes
+    params: tuple[tuple[int, bytes], ...]
+    blobs: frozenset[bytes]
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unprepare:
+    device: int
+    prepared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """An input of an execution; `last` means that nobody else will read this tensor."""
+
+    position: int
+    tensor: Tensor
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What should become of an output: keep it on the device under a number (0: do not), and how many copies of it
+    will leave the host."""
+
+    keep: int
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    device: int
+    run: int
+    prepared: int
+    inputs: tuple[Use, ...]
+    outputs: tuple[Wish, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Free what the tensor occupies."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SendPush:
+    """Send a tensor to another worker; answered by PushSent or PushFailed."""
+
+    push: int
+    node: str
+    plan: PlanKey
+    step: int
+    part: int
+    slot: int
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StopPush:
+    push: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendBegan:
+    node: str
+    began: Began
+
+
+@dataclass(frozen=True, slots=True)
+class SendLeaving:
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the process with this exit code."""
+
+    code: int
+    reason: str
+
+
+Action = (
+    Reply | Refuse | ReplyRan | ReplyJoined | StartBeats | StopBeats | SendBeat | AskOwner | CloseLink | LinkTo | Fetch
+    | AbandonFetch | PinBlobs | UnpinBlobs | Prepare | Unprepare | Execute | Release | SendPush | StopPush | SendBegan
+    | SendLeaving | Stop
+)  # fmt: skip

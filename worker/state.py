@@ -1,0 +1,897 @@
+"""The worker's decisions: events in, actions out.
+
+Pure: no clock, no socket, no process, no file.  `WorkerState.handle(event, now)` returns what the shell (`daemon.py`)
+must do, in order.  It does not look inside graphs or tensors; it knows who owns this worker, which plans it was given,
+what their parts wait for, and which device is busy.
+
+    owner    free --Join--> owned by one coordinator --its link ends, or it is silent too long--> free (plans dropped)
+    plan     Deploy: fetch blobs, link to peers -> prepare parts -> Deployed ... Drop
+    step     Run (pushes may come before it) -> a part is ready when its last input is there -> it runs, one at a time
+             per device, in the order of becoming ready -> outputs go to their targets -> all done, all sent -> Ran
+
+Fencing: a plan is known by (epoch, generation).  What carries another epoch than the owner's, a dropped plan or a
+closed step is stale; its tensors are released and nothing else happens.  A tensor travels once per worker: its Push
+names the first target there, and every slot with the same source gets it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from wire.errors import Busy, Cancelled, GraphError, InputError, LimitExceeded, MeshError, NodeLost, StaleGeneration
+from wire.limits import MIB
+from wire.messages import Began, Deploy, Deployed, Done, MissingGraphs, PartRun, PartSpec, PlanKey
+
+from .events import (
+    Action,
+    AskOwner,
+    BlobFound,
+    BlobNotFound,
+    CancelAsked,
+    CloseLink,
+    DeployAsked,
+    DrainAsked,
+    DropAsked,
+    Event,
+    Execute,
+    ExecuteFailed,
+    Heard,
+    HostLost,
+    JoinAsked,
+    LinkFailed,
+    LinkTo,
+    Made,
+    NodeLinked,
+    NodeUnlinked,
+    PartExecuted,
+    PartPrepared,
+    PinBlobs,
+    Prepare,
+    PrepareFailed,
+    PushFailed,
+    PushSent,
+    Refuse,
+    Release,
+    Reply,
+    ReplyJoined,
+    ReplyRan,
+    RequestGone,
+    RunAsked,
+    SendBeat,
+    SendBegan,
+    SendLeaving,
+    SendPush,
+    StartBeats,
+    Stop,
+    StopBeats,
+    StopPush,
+    SuspectedBy,
+    Tensor,
+    TensorArrived,
+    Tick,
+    UnpinBlobs,
+    Unprepare,
+    Use,
+    Wish,
+    size_bytes_of,
+)
+from .fetches import Fetches
+
+EXIT_DRAINED = 0
+EXIT_ENGINE_LOST = 3  # an engine host died or hung
+STORY_EVENTS_MAX = 1024
+DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
+CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the worker holds for others at most."""
+
+    pending_bytes_max: int = 1024 * MIB  # pushes that came before their Run: one step's activations, generously
+    pending_tensors_max: int = 65_536
+    graphs_bytes_max: int = 64 * MIB  # graph encodings kept so that a new plan need not send them again
+    fetches_max: int = 8  # enough to hide a LAN's round trips
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    node: str
+    name: str
+    epoch: int
+
+
+# -- what a plan, a step and a device are here ------------------------------------------------------------
+
+Slot = tuple[int, int]  # (part, input position)
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Where an output goes: once to each other worker, to positions of the graph's outputs, to slots here."""
+
+    nodes: tuple[tuple[str, int, int], ...]
+    positions: tuple[int, ...]
+    near: tuple[Slot, ...]  # on the same device
+    far: tuple[Slot, ...]  # on another device of this worker
+
+
+@dataclass(slots=True)
+class _Held:
+    """A tensor and how many inputs still have to read it."""
+
+    tensor: Tensor
+    uses: int
+
+
+@dataclass(slots=True)
+class _Step:
+    request: int
+    started_s: float
+    waiting: dict[int, set[int]]  # part -> input positions that are not there yet
+    inputs: dict[Slot, _Held] = field(default_factory=dict)
+    wait_s: dict[int, float] = field(default_factory=dict)
+    began: bool = False
+    done: list[PartRun] = field(default_factory=list)
+    outputs: list[tuple[int, Tensor]] = field(default_factory=list)
+    pushes: set[int] = field(default_factory=set)
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+@dataclass(slots=True)
+class _Closed:
+    """The step numbers that are over: all below `floor`, and those in `above`."""
+
+    floor: int = 0
+    above: set[int] = field(default_factory=set)
+
+    def __contains__(self, step: int) -> bool:
+        return step < self.floor or step in self.above
+
+    def add(self, step: int) -> None:
+        if step < self.floor:
+            return
+        self.above.add(step)
+        while self.floor in self.above or len(self.above) > CLOSED_STEPS_MAX:
+            self.floor = min(self.above)
+            self.above.discard(self.floor)
+            self.floor += 1
+
+
+@dataclass(slots=True)
+class _Plan:
+    key: PlanKey
+    parts: dict[int, PartSpec]
+    blobs: frozenset[bytes]
+    force: bool
+    request: int | None  # of the Deploy, until it is answered
+    fed: dict[int, frozenset[int]]  # part -> positions that come with every step
+    same_source: dict[Slot, tuple[Slot, ...]]
+    routes: dict[int, tuple[_Route, ...]]
+    waiting_blobs: set[bytes] = field(default_factory=set)
+    waiting_links: set[str] = field(default_factory=set)
+    waiting_parts: set[int] = field(default_factory=set)
+    prepared: dict[int, int] = field(default_factory=dict)  # part -> number
+    bytes_by_source: dict[str, int] = field(default_factory=dict)
+    compile_s: float = 0.0
+    compiled: int = 0
+    from_cache: int = 0
+    steps: dict[int, _Step] = field(default_factory=dict)
+    closed: _Closed = field(default_factory=_Closed)
+
+    @property
+    def deployed(self) -> bool:
+        return self.request is None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Tensors of a step whose Run has not come yet."""
+
+    tensors: list[tuple[int, int, Tensor]] = field(default_factory=list)
+    size_bytes: int = 0
+    overflowed: bool = False
+
+
+@dataclass(slots=True)
+class _Device:
+    queue: deque[tuple[PlanKey, int, int]] = field(default_factory=deque)
+    running: int | None = None
+
+
+# -- the machine ------------------------------------------------------------------------------------------
+
+
+class WorkerState:
+    """One worker with `devices` devices.  `incarnation` grows when a suspicion is refuted."""
+
+    def __init__(self, node: str, devices: int, bounds: Bounds | None = None) -> None:
+        self.node = node
+        self.incarnation = 0
+        self.owner: Owner | None = None
+        self.leaving = False
+        self.story: deque[tuple[float, str]] = deque(maxlen=STORY_EVENTS_MAX)
+        self._bounds = bounds or Bounds()
+        self._heard_s = 0.0
+        self._silence_s = 0.0
+        self._asked_owner = False  # since it was last heard
+        self._last_owner: Owner | None = None
+        self._devices = [_Device() for _ in range(devices)]
+        self._plans: dict[PlanKey, _Plan] = {}
+        self._dropped: OrderedDict[PlanKey, None] = OrderedDict()
+        self._pending: dict[tuple[PlanKey, int], _Pending] = {}
+        self._pending_bytes = 0
+        self._pending_tensors = 0
+        self._graphs: OrderedDict[bytes, bytes] = OrderedDict()
+        self._graphs_bytes = 0
+        self._fetches = Fetches(node, self._bounds.fetches_max)
+        self._links: set[str] = set()
+        self._prepared: dict[int, tuple[PlanKey, int]] = {}
+        self._runs: dict[int, tuple[PlanKey, int, int]] = {}
+        self._pushes: dict[int, tuple[PlanKey, int]] = {}
+        self._requests: dict[int, tuple[PlanKey, int | None]] = {}  # -> plan, and step if it is a Run
+        self._next_number = 1
+        self._handlers: dict[type, Any] = {
+            JoinAsked: self._join_asked,
+            Heard: self._heard,
+            SuspectedBy: self._suspected_by,
+            NodeLinked: self._node_linked,
+            NodeUnlinked: self._node_unlinked,
+            LinkFailed: self._link_failed,
+            DeployAsked: self._deploy_asked,
+            BlobFound: self._blob_found,
+            BlobNotFound: self._blob_not_found,
+            PartPrepared: self._part_prepared,
+            PrepareFailed: self._prepare_failed,
+            RunAsked: self._run_asked,
+            TensorArrived: self._tensor_arrived,
+            PartExecuted: self._part_executed,
+            ExecuteFailed: self._execute_failed,
+            PushSent: self._push_sent,
+            PushFailed: self._push_failed,
+            CancelAsked: self._cancel_asked,
+            DropAsked: self._drop_asked,
+            RequestGone: self._request_gone,
+            HostLost: self._host_lost,
+            DrainAsked: self._drain_asked,
+            Tick: self._tick,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that follow from `event`, to be performed in order.  `now` is in monotonic seconds."""
+        actions: list[Action] = self._handlers[type(event)](event, now)
+        return actions
+
+    def next_deadline(self) -> float | None:
+        """When a Tick is due, or None."""
+        if self.owner is None or not self._silence_s:
+            return None
+        return self._heard_s + (self._silence_s if self._asked_owner else self._silence_s / 2)
+
+    @property
+    def queue_depth(self) -> int:
+        """Parts that are ready or running."""
+        return sum(len(device.queue) + (device.running is not None) for device in self._devices)
+
+    def validate(self) -> None:
+        """AssertionError if the state contradicts itself; tests call it after every event."""
+        self._fetches.validate()
+        assert self.owner is not None or not self._plans, "a plan without an owner"
+        for key, plan in self._plans.items():
+            assert self.owner is not None and key.epoch == self.owner.epoch, "a plan of another epoch"
+            assert key not in self._dropped, "a dropped plan lives"
+            assert plan.deployed or not plan.steps, "a step runs on a plan that is not deployed"
+            assert not (plan.deployed and plan.waiting_parts), "deployed, and parts are not prepared"
+            for number, step in plan.steps.items():
+                self._validate_step(plan, number, step)
+        queued = [entry for device in self._devices for entry in device.queue]
+        running = list(self._runs.values())
+        assert len(queued) == len(set(queued)), "a part is queued twice"
+        for key, number, part in queued:
+            found = self._plans[key].steps[number]
+            assert not found.waiting[part], "a part is queued before its inputs are there"
+            assert (key, number, part) not in running, "a part is queued and runs"
+        for device in self._devices:
+            assert device.running is None or device.running in self._runs
+            assert device.running is not None or not device.queue, "a device idles while parts are ready"
+        assert self._pending_bytes == sum(pending.size_bytes for pending in self._pending.values())
+        assert self._pending_tensors == sum(len(pending.tensors) for pending in self._pending.values())
+        assert self._pending_bytes <= self._bounds.pending_bytes_max
+        assert self._pending_tensors <= self._bounds.pending_tensors_max
+        assert self._graphs_bytes == sum(len(encoded) for encoded in self._graphs.values())
+
+    def _validate_step(self, plan: _Plan, number: int, step: _Step) -> None:
+        assert number not in plan.closed, "a closed step lives"
+        assert self._requests.get(step.request) == (plan.key, number), "a step without its request"
+        uses: dict[int, int] = {}
+        for held in step.inputs.values():
+            uses[id(held)] = uses.get(id(held), 0) + 1
+        for held in step.inputs.values():
+            assert held.uses == uses[id(held)], "a tensor's uses are miscounted"
+
+    # -- ownership
+
+    def _join_asked(self, event: JoinAsked, now: float) -> list[Action]:
+        if self.leaving:
+            return [Refuse(event.request, NodeLost("this worker is leaving"))]
+        owner = self.owner
+        if owner is not None and owner.node != event.node:
+            return [Refuse(event.request, Busy(f"this worker serves coordinator {owner.name}", node=owner.name))]
+        if self._last_owner and self._last_owner.node == event.node and event.epoch < self._last_owner.epoch:
+            error = StaleGeneration(f"epoch {event.epoch} is over, {self._last_owner.epoch} began")
+            return [Refuse(event.request, error)]
+        actions = self._forget_plans("the coordinator joined anew")
+        self.owner = self._last_owner = Owner(event.node, event.name, event.epoch)
+        self._heard_s, self._silence_s, self._asked_owner = now, event.silence_s, False
+        self._tell(now, f"joined {event.name} epoch {event.epoch}")
+        return [*actions, ReplyJoined(event.request, event.blobs), StartBeats(event.node, event.beat_s)]
+
+    def _heard(self, event: Heard, now: float) -> list[Action]:
+        if self.owner is not None and event.node == self.owner.node:
+            self._heard_s, self._asked_owner = now, False
+        return []
+
+    def _suspected_by(self, event: SuspectedBy, now: float) -> list[Action]:
+        if self.owner is None or event.node != self.owner.node:
+            return []
+        self.incarnation = max(self.incarnation, event.incarnation + 1)
+        self._tell(now, f"refuted a suspicion, incarnation {self.incarnation}")
+        return [SendBeat()]
+
+    def _node_linked(self, event: NodeLinked, now: float) -> list[Action]:
+        self._links.add(event.node)
+        actions: list[Action] = []
+        for plan in list(self._plans.values()):
+            if event.node in plan.waiting_links:
+                plan.waiting_links.discard(event.node)
+                actions += self._finish_deploy(plan, now)
+        return actions
+
+    def _node_unlinked(self, event: NodeUnlinked, now: float) -> list[Action]:
+        self._links.discard(event.node)
+        if self.owner is None or event.node != self.owner.node:
+            return []
+        return self._lose_owner(now, "its link ended")
+
+    def _link_failed(self, event: LinkFailed, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for plan in [plan for plan in self._plans.values() if event.node in plan.waiting_links]:
+            error = NodeLost("no link to a worker of the plan", node=event.node, cause=str(event.error))
+            actions += self._fail_deploy(plan, error, now)
+        return actions
+
+    def _tick(self, event: Tick, now: float) -> list[Action]:
+        if self.owner is None or not self._silence_s:
+            return []
+        if event.late_s > 0:  # what delayed us may have delayed its words too
+            self._heard_s = min(now, self._heard_s + event.late_s)
+        quiet_s, node = now - self._heard_s, self.owner.node
+        if quiet_s < self._silence_s:
+            ask = quiet_s >= self._silence_s / 2 and not self._asked_owner
+            self._asked_owner = self._asked_owner or ask
+            return [AskOwner(node)] if ask else []
+        reason = f"silent for {quiet_s:.1f} s"
+        return [*self._lose_owner(now, reason), CloseLink(node, f"the coordinator was {reason}")]
+
+    def _lose_owner(self, now: float, reason: str) -> list[Action]:
+        assert self.owner is not None
+        self._tell(now, f"lost coordinator {self.owner.name}: {reason}")
+        self.owner = None
+        return [StopBeats(), *self._forget_plans(f"the coordinator is gone: {reason}")]
+
+    def _forget_plans(self, reason: str) -> list[Action]:
+        """No plan of the last epoch lives on, and nothing waits for one."""
+        actions: list[Action] = []
+        for plan in list(self._plans.values()):
+            actions += self._drop(plan, NodeLost(reason))
+        for key, step in list(self._pending):
+            actions += self._purge_pending(key, step)
+        self._dropped.clear()
+        return actions
+
+    def _not_owned_by(self, node: str, plan: PlanKey) -> MeshError | None:
+        if self.leaving:
+            return NodeLost("this worker is leaving")
+        if self.owner is None or self.owner.node != node:
+            return StaleGeneration("this worker does not belong to you", next_step="Join it first")
+        if plan.epoch != self.owner.epoch or plan in self._dropped:
+            return StaleGeneration(f"plan {plan.epoch}.{plan.generation} is over")
+        return None
+
+    # -- deploy
+
+    def _deploy_asked(self, event: DeployAsked, now: float) -> list[Action]:
+        deploy = event.deploy
+        error = self._not_owned_by(event.node, deploy.plan) or self._wrong_in(deploy)
+        if error is not None:
+            return [Refuse(event.request, error)]
+        missing = self._learn_graphs(deploy)
+        if missing:
+            return [Reply(event.request, MissingGraphs(missing))]
+        plan = self._new_plan(deploy, event.request)
+        self._plans[plan.key] = plan
+        self._requests[event.request] = (plan.key, None)
+        self._tell(now, f"deploy {_label(plan.key)}: {len(plan.parts)} parts, {len(plan.blobs)} blobs")
+        actions: list[Action] = [LinkTo(node, deploy.peers[node]) for node in sorted(plan.waiting_links)]
+        for spec in deploy.blobs:
+            actions += self._fetches.want(spec, plan.key)
+        return actions + self._prepare_if_fetched(plan, now)
+
+    def _wrong_in(self, deploy: Deploy) -> MeshError | None:
+        """What makes a deploy impossible, whatever happens later."""
+        if deploy.plan in self._plans:
+            return StaleGeneration(f"plan {_label(deploy.plan)} is already here")
+        blobs = {spec.blob for spec in deploy.blobs}
+        for part in deploy.parts:
+            if part.device >= len(self._devices):
+                return InputError(f"part {part.part} names device {part.device}, this worker has {len(self._devices)}")
+            for position, source in enumerate(part.sources):
+                if source.kind not in ("input", "edge", "param"):
+                    return InputError(f"part {part.part} input {position} comes from {source.kind!r}, which is nothing")
+                if source.kind == "param" and source.blob not in blobs:
+                    return InputError(f"part {part.part} input {position} is a param whose blob is not listed")
+            for target in (target for targets in part.targets for target in targets):
+                if target.node not in ("", self.node) and target.node not in deploy.peers:
+                    return InputError(f"part {part.part} sends to node {target.node[:16]}, whose address is not listed")
+        return None
+
+    def _learn_graphs(self, deploy: Deploy) -> tuple[bytes, ...]:
+        """Keep the graphs that came along; the hashes of those that are still unknown."""
+        for address, encoded in deploy.graphs.items():
+            if address not in self._graphs:
+                self._graphs[address] = encoded
+                self._graphs_bytes += len(encoded)
+        wanted = dict.fromkeys(part.graph for part in deploy.parts)
+        for address in wanted:
+            if address in self._graphs:
+                self._graphs.move_to_end(address)
+        missing = tuple(address for address in wanted if address not in self._graphs)
+        for address in list(self._graphs):
+            if self._graphs_bytes <= self._bounds.graphs_bytes_max or address in wanted:
+                break
+            self._forget_graph(address)
+        return missing
+
+    def _forget_graph(self, address: bytes) -> None:
+        self._graphs_bytes -= len(self._graphs.pop(address, b""))
+
+    def _new_plan(self, deploy: Deploy, request: int) -> _Plan:
+        parts = {part.part: part for part in deploy.parts}
+        readers: dict[Slot, list[Slot]] = {}  # (producing part, its output) -> slots here
+        for part in parts.values():
+            for position, source in enumerate(part.sources):
+                if source.kind == "edge":
+                    readers.setdefault((source.part, source.slot), []).append((part.part, position))
+        same_source = {slot: tuple(slots) for slots in readers.values() for slot in slots}
+        routes = {part.part: self._routes_of(part, parts, readers) for part in parts.values()}
+        others = {node for outputs in routes.values() for route in outputs for node, _, _ in route.nodes}
+        return _Plan(
+            key=deploy.plan,
+            parts=parts,
+            blobs=frozenset(spec.blob for spec in deploy.blobs),
+            force=deploy.force,
+            request=request,
+            fed={
+                part.part: frozenset(i for i, source in enumerate(part.sources) if source.kind != "param")
+                for part in parts.values()
+            },
+            same_source=same_source,
+            routes=routes,
+            waiting_blobs={spec.blob for spec in deploy.blobs},
+            waiting_links=others - self._links,
+            waiting_parts=set(parts),
+        )
+
+    def _routes_of(
+        self, part: PartSpec, parts: dict[int, PartSpec], readers: dict[Slot, list[Slot]]
+    ) -> tuple[_Route, ...]:
+        routes = []
+        for output, targets in enumerate(part.targets):
+            first: dict[str, tuple[str, int, int]] = {}
+            for target in targets:
+                if target.node not in ("", self.node):
+                    first.setdefault(target.node, (target.node, target.part, target.slot))
+            here = readers.get((part.part, output), [])
+            routes.append(
+                _Route(
+                    nodes=tuple(first.values()),
+                    positions=tuple(target.slot for target in targets if target.node == ""),
+                    near=tuple(slot for slot in here if parts[slot[0]].device == part.device),
+                    far=tuple(slot for slot in here if parts[slot[0]].device != part.device),
+                )
+            )
+        return tuple(routes)
+
+    def _blob_found(self, event: BlobFound, now: float) -> list[Action]:
+        blob, size_bytes, waiting, actions = self._fetches.found(event.attempt)
+        for plan in [self._plans[key] for key in sorted(waiting, key=_order) if key in self._plans]:
+            plan.waiting_blobs.discard(blob)
+            plan.bytes_by_source[event.source] = plan.bytes_by_source.get(event.source, 0) + size_bytes
+            actions += [PinBlobs(frozenset((blob,)))] if not self._pins(blob, plan) else []
+            actions += self._prepare_if_fetched(plan, now)
+        return actions
+
+    def _pins(self, blob: bytes, asking: _Plan) -> bool:
+        """Whether another plan already holds this blob in the store."""
+        others = (plan for plan in self._plans.values() if plan is not asking)
+        return any(blob in plan.blobs and blob not in plan.waiting_blobs for plan in others)
+
+    def _blob_not_found(self, event: BlobNotFound, now: float) -> list[Action]:
+        waiting, error, actions = self._fetches.failed(event.attempt, event.error)
+        for plan in [self._plans[key] for key in sorted(waiting, key=_order) if key in self._plans]:
+            actions += self._fail_deploy(plan, error, now)
+        return actions
+
+    def _prepare_if_fetched(self, plan: _Plan, now: float) -> list[Action]:
+        if plan.waiting_blobs or plan.prepared:
+            return []
+        actions: list[Action] = []
+        for part in plan.parts.values():
+            number = plan.prepared[part.part] = self._number()
+            self._prepared[number] = (plan.key, part.part)
+            params = ((i, source.blob) for i, source in enumerate(part.sources) if source.kind == "param")
+            bound = tuple((position, blob) for position, blob in params if blob is not None)
+            encoded = self._graphs[part.graph]
+            actions.append(Prepare(part.device, number, part.graph, encoded, bound, plan.blobs, plan.force))
+        return actions or self._finish_deploy(plan, now)
+
+    def _part_prepared(self, event: PartPrepared, now: float) -> list[Action]:
+        plan, part = self._preparing(event.prepared)
+        if plan is None:
+            return []
+        plan.waiting_parts.discard(part)
+        plan.compile_s += event.compile_s
+        plan.compiled += 1
+        plan.from_cache += event.from_cache
+        return self._finish_deploy(plan, now)
+
+    def _prepare_failed(self, event: PrepareFailed, now: float) -> list[Action]:
+        plan, part = self._preparing(event.prepared)
+        if plan is None:
+            return []
+        if isinstance(event.error, GraphError):
+            self._forget_graph(plan.parts[part].graph)
+        event.error.op = event.error.op or f"part {part}"
+        return self._fail_deploy(plan, event.error, now)
+
+    def _preparing(self, prepared: int) -> tuple[_Plan | None, int]:
+        key, part = self._prepared.get(prepared, (None, 0))
+        return (self._plans.get(key), part) if key is not None else (None, 0)
+
+    def _finish_deploy(self, plan: _Plan, now: float) -> list[Action]:
+        if plan.request is None or plan.waiting_blobs or plan.waiting_links or plan.waiting_parts:
+            return []
+        request, plan.request = plan.request, None
+        del self._requests[request]
+        self._tell(now, f"deployed {_label(plan.key)}")
+        by_source = {name: plan.bytes_by_source.get(name, 0) for name in ("socket", "shared", "disk", "resident")}
+        deployed = Deployed(
+            bytes_socket=by_source["socket"],
+            bytes_shared=by_source["shared"],
+            bytes_disk=by_source["disk"],
+            bytes_resident=by_source["resident"],
+            compile_s=plan.compile_s,
+            compiled=plan.compiled,
+            from_cache=plan.from_cache,
+        )
+        return [Reply(request, deployed)]
+
+    def _fail_deploy(self, plan: _Plan, error: MeshError, now: float) -> list[Action]:
+        self._tell(now, f"deploy {_label(plan.key)} failed: {error}")
+        return self._drop(plan, error)
+
+    def _drop_asked(self, event: DropAsked, now: float) -> list[Action]:
+        if self.owner is None or self.owner.node != event.node:
+            return [Refuse(event.request, StaleGeneration("this worker does not belong to you"))]
+        self._dropped[event.plan] = None
+        while len(self._dropped) > DROPPED_PLANS_MAX:
+            self._dropped.popitem(last=False)
+        actions: list[Action] = []
+        if event.plan in self._plans:
+            self._tell(now, f"drop {_label(event.plan)}")
+            actions = self._drop(self._plans[event.plan], StaleGeneration(f"plan {_label(event.plan)} was dropped"))
+        for key, step in list(self._pending):
+            if key == event.plan:
+                actions += self._purge_pending(key, step)
+        return [*actions, Reply(event.request, Done())]
+
+    def _drop(self, plan: _Plan, error: MeshError) -> list[Action]:
+        """Forget a plan; whoever waits for its deploy or its steps gets `error`."""
+        actions: list[Action] = []
+        for number in list(plan.steps):
+            actions += self._close_step(plan, number, error)
+        del self._plans[plan.key]
+        self._fetches.forget(plan.key)
+        if plan.request is not None and self._requests.pop(plan.request, None):
+            actions.append(Refuse(plan.request, error))
+        for part, number in plan.prepared.items():
+            del self._prepared[number]
+            actions.append(Unprepare(plan.parts[part].device, number))
+        unpinned = frozenset(blob for blob in plan.blobs - plan.waiting_blobs if not self._pins(blob, plan))
+        if unpinned:
+            actions.append(UnpinBlobs(unpinned))
+        return actions
+
+    # -- run
+
+    def _run_asked(self, event: RunAsked, now: float) -> list[Action]:
+        plan = self._plans.get(event.plan)
+        error = self._not_owned_by(event.node, event.plan)
+        if error is None and (plan is None or not plan.deployed):
+            error = StaleGeneration(f"plan {_label(event.plan)} is not deployed here")
+        if error is None and plan is not None and (event.step in plan.steps or event.step in plan.closed):
+            error = StaleGeneration(f"step {event.step} of plan {_label(event.plan)} is over or under way")
+        pending = self._pending.get((event.plan, event.step))
+        if error is None and pending is not None and pending.overflowed:
+            error = LimitExceeded(
+                f"more than {self._bounds.pending_bytes_max} bytes came for steps that had not begun",
+                next_step="Run fewer steps at once",
+            )
+        if error is not None or plan is None:
+            assert error is not None
+            released = [Release(tensor) for _, _, tensor in event.feeds]
+            return [*released, *self._purge_pending(event.plan, event.step), Refuse(event.request, error)]
+        waiting = {part: set(slots) for part, slots in plan.fed.items()}
+        plan.steps[event.step] = _Step(event.request, now, waiting)
+        self._requests[event.request] = (plan.key, event.step)
+        self._tell(now, f"run {_label(plan.key)} step {event.step}")
+        for part in sorted(part for part, slots in waiting.items() if not slots):
+            self._ready(plan, event.step, part, now)
+        actions: list[Action] = []
+        for part, slot, tensor in (*event.feeds, *self._take_pending(event.plan, event.step)):
+            actions += self._arrive(plan, event.step, part, slot, tensor, now)
+        return [*actions, *self._dispatch(now), *self._finish_if_done(plan, event.step, now)]
+
+    def _tensor_arrived(self, event: TensorArrived, now: float) -> list[Action]:
+        plan = self._plans.get(event.plan)
+        step = plan.steps.get(event.step) if plan else None
+        if plan is not None and step is not None:
+            return [*self._arrive(plan, event.step, event.part, event.slot, event.tensor, now), *self._dispatch(now)]
+        owned = self.owner is not None and event.plan.epoch == self.owner.epoch and event.plan not in self._dropped
+        if not owned or (plan is not None and event.step in plan.closed):
+            self._tell(now, f"stale tensor for {_label(event.plan)} step {event.step} part {event.part}")
+            return [Release(event.tensor)]
+        return self._hold_pending(event)
+
+    def _hold_pending(self, event: TensorArrived) -> list[Action]:
+        """The Run is still on its way."""
+        pending = self._pending.setdefault((event.plan, event.step), _Pending())
+        size_bytes = size_bytes_of(event.tensor)
+        too_many = self._pending_tensors >= self._bounds.pending_tensors_max
+        if too_many or self._pending_bytes + size_bytes > self._bounds.pending_bytes_max or pending.overflowed:
+            pending.overflowed = True  # its Run will be refused, which is better than waiting for ever
+            return [Release(event.tensor)]
+        pending.tensors.append((event.part, event.slot, event.tensor))
+        pending.size_bytes += size_bytes
+        self._pending_bytes += size_bytes
+        self._pending_tensors += 1
+        return []
+
+    def _take_pending(self, key: PlanKey, step: int) -> list[tuple[int, int, Tensor]]:
+        pending = self._pending.pop((key, step), None)
+        if pending is None:
+            return []
+        self._pending_bytes -= pending.size_bytes
+        self._pending_tensors -= len(pending.tensors)
+        return pending.tensors
+
+    def _purge_pending(self, key: PlanKey, step: int) -> list[Action]:
+        return [Release(tensor) for _, _, tensor in self._take_pending(key, step)]
+
+    def _arrive(self, plan: _Plan, number: int, part: int, slot: int, tensor: Tensor, now: float) -> list[Action]:
+        """A tensor from another node: every slot with the same source gets it."""
+        slots = plan.same_source.get((part, slot), ((part, slot),))
+        plan.steps[number].bytes_in += size_bytes_of(tensor)
+        return self._fill(plan, number, slots, tensor, now)
+
+    def _fill(self, plan: _Plan, number: int, slots: Iterable[Slot], tensor: Tensor, now: float) -> list[Action]:
+        step = plan.steps[number]
+        vacant = [(part, slot) for part, slot in slots if slot in step.waiting.get(part, ())]
+        if not vacant:
+            return [Release(tensor)]
+        held = _Held(tensor, len(vacant))
+        for part, slot in vacant:
+            step.inputs[part, slot] = held
+            step.waiting[part].discard(slot)
+            if not step.waiting[part]:
+                self._ready(plan, number, part, now)
+        return []
+
+    def _ready(self, plan: _Plan, number: int, part: int, now: float) -> None:
+        step = plan.steps[number]
+        step.wait_s[part] = max(0.0, now - step.started_s)
+        self._devices[plan.parts[part].device].queue.append((plan.key, number, part))
+
+    def _dispatch(self, now: float) -> list[Action]:
+        """Give every idle device its next part."""
+        actions: list[Action] = []
+        for index, device in enumerate(self._devices):
+            if device.running is None and device.queue:
+                actions += self._start(index, device, *device.queue.popleft())
+        return actions
+
+    def _start(self, index: int, device: _Device, key: PlanKey, number: int, part: int) -> list[Action]:
+        plan = self._plans[key]
+        step = plan.steps[number]
+        run = device.running = self._number()
+        self._runs[run] = (key, number, part)
+        inputs = []
+        for slot in sorted(plan.fed[part]):
+            held = step.inputs.pop((part, slot))
+            held.uses -= 1
+            inputs.append(Use(slot, held.tensor, held.uses == 0))
+        wishes = tuple(
+            Wish(self._number() if route.near else 0, len(route.nodes) + len(route.positions) + len(route.far))
+            for route in plan.routes[part]
+        )
+        execute = Execute(index, run, plan.prepared[part], tuple(inputs), wishes)
+        if step.began or self.owner is None:
+            return [execute]
+        step.began = True
+        return [execute, SendBegan(self.owner.node, Began(key, number, part))]
+
+    def _part_executed(self, event: PartExecuted, now: float) -> list[Action]:
+        plan, number, part = self._end_run(event.run)
+        if plan is None:
+            return [*_release_all(event.outputs), *self._dispatch(now)]
+        step = plan.steps[number]
+        step.done.append(PartRun(part, event.compute_s, step.wait_s[part]))
+        actions: list[Action] = []
+        for route, made in zip(plan.routes[part], event.outputs, strict=True):
+            actions += self._route(plan, number, route, made, now)
+        return [*actions, *self._dispatch(now), *self._finish_if_done(plan, number, now)]
+
+    def _route(self, plan: _Plan, number: int, route: _Route, made: Made, now: float) -> list[Action]:
+        step = plan.steps[number]
+        files = iter(made.files)
+        actions: list[Action] = []
+        for node, part, slot in route.nodes:
+            push, tensor = self._number(), made.inline or next(files)
+            self._pushes[push] = (plan.key, number)
+            step.pushes.add(push)
+            step.bytes_out += size_bytes_of(tensor)
+            actions.append(SendPush(push, node, plan.key, number, part, slot, tensor))
+        for position in route.positions:
+            tensor = made.inline or next(files)
+            step.bytes_out += size_bytes_of(tensor)
+            step.outputs.append((position, tensor))
+        for slot_here in route.far:
+            actions += self._fill(plan, number, (slot_here,), made.inline or next(files), now)
+        if route.near and made.kept is not None:
+            actions += self._fill(plan, number, route.near, made.kept, now)
+        return actions
+
+    def _execute_failed(self, event: ExecuteFailed, now: float) -> list[Action]:
+        plan, number, part = self._end_run(event.run)
+        if plan is None:
+            return self._dispatch(now)
+        event.error.op = event.error.op or f"part {part}"
+        self._tell(now, f"part {part} of {_label(plan.key)} step {number} failed: {event.error}")
+        return [*self._close_step(plan, number, event.error), *self._dispatch(now)]
+
+    def _end_run(self, run: int) -> tuple[_Plan | None, int, int]:
+        """The device is free; the plan is None if nobody waits for this run any more."""
+        for device in self._devices:
+            if device.running == run:
+                device.running = None
+        key, number, part = self._runs.pop(run, (None, 0, 0))
+        plan = self._plans.get(key) if key is not None else None
+        return (plan, number, part) if plan is not None and number in plan.steps else (None, number, part)
+
+    def _push_sent(self, event: PushSent, now: float) -> list[Action]:
+        key, number = self._pushes.pop(event.push, (None, 0))
+        plan = self._plans.get(key) if key is not None else None
+        if plan is None or number not in plan.steps:
+            return []
+        plan.steps[number].pushes.discard(event.push)
+        return self._finish_if_done(plan, number, now)
+
+    def _push_failed(self, event: PushFailed, now: float) -> list[Action]:
+        key, number = self._pushes.pop(event.push, (None, 0))
+        plan = self._plans.get(key) if key is not None else None
+        if plan is None or number not in plan.steps:
+            return []
+        self._tell(now, f"a push of {_label(plan.key)} step {number} failed: {event.error}")
+        plan.steps[number].pushes.discard(event.push)
+        return [*self._close_step(plan, number, event.error), *self._dispatch(now)]
+
+    def _finish_if_done(self, plan: _Plan, number: int, now: float) -> list[Action]:
+        step = plan.steps.get(number)
+        if step is None or step.pushes or len(step.done) < len(plan.parts) or self.owner is None:
+            return []
+        del plan.steps[number]
+        del self._requests[step.request]
+        plan.closed.add(number)
+        self._tell(now, f"ran {_label(plan.key)} step {number}")
+        outputs, parts = tuple(step.outputs), tuple(step.done)
+        node = self.owner.node
+        return [ReplyRan(step.request, node, plan.key, number, outputs, parts, step.bytes_in, step.bytes_out)]
+
+    def _cancel_asked(self, event: CancelAsked, now: float) -> list[Action]:
+        if self.owner is None or self.owner.node != event.node:
+            return []
+        plan = self._plans.get(event.plan)
+        actions = self._purge_pending(event.plan, event.step)
+        if plan is None or event.step in plan.closed:
+            return actions
+        self._tell(now, f"cancel {_label(event.plan)} step {event.step}")
+        if event.step not in plan.steps:  # the Run is still on its way
+            plan.closed.add(event.step)
+            return actions
+        actions += self._close_step(plan, event.step, Cancelled("the step was cancelled"))
+        return actions + self._dispatch(now)
+
+    def _close_step(self, plan: _Plan, number: int, error: MeshError) -> list[Action]:
+        """End a step early: nothing more is dispatched, its tensors are freed, its Run is refused with `error`."""
+        step = plan.steps.pop(number)
+        plan.closed.add(number)
+        for device in self._devices:
+            kept = [entry for entry in device.queue if entry[:2] != (plan.key, number)]
+            device.queue = deque(kept)
+        actions: list[Action] = [StopPush(push) for push in sorted(step.pushes)]
+        for push in step.pushes:
+            self._pushes.pop(push, None)
+        unread = {id(held): held.tensor for held in step.inputs.values()}
+        actions += [Release(tensor) for tensor in unread.values()]
+        actions += [Release(tensor) for _, tensor in step.outputs]
+        if self._requests.pop(step.request, None):
+            actions.append(Refuse(step.request, error))
+        return actions
+
+    def _request_gone(self, event: RequestGone, now: float) -> list[Action]:
+        found = self._requests.pop(event.request, None)
+        if found is None:
+            return []
+        plan, number = self._plans[found[0]], found[1]
+        if number is None:
+            plan.request = None
+            return self._drop(plan, Cancelled("the deploy was cancelled"))
+        return [*self._close_step(plan, number, Cancelled("the step was cancelled")), *self._dispatch(now)]
+
+    # -- the end
+
+    def _host_lost(self, event: HostLost, now: float) -> list[Action]:
+        return self._leave(f"the engine host of device {event.device} is gone: {event.reason}", EXIT_ENGINE_LOST, now)
+
+    def _drain_asked(self, event: DrainAsked, now: float) -> list[Action]:
+        return self._leave(event.reason, EXIT_DRAINED, now)
+
+    def _leave(self, reason: str, code: int, now: float) -> list[Action]:
+        if self.leaving:
+            return []
+        self.leaving = True
+        self._tell(now, f"leaving: {reason}")
+        actions: list[Action] = []
+        if self.owner is not None:
+            actions = [SendLeaving(self.owner.node, reason), *self._lose_owner(now, reason)]
+        return [*actions, Stop(code, reason)]
+
+    # -- helpers
+
+    def _number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def _tell(self, now: float, text: str) -> None:
+        self.story.append((now, text))
+
+
+def _release_all(outputs: tuple[Made, ...]) -> list[Action]:
+    tensors: list[Tensor] = []
+    for made in outputs:
+        tensors += made.files
+        tensors += [made.kept] if made.kept is not None else []
+    return [Release(tensor) for tensor in tensors]
+
+
+def _label(key: PlanKey) -> str:
+    return f"{key.epoch}.{key.generation}"
+
+
+def _order(key: PlanKey) -> tuple[int, int]:
+    return key.epoch, key.generation
