@@ -84,7 +84,7 @@ def _header(data: NDArray[np.uint8], file: Path) -> tuple[dict[str, Any], NDArra
 def _tensor(name: str, entry: Any, body: NDArray[np.uint8], file: Path) -> NDArray[Any]:
     if not (isinstance(entry, dict) and _are_counts(entry.get("shape")) and _are_counts(entry.get("data_offsets"))):
         raise InputError(f"{file} is damaged: the entry of {name!r} lacks a dtype, a shape or offsets")
-    dtype = DTYPES.get(entry.get("dtype", ""))
+    dtype = DTYPES.get(str(entry.get("dtype")))
     if dtype is None:
         known = f"Known: {', '.join(DTYPES)}"
         raise InputError(f"{file}: {name!r} has the dtype {entry.get('dtype')!r}", next_step=known)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.dtypes import DType, dtype_of
-from wire.errors import InputError
+from wire.errors import DTypeError, InputError
 from wire.graph import GraphBuilder, WireGraph
 from wire.types import TensorType
 
@@ -212,7 +212,7 @@ def leaf_type(name: str, leaf: Any) -> TensorType:
 def _known_dtype(name: str, dtype: Any) -> DType:
     try:
         return dtype_of(np.dtype(dtype))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, DTypeError) as error:
         raise InputError(f"the argument {name!r} has the dtype {dtype}, which a graph does not have") from error
 
 

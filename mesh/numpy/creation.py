@@ -110,7 +110,7 @@ def triu(x: Operand, *, k: int = 0) -> Array:
     return _triangle(x, lambda rows, cols: elementwise.less_equal(elementwise.add(rows, k), cols))
 
 
-def meshgrid(*arrays: Operand, indexing: str = "xy") -> list[Array]:
+def meshgrid(*arrays: Operand, indexing: str = "xy") -> tuple[Array, ...]:
     """Coordinate arrays of 1-d coordinates; "xy" puts the second array's axis first, "ij" keeps the order."""
     if indexing not in ("xy", "ij"):
         raise InputError(f"indexing is 'xy' or 'ij', got {indexing!r}")

@@ -99,12 +99,13 @@ def isdtype(dtype: Any, kind: Any) -> builtins.bool:
 
 
 def _dtype_of(value: Any) -> DType:
-    return value.type.dtype if isinstance(value, (Array, Handle)) else to_dtype(getattr(value, "dtype", value))
+    if isinstance(value, (Array, Handle)):
+        return value.type.dtype
+    return to_dtype(value.dtype if isinstance(value, (np.ndarray, np.generic)) else value)
 
 
 def _representative(value: Any) -> Any:
     """What takes part in promotion as `value` does: a Python scalar, an Array, or an Array of a dtype."""
     if isinstance(value, Array) or is_python_scalar(value):
         return value
-    dtype = value.type.dtype if isinstance(value, Handle) else _dtype_of(value)
-    return asarray(np.zeros((), dtype.numpy))
+    return asarray(np.zeros((), _dtype_of(value).numpy))

@@ -120,11 +120,11 @@ def broadcast_shapes(*shapes: Shape) -> tuple[int, ...]:
         raise ShapeError(f"shapes {' and '.join(map(str, shapes))} do not broadcast") from error
 
 
-def broadcast_arrays(*arrays: Operand) -> list[Array]:
+def broadcast_arrays(*arrays: Operand) -> tuple[Array, ...]:
     """All arrays broadcast to their common shape."""
     given = [asarray(array) for array in arrays]
     shape = broadcast_shapes(*[array.shape for array in given])
-    return [broadcast_to(array, shape) for array in given]
+    return tuple([broadcast_to(array, shape) for array in given])
 
 
 def flip(x: Operand, axis: int | Sequence[int] | None = None) -> Array:

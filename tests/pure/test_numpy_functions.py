@@ -1,0 +1,352 @@
+"""mesh.numpy against numpy: one row per function, and a check that no function is without one.
+
+Where numpy would answer in float64 or int64 only because those are its defaults, mesh answers in float32 or int32
+(`expected_dtype`); values are compared after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mesh.numpy as mnp
+from mesh import tree
+from mesh.array import Array
+
+RANDOM = np.random.default_rng(7)
+F = RANDOM.standard_normal((3, 4)).astype(np.float32)
+G = RANDOM.standard_normal((3, 4)).astype(np.float32)
+V = RANDOM.standard_normal(5).astype(np.float32)
+T3 = RANDOM.standard_normal((2, 3, 4)).astype(np.float32)
+I = RANDOM.integers(-9, 10, (3, 4)).astype(np.int32)  # noqa: E741
+J = RANDOM.integers(-9, 10, (3, 4)).astype(np.int32)
+U = RANDOM.integers(0, 200, (3, 4)).astype(np.uint8)
+B = RANDOM.random((3, 4)) > 0.5
+C = RANDOM.random((3, 4)) > 0.5
+D = RANDOM.standard_normal((3, 4))  # float64
+E = np.zeros((0, 3), np.float32)
+SPECIAL = np.array(
+    [0.0, -0.0, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 3.7, -3.7, 1e-30, -1e-30, 1e-6, -1e-6, 9.9, 10.1, 20.5, -20.5, 88.0,
+     -88.0, 89.1, 103.0, -104.0, 1e4, 1e10, -1e10, 1e30, -1e30, 3e38, np.inf, -np.inf, np.nan],
+    np.float32,
+)  # fmt: skip
+MILD = np.linspace(-7, 7, 57).astype(np.float32)
+UNIT = np.array([*np.linspace(-1, 1, 41), 1e-20, -1e-5, 0.99999, 2, -2, np.nan], np.float32)
+PAIRS = tuple(np.meshgrid(SPECIAL, SPECIAL))
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    calls: list[tuple[Any, ...]]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    reference: str | Callable[..., Any] = ""  # numpy's name, or a function of numpy arrays
+    rtol: float = 3e-6
+    atol: float = 0.0
+
+
+def float_row(name: str, *samples: np.ndarray, reference: str = "", atol: float = 0.0, rtol: float = 4e-6) -> Row:
+    """A float function: float32 against numpy's float64 result rounded once, float64 against itself, and integers."""
+    function = getattr(np, reference or name)
+
+    def exact(x: np.ndarray) -> Any:
+        wide = x if x.dtype == np.float64 else x.astype(np.float64)
+        return function(wide).astype(np.float64 if x.dtype == np.float64 else np.float32)
+
+    return Row(name, [(sample,) for sample in (*samples, samples[0].astype(np.float64), np.array([1], np.int32))],
+               reference=exact, atol=atol, rtol=rtol)  # fmt: skip
+
+
+def binary_row(name: str, *pairs: tuple[Any, Any], **more: Any) -> Row:
+    return Row(name, list(pairs), **more)
+
+
+ARITHMETIC = [
+    (F, G),
+    (I, J),
+    (F, I),
+    (F, 2),
+    (2, F),
+    (I, 3),
+    (D, F),
+    (F[:, :1], G[0]),
+    (U, 3),
+    (E, np.float32(1)),
+    PAIRS,
+]
+COMPARED = [(F, G), (I, J), (F, I), (B, C), PAIRS, (I, 0), (0.5, F)]
+BITS = [(I, J), (B, C), (U, U[::-1]), (I, 5)]
+AXES: list[dict[str, Any]] = [
+    {},
+    {"axis": 0},
+    {"axis": -1},
+    {"axis": (0, 1)},
+    {"axis": 1, "keepdims": True},
+    {"keepdims": True},
+]
+
+
+def reduction_rows(name: str, samples: list[np.ndarray], **more: Any) -> list[Row]:
+    return [Row(name, [(sample,) for sample in samples], kwargs, **more) for kwargs in AXES]
+
+
+ROWS: list[Row] = [
+    # creation
+    Row("arange", [(5,), (2, 9), (9, 2, -2), (0.0, 1.0, 0.25), (3, 3), (0, -4)]),
+    Row("arange", [(6,)], {"dtype": np.int64}),
+    Row("asarray", [(F,), ([[1, 2], [3, 4]],), ([1.5, 2],), (3,), (True,), ([],)]),
+    Row("array", [(F,), ([1, 2, 3],)]),
+    Row("empty", [((2, 0),)]),
+    Row("empty_like", [(E,)]),
+    Row("eye", [(3,), (2, 4)]),
+    Row("eye", [(4, 3)], {"k": -1, "dtype": np.int32}),
+    Row("full", [((2, 3), 7), ((2,), 1.5), (3, True)]),
+    Row("full", [((2,), 3)], {"dtype": np.float16}),
+    Row("full_like", [(F, 2), (I, 3), (B, True)]),
+    Row("linspace", [(0, 1, 5), (-2.0, 3.0, 7), (1, 1, 1), (0, 1, 0)], rtol=1e-6, atol=1e-7),
+    Row("linspace", [(0, 10, 5)], {"endpoint": False}),
+    Row("meshgrid", [(V, F[0]), (V,), (V, F[0], G[0])]),
+    Row("meshgrid", [(V, F[0], G[0])], {"indexing": "ij"}),
+    Row("ones", [((2, 3),), (4,), ((),)]),
+    Row("ones_like", [(F,), (I,)]),
+    Row("tril", [(F,), (T3,)]),
+    Row("tril", [(F,)], {"k": 1}),
+    Row("triu", [(F,), (T3,), (I,)]),
+    Row("triu", [(F,)], {"k": -1}),
+    Row("zeros", [((2, 3),), (0,)]),
+    Row("zeros_like", [(F,), (B,)]),
+    # dtypes
+    Row("astype", [(F, np.float64), (I, np.float32), (F, np.bool_), (B, np.int8)]),
+    # elementwise: float functions
+    float_row("acos", UNIT, reference="arccos", atol=1e-6),
+    float_row("acosh", SPECIAL, np.linspace(1, 3, 30).astype(np.float32), reference="arccosh"),
+    float_row("asin", UNIT, reference="arcsin"),
+    float_row("asinh", SPECIAL, MILD, reference="arcsinh"),
+    float_row("atan", SPECIAL, MILD, reference="arctan"),
+    float_row("atanh", UNIT, reference="arctanh"),
+    float_row("cos", MILD, UNIT, atol=5e-7),
+    float_row("cosh", SPECIAL, MILD),
+    float_row("exp", SPECIAL, MILD),
+    float_row("exp2", SPECIAL, MILD),
+    float_row("expm1", SPECIAL, MILD),
+    float_row("log", SPECIAL, MILD),
+    float_row("log10", SPECIAL, MILD),
+    float_row("log1p", SPECIAL, MILD),
+    float_row("log2", SPECIAL, MILD),
+    float_row("reciprocal", SPECIAL, MILD),
+    float_row("sin", MILD, UNIT, atol=5e-7),
+    float_row("sinh", SPECIAL, MILD),
+    float_row("sqrt", SPECIAL, MILD),
+    float_row("tan", UNIT, np.linspace(-1.5, 1.5, 40).astype(np.float32), atol=5e-7),
+    float_row("tanh", SPECIAL, MILD),
+    # elementwise: the others
+    Row("abs", [(F,), (I,), (U,), (B,), (SPECIAL,)]),
+    binary_row("add", *ARITHMETIC, (B, C)),
+    binary_row("atan2", *ARITHMETIC[:5], PAIRS, reference="arctan2"),
+    binary_row("bitwise_and", *BITS),
+    Row("bitwise_invert", [(I,), (B,), (U,)], reference="bitwise_invert"),
+    binary_row("bitwise_left_shift", (U, 2), (np.abs(I), np.abs(J) % 8), reference="left_shift"),
+    binary_row("bitwise_or", *BITS),
+    binary_row("bitwise_right_shift", (U, 2), (I, np.abs(J) % 8), reference="right_shift"),
+    binary_row("bitwise_xor", *BITS),
+    Row("ceil", [(F * 5,), (SPECIAL,)]),
+    Row("ceil", [(I,)], reference=lambda x: x),
+    Row("clip", [(F, -0.5, 0.5), (I, -2, 3), (F, None, 0.1), (F, G, G + 1), (SPECIAL, -1, 1)]),
+    binary_row("copysign", PAIRS, (F, -1.0), (F, G)),
+    binary_row("divide", *ARITHMETIC),
+    binary_row("equal", *COMPARED),
+    Row("erf", [(np.array([0, 0.5, -0.5, 1, 2, 5], np.float32),)],
+        reference=lambda x: np.array([0, 0.5204998778, -0.5204998778, 0.8427007929, 0.9953222650, 1], np.float32)),
+    Row("floor", [(F * 5,), (SPECIAL,)]),
+    Row("floor", [(I,)], reference=lambda x: x),
+    binary_row("floor_divide", (F, G), (I, J + 10), (F, 2), (7, F), PAIRS, (I, 0), (U, 7)),
+    binary_row("greater", *COMPARED),
+    binary_row("greater_equal", *COMPARED),
+    binary_row("hypot", (F, G), PAIRS, (D, F)),
+    Row("isfinite", [(SPECIAL,), (I,)]),
+    Row("isinf", [(SPECIAL,), (I,)]),
+    Row("isnan", [(SPECIAL,), (I,)]),
+    binary_row("less", *COMPARED),
+    binary_row("less_equal", *COMPARED),
+    binary_row("logaddexp", (F, G), PAIRS, (100 * F, 100 * G)),
+    binary_row("logical_and", (B, C), (I, J), (F, 0)),
+    Row("logical_not", [(B,), (I,), (SPECIAL,)]),
+    binary_row("logical_or", (B, C), (I, J), (F, 0)),
+    binary_row("logical_xor", (B, C), (I, J)),
+    binary_row("maximum", *ARITHMETIC, (B, C)),
+    binary_row("minimum", *ARITHMETIC, (B, C)),
+    binary_row("multiply", *ARITHMETIC, (B, C)),
+    Row("negative", [(F,), (I,), (SPECIAL,)]),
+    binary_row("nextafter", PAIRS, (D, F.astype(np.float64)), rtol=0),
+    binary_row("not_equal", *COMPARED),
+    Row("positive", [(F,), (I,)]),
+    binary_row("pow", (np.abs(F), G), (F, 2), (F, 3), (np.abs(I) % 4, np.abs(J) % 5), (2.0, F), (np.abs(F), 0.5),
+    reference="power"),
+    binary_row("remainder", (F, G), (I, J + 10), (F, 2), (7, F), (U, 7), (np.abs(I), 3)),
+    Row("round", [(F * 5,), (SPECIAL,), (F, 2), (np.array([0.5, 1.5, 2.5, -0.5], np.float32),)]),
+    Row("round", [(I,), (np.array([14, 25, 35], np.int32), -1)]),
+    Row("sign", [(F,), (I,), (SPECIAL,)]),
+    Row("signbit", [(SPECIAL,), (I,), (D,)], reference=lambda x: x < 0 if x.dtype.kind == "i" else np.signbit(x)),
+    Row("square", [(F,), (I,)]),
+    binary_row("subtract", *ARITHMETIC),
+    Row("trunc", [(F * 5,), (SPECIAL,)]),
+    Row("trunc", [(I,)], reference=lambda x: x),
+    Row("where", [(B, F, G), (B, F, 0), (B, 1.0, F), (I, F, G), (B[:, :1], F, G[0])]),
+    # reductions
+    *reduction_rows("sum", [F, I, B, U, T3, E, D], rtol=1e-5, atol=1e-6),
+    Row("sum", [(U,), (F,)], {"axis": 0, "dtype": np.float64}, rtol=1e-5),
+    *reduction_rows("prod", [F, I % 3, B, E], rtol=1e-5),
+    *reduction_rows("max", [F, I, T3, B]),
+    *reduction_rows("min", [F, I, T3, B]),
+    *reduction_rows("mean", [F, I, T3, D, F.astype(np.float16)], rtol=1e-3, atol=1e-6),
+    *reduction_rows("var", [F, I, T3], rtol=1e-5),
+    *reduction_rows("std", [F, T3], rtol=1e-5),
+    Row("var", [(F,)], {"axis": 1, "ddof": 1}, rtol=1e-5),
+    Row("std", [(F,)], {"axis": 1, "correction": 1},
+        rtol=1e-5, reference=lambda x, axis, correction: x.std(axis, ddof=1)),
+    *reduction_rows("any", [B, I, F, E]),
+    *reduction_rows("all", [B, I, F, E]),
+    *reduction_rows("count_nonzero", [B, I, F]),
+    Row("argmax", [(F,), (I,), (B,), (np.array([1, np.nan, 3], np.float32),)]),
+    Row("argmax", [(T3,), (F,)], {"axis": 1, "keepdims": True}),
+    Row("argmin", [(F,), (I,), (B,), (U,), (np.array([5, -(2**31), 2**31 - 1], np.int32),)]),
+    Row("argmin", [(T3,)], {"axis": -1}),
+    # shapes
+    Row("reshape", [(F, (4, 3)), (F, -1), (T3, (4, -1)), (E, (3, 0))]),
+    Row("ravel", [(T3,)]),
+    Row("permute_dims", [(T3, (2, 0, 1)), (T3, (-1, 1, 0))], reference="transpose"),
+    Row("transpose", [(T3,), (T3, (0, 2, 1))]),
+    Row("matrix_transpose", [(F,), (T3,)]),
+    Row("swapaxes", [(T3, 0, -1)]),
+    Row("moveaxis", [(T3, 0, -1), (T3, (0, 1), (-1, 0)), (T3, 2, 0)]),
+    Row("expand_dims", [(F, 0), (F, -1), (F, (0, 3)), (F, (1, -1))]),
+    Row("squeeze", [(F[None],), (F[:, None, :, None],), (F[:, None], 1), (F[None, ..., None], (0, -1))]),
+    Row("broadcast_to", [(V, (3, 5)), (F[:, :1], (2, 3, 4)), (2.0, (2,))]),
+    Row("broadcast_arrays", [(F[:, :1], G[0], np.float32(1))]),
+    Row("broadcast_shapes", [((3, 1), (1, 4)), ((), (2,))]),
+    Row("flip", [(T3,), (T3, 0), (T3, (0, 2))]),
+    Row("roll", [(F, 1), (F, -5), (F, 2, 1), (T3, (1, -1), (0, 2)), (F, 1, (0, 1)), (E, 2)]),
+    Row("concat", [([F, G],), ([F, G], 1), ([F, I], -1), ([F, V], None)], reference="concatenate"),
+    Row("stack", [([F, G],), ([F, G], -1), ([F[0], G[0]], 1)]),
+    Row("unstack", [(T3,)], {"axis": 1}),
+    Row("split", [(F, 2, 1), (T3, [1, 3], 2), (V, [2, 2, 4]), (V, [4, 2])]),
+    Row("repeat", [(F, 2), (F, 3, 1), (F, [1, 0, 2], 0)]),
+    Row("tile", [(F, 2), (F, (2, 1, 3)), (V, (2, 2)), (2.0, (3,))]),
+    Row("pad", [(F, 1), (F, ((1, 2), (0, 3))), (V, (2, 0)), (I, 2)]),
+    Row("pad", [(F, 1)], {"constant_values": 5}),
+    *[Row("pad", [(V, (2, 3)), (F, ((1, 2), (3, 0)))],
+    {"mode": mode}) for mode in ("edge", "reflect", "symmetric", "wrap")],
+    Row("atleast_1d", [(2.0,), (V,)]),
+    Row("atleast_2d", [(2.0,), (V,), (T3,)]),
+    # products
+    Row("matmul", [(F, G.T), (T3, T3.swapaxes(1, 2)), (V, V), (F, F[0]), (F[:, 0], F), (T3, G.T),
+        (F, T3.swapaxes(1, 2)),
+                   (T3[:, None], T3.swapaxes(1, 2)), (T3[:1], T3.swapaxes(1, 2)), (T3, F[0]), (F[0], T3.swapaxes(1, 2)),
+                   (I, J.T), (B, C.T), (E, F), (F, I.T)], rtol=1e-5, atol=1e-6),
+    Row("tensordot", [(T3, G.T), (F, V[:4])], {"axes": 1}, rtol=1e-5, atol=1e-6),
+    Row("tensordot", [(F, G)], {"axes": 2}, rtol=1e-5, atol=1e-6),
+    Row("tensordot", [(V, V)], {"axes": 0}, rtol=1e-5),
+    Row("tensordot", [(T3, T3.transpose(2, 0, 1))], {"axes": ([0, 2], [1, 0])}, rtol=1e-5, atol=1e-6),
+    Row("vecdot", [(F, G), (T3, G), (V, V), (T3[:, :1], G)], rtol=1e-5, atol=1e-6),
+    Row("vecdot", [(F, G)], {"axis": 0}, rtol=1e-5, atol=1e-6),
+    Row("outer", [(V, F[0]), (F, G)]),
+    Row("trace", [(F,), (F, 1)], rtol=1e-5),
+    Row("diagonal", [(F,), (F, 1), (F, -2), (F, 9)]),
+    Row("diagonal", [(T3,)], reference=lambda x: np.diagonal(x, axis1=-2, axis2=-1)),
+    Row("einsum", [(spec, *operands) for spec, *operands in (
+        ("ij,kj->ik", F, G), ("ij,jk", F, G.T), ("ij,ij->", F, G), ("ij,ij->ij", F, G), ("ij->ji", F), ("ij->", F),
+        ("ij->j", F),
+        ("ii", F[:, :3]), ("ii->i", F[:, :3]), ("bij,bjk->bik", T3, T3.swapaxes(1, 2)), ("bij,jk->bik", T3, G.T),
+        ("...ij->...ji", T3), ("...j,j", T3, F[0]), ("...ij,...jk->...ik", T3[:1], T3.swapaxes(1, 2)),
+        ("ij,j->i", F, F[0]),
+        ("i,j->ij", V, F[0]), ("i,j,k->kji", V, F[0], G[:, 0]), ("ij,jk,kl->il", F, G.T, G), ("bij,bkj->bik", T3, T3),
+        ("ijj->i", T3[:, :, :3]), ("iji->j", T3[:, :, :2]), ("ij,ij,ij->i", F, G, F),
+        ("abc,cd,def->abef", T3, F[0][:, None], T3[:1]),
+        ("ba", F), ("i->i", V), ("ij,ik->jk", I, J), ("...,...", F, G), ("ij,jk->ik", F[:, :1], G),
+        ("ij , jk -> ik", F, G.T),
+        ("iij,j->i", T3[:, :2], F[0]), ("ij,kl->", F, G), ("ij,jk->ki", B, C.T),
+    )], rtol=2e-5, atol=2e-6),
+    # indexing
+    Row("take", [(F, [0, -1]), (F, np.array([[0, 5], [11, -1]]))]),
+    Row("take", [(T3, np.array([[0, 2], [1, -1]]))], {"axis": 1}),
+    Row("take_along_axis", [(F, np.array([[0, -1], [2, 2], [3, 1]]), 1), (F, np.array([[0, 1, 2, -1]]), 0),
+        (T3, np.zeros((2, 1, 4), int), 1)]),
+    Row("searchsorted", [(np.array([1, 2, 2, 5], np.float32), np.array([0, 1, 2, 3, 5, 9, np.nan], np.float32)),
+        (np.array([], np.float32), V),
+                         (np.array([3], np.int32), I)]),
+    Row("searchsorted", [(np.array([1, 2, 2, np.nan], np.float32), np.array([0, 1, 2, 3, 5, 9, np.nan],
+        np.float32))], {"side": "right"}),
+    Row("nonzero", [(I,), (B,), (V,)]),
+]  # fmt: skip
+
+
+def expected_dtype(result: np.ndarray, args: tuple[Any, ...], kwargs: dict[str, Any]) -> np.dtype[Any]:
+    """numpy's dtype, except that 64 bits must come from somewhere else than numpy's defaults."""
+    if kwargs.get("dtype") is not None:
+        return np.dtype(kwargs["dtype"])
+    given = {leaf.dtype for leaf in tree.leaves(args) if isinstance(leaf, (np.ndarray, np.generic))}
+    given |= {np.dtype(leaf) for leaf in args if isinstance(leaf, type)}
+    narrow = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
+    return result.dtype if result.dtype in given else np.dtype(narrow.get(result.dtype, result.dtype))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}{row.kwargs or ''}")
+def test_function_equals_numpy(row: Row) -> None:
+    reference = row.reference if callable(row.reference) else getattr(np, row.reference or row.name)
+    for args in row.calls:
+        with np.errstate(all="ignore"):
+            expected = reference(*args, **row.kwargs)
+        found = getattr(mnp, row.name)(*args, **row.kwargs)
+        assert_same(found, expected, args, row)
+
+
+def assert_same(found: Any, expected: Any, args: tuple[Any, ...], row: Row) -> None:
+    if isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected) and type(found) is type(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other, args, row)
+        return
+    if not isinstance(found, Array):
+        assert found == expected
+        return
+    wanted = np.asarray(expected)
+    assert found.shape == wanted.shape
+    if row.name not in INDICES:
+        assert found.dtype == expected_dtype(wanted, args, row.kwargs)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(np.asarray(found), wanted.astype(found.dtype), rtol=row.rtol, atol=row.atol)
+
+
+INDICES = {"argmax", "argmin", "nonzero", "searchsorted", "count_nonzero"}  # always int32
+
+ALIASES = {
+    "absolute": "abs", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin",
+    "arcsinh": "asinh", "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "around": "round",
+    "bitwise_not": "bitwise_invert", "concatenate": "concat", "fabs": "abs", "fix": "trunc",
+    "invert": "bitwise_invert", "left_shift": "bitwise_left_shift", "mod": "remainder", "power": "pow",
+    "right_shift": "bitwise_right_shift", "transpose": "permute_dims", "true_divide": "divide",
+}  # fmt: skip
+CONSTANTS = {"e", "inf", "nan", "newaxis", "pi"}
+DTYPES = {
+    "bfloat16", "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "uint64",
+}  # fmt: skip
+ABOUT_DTYPES = {"can_cast", "finfo", "iinfo", "isdtype", "promote_types", "result_type"}  # test_numpy_dtypes.py
+
+
+def test_every_function_has_a_row() -> None:
+    covered = {row.name for row in ROWS} | set(ALIASES) | CONSTANTS | DTYPES | ABOUT_DTYPES
+    assert set(mnp.__all__) == covered
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_numpys_names_are_the_same_functions(alias: str, name: str) -> None:
+    assert getattr(mnp, alias) is getattr(mnp, name)
+
+
+def test_constants() -> None:
+    assert (mnp.pi, mnp.e, mnp.inf, mnp.newaxis) == (np.pi, np.e, np.inf, None) and np.isnan(mnp.nan)

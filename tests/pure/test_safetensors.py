@@ -1,0 +1,107 @@
+"""Safetensors files: what the reference package writes is read, and what is written it reads; damage is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import mesh
+from mesh.errors import InputError
+from mesh.safetensors import DTYPES
+
+TENSORS = {
+    "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": np.array([1, 2, 3], np.int64),
+    "scalar": np.array(2.5, np.float16),
+    "empty": np.zeros((0, 3), np.float32),
+    "flags": np.array([True, False, True]),
+}
+
+
+def write(path: Path, header: Any, body: bytes = b"", length: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + body)
+    return path
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_files_of_the_reference_package_are_read(tmp_path: Path, mmap: bool) -> None:
+    save_file(TENSORS, tmp_path / "x.safetensors", metadata={"format": "np"})
+    found = mesh.load_safetensors(tmp_path / "x.safetensors", mmap=mmap)
+    assert set(found) == set(TENSORS)
+    for name, tensor in TENSORS.items():
+        assert found[name].dtype == tensor.dtype and not found[name].flags.writeable
+        np.testing.assert_array_equal(found[name], tensor)
+
+
+def test_the_reference_package_reads_our_files(tmp_path: Path) -> None:
+    mesh.save_safetensors({**TENSORS, "transposed": TENSORS["a.weight"].T}, tmp_path / "x.safetensors")
+    found = load_file(tmp_path / "x.safetensors")
+    for name, tensor in {**TENSORS, "transposed": TENSORS["a.weight"].T}.items():
+        np.testing.assert_array_equal(found[name], tensor)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_every_dtype_comes_back(tmp_path: Path, name: str) -> None:
+    array = np.array([0, 1, 1], DTYPES[name].numpy)
+    mesh.save_safetensors({"x": array}, tmp_path / "x.safetensors")
+    found = mesh.load_safetensors(tmp_path / "x.safetensors")["x"]
+    assert found.dtype == array.dtype and found.tobytes() == array.tobytes()
+
+
+def test_a_mapped_tensor_can_be_used_lazily(tmp_path: Path) -> None:
+    mesh.save_safetensors({"w": np.ones(4, ml_dtypes.bfloat16)}, tmp_path / "x.safetensors")
+    weights = mesh.load_safetensors(tmp_path / "x.safetensors")
+    assert isinstance(weights["w"].base, np.ndarray) and float(mesh.numpy.sum(weights["w"])) == 4
+
+
+def test_unaligned_tensors_are_copied_into_place(tmp_path: Path) -> None:
+    header = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    text = json.dumps(header).encode()
+    text += b" " * (3 - len(text) % 8)
+    values = np.array([1.5, -2], np.float32)
+    found = mesh.load_safetensors(write(tmp_path / "x", text, values.tobytes()))["x"]
+    assert found.flags.aligned and found.tolist() == [1.5, -2]
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+DAMAGED = [
+    ("not JSON", b"{nope", b"", None, "not JSON"),
+    ("not an object", [1], b"", None, "not an object"),
+    ("cut off", {"x": ENTRY}, b"1234", None, "cut off"),
+    ("long header", {}, b"", 1 << 60, "is not a safetensors file"),
+    ("unknown dtype", {"x": {**ENTRY, "dtype": "Q7"}}, b"12345678", None, "has the dtype 'Q7'"),
+    ("wrong size", {"x": {**ENTRY, "shape": [3]}}, b"12345678", None, "has 12 bytes"),
+    ("negative", {"x": {**ENTRY, "shape": [-2]}}, b"12345678", None, "lacks a dtype, a shape or offsets"),
+    ("overflowing", {"x": {**ENTRY, "shape": [1 << 62, 1 << 62]}}, b"12345678", None, "has 8507059"),
+    ("no shape", {"x": {"dtype": "F32"}}, b"", None, "lacks a dtype, a shape or offsets"),
+    ("dtype of another type", {"x": {**ENTRY, "dtype": 3}}, b"12345678", None, "has the dtype 3"),
+    ("dtype not hashable", {"x": {**ENTRY, "dtype": ["F32"]}}, b"12345678", None, "has the dtype"),
+    ("overlap", {"x": ENTRY, "y": ENTRY}, b"12345678", None, "belong to no tensor or two"),
+    ("hole", {"x": {**ENTRY, "data_offsets": [4, 12]}}, b"123456789012", None, "belong to no tensor or two"),
+    ("rest", {"x": ENTRY}, b"1234567890", None, "2 bytes follow"),
+    ("deep", b"[" * 100_000, b"", None, "damaged"),
+]
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "length", "words"), [row[1:] for row in DAMAGED], ids=[row[0] for row in DAMAGED]
+)
+def test_damage_is_named(tmp_path: Path, header: Any, body: bytes, length: int | None, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        mesh.load_safetensors(write(tmp_path / "x.safetensors", header, body, length))
+
+
+def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nothing\.safetensors does not exist"):
+        mesh.load_safetensors(tmp_path / "nothing.safetensors")
+    for content in (b"", b"1234"):
+        (tmp_path / "short").write_bytes(content)
+        with pytest.raises(InputError, match="safetensors file"):
+            mesh.load_safetensors(tmp_path / "short")
+    with pytest.raises(InputError, match="cannot be read"):
+        mesh.load_safetensors(tmp_path)

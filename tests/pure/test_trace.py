@@ -1,0 +1,271 @@
+"""mesh.trace: names, kinds of leaves, closures, binding, and errors that say what to do instead."""
+
+import functools
+from collections import namedtuple
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mesh
+import mesh.numpy as mnp
+from mesh import tree
+from mesh.composite import composite
+from mesh.errors import GraphError, InputError, ShapeError
+from mesh.handle import Handle
+from mesh.realise import using
+from mesh.trace import argument_names, signature
+from wire.codec import decode_graph, encode_graph, hash_array
+from wire.dtypes import F32
+from wire.types import TensorType
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+W = np.ones((3, 4), np.float32)
+
+
+def handle_of(array: np.ndarray, name: str = "") -> Handle:
+    return Handle(hash_array(array), TensorType(array.shape, F32), name, array)
+
+
+def test_inputs_are_named_by_parameter_and_path() -> None:
+    def fn(x: Any, params: Any, *more: Any) -> Any:
+        return x @ params["layers"][0]["w"] + more[0] + more[1]["b/c"]
+
+    graph = mesh.trace(fn, X, {"layers": [{"w": W}]}, np.float32(1), {"b/c": 2.0})
+    assert list(graph.input_types) == ["x", "params/layers/0/w", "more/0", "more/1/b~1c"]
+    assert graph.name == "fn"
+
+
+NAMED = [
+    ("lambda", lambda x: x, ["x"]),
+    ("partial", functools.partial(lambda w, x: x + w, 1.0), ["x"]),
+    ("function", mnp.add, ["x1", "x2"]),
+    ("no signature", zip, ["0", "1"]),
+]
+
+
+@pytest.mark.parametrize(("fn", "names"), [row[1:] for row in NAMED], ids=[row[0] for row in NAMED])
+def test_parameter_names_come_from_the_signature_where_there_is_one(fn: Any, names: list[str]) -> None:
+    assert argument_names(fn, tree.structure((X,) * len(names))) == names
+
+
+def test_outputs_are_named_by_path_and_come_back_as_the_tree() -> None:
+    pair = namedtuple("pair", "mean rest")
+    traced = mesh.trace_full(lambda x: pair(x.mean(), {"a": [x, None], "b": 3}), X)
+    assert traced.graph.output_names == ("mean", "rest/a/0", "rest/b")
+    assert mesh.trace(lambda x: x + 1, X).output_names == ("output",)
+    assert traced.unflatten([1, 2, 3]) == pair(1, {"a": [2, None], "b": 3})
+
+
+def test_python_scalars_are_inputs_that_adapt() -> None:
+    traced = mesh.trace_full(lambda x, s, n: x * s + n, X.astype(np.float16), 2.5, 3)
+    assert [str(t) for t in traced.graph.input_types.values()] == ["f16[2,3]", "f32[]", "i32[]"]
+    assert traced.graph.output_types["output"].dtype.name == "f16"
+    bound = traced.bind(X.astype(np.float16), 4, 5)
+    assert bound.inputs["s"] == np.float32(4) and bound.inputs["s"].dtype == np.float32
+
+
+def test_arrays_shapes_and_handles_are_examples() -> None:
+    handle = handle_of(W, "w")
+    graph = mesh.trace(lambda x, y, w: (x + y) @ w, mnp.asarray(X), mesh.ShapeDtype((2, 3)), handle)
+    assert list(graph.input_types) == ["x", "y"] and list(graph.param_types) == ["w"]
+
+
+def test_handles_bind_params_and_unused_ones_vanish() -> None:
+    used, unused = handle_of(W), handle_of(W + 1)
+    traced = mesh.trace_full(lambda x, params: x @ params["w"], X, {"w": used, "v": unused})
+    bound = traced.bind(X, {"w": used, "v": unused})
+    assert bound.params == {"params/w": used} and list(bound.inputs) == ["x"]
+
+
+def test_closed_over_handles_are_params_named_by_content() -> None:
+    handle = handle_of(W)
+    traced = mesh.trace_full(lambda x: x @ handle, X)
+    (name,) = traced.graph.param_types
+    assert name == f"closure/{handle.address.hex()[:32]}" and traced.bind(X).params == {name: handle}
+    np.testing.assert_allclose(mesh.evaluate(lambda x: x @ handle, X), X @ W)
+
+
+def test_closed_over_arrays_are_constants_and_large_ones_blobs() -> None:
+    large = np.ones((3, 10_000), np.float32)
+    graph = mesh.trace(lambda x: (x @ large).sum() + W.sum() + mnp.asarray(W).sum(), X)
+    consts = [node for node in graph.nodes if node.op == "const"]
+    assert [hash_array(large)] == list(graph.blobs)
+    assert {"data" in node.attrs for node in consts} == {True, False}
+    np.testing.assert_allclose(mesh.evaluate(lambda x: (x @ large).sum(), X), (X @ large).sum())
+
+
+def test_lazy_arrays_from_outside_become_part_of_the_graph() -> None:
+    outside = mnp.asarray(W) * 2
+    np.testing.assert_allclose(mesh.evaluate(lambda x: x @ outside, X), X @ (W * 2))
+
+
+def test_equal_subexpressions_are_one_node_and_dead_code_goes() -> None:
+    def fn(x: Any) -> Any:
+        mnp.exp(x)
+        return mnp.sin(x) + mnp.sin(x)
+
+    assert [node.op for node in mesh.trace(fn, X)] == ["input", "sin", "add"]
+
+
+def test_a_trace_is_the_same_every_time_and_travels() -> None:
+    def fn(x: Any, w: Any) -> Any:
+        return mesh.nn.softmax(x @ w)
+
+    graph = mesh.trace(fn, X, W)
+    assert mesh.trace(fn, X, W).hash == graph.hash
+    assert decode_graph(encode_graph(graph)) == graph
+
+
+BIND_ERRORS = [
+    ((X,), "differ in structure"),
+    (({"a": X}, W), "differ in structure"),
+    ((X[:1], W), "argument 'x' is f32[1,3], expected f32[2,3]"),
+    ((X, W.astype(np.float64)), "argument 'w' is f64[3,4], expected f32[3,4]"),
+    ((X, "text"), "argument 'w' is a str, not an array"),
+    ((X, mesh.ShapeDtype((3, 4))), "has no value"),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), BIND_ERRORS, ids=[words[:30] for _, words in BIND_ERRORS])
+def test_bind_names_the_argument_and_what_was_expected(args: Any, words: str) -> None:
+    traced = mesh.trace_full(lambda x, w: x @ w, X, W)
+    with pytest.raises(InputError) as caught:
+        traced.bind(*args)
+    assert words in str(caught.value)
+
+
+ASKING = [
+    (lambda x: 1 if x.sum() > 0 else 2, "mnp.where"),
+    (lambda x: float(x[0, 0]), "0-d arrays work"),
+    (lambda x: int(x[0, 0]), "shapes and axes must be Python ints"),
+    (lambda x: x[0, 0].item(), "0-d arrays work"),
+    (lambda x: np.exp(x), "mesh.numpy in place of numpy's"),
+    (lambda x: np.asarray(x * 2), "mesh.numpy in place of numpy's"),
+    (lambda x: list(range(x.astype("int32")[0, 0])), "shapes must be Python ints"),
+    (lambda x: mnp.nonzero(x), "shape would depend on values"),
+    (lambda x: x.tolist(), "look at values outside"),
+    (lambda x: f"{x.sum():.3f}", "look at values outside"),
+    (lambda x: (x > 0).all() and x, "& | ~"),
+]
+
+
+@pytest.mark.parametrize(("fn", "advice"), ASKING, ids=[advice for _, advice in ASKING])
+def test_asking_for_a_traced_value_says_what_to_write_instead(fn: Any, advice: str) -> None:
+    with pytest.raises(InputError, match="has none while its function is traced") as caught:
+        mesh.trace(fn, X)
+    assert advice in str(caught.value) and "'x' (f32[2,3])" in str(caught.value)
+
+
+def test_leaves_that_are_not_arrays_are_named() -> None:
+    with pytest.raises(InputError, match="'params/name' is a str"):
+        mesh.trace(lambda params: params["w"], {"w": X, "name": "text"})
+    with pytest.raises(InputError, match="returned a str at 'a/0'"):
+        mesh.trace(lambda x: {"a": ["text"]}, X)
+    with pytest.raises(InputError, match="dtype complex64"):
+        mesh.trace(lambda x: x, np.zeros(2, np.complex64))
+    with pytest.raises(InputError, match="two arguments have the path 'x/1'"):
+        mesh.trace(lambda x: x[1], {1: X, "1": X})
+
+
+def test_static_fields_stay_out_of_the_graph() -> None:
+    @dataclass(frozen=True)
+    class Model:
+        w: Any
+        activation: str = field(metadata={"static": True})
+
+    model = Model(W, "tanh")
+    graph = mesh.trace(lambda model, x: getattr(mnp, model.activation)(x @ model.w), model, X)
+    assert list(graph.input_types) == ["model/w", "x"] and graph.nodes[-1].op == "tanh"
+
+
+def test_a_traced_array_cannot_leave_its_function() -> None:
+    kept: list[Any] = []
+    mesh.trace(lambda x: kept.append(x) or x, X)
+    with pytest.raises(InputError, match="'x' belongs to another function"):
+        mesh.trace(lambda y: y + kept[0], X)
+    with pytest.raises(InputError, match="has none while its function is traced"):
+        np.asarray(kept[0] + 1)
+
+
+def test_errors_keep_the_line_that_caused_them() -> None:
+    with pytest.raises(ShapeError, match="inner dimensions differ") as caught:
+        mesh.trace(lambda x: x @ x, X)
+    assert any(entry.name == "<lambda>" for entry in caught.traceback)
+
+
+def test_nested_functions_can_be_evaluated_inside_a_trace() -> None:
+    constant = mnp.asarray(W) * 3
+
+    def fn(x: Any) -> Any:
+        return x * float(constant.sum())  # not traced: has a value
+
+    np.testing.assert_allclose(mesh.evaluate(fn, X), X * 36)
+
+
+def test_evaluate_runs_on_the_current_evaluator() -> None:
+    seen: list[Any] = []
+
+    def evaluator(graph: Any, inputs: Any, params: Any) -> Any:
+        seen.append((graph.output_names, sorted(inputs), sorted(params)))
+        return [np.zeros(t.shape, t.dtype.numpy) for t in graph.output_types.values()]
+
+    with using(evaluator):
+        result = mesh.evaluate(lambda x, w: {"y": x @ w}, X, handle_of(W))
+    assert seen == [(("y",), ["x"], ["w"])] and result["y"].shape == (2, 4)
+
+
+def test_signature_tells_calls_apart_that_need_another_trace() -> None:
+    base = signature(X, {"w": W}, 1.0)
+    assert signature(X + 1, {"w": W * 2}, 5.0) == base and hash(signature(X, {"w": W}, 1.0)) == hash(base)
+    for other in ((X[:1], {"w": W}, 1.0), (X, {"v": W}, 1.0), (X, {"w": handle_of(W)}, 1.0), (X, {"w": W},
+    np.float32(1)),
+                  (X, {"w": W}, 1), (X.astype(np.float64), {"w": W}, 1.0)):  # fmt: skip
+        assert signature(*other) != base
+
+
+# -- composites -------------------------------------------------------------------------------------------
+
+
+def _twice(x: Any, scale: float = 2.0) -> Any:
+    return x * scale
+
+
+def test_a_composite_is_one_node_with_its_expansion() -> None:
+    graph = mesh.trace(lambda x: composite("twice", _twice, x, scale=3.0), X)
+    node = graph.nodes[-1]
+    assert (node.op, node.attrs["name"], node.attrs["scale"]) == ("composite", "twice", 3.0)
+    assert [inner.op for inner in node.attrs["body"]] == ["input", "const", "mul"]
+    np.testing.assert_allclose(mesh.evaluate(lambda x: composite("twice", _twice, x, scale=3.0), X), X * 3)
+
+
+def test_composites_of_equal_operands_share_their_expansion() -> None:
+    graph = mesh.trace(lambda x, y: composite("twice", _twice, x) + composite("twice", _twice, y), X, X)
+    bodies = [node.attrs["body"] for node in graph if node.op == "composite"]
+    assert len(bodies) == 2 and bodies[0] is bodies[1]
+
+
+LARGE = np.ones(30_000, np.float32)
+
+
+def test_a_composite_takes_large_tensors_and_traced_ones_as_operands() -> None:
+    with pytest.raises(InputError, match="Pass it as an operand"):
+        composite("large", _with_large, mnp.asarray(X))
+    with pytest.raises(InputError, match="belongs to another function"):
+        mesh.trace(lambda x: composite("bad", lambda y: y + x, mnp.asarray(X)), X)
+
+
+def _with_large(x: Any) -> Any:
+    return x + mnp.asarray(LARGE).sum()
+
+
+@pytest.mark.long
+def test_a_graph_has_at_most_its_limit_of_nodes() -> None:
+    def long(x: Any) -> Any:
+        for step in range(101_000):
+            x = x + (step % 3)
+        return x
+
+    with pytest.raises(GraphError, match="at most 100000 nodes"):
+        mesh.trace(long, X)
