@@ -414,7 +414,7 @@ def encode_message(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_message(data: bytes | memoryview) -> AnyMessage:
+def decode_message(data: bytes | bytearray | memoryview) -> AnyMessage:
     """The message in `data`; FrameError for anything else.  A graph inside is still only bytes."""
     if len(data) > DEFAULT.graph_bytes_max + DEFAULT.control_frame_bytes_max:
         raise FrameError(f"a message of {len(data)} bytes is too long")

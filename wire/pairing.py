@@ -1,0 +1,73 @@
+"""Which of several connections between two nodes becomes their one link (docs/protocol.md, "Simultaneous dials").
+
+Both nodes may dial at once, and one may dial again while the other still holds the old link.  Each side keeps a
+Pairing; the rules are chosen so that both keep the same link whatever the order of frames:
+
+1. An acceptor that holds or has committed to another link of the same boot names it in its answer.
+2. A dialer that is told of a link it knows drops its own and waits for that one; one it does not know is dead, so it
+   goes on, and the new link replaces the old.
+3. A dialer that was told of none but has itself accepted a dial from that node goes on if its node id is the smaller,
+   and waits otherwise.
+
+It knows no connections: links are their ids.  A node that restarted (another boot id) starts afresh.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Stage(enum.Enum):
+    ACCEPTED = "accepted"  # theirs: we answered the hello
+    COMMITTED = "committed"  # ours: we sent the bulk hello
+    OPEN = "open"
+
+
+@dataclass(slots=True)
+class _Entry:
+    node_id: str
+    boot_id: str
+    stage: Stage
+
+
+class Pairing:
+    """The links of one node that exist or are being made."""
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._links: dict[bytes, _Entry] = {}
+
+    def accept(self, link_id: bytes, node_id: str, boot_id: str) -> bytes:
+        """A node dialled: the link we keep instead unless it does not know it, or b""."""
+        kept = self._find(node_id, boot_id, Stage.OPEN) or self._find(node_id, boot_id, Stage.COMMITTED)
+        self._links[link_id] = _Entry(node_id, boot_id, Stage.ACCEPTED)
+        return kept
+
+    def acknowledged(self, link_id: bytes, node_id: str, boot_id: str, existing: bytes) -> bytes:
+        """Our dial was answered: the link to wait for instead, or b"" to go on with the bulk connection."""
+        if existing in self._links:
+            return existing
+        if not existing and self._node_id > node_id:
+            theirs = self._find(node_id, boot_id, Stage.ACCEPTED)
+            if theirs:
+                return theirs
+        self._links[link_id] = _Entry(node_id, boot_id, Stage.COMMITTED)
+        return b""
+
+    def opened(self, link_id: bytes) -> bytes:
+        """A link stands: the open one to the same node that it replaces, or b""."""
+        entry = self._links[link_id]
+        replaced = self._find(entry.node_id, None, Stage.OPEN)
+        entry.stage = Stage.OPEN
+        return replaced
+
+    def gone(self, link_id: bytes) -> None:
+        """A connection ended at whatever stage."""
+        self._links.pop(link_id, None)
+
+    def _find(self, node_id: str, boot_id: str | None, stage: Stage) -> bytes:
+        for link_id, entry in self._links.items():
+            if entry.node_id == node_id and entry.stage is stage and boot_id in (None, entry.boot_id):
+                return link_id
+        return b""

@@ -1,0 +1,283 @@
+"""Tensors between processes of one host: files in memory that change owner (docs/protocol.md, "Shared memory").
+
+Every node has one directory (on /dev/shm where that exists and is large enough, else the temporary folder).  A sender
+writes a file and names it in a message; the receiver maps it, unlinks it and owns it from then on, so nobody frees a
+file twice and nothing is left when a process dies: `SharedDir.sweep` removes the directories of the dead.
+
+Names come from other processes: a directory must be of our making (its name, its owner, mode 0700), a file's name is
+hexadecimal and never a link, so no peer can make us open or delete anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import BlobCorrupt, BlobMissing, ConfigError, OutOfMemory, ProtocolError
+from .limits import MIB
+
+MEMORY_FOLDER = Path("/dev/shm")
+MEMORY_BYTES_MIN = 512 * MIB  # containers often get 64 MiB there; files on disk are then the better choice
+NEW_S = 30.0  # a directory without a lock is being made; after this long its maker is dead
+
+_DIR_NAME = re.compile(r"graph-mesh-[0-9a-f]{32}")
+_FILE_NAME = re.compile(r"[0-9a-f]{32}")
+_LOCK = "lock"
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A new file and its writable bytes."""
+
+    name: str
+    buffer: memoryview
+
+
+class SharedDir:
+    """One node's directory of shared files.  `create` makes and owns one; `attach` uses another process's."""
+
+    def __init__(self, path: Path, lock: int | None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, base: Path | None = None) -> SharedDir:
+        """A new directory in `base` (chosen if None), which `close` removes."""
+        folder = base or _base()
+        path = folder / f"graph-mesh-{secrets.token_hex(16)}"
+        try:
+            path.mkdir(mode=0o700)
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot hold shared memory", cause=str(error)) from None
+        _hold(lock)
+        return cls(path, lock)
+
+    @classmethod
+    def attach(cls, path: Path) -> SharedDir:
+        """Another process's directory, to write files on its behalf; `close` leaves it alone."""
+        _check_dir(str(path))
+        return cls(path, None)
+
+    def write(self, chunks: Iterable[bytes | bytearray | memoryview]) -> str:
+        """A new file of these bytes, one after the other; its name.  OutOfMemory if they do not fit."""
+        name = secrets.token_hex(16)
+        handle = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
+        try:
+            for chunk in chunks:
+                _write_all(handle, memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b""))
+        except OSError as error:
+            (self.path / name).unlink(missing_ok=True)
+            raise OutOfMemory("shared memory is full", cause=str(error)) from None
+        finally:
+            os.close(handle)
+        return name
+
+    def allocate(self, size_bytes: int) -> Segment:
+        """A new file of `size_bytes` zeros to write into.  OutOfMemory if it does not fit."""
+        name = secrets.token_hex(16)
+        handle = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
+        try:
+            if size_bytes == 0:
+                return Segment(name, memoryview(bytearray()))
+            _reserve(handle, size_bytes)
+            return Segment(name, memoryview(mmap.mmap(handle, size_bytes)))
+        except OSError as error:
+            (self.path / name).unlink(missing_ok=True)
+            raise OutOfMemory(f"{size_bytes} bytes do not fit into shared memory", cause=str(error)) from None
+        finally:
+            os.close(handle)
+
+    def share(self, name: str, copies: int) -> list[str]:
+        """Further names of a file, one for each further receiver; no bytes are copied."""
+        _check_name(name)
+        names = [secrets.token_hex(16) for _ in range(copies)]
+        for other in names:
+            try:
+                os.link(self.path / name, self.path / other, follow_symlinks=False)
+            except FileNotFoundError:
+                raise BlobMissing(f"shared file {name} is gone") from None
+        return names
+
+    def close(self) -> None:
+        """Remove the directory if this process made it.  Mappings stay valid."""
+        if self._lock is None:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)  # after the removal: whoever sweeps must not find it unlocked
+        self._lock = None
+        shutil.rmtree(self.path, ignore_errors=True)  # Windows keeps an open lock file
+
+    @staticmethod
+    def sweep(base: Path | None = None) -> int:
+        """Remove what dead processes of this user left; how many directories."""
+        removed = 0
+        for folder in {base} if base else {MEMORY_FOLDER, Path(tempfile.gettempdir())}:
+            for path in _left_over(folder):
+                shutil.rmtree(path, ignore_errors=True)
+                removed += not path.exists()
+        return removed
+
+
+def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True) -> memoryview:
+    """Map another process's file of exactly `size_bytes`, read-only, and own it from then on.
+
+    With `unlink` false the file stays for whoever takes it next.  The memory is freed with the last view of it.
+    Raises ProtocolError for names that are not of our making, BlobMissing, BlobCorrupt for another size.
+    """
+    path = _file(directory, name)
+    try:
+        handle = os.open(path, os.O_RDONLY | _NO_LINKS)
+    except OSError as error:
+        raise BlobMissing(f"shared file {name} cannot be opened", cause=str(error)) from None
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
+            raise BlobCorrupt(f"shared file {name} has {found.st_size} bytes, expected {size_bytes}")
+        view = memoryview(_map(handle, size_bytes)) if size_bytes else memoryview(b"")
+    finally:
+        os.close(handle)
+    if unlink:
+        _unlink(path)
+    return view
+
+
+def remove(directory: str | Path, name: str) -> None:
+    """Drop a file that will not be taken; one that is gone is fine."""
+    _unlink(_file(directory, name))
+
+
+def readable(directory: str) -> bool:
+    """Whether files in this directory can be taken by this process."""
+    try:
+        _check_dir(directory)
+    except ProtocolError:
+        return False
+    return os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+
+
+# -- checks ------------------------------------------------------------------------------------------------
+
+
+def _file(directory: str | Path, name: str) -> Path:
+    _check_dir(str(directory))
+    _check_name(name)
+    return Path(directory) / name
+
+
+def _check_name(name: str) -> None:
+    if not _FILE_NAME.fullmatch(name):
+        raise ProtocolError(f"{name[:64]!r} is not the name of a shared file")
+
+
+def _check_dir(directory: str) -> None:
+    path = Path(directory)
+    try:
+        good = bool(_DIR_NAME.fullmatch(path.name)) and path.is_absolute() and _is_ours(path)
+    except (OSError, ValueError):
+        good = False
+    if not good:
+        raise ProtocolError(f"{directory[:256]!r} is not a shared-memory directory of this user")
+
+
+def _is_ours(path: Path) -> bool:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        return False
+    if not hasattr(os, "getuid"):  # Windows: the temporary folder is the user's own
+        return True
+    return found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
+
+
+# -- the platform ------------------------------------------------------------------------------------------
+
+
+def _base() -> Path:
+    with contextlib.suppress(OSError, AttributeError):
+        space = os.statvfs(MEMORY_FOLDER)
+        if space.f_frsize * space.f_blocks >= MEMORY_BYTES_MIN and os.access(MEMORY_FOLDER, os.W_OK):
+            return MEMORY_FOLDER
+    return Path(tempfile.gettempdir())
+
+
+def _map(handle: int, size_bytes: int) -> mmap.mmap:
+    if _POPULATE:  # one call instead of a fault per page
+        return mmap.mmap(handle, size_bytes, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
+    return mmap.mmap(handle, size_bytes, access=mmap.ACCESS_READ)
+
+
+def _reserve(handle: int, size_bytes: int) -> None:
+    """Give the file its size and its memory: a full file system must fail here, not at a later write (SIGBUS)."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size_bytes)
+    else:
+        os.ftruncate(handle, size_bytes)
+
+
+def _write_all(handle: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+def _unlink(path: Path) -> None:
+    # Windows cannot unlink a mapped file: it goes with its directory.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        os.unlink(path)
+
+
+def _left_over(folder: Path) -> Iterator[Path]:
+    """Directories whose maker is dead: its lock is free, or was never taken."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in entries:
+        with contextlib.suppress(OSError):
+            if _DIR_NAME.fullmatch(path.name) and _is_ours(path) and not _is_alive(path):
+                yield path
+
+
+def _is_alive(path: Path) -> bool:
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | _NO_LINKS)
+    except FileNotFoundError:
+        return time.time() - path.stat().st_mtime < NEW_S
+    try:
+        return not _hold(lock)
+    finally:
+        os.close(lock)
+
+
+def _hold(lock: int) -> bool:
+    """Lock a file for as long as it is open (the kernel lets go when the process dies); False if another holds it."""
+    try:
+        import fcntl
+    except ImportError:
+        return _hold_on_windows(lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _hold_on_windows(lock: int) -> bool:
+    import msvcrt
+
+    try:
+        msvcrt.locking(lock, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+    except OSError:
+        return False
+    return True
