@@ -277,6 +277,9 @@ class Array:
         shown = np.array2string(self._value_for("repr()"), separator=", ", prefix="Array(")
         return f"Array({shown}, dtype={self.type.dtype.numpy})"
 
+    def __deepcopy__(self, memo: Any) -> Array:
+        return self  # immutable
+
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         """`mesh.numpy`, as the Array API standard asks."""
         from . import numpy

@@ -190,6 +190,7 @@ def contract(left: Labelled, right: Labelled, kept: Labels) -> Array:
     """
     if left.array.type.dtype is BOOL:
         left, right = Labelled(cast(left.array, I32), left.labels), Labelled(cast(right.array, I32), right.labels)
+    left, right = _untransposed(left), _untransposed(right)
     left, right = _without_ones(left, right), _without_ones(right, left)
     left = _summed(left, (*kept, *right.labels))
     right = _summed(right, (*kept, *left.labels))
@@ -213,6 +214,15 @@ def contract(left: Labelled, right: Labelled, kept: Labels) -> Array:
 
 def _places(term: Labelled, labels: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple([term.labels.index(label) for label in labels])
+
+
+def _untransposed(term: Labelled) -> Labelled:
+    """The term before its matrices were transposed: a product by x.T reads x as it lies, since labels name the axes."""
+    expression, rank = term.array.expression, term.array.ndim
+    swapped = (*range(rank - 2), rank - 1, rank - 2)
+    if expression is None or expression.op != "transpose" or expression.attrs["perm"] != swapped:
+        return term
+    return Labelled(expression.inputs[0], (*term.labels[:-2], term.labels[-1], term.labels[-2]))
 
 
 def _without_ones(term: Labelled, other: Labelled) -> Labelled:

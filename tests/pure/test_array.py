@@ -1,5 +1,6 @@
 """Array: lazy, typed at once, realised when someone looks, and clear about what it cannot do."""
 
+import copy
 import operator
 import threading
 from typing import Any
@@ -232,6 +233,11 @@ def test_threads_see_their_own_evaluator_and_can_realise_one_array() -> None:
     for thread in threads:
         thread.join()
     assert results == [float(F.sum() * 3)] * 8
+
+
+def test_a_copy_of_an_immutable_array_is_itself() -> None:
+    x = mnp.asarray(F)
+    assert copy.deepcopy({"x": x})["x"] is x
 
 
 def test_array_api_namespace() -> None:

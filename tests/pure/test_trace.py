@@ -101,6 +101,12 @@ def test_lazy_arrays_from_outside_become_part_of_the_graph() -> None:
     np.testing.assert_allclose(mesh.evaluate(lambda x: x @ outside, X), X @ (W * 2))
 
 
+def test_a_product_by_a_transposed_matrix_reads_it_as_it_lies() -> None:
+    graph = mesh.trace(lambda x, w: x @ w.T, X, W.T)
+    assert [node.op for node in graph] == ["input", "input", "dot"]
+    np.testing.assert_allclose(mesh.evaluate(lambda x, w: x.T.T @ w.T, X, W.T), X @ W)
+
+
 def test_equal_subexpressions_are_one_node_and_dead_code_goes() -> None:
     def fn(x: Any) -> Any:
         mnp.exp(x)
