@@ -30,7 +30,8 @@ class NodeView:
 class Event:
     """Something worth telling; `at_s` is on the coordinator's monotonic clock.
 
-    `kind` is joined, suspect, healthy, dead, leaving, planned, deployed or began (the first part of a step started).
+    `kind` is joined, suspect, healthy, dead, leaving, planned, deployed, began (a worker's first part of a step started)
+    or ran (all its parts did).
     """
 
     at_s: float

@@ -143,11 +143,11 @@ class Coordinator:
         self._joins: dict[Link, asyncio.Task[NodeView]] = {}
         self._perform: dict[type, Callable[[Any], None]] = {
             state.MakePlan: self._make_plan,
-            state.SendDeploy: lambda action: self._spawn(self._send_deploy(action)),
-            state.SendRun: self._send_run,
+            state.SendDeploy: self._start_deploy,
+            state.SendRun: self._start_run,
             state.SendCancel: self._send_cancel,
             state.SendDrop: self._send_drop,
-            state.ForgetPlan: lambda action: self._deployments.pop(action.generation, None),
+            state.ForgetPlan: self._forget_plan,
             state.Resolve: self._resolve,
             state.Reject: self._reject,
         }
@@ -429,6 +429,12 @@ class Coordinator:
             self._report_generation(generation)
         self._feed(state.PlanMade(generation, dispatch.nodes(plan), dispatch.output_count(plan)))
 
+    def _forget_plan(self, action: state.ForgetPlan) -> None:
+        self._deployments.pop(action.generation, None)
+
+    def _start_deploy(self, action: state.SendDeploy) -> None:
+        self._spawn(self._send_deploy(action))
+
     async def _send_deploy(self, action: state.SendDeploy) -> None:
         member = self._members.get(action.node)
         deployment = self._deployments.get(action.generation)
@@ -460,10 +466,10 @@ class Coordinator:
         member.blobs.update(spec.blob for spec in message.blobs)
         return message
 
-    def _send_run(self, action: state.SendRun) -> None:
-        self._spawn(self._run_on(action))
+    def _start_run(self, action: state.SendRun) -> None:
+        self._spawn(self._send_run(action))
 
-    async def _run_on(self, action: state.SendRun) -> None:
+    async def _send_run(self, action: state.SendRun) -> None:
         member = self._members.get(action.node)
         call = self._calls.get(action.call)
         deployment = self._deployments.get(action.generation)
@@ -486,6 +492,7 @@ class Coordinator:
             self._feed(state.RunFailed(action.generation, action.step, action.node, error))
             return
         call.ran[action.node] = answer
+        self._tell_progress("ran", action.node, f"its parts of step {action.step}", action.generation)
         self._feed(state.NodeRan(action.generation, action.step, action.node))
 
     async def _feeds(
@@ -564,7 +571,7 @@ class Coordinator:
     # -- telling people
 
     def _on_began(self, link: Link, body: Began) -> None:
-        self._tell("began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation)
+        self._tell_progress("began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation)
 
     def _tell(self, kind: str, node: str, text: str, generation: int = 0) -> None:
         view = self._known.get(node)
@@ -575,6 +582,11 @@ class Coordinator:
             call.report.events.append(event)
         for watcher in self.watchers:
             watcher(event)
+
+    def _tell_progress(self, kind: str, node: str, text: str, generation: int) -> None:
+        """Events of every ordinary call: told only where somebody watches, or where something went wrong before."""
+        if self.watchers or any(len(call.report.generations) > 1 for call in self._calls.values()):
+            self._tell(kind, node, text, generation)
 
     def _report_generation(self, generation: int) -> None:
         deployment = self._deployments[generation]

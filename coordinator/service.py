@@ -12,6 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -123,7 +124,7 @@ class JobService:
             self._table.started(job.job, time.time())
             task = asyncio.get_running_loop().create_task(self._run(job))
             self._running[job.job] = task
-            task.add_done_callback(lambda _, name=job.job: self._over(name))
+            task.add_done_callback(partial(self._over, job.job))
 
     async def _run(self, job: Job) -> None:
         work: _Work = job.work
@@ -187,7 +188,7 @@ class JobService:
 
     # -- ending
 
-    def _over(self, job: str) -> None:
+    def _over(self, job: str, task: asyncio.Task[None]) -> None:
         del self._running[job]
         self._ended[job].set()
         self._start_waiting()

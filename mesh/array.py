@@ -15,7 +15,7 @@ lists them in `FUNCTIONS`.  This file does not know how an expression is compute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, Union
+from typing import Any, NamedTuple, NoReturn, TypeAlias, Union
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -123,6 +123,14 @@ class Array:
     def mT(self) -> Array:
         """The last two axes exchanged."""
         return self._call("matrix_transpose")
+
+    @property
+    def at(self) -> Any:
+        """x.at[key].set(v), .add(v), .max(v), .min(v): a new array, changed at x[key] (`mesh/numpy/updates.py`)."""
+        return FUNCTIONS["at"](self)
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise TypeError("an Array is immutable; write x = x.at[key].set(value)")
 
     # -- operators ----------------------------------------------------------------------------------------
 

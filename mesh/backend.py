@@ -29,9 +29,9 @@ class Started:
     """A call under way.  `outputs` ends in arrays in graph order; `report` tells what happened, complete at the end;
     `cancel` may be called at any time, on the loop."""
 
-    outputs: asyncio.Future[Sequence[NDArray[Any]]]
+    outputs: asyncio.Future[Any]  # ends in a sequence of arrays
     report: Callable[[], Mapping[str, Any]]
-    cancel: Callable[[], None]
+    cancel: Callable[[], object]
 
 
 class Backend(Protocol):

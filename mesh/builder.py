@@ -121,6 +121,11 @@ def default_mesh_name() -> str:
     return os.environ.get("MESH_NAME") or f"default-{getpass.getuser()}"
 
 
+def default_name() -> str:
+    """How a program that coordinates a mesh, or asks a coordinator, is called."""
+    return f"python-{os.getpid()}"
+
+
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of "host:port", "host", "[v6]:port" or "[v6]"; ConfigError for anything else."""
     host, separator, port = address.rpartition(":")

@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 from coordinator.health import HealthConfig
 from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
-from wire.discovery import discover
 from wire.errors import ConfigError, ConnectFailed, MeshError
 from wire.transport import Link
 
 from .backend import Backend
-from .builder import DiscoverSpec, LocalSpec, MeshConfig, default_mesh_name
-from .embedded import Embedded, default_name, start_coordinator
+from .builder import DiscoverSpec, LocalSpec, MeshConfig, default_mesh_name, default_name
+from .embedded import Embedded, start_coordinator
 from .local import LocalWorkers, devices_per_worker
 from .remote import Remote
 
@@ -80,6 +79,8 @@ async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: Loca
 
 async def _discover(coordinator: Coordinator, mesh: str, spec: DiscoverSpec) -> None:
     """Join every worker that announces itself until there are enough, or time is up."""
+    from wire.discovery import discover  # zeroconf is loaded only where somebody listens for announcements
+
     joined: set[Address] = set()
     failures: list[str] = []
     try:

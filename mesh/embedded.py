@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -20,9 +18,8 @@ from coordinator.program import Program
 from coordinator.report import Event
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from wire.graph import WireGraph
-from wire.protocol import Identity
+from wire.identity import identity_here
 from wire.sharedmem import SharedDir
-from wire.versions import local_identity
 
 from .backend import Started, Work
 from .handle import Handle
@@ -103,20 +100,4 @@ class Embedded:
 async def start_coordinator(config: CoordinatorConfig) -> Coordinator:
     """A coordinator on this loop that listens to nobody yet."""
     shared = await asyncio.to_thread(SharedDir.create)
-    identity: Identity = local_identity(
-        node_id=secrets.token_hex(16), name=config.name, role="coordinator", mesh=config.mesh, shared=str(shared.path)
-    )
-    return Coordinator(config, identity, shared)
-
-
-async def connect_all(coordinator: Coordinator, addresses: Sequence[tuple[str, int]]) -> list[BaseException]:
-    """Join every address at once; the errors of those that failed."""
-    results = await asyncio.gather(
-        *(coordinator.connect(host, port) for host, port in addresses), return_exceptions=True
-    )
-    return [result for result in results if isinstance(result, BaseException)]
-
-
-def default_name() -> str:
-    """How a coordinator embedded in a program is called."""
-    return f"python-{os.getpid()}"
+    return Coordinator(config, identity_here("coordinator", config.mesh, config.name, shared), shared)

@@ -18,6 +18,7 @@ from wire.codec import tensor_bytes
 from wire.errors import ConfigError, MeshError, NodeLost, ProtocolError
 from wire.exchange import BlobExchange
 from wire.graph import WireGraph
+from wire.identity import identity_here
 from wire.messages import (
     AskJobs,
     AskNodes,
@@ -42,8 +43,8 @@ from wire.sharedmem import SharedDir
 from wire.transport import Endpoint, Link
 
 from .backend import Started, Work
+from .builder import default_name
 from .handle import Handle
-from .identity import default_name, make_identity
 from .node import Node, node_from
 
 DIAL_TIMEOUT_S = 5.0
@@ -65,7 +66,7 @@ class Remote:
     async def connect(mesh: str, host: str, port: int) -> Remote:
         """The coordinator at an address; ConfigError if a worker answers there."""
         shared = await asyncio.to_thread(SharedDir.create)
-        remote = Remote(make_identity("client", mesh, default_name(), shared), shared)
+        remote = Remote(identity_here("client", mesh, default_name(), shared), shared)
         try:
             link = await remote._endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S)
             if link.peer.role != "coordinator":

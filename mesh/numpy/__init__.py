@@ -149,6 +149,7 @@ from .manipulation import (
 )
 from .promotion import asarray
 from .reductions import all, any, argmax, argmin, count_nonzero, max, mean, min, prod, std, sum, var
+from .updates import at as _at
 
 pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
 newaxis = None
@@ -346,4 +347,4 @@ __all__ = [
     "zeros_like",
 ]  # fmt: skip
 
-_array.FUNCTIONS.update({name: globals()[name] for name in __all__}, getitem=_getitem)
+_array.FUNCTIONS.update({name: globals()[name] for name in __all__}, getitem=_getitem, at=_at)

@@ -1,0 +1,154 @@
+"""From a plan to the messages that carry it out, and from answers to a call's outputs.  Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import BlobMissing
+from wire.graph import WireGraph, const_value
+from wire.messages import BlobSpec, Deploy, PartSpec, PlanKey, Target
+from wire.messages import Source as WireSource
+from wire.types import TensorType
+
+from .plan import FromConst, FromInput, FromParam, FromPart, Part, Plan, Source
+from .profile import CLIENT
+
+Bindings = Mapping[str, tuple[bytes, TensorType]]
+HOLDERS_MAX = 8
+
+
+def nodes(plan: Plan) -> frozenset[str]:
+    """The workers a plan uses."""
+    return frozenset(part.node for part in plan.parts)
+
+
+def output_count(plan: Plan) -> int:
+    """How many outputs come back from workers."""
+    return sum(isinstance(source, FromPart) for source in plan.outputs)
+
+
+def feeds(plan: Plan) -> dict[str, tuple[tuple[int, int, str], ...]]:
+    """What each worker is sent with every call: (part, slot, input name)."""
+    result: dict[str, list[tuple[int, int, str]]] = {}
+    for part in plan.parts:
+        for slot, source in enumerate(part.sources):
+            if isinstance(source, FromInput):
+                result.setdefault(part.node, []).append((part.index, slot, source.name))
+    return {node: tuple(rows) for node, rows in result.items()}
+
+
+def deploy(
+    plan: Plan,
+    node: str,
+    key: PlanKey,
+    bindings: Bindings,
+    graphs_sent: Iterable[bytes],
+    holders: Mapping[str, frozenset[bytes] | set[bytes]],
+    addresses: Mapping[str, str],
+) -> Deploy:
+    """What `node` is told of a plan: its parts, the graphs it does not have, the content it needs and who holds it."""
+    mine = [part for part in plan.parts if part.node == node]
+    targets = _targets(plan)
+    specs = tuple(
+        PartSpec(
+            part.index,
+            part.device,
+            part.graph.hash,
+            tuple(_wire_source(source, bindings) for source in part.sources),
+            tuple(tuple(targets.get((part.index, slot), ())) for slot in range(len(part.graph.outputs))),
+        )
+        for part in mine
+    )
+    sent = set(graphs_sent)
+    graphs = {part.graph.hash: part.graph.encoded for part in mine if part.graph.hash not in sent}
+    used = nodes(plan)
+    peers = {other: address for other, address in addresses.items() if other in used or other in holders}
+    return Deploy(key, specs, graphs, _blobs(mine, bindings, holders), peers)
+
+
+def outputs(
+    plan: Plan,
+    graph: WireGraph,
+    arrived: Mapping[int, NDArray[Any]],
+    inputs: Mapping[str, NDArray[Any]],
+    params: Mapping[str, NDArray[Any]],
+) -> list[NDArray[Any]]:
+    """A call's outputs in graph order; what is merely passed through is copied."""
+    return [_output(source, slot, graph, arrived, inputs, params) for slot, source in enumerate(plan.outputs)]
+
+
+def _output(
+    source: Source | FromConst,
+    slot: int,
+    graph: WireGraph,
+    arrived: Mapping[int, NDArray[Any]],
+    inputs: Mapping[str, NDArray[Any]],
+    params: Mapping[str, NDArray[Any]],
+) -> NDArray[Any]:
+    match source:
+        case FromPart():
+            return arrived[slot]
+        case FromInput(name):
+            return inputs[name].copy()
+        case FromParam(name):
+            if name not in params:
+                raise BlobMissing(f"the param {name!r} is an output, but its value is not in this process")
+            return params[name].copy()
+        case FromConst(index):
+            return _constant(graph, index)
+
+
+def _constant(graph: WireGraph, index: int) -> NDArray[Any]:
+    node, kind = graph.nodes[index], graph.types[index]
+    if node.op == "const":
+        return const_value(node, graph.blobs).copy()
+    shape = [-1 if axis == node.attrs["axis"] else 1 for axis in range(len(kind.shape))]
+    line = np.arange(kind.shape[node.attrs["axis"]]).astype(kind.dtype.numpy).reshape(shape)
+    return np.broadcast_to(line, kind.shape).copy()
+
+
+def _targets(plan: Plan) -> dict[tuple[int, int], list[Target]]:
+    targets: dict[tuple[int, int], list[Target]] = {}
+    for edge in plan.edges:
+        target = Target(plan.parts[edge.part].node, edge.part, edge.slot)
+        targets.setdefault((edge.source.part, edge.source.slot), []).append(target)
+    for slot, source in enumerate(plan.outputs):
+        if isinstance(source, FromPart):
+            targets.setdefault((source.part, source.slot), []).append(Target(CLIENT, 0, slot))
+    return targets
+
+
+def _wire_source(source: Source, bindings: Bindings) -> WireSource:
+    match source:
+        case FromInput():
+            return WireSource("input")
+        case FromPart(part, slot):
+            return WireSource("edge", part, slot)
+        case FromParam(name):
+            return WireSource("param", blob=bindings[name][0])
+
+
+def _blobs(parts: Iterable[Part], bindings: Bindings, holders: Mapping[str, Any]) -> tuple[BlobSpec, ...]:
+    wanted: dict[bytes, TensorType] = {}
+    for part in parts:
+        for source in part.sources:
+            if isinstance(source, FromParam):
+                address, kind = bindings[source.name]
+                wanted[address] = kind
+        for index, node in enumerate(part.graph.nodes):
+            if node.op == "const" and "blob" in node.attrs:
+                wanted[node.attrs["blob"]] = part.graph.types[index]
+    return tuple(
+        BlobSpec(blob, kind.size_bytes, kind.dtype.name, kind.shape, _holders(blob, holders))
+        for blob, kind in wanted.items()
+    )
+
+
+def _holders(blob: bytes, holders: Mapping[str, Any]) -> tuple[str, ...]:
+    """Workers that have it come first: what they send does not pass through the client's machine."""
+    having = [node for node, blobs in holders.items() if blob in blobs]
+    return (*having[:HOLDERS_MAX], CLIENT)

@@ -1,0 +1,297 @@
+"""Partition: which worker computes which node.
+
+Every candidate is judged by the one cost function, `CostModel.predict`; the algorithms below only propose.
+
+  * Small graphs: branch and bound over all assignments, exact.  The bound is the critical path so far plus the shortest
+    way to the end, and the load of the busiest worker.
+  * `single`: everything on one worker.
+  * `slices`: contiguous slices of the topological order, one per worker, by dynamic programming over (cut position,
+    worker) as in PipeDream (Narayanan et al., SOSP 2019, section 3.1), within each worker's memory; minimising either
+    the slowest stage (strategy "pipeline") or the sum of stages and transfers (one call's latency).
+  * `earliest_finish`: list scheduling by upward rank, HEFT (Topcuoglu, Hariri, Wu 2002), for graphs with branches.
+  * `refine`: moves of single nodes across a cut while they help, after Kernighan-Lin / Fiduccia-Mattheyses (1982).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cost import Assignment, CostModel, Prediction
+
+EXACT_ASSIGNMENTS_MAX = 600_000  # 3 workers to the power of 12 nodes
+POSITIONS_MAX = 160  # cut positions the dynamic program considers
+ORDERS_MAX = 24  # orders of workers along a pipeline that are tried
+REFINE_UNITS_MAX = 600  # above this a single prediction is too dear to try moves
+REFINE_TRIES = 120
+
+Best = tuple[Prediction, list[int]]
+
+
+def best_assignment(model: CostModel, strategy: str) -> Best:
+    """The cheapest assignment found, by `Prediction.objective`; whether it fits is for the caller to see."""
+    if not model.units:
+        return model.predict([]), []
+    if strategy == "pipeline":
+        return _best(model, _pipelines(model))
+    if strategy == "single":
+        return _best(model, _singles(model))
+    found = _best(model, _proposals(model))
+    if len(model.profiles.workers) ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:
+        return _branch_and_bound(model, found)
+    return _refine(model, found)
+
+
+def _best(model: CostModel, proposals: Iterator[list[int]]) -> Best:
+    seen: set[tuple[int, ...]] = set()
+    best: Best | None = None
+    for assignment in proposals:
+        key = tuple(assignment)
+        if key not in seen:
+            seen.add(key)
+            prediction = model.predict(assignment)
+            if best is None or prediction.objective < best[0].objective:
+                best = (prediction, assignment)
+    assert best is not None, "there is always at least one proposal"
+    return best
+
+
+# -- proposals --------------------------------------------------------------------------------------------
+
+
+def _proposals(model: CostModel) -> Iterator[list[int]]:
+    yield from _singles(model)
+    workers = _by_speed(model)
+    if len(workers) > 1:
+        yield _earliest_finish(model)
+        for count in range(2, len(workers) + 1):
+            yield from _sliced(model, count, np.add)
+
+
+def _pipelines(model: CostModel) -> Iterator[list[int]]:
+    """Slices over every worker, each with at least one unit where the graph has enough."""
+    count = min(len(model.profiles.workers), len(model.units))
+    yield from _sliced(model, count, np.maximum)
+    yield _repaired(model, [unit * count // len(model.units) for unit in range(len(model.units))])
+
+
+def _singles(model: CostModel) -> Iterator[list[int]]:
+    for worker in _by_speed(model):
+        yield _repaired(model, [worker] * len(model.units))
+
+
+def _by_speed(model: CostModel) -> list[int]:
+    """Workers, the one that would finish the whole graph first in front."""
+    total = [sum(s for s in seconds if s != float("inf")) for seconds in model.seconds]
+    return sorted(range(len(total)), key=lambda worker: (total[worker], worker))
+
+
+def _repaired(model: CostModel, assignment: list[int]) -> list[int]:
+    """Units that their worker cannot compute go to the fastest that can."""
+    for unit, worker in enumerate(assignment):
+        if model.device[worker][unit] < 0:
+            assignment[unit] = min(model.able(unit), key=lambda able: (model.seconds[able][unit], able))
+    return assignment
+
+
+# -- contiguous slices ------------------------------------------------------------------------------------
+
+
+def _sliced(model: CostModel, count: int, combine: Callable[..., NDArray[np.float64]]) -> Iterator[list[int]]:
+    """For several orders of `count` workers, the best cuts of the topological order by dynamic programming.
+
+    `combine` joins a stage's cost to what came before: np.maximum for the bottleneck, np.add for the sum.
+    """
+    slices = _Slices(model)
+    fast = _by_speed(model)
+    roomy = sorted(fast, key=lambda worker: -model.profiles.workers[worker].memory_bytes)
+    orders = itertools.chain(itertools.permutations(fast[:count]), itertools.permutations(roomy[:count]))
+    for order in dict.fromkeys(itertools.islice(orders, ORDERS_MAX)):
+        cuts = slices.cut(order, combine)
+        if cuts is not None:
+            yield _repaired(model, slices.assignment(order, cuts))
+
+
+class _Slices:
+    """Costs of every slice between two cut positions, as matrices."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+        count = len(model.units)
+        self.positions = np.unique(np.linspace(0, count, min(count, POSITIONS_MAX) + 1).astype(np.int64))
+        slow = [[s if s != float("inf") else 0.0 for s in seconds] for seconds in model.seconds]
+        self._prefix = [np.concatenate([[0.0], np.cumsum(seconds)])[self.positions] for seconds in slow]
+        self._crossing = _crossing_bytes(model)[self.positions]
+        self._held = self._held_bytes()
+
+    def _held_bytes(self) -> NDArray[np.float64]:
+        """[i, j]: bytes of leaves first used between positions i and j.  Shared leaves count at their first use only:
+        an underestimate that the final prediction corrects."""
+        seen: set[int] = set()
+        new = []
+        for leaves in self.model.leaves:
+            fresh = [leaf for leaf in leaves if leaf not in seen]
+            seen.update(fresh)
+            new.append(float(sum(self.model.leaf_bytes[leaf] for leaf in fresh)))
+        prefix = np.concatenate([[0.0], np.cumsum(new)])[self.positions]
+        return prefix[None, :] - prefix[:, None] + 2.0 * self._crossing[:, None]
+
+    def cut(self, order: Sequence[int], combine: Callable[..., NDArray[np.float64]]) -> list[int] | None:
+        """Positions (indices) where each worker's slice ends, or None where memory admits none."""
+        places = len(self.positions)
+        if places - 1 < len(order):
+            return None
+        best = np.full(places, np.inf)
+        best[0] = 0.0
+        choices = []
+        for stage, worker in enumerate(order):
+            cost = self._stage_cost(order, stage)
+            total = combine(best[:, None], cost)
+            total[~np.isfinite(best)] = np.inf
+            choices.append(total.argmin(axis=0))
+            best = total.min(axis=0)
+            del worker
+        if not np.isfinite(best[-1]):
+            return None
+        cuts, place = [places - 1], places - 1
+        for choice in reversed(choices[1:]):
+            place = int(choice[place])
+            cuts.append(place)
+        return cuts[::-1]
+
+    def _stage_cost(self, order: Sequence[int], stage: int) -> NDArray[np.float64]:
+        worker = order[stage]
+        profile = self.model.profiles.workers[worker]
+        seconds = self._prefix[worker][None, :] - self._prefix[worker][:, None] + profile.devices[0].dispatch_s
+        if stage:
+            link = self.model.profiles.link(self.model.profiles.workers[order[stage - 1]].node_id, profile.node_id)
+            seconds = seconds + (link.latency_s + self._crossing[:, None] / link.bytes_per_s)
+        places = np.arange(len(self.positions))
+        allowed = (places[None, :] > places[:, None]) & (self._held <= profile.memory_bytes)
+        return np.where(allowed, seconds, np.inf)
+
+    def assignment(self, order: Sequence[int], cuts: Sequence[int]) -> list[int]:
+        ends = self.positions[list(cuts)].tolist()
+        assignment: list[int] = []
+        for worker, end in zip(order, ends, strict=True):
+            assignment.extend([worker] * (end - len(assignment)))
+        return assignment
+
+
+def _crossing_bytes(model: CostModel) -> NDArray[np.float64]:
+    """[i]: bytes of results of units before i that units from i on need."""
+    change = np.zeros(len(model.units) + 1)
+    for unit, consumers in enumerate(model.consumers):
+        if consumers:
+            change[unit + 1] += model.out_bytes[unit]
+            change[max(consumers) + 1] -= model.out_bytes[unit]
+    return np.cumsum(change)
+
+
+# -- list scheduling --------------------------------------------------------------------------------------
+
+
+def _earliest_finish(model: CostModel) -> list[int]:
+    """HEFT: units by upward rank, each to the worker where it ends first."""
+    workers = model.profiles.workers
+    link = model.profiles.link(workers[0].node_id, workers[1].node_id)
+    mean = [float(np.mean([model.seconds[w][unit] for w in model.able(unit)])) for unit in range(len(model.units))]
+    rank = [0.0] * len(mean)
+    for unit in reversed(range(len(mean))):
+        ahead = [rank[consumer] for consumer in model.consumers[unit]]
+        rank[unit] = mean[unit] + (link.seconds(model.out_bytes[unit]) + max(ahead) if ahead else 0.0)
+    free = [0.0] * len(workers)
+    finish = [0.0] * len(mean)
+    assignment = [0] * len(mean)
+    for unit in sorted(range(len(mean)), key=lambda unit: (-rank[unit], unit)):
+        best = (float("inf"), 0)
+        for worker in model.able(unit):
+            ready = free[worker]
+            for operand in model.operands[unit]:
+                wait = 0.0 if assignment[operand] == worker else link.seconds(model.out_bytes[operand])
+                ready = max(ready, finish[operand] + wait)
+            best = min(best, (ready + model.seconds[worker][unit], worker))
+        finish[unit], assignment[unit] = best
+        free[best[1]] = best[0]
+    return assignment
+
+
+# -- improvement ------------------------------------------------------------------------------------------
+
+
+def _refine(model: CostModel, best: Best) -> Best:
+    """Move single units across a cut while that helps."""
+    if len(model.units) > REFINE_UNITS_MAX:
+        return best
+    tries = REFINE_TRIES
+    improved = True
+    while improved and tries > 0:
+        improved = False
+        prediction, assignment = best
+        for unit, worker in _moves(model, assignment):
+            tries -= 1
+            moved = list(assignment)
+            moved[unit] = worker
+            candidate = model.predict(moved)
+            if candidate.objective < prediction.objective:
+                best, improved = (candidate, moved), True
+                break
+            if tries <= 0:
+                break
+    return best
+
+
+def _moves(model: CostModel, assignment: Assignment) -> Iterator[tuple[int, int]]:
+    for unit, operands in enumerate(model.operands):
+        near = {assignment[other] for other in (*operands, *model.consumers[unit])} - {assignment[unit]}
+        for worker in sorted(near):
+            if model.device[worker][unit] >= 0:
+                yield unit, worker
+
+
+def _branch_and_bound(model: CostModel, best: Best) -> Best:
+    """Every assignment that could still be better than the best found, depth first in topological order."""
+    count = len(model.units)
+    workers = model.profiles.workers
+    tail = _shortest_tails(model)
+    floor = min((device.dispatch_s for worker in workers for device in worker.devices), default=0.0)
+    assignment = [0] * count
+    finish = [0.0] * count
+    load = [0.0] * len(workers)
+
+    def descend(unit: int) -> None:
+        nonlocal best
+        if unit == count:
+            candidate = model.predict(assignment)
+            if candidate.objective < best[0].objective:
+                best = (candidate, list(assignment))
+            return
+        for worker in model.able(unit):
+            seconds = model.seconds[worker][unit]
+            ready = floor
+            for operand in model.operands[unit]:
+                apart = assignment[operand] != worker
+                wait = model.profiles.link(workers[assignment[operand]].node_id, workers[worker].node_id).seconds(model.out_bytes[operand]) if apart else 0.0  # fmt: skip
+                ready = max(ready, finish[operand] + wait + (floor if apart else 0.0))
+            end = ready + seconds
+            if best[0].fits and max(end + tail[unit], load[worker] + seconds) > best[0].seconds * (1 + 1e-9):
+                continue
+            assignment[unit], finish[unit] = worker, end
+            load[worker] += seconds
+            descend(unit + 1)
+            load[worker] -= seconds
+
+    descend(0)
+    return best
+
+
+def _shortest_tails(model: CostModel) -> list[float]:
+    """For every unit the least seconds from its end to the end of the call."""
+    quickest = [min(model.seconds[worker][unit] for worker in model.able(unit)) for unit in range(len(model.units))]
+    tails = [0.0] * len(quickest)
+    for unit in reversed(range(len(quickest))):
+        tails[unit] = max((quickest[consumer] + tails[consumer] for consumer in model.consumers[unit]), default=0.0)
+    return tails

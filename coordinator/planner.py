@@ -1,0 +1,169 @@
+"""make_plan: from a graph and the machines to a Plan.  A pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wire.errors import InputError, PlacementError
+from wire.graph import GraphBuilder, WireGraph
+
+from .cost import CostModel, PartSketch, Prediction
+from .partition import best_assignment
+from .plan import Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Plan, Source, WorkerShare
+from .profile import Profiles
+
+STRATEGIES = ("auto", "single", "pipeline")
+
+
+def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> Plan:
+    """The plan for one call of `graph`; PlacementError with need and have per worker if nothing fits."""
+    if strategy not in STRATEGIES:
+        raise InputError(f"strategy {strategy!r} is not known", next_step=f"Choose one of {', '.join(STRATEGIES)}")
+    if not profiles.workers:
+        raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+    model = CostModel(graph, profiles)
+    prediction, _ = best_assignment(model, strategy)
+    if not prediction.fits:
+        raise _does_not_fit(model, prediction)
+    parts, edges, place = _parts(model, prediction.parts)
+    params = _param_places(graph, parts)
+    return Plan(
+        strategy,
+        parts,
+        edges,
+        tuple(_output_source(graph, index, place) for index in graph.outputs),
+        params,
+        _shares(model, prediction),
+        prediction.seconds,
+        prediction.cut_bytes,
+        tuple(_reasons(model, prediction, strategy)),
+    )
+
+
+# -- parts ------------------------------------------------------------------------------------------------
+
+
+def _parts(
+    model: CostModel, sketches: Sequence[PartSketch]
+) -> tuple[tuple[Part, ...], tuple[Edge, ...], dict[int, FromPart]]:
+    place: dict[int, FromPart] = {}  # graph node -> the part output that carries it
+    parts, edges = [], []
+    for index, sketch in enumerate(sketches):
+        part = _part(model, index, sketch, place)
+        parts.append(part)
+        for slot, source in enumerate(part.sources):
+            if isinstance(source, FromPart):
+                size = part.graph.types[part.graph.inputs[slot]].size_bytes
+                edges.append(Edge(source, index, slot, size))
+    return tuple(parts), tuple(edges), place
+
+
+def _part(model: CostModel, index: int, sketch: PartSketch, place: dict[int, FromPart]) -> Part:
+    """The subgraph of a sketch; the nodes that others need are added to `place`."""
+    graph = model.graph
+    members = {model.units[unit] for unit in sketch.units}
+    builder = GraphBuilder()
+    builder.blobs.update(graph.blobs)
+    sources: list[Source] = []
+    local: dict[int, int] = {}
+
+    def operand(node: int) -> int:
+        if node in local:
+            return local[node]
+        if graph.nodes[node].op in ("const", "iota"):
+            local[node] = builder.add(graph.nodes[node].op, **graph.nodes[node].attrs)
+        else:
+            local[node] = builder.input(str(len(sources)), *graph.types[node])
+            sources.append(_source(graph, node, place))
+        return local[node]
+
+    for node in sorted(members):
+        inputs = [operand(source) for source in graph.nodes[node].inputs]
+        local[node] = builder.add(graph.nodes[node].op, *inputs, **graph.nodes[node].attrs)
+    leaving = _leaving(model, sketch, members)
+    for slot, node in enumerate(leaving):
+        place[node] = FromPart(index, slot)
+    worker = model.profiles.workers[sketch.site[0]]
+    built = builder.build([local[node] for node in leaving])
+    return Part(index, worker.node_id, sketch.site[1], built, tuple(sources))
+
+
+def _leaving(model: CostModel, sketch: PartSketch, members: set[int]) -> list[int]:
+    """The members that other parts or the client need, in order."""
+    result = []
+    for unit in sketch.units:
+        outside = any(model.units[consumer] not in members for consumer in model.consumers[unit])
+        if outside or unit in model.outputs:
+            result.append(model.units[unit])
+    return result
+
+
+def _source(graph: WireGraph, node: int, place: dict[int, FromPart]) -> Source:
+    op, attrs = graph.nodes[node].op, graph.nodes[node].attrs
+    if op == "input":
+        return FromInput(attrs["name"])
+    return FromParam(attrs["name"]) if op == "param" else place[node]
+
+
+def _output_source(graph: WireGraph, node: int, place: dict[int, FromPart]) -> Source | FromConst:
+    return FromConst(node) if graph.nodes[node].op in ("const", "iota") else _source(graph, node, place)
+
+
+# -- the rest of a plan -----------------------------------------------------------------------------------
+
+
+def _param_places(graph: WireGraph, parts: Sequence[Part]) -> tuple[ParamPlace, ...]:
+    """Every param's homes; the client that put it holds the second copy for as long as it lives."""
+    homes: dict[str, list[str]] = {}
+    for part in parts:
+        for source in part.sources:
+            if isinstance(source, FromParam) and part.node not in homes.setdefault(source.name, []):
+                homes[source.name].append(part.node)
+    sizes = {name: kind.size_bytes for name, kind in graph.param_types.items()}
+    return tuple(ParamPlace(name, tuple(nodes), "", sizes[name]) for name, nodes in homes.items())
+
+
+def _shares(model: CostModel, prediction: Prediction) -> tuple[WorkerShare, ...]:
+    counts = [sum(part.site[0] == worker for part in prediction.parts) for worker in range(len(prediction.busy_s))]
+    rows = zip(
+        model.profiles.workers, counts, prediction.busy_s, prediction.memory_bytes, prediction.bytes_in, strict=True
+    )
+    return tuple(
+        WorkerShare(worker.node_id, worker.name, count, busy_s, memory, worker.memory_bytes, bytes_in)
+        for worker, count, busy_s, memory, bytes_in in rows
+    )
+
+
+def _reasons(model: CostModel, prediction: Prediction, strategy: str) -> list[str]:
+    workers = model.profiles.workers
+    used = sorted({part.site[0] for part in prediction.parts})
+    names = ", ".join(workers[worker].name for worker in used) or "none"
+    reasons = [f"{len(used)} of {len(workers)} workers ({names}), predicted {prediction.seconds * 1e3:.3g} ms per call"]
+    if strategy == "auto" and 0 < len(used) < len(workers):
+        everywhere, _ = best_assignment(model, "pipeline")
+        if everywhere.fits:
+            times = everywhere.seconds / prediction.seconds
+            reasons.append(f"cut across all {len(workers)} workers a call would take {times:.2g} times as long")
+    for unit, index in enumerate(model.units):
+        unable = [workers[w].name for w in range(len(workers)) if model.device[w][unit] != 0]
+        if unable:
+            node = model.graph.nodes[index]
+            kind = model.graph.types[index].dtype.name
+            reasons.append(f"{node.op} on {kind} is not on the first device of {', '.join(unable)}")
+    return list(dict.fromkeys(reasons))[:REASONS_MAX]
+
+
+REASONS_MAX = 8
+
+
+def _does_not_fit(model: CostModel, prediction: Prediction) -> PlacementError:
+    workers = model.profiles.workers
+    rows = [
+        f"{worker.name} needs {need} bytes and has {worker.memory_bytes}"
+        for worker, need in zip(workers, prediction.memory_bytes, strict=True)
+    ]
+    missing = sum(max(n - w.memory_bytes, 0) for w, n in zip(workers, prediction.memory_bytes, strict=True))
+    return PlacementError(
+        f"no plan fits the workers' memory: {'; '.join(rows)}",
+        next_step=f"Raise --max-memory by {missing} bytes in all, or add a worker with at least that much",
+    )

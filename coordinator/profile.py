@@ -1,0 +1,100 @@
+"""What the planner knows of the machines: devices as measured, memory, ops in common, links.
+
+Plain frozen data; `worker_profile` makes it of what a worker reported when it joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from wire.messages import DeviceReport, Joined
+
+CLIENT = ""  # the node id that stands for whoever holds inputs and wants outputs
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """`gflops` and `gbytes_per_s` were measured; `dispatch_s` is the fixed cost of running one part."""
+
+    index: int
+    engine: str
+    adapter: str
+    gflops: float
+    gbytes_per_s: float
+    dispatch_s: float
+    memory_bytes: int
+    dtypes_by_op: Mapping[str, tuple[str, ...]] = field(hash=False, default_factory=dict)
+
+    def supports(self, op: str, dtypes: Sequence[str]) -> bool:
+        """Whether it computes `op` where result and operands have these dtypes."""
+        known = self.dtypes_by_op.get(op, ())
+        return all(dtype in known for dtype in dtypes)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProfile:
+    """A worker: its devices in the order its owner prefers them, the cpu last; `ops` mean the same here and there."""
+
+    node_id: str
+    name: str
+    devices: tuple[DeviceProfile, ...]
+    memory_bytes: int
+    ops: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One way between two nodes: seconds until the first byte, and bytes per second after it."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, size_bytes: int) -> float:
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+INSIDE = Link(5e-5, 4e9)  # between two devices of one worker: one copy through memory
+SAME_HOST = Link(1.5e-4, 1.5e9)  # shared memory: measured on loopback, two copies
+LAN = Link(5e-4, 1e8)  # gigabit Ethernet
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """The workers a plan may use and how far apart they are; `near` are those on the client's own machine."""
+
+    workers: tuple[WorkerProfile, ...]
+    near: frozenset[str] = frozenset()
+    links: Mapping[tuple[str, str], Link] = field(hash=False, default_factory=dict)
+
+    @staticmethod
+    def of_hosts(workers: Sequence[WorkerProfile], near: set[str]) -> Profiles:
+        return Profiles(tuple(workers), frozenset(near))
+
+    def link(self, source: str, target: str) -> Link:
+        """How tensors get from one node to another; a measured link wins over the defaults."""
+        measured = self.links.get((source, target))
+        if measured is not None:
+            return measured
+        if source == target:
+            return INSIDE
+        both_near = all(node == CLIENT or node in self.near for node in (source, target))
+        return SAME_HOST if both_near else LAN
+
+
+def worker_profile(node_id: str, name: str, joined: Joined, ops: frozenset[str]) -> WorkerProfile:
+    """The profile of a worker from its own report."""
+    return WorkerProfile(node_id, name, tuple(_device(report) for report in joined.devices), joined.memory_bytes, ops)
+
+
+def _device(report: DeviceReport) -> DeviceProfile:
+    return DeviceProfile(
+        report.index,
+        report.engine,
+        report.adapter,
+        report.gflops,
+        report.gbytes_per_s,
+        report.dispatch_s,
+        report.memory_bytes,
+        report.dtypes_by_op,
+    )

@@ -1,0 +1,59 @@
+"""PlanPreview: a plan as people and programs read it, before a byte moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True)
+class PlanPreview:
+    """What would go where.  `data` is the plan as plain data (docs/planning.md); `str(preview)` is a table."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def parts(self) -> Sequence[Mapping[str, Any]]:
+        """One entry per part: part, worker, device, nodes, flops, weight_bytes, graph."""
+        parts: Sequence[Mapping[str, Any]] = self.data["parts"]
+        return parts
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The names of the workers that have work."""
+        return tuple(dict.fromkeys(part["worker"] for part in self.parts))
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds per call."""
+        return float(self.data["seconds"])
+
+    @property
+    def cut_bytes(self) -> int:
+        """Predicted bytes between machines per call."""
+        return int(self.data["cut_bytes"])
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(self.data["reasons"])
+
+    def __str__(self) -> str:
+        rows = [("part", "worker", "device", "nodes", "GFLOP", "weights")]
+        rows += [
+            (str(p["part"]), p["worker"], str(p["device"]), str(p["nodes"]), f"{p['flops'] / 1e9:.3g}", size_text(p["weight_bytes"]))
+            for p in self.parts
+        ]  # fmt: skip
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, *self.reasons])
+
+
+def size_text(size_bytes: float) -> str:
+    """A size for people: "12.5 MiB"."""
+    size, unit = float(size_bytes), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

@@ -1,0 +1,64 @@
+"""Who this process is: the Identity that its hello carries, made from the machine it runs on."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import platform
+import secrets
+import uuid
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from .ops import OPS, row_hash
+from .protocol import Identity
+from .sharedmem import SharedDir
+from .versions import PROTOCOL
+
+
+def identity_here(role: str, mesh: str, name: str, shared: SharedDir | None, node_id: str = "") -> Identity:
+    """The identity of this process in `role` ("worker", "coordinator" or "client"), listening nowhere yet.
+
+    Without `node_id` the node is new; a worker keeps its id in its state folder.
+    """
+    return Identity(
+        node_id=node_id or secrets.token_hex(16),
+        name=name,
+        role=role,
+        mesh=mesh,
+        boot_id=secrets.token_hex(8),
+        incarnation=1,
+        version=package_version(),
+        protocol=PROTOCOL,
+        op_rows={op: row_hash(op) for op in OPS},
+        address="",
+        host_id=host_id(),
+        shared_memory=str(shared.path) if shared else "",
+        pid=os.getpid(),
+    )
+
+
+@cache
+def package_version() -> str:
+    """This distribution's version, or "0+source" where it is not installed."""
+    try:
+        return version("graph-mesh")
+    except PackageNotFoundError:
+        return "0+source"
+
+
+@cache
+def host_id() -> str:
+    """Equal for processes of one user on one running machine; says nothing else about it."""
+    seen = (platform.node(), str(uuid.getnode()), _boot_id(), getpass.getuser())
+    return hashlib.blake2b("\0".join(seen).encode(), digest_size=16).hexdigest()
+
+
+def _boot_id() -> str:
+    """Linux's random id of this boot, which containers on one machine share; elsewhere nothing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

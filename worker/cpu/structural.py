@@ -1,0 +1,165 @@
+"""Reductions, views, contraction, indexing and random bits on numpy arrays, one row each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import BF16, F16
+from wire.types import Attrs, TensorType
+
+from .elementwise import Array, Kernel
+
+
+def _narrow(out: TensorType) -> bool:
+    return out.dtype in (F16, BF16)
+
+
+def _reduce(function: Any) -> Kernel:
+    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        source = operands[0].astype(np.float32) if _narrow(out) else operands[0]
+        return np.asarray(function(source, axis=attrs["axes"], dtype=source.dtype)).astype(out.dtype.numpy, copy=False)
+
+    return kernel
+
+
+def _extreme(function: Any) -> Kernel:
+    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        return np.asarray(function(operands[0], axis=attrs["axes"])).astype(out.dtype.numpy, copy=False)
+
+    return kernel
+
+
+def _argmax(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source = operands[0].astype(np.float32) if operands[0].dtype.kind == "V" else operands[0]
+    return np.asarray(np.argmax(source, axis=attrs["axis"])).astype(np.int32)
+
+
+def _slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    spans = zip(attrs["start"], attrs["stop"], attrs["step"], strict=True)
+    return operands[0][tuple(slice(*span) for span in spans)]
+
+
+def _pad(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source, fill = operands
+    result = np.full(out.shape, fill, out.dtype.numpy)
+    spans = zip(attrs["low"], attrs["interior"], source.shape, strict=True)
+    result[tuple(slice(low, low + (dim - 1) * (inner + 1) + 1 if dim else low, inner + 1) for low, inner, dim in spans)] = source
+    return result
+
+
+def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    left, right = operands
+    if _narrow(out):
+        left, right = left.astype(np.float32), right.astype(np.float32)
+    left_free = [axis for axis in range(left.ndim) if axis not in (*attrs["lhs_batch"], *attrs["lhs_contract"])]
+    right_free = [axis for axis in range(right.ndim) if axis not in (*attrs["rhs_batch"], *attrs["rhs_contract"])]
+    batch = math.prod(left.shape[axis] for axis in attrs["lhs_batch"])
+    inner = math.prod(left.shape[axis] for axis in attrs["lhs_contract"])
+    rows, columns = math.prod(left.shape[a] for a in left_free), math.prod(right.shape[a] for a in right_free)
+    a = np.ascontiguousarray(left.transpose(*attrs["lhs_batch"], *left_free, *attrs["lhs_contract"])).reshape(batch, rows, inner)
+    b = np.ascontiguousarray(right.transpose(*attrs["rhs_batch"], *attrs["rhs_contract"], *right_free)).reshape(batch, inner, columns)
+    return np.matmul(a, b).reshape(out.shape).astype(out.dtype.numpy, copy=False)
+
+
+def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source, indices = operands
+    axis, batch = attrs["axis"], attrs["batch_dims"]
+    if out.size == 0:
+        return np.empty(out.shape, out.dtype.numpy)
+    clamped = np.clip(indices, 0, source.shape[axis] - 1).astype(np.int64)
+    if batch == 0:
+        return np.take(source, clamped, axis=axis)
+    lead = math.prod(source.shape[:batch])
+    flat = source.reshape(lead, *source.shape[batch:])
+    picks = clamped.reshape(lead, *indices.shape[batch:])
+    rows = [np.take(flat[row], picks[row], axis=axis - batch) for row in range(lead)]
+    return np.stack(rows).reshape(out.shape)
+
+
+def _scatter(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source, indices, updates = operands
+    axis = attrs["axis"]
+    narrow = _narrow(out)
+    result = np.moveaxis(source.astype(np.float32) if narrow else source.copy(), axis, 0)
+    flat = indices.reshape(-1)
+    rank = indices.ndim
+    moved = np.moveaxis(updates, range(axis, axis + rank), range(rank)).reshape(flat.size, *result.shape[1:])
+    if narrow:
+        moved = moved.astype(np.float32)
+    keep = (flat >= 0) & (flat < source.shape[axis])
+    where, values = flat[keep].astype(np.int64), moved[keep]
+    if attrs["mode"] == "set":
+        last = np.full(source.shape[axis], -1, np.int64)
+        last[where] = np.arange(where.size)
+        hit = np.nonzero(last >= 0)[0]
+        result[hit] = values[last[hit]]
+    else:
+        {"add": np.add, "max": np.maximum, "min": np.minimum}[attrs["mode"]].at(result, where, values)
+    return np.moveaxis(result, 0, axis).astype(out.dtype.numpy, copy=False)
+
+
+def _window(source: Array, starts: Array, sizes: tuple[int, ...]) -> tuple[slice, ...]:
+    spans = zip(starts.tolist(), sizes, source.shape, strict=True)
+    firsts = [(min(max(start, 0), dim - size), size) for start, size, dim in spans]
+    return tuple(slice(first, first + size) for first, size in firsts)
+
+
+def _dynamic_slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    return operands[0][_window(operands[0], operands[1], attrs["sizes"])]
+
+
+def _dynamic_update_slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source, update, starts = operands
+    result = source.copy()
+    result[_window(source, starts, update.shape)] = update
+    return result
+
+
+def _iota(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    axis = attrs["axis"]
+    line = np.arange(out.shape[axis]).astype(out.dtype.numpy)
+    return np.broadcast_to(line.reshape([-1 if place == axis else 1 for place in range(len(out.shape))]), out.shape)
+
+
+def _random_bits(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    """threefry2x32-20 (Salmon et al., SC 2011) of the key over the counters (0, index); the first word."""
+    keys = [np.uint32(operands[0][0]), np.uint32(operands[0][1])]
+    keys.append(keys[0] ^ keys[1] ^ np.uint32(0x1BD11BDA))
+    low = np.arange(out.size, dtype=np.uint32)
+    words: list[NDArray[np.uint32]] = [np.full(out.size, keys[0], np.uint32), low + keys[1]]
+    rotations = ((13, 15, 26, 6), (17, 29, 16, 24))
+    for group in range(5):
+        for turn in rotations[group % 2]:
+            words[0] = words[0] + words[1]
+            words[1] = (words[1] << np.uint32(turn)) | (words[1] >> np.uint32(32 - turn))
+            words[1] = words[1] ^ words[0]
+        words[0] = words[0] + keys[(group + 1) % 3]
+        words[1] = words[1] + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return words[0].reshape(out.shape)
+
+
+STRUCTURAL: dict[str, Kernel] = {
+    "iota": _iota,
+    "random_bits": _random_bits,
+    "reduce_sum": _reduce(np.sum),
+    "reduce_prod": _reduce(np.prod),
+    "reduce_max": _extreme(np.max),
+    "reduce_min": _extreme(np.min),
+    "argmax": _argmax,
+    "reshape": lambda attrs, operands, out: operands[0].reshape(out.shape),
+    "transpose": lambda attrs, operands, out: operands[0].transpose(attrs["perm"]),
+    "broadcast": lambda attrs, operands, out: np.broadcast_to(operands[0], out.shape),
+    "slice": _slice,
+    "pad": _pad,
+    "concat": lambda attrs, operands, out: np.concatenate(operands, axis=attrs["axis"]),
+    "reverse": lambda attrs, operands, out: np.flip(operands[0], attrs["axes"]),
+    "dot": _dot,
+    "gather": _gather,
+    "scatter": _scatter,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+}
