@@ -81,7 +81,9 @@ def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
         run = order[first : first + NODES_PER_RUN]
         later = order[first + NODES_PER_RUN :]
         needed = wanted | {id(operand) for node in later for operand in _operands(node)}
-        _compute([node for node in run if id(node) in needed and node.value is None])
+        missing = [node for node in run if id(node) in needed and node.value is None]
+        if missing:
+            _compute(missing)
 
 
 def _compute(wanted: Sequence[Array]) -> None:

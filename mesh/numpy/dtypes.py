@@ -18,7 +18,7 @@ from wire.errors import DTypeError, InputError
 
 from ..array import Array, Operand
 from ..handle import Handle
-from .promotion import asarray, cast, common_dtype, is_python_scalar, to_dtype
+from .promotion import asarray, common_dtype, is_python_scalar, to_dtype
 
 bool = np.bool_
 int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
@@ -69,7 +69,7 @@ def iinfo(type: Any) -> np.iinfo[Any]:
 
 def astype(x: Operand, dtype: Any, *, copy: builtins.bool = True) -> Array:
     """x in another dtype: floats to integers truncate and saturate, NaN becomes 0, to bool is x != 0."""
-    return cast(asarray(x), to_dtype(dtype))
+    return asarray(x, dtype)
 
 
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:

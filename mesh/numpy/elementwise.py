@@ -365,7 +365,9 @@ def atanh(x: Operand) -> Array:
 def where(condition: Operand, x1: Operand, x2: Operand) -> Array:
     """x1 where condition is true (or not 0), else x2."""
     chosen, other = operands(x1, x2)
-    return apply("select", cast(asarray(condition), BOOL), chosen, other)
+    result = apply("select", cast(asarray(condition), BOOL), chosen, other)
+    result.weak = chosen.weak and other.weak  # whatever the condition is
+    return result
 
 
 # -- helpers ----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def is_python_scalar(value: object) -> bool:
 def asarray(value: Operand, dtype: Any = None) -> Array:
     """`value` as an Array: lists and Python scalars take the default dtypes, numpy arrays keep theirs."""
     array = _as_array(value)
-    return array if dtype is None else cast(array, to_dtype(dtype))
+    return array if dtype is None else strong(cast(array, to_dtype(dtype)))
 
 
 def cast(array: Array, dtype: DType) -> Array:
@@ -57,6 +57,11 @@ def cast(array: Array, dtype: DType) -> Array:
     if array.type.dtype is dtype:
         return array
     return apply("cast", array, dtype=dtype.name)
+
+
+def strong(array: Array) -> Array:
+    """`array` with a dtype that it insists on: somebody asked for it."""
+    return Array(array.expression, array.type, False, array.value) if array.weak else array
 
 
 def operands(*values: Operand) -> list[Array]:

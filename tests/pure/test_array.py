@@ -56,6 +56,15 @@ def test_python_scalars_take_the_dtype_of_the_array(op: Any) -> None:
     np.testing.assert_allclose(np.asarray(op(3.0, mnp.asarray(np.abs(F)))), op(np.float32(3), np.abs(F)), rtol=1e-6)
 
 
+def test_numpy_scalars_and_arrays_on_the_left_give_arrays() -> None:
+    x = mnp.asarray(F)
+    for left in (np.float32(2), np.float64(2), np.int8(2), F, F[0]):
+        for op in (operator.add, operator.mul, operator.sub, operator.lt, operator.eq):
+            result = op(left, x)
+            assert isinstance(result, Array)
+            np.testing.assert_allclose(np.asarray(result), op(left, F), rtol=1e-6)
+
+
 def test_matmul_unary_and_divmod() -> None:
     x = mnp.asarray(F)
     np.testing.assert_allclose(np.asarray(x @ F.T), F @ F.T, rtol=1e-6)
@@ -84,6 +93,15 @@ def test_promotion(left: str, right: str, expected: str) -> None:
     array = mnp.zeros((2,), dtype=getattr(mnp, left))
     for result in (mnp.where(True, array, made), mnp.where(True, made, array)):
         assert result.dtype == np.dtype(getattr(mnp, expected))
+
+
+def test_what_is_made_of_python_scalars_adapts_until_a_dtype_is_asked_for() -> None:
+    half = mnp.ones(2, dtype="float16")
+    assert (mnp.where(half > 0, 1.0, -1.0) * half).dtype == np.float16
+    assert (mnp.sqrt(2) * half).dtype == np.float16
+    assert (mnp.sqrt(2).astype("float32") * half).dtype == np.float32
+    assert (mnp.sqrt(2).astype("float64") * half).dtype == np.float64
+    assert (mnp.asarray(2.0) * half).dtype == np.float32
 
 
 def test_defaults_are_32_bits_and_numpy_inputs_keep_their_dtype() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -49,9 +50,13 @@ class Row:
     atol: float = 0.0
 
 
+FLOAT_FUNCTIONS: set[str] = set()
+
+
 def float_row(name: str, *samples: np.ndarray, reference: str = "", atol: float = 0.0, rtol: float = 4e-6) -> Row:
     """A float function: float32 against numpy's float64 result rounded once, float64 against itself, and integers."""
     function = getattr(np, reference or name)
+    FLOAT_FUNCTIONS.add(name)
 
     def exact(x: np.ndarray) -> Any:
         wide = x if x.dtype == np.float64 else x.astype(np.float64)
@@ -319,6 +324,31 @@ def assert_same(found: Any, expected: Any, args: tuple[Any, ...], row: Row) -> N
         assert found.dtype == expected_dtype(wanted, args, row.kwargs)
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(np.asarray(found), wanted.astype(found.dtype), rtol=row.rtol, atol=row.atol)
+
+
+HALVES = [(np.float16, 2e-3, 1e-3), (ml_dtypes.bfloat16, 2e-2, 1e-2)]
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name in FLOAT_FUNCTIONS], ids=lambda row: row.name)
+@pytest.mark.parametrize(("dtype", "rtol", "atol"), HALVES, ids=["f16", "bf16"])
+def test_float_functions_hold_in_half_precision(row: Row, dtype: Any, rtol: float, atol: float) -> None:
+    for (sample,) in row.calls[:1]:
+        x = sample[np.abs(sample) < 60].astype(dtype)
+        with np.errstate(all="ignore"):
+            expected = row.reference(x.astype(np.float64)).astype(dtype)  # type: ignore[operator]
+            found = getattr(mnp, row.name)(x)
+            assert found.dtype == x.dtype
+            np.testing.assert_allclose(np.asarray(found, np.float64), expected.astype(np.float64), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_signs_and_neighbours_hold_in_every_width(dtype: Any) -> None:
+    x = np.array([0.0, -0.0, 1.5, -2.5, np.inf, -np.inf, np.nan], dtype)
+    assert np.asarray(mnp.signbit(x)).tolist()[:6] == [False, True, False, True, False, True]
+    assert np.asarray(mnp.copysign(1.0, mnp.asarray(x)))[:6].tolist() == [1, -1, 1, -1, 1, -1]
+    up = np.asarray(mnp.nextafter(x, np.array(np.inf, dtype)))
+    expected = np.nextafter(x, np.array(np.inf, dtype))
+    np.testing.assert_array_equal(up.astype(np.float64), expected.astype(np.float64))
 
 
 INDICES = {"argmax", "argmin", "nonzero", "searchsorted", "count_nonzero"}  # always int32

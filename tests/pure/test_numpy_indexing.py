@@ -114,3 +114,28 @@ def test_any_key_equals_numpy(data: st.DataObject) -> None:
     found = mnp.asarray(X)[tuple(key)]
     assert found.shape == expected.shape
     np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+UPDATES = [key for key in KEYS if not any(isinstance(item, np.ndarray) and item.dtype == np.bool_ for item in key)]
+MODES = {"set": lambda x, key, v: x.__setitem__(key, v), "add": np.add.at, "max": np.maximum.at, "min": np.minimum.at}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_updates_at_any_key_equal_numpys(mode: str) -> None:
+    for key in UPDATES:
+        expected = X.copy()
+        values = np.arange(expected[key].size, dtype=np.int32).reshape(expected[key].shape) * 7 - 60
+        MODES[mode](expected, key, values)
+        found = getattr(mnp.asarray(X).at[key], mode)(values)
+        np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+def test_updates_broadcast_take_masks_and_traced_indices() -> None:
+    x = mnp.asarray(X)
+    expected = X.copy()
+    expected[X > 50] = -1
+    np.testing.assert_array_equal(np.asarray(x.at[X > 50].set(-1)), expected)
+    counted = mesh.evaluate(lambda x, i: x.at[i].add(1), np.zeros(4, np.float32), np.array([0, 2, 2, -1]))
+    assert counted.tolist() == [1, 0, 2, 1]
+    with pytest.raises(TypeError, match=r"x.at\[key\].set"):
+        x[0] = 1

@@ -79,7 +79,7 @@ def programs(draw: Any) -> tuple[list[np.ndarray[Any, Any]], list[tuple[str, lis
         low = 0 if np.dtype(dtype).kind in "bu" else -3
         values = draw(st.lists(st.integers(low, 3), min_size=size, max_size=size))
         arrays.append(np.array(values).astype(dtype).reshape(shape))
-    names = draw(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=8))
+    names = draw(st.lists(st.sampled_from(sorted(STEPS)), min_size=3, max_size=10))
     return arrays, [(name, draw(st.lists(st.integers(0, 99), min_size=3, max_size=3))) for name in names]
 
 
@@ -102,7 +102,7 @@ def small(xp: Any, value: Any) -> Any:
     return value if value.dtype == np.bool_ else xp.clip(value, 0 if value.dtype.kind == "u" else -9, 9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(programs())
 def test_random_programs_equal_numpy(program: Any) -> None:
     arrays, steps = program
