@@ -36,7 +36,7 @@ from .errors import (
     RemoteError,
 )
 from .frames import Hello, decode, frame_bytes_max
-from .limits import DEFAULT, MIB, Limits
+from .limits import DEFAULT, KIB, Limits
 from .messages import Message, decode_message, encode_message
 from .pairing import Pairing
 from .protocol import (
@@ -70,7 +70,7 @@ HELLO_TIMEOUT_S = 5.0  # from the upgrade until the link stands
 HEADER_TIMEOUT_S = 3.0  # from connecting until the request's header is complete
 CLOSE_TIMEOUT_S = 0.2  # how long a closing handshake may take before the socket is dropped
 UNLINKED_MAX = 256  # connections that have not become a link; beyond, the oldest goes
-TURN_BYTES = MIB  # bulk bytes written before other work on the loop gets its turn
+TURN_BYTES = 256 * KIB  # bulk bytes written before other work on the loop gets its turn
 
 Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
