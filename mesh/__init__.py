@@ -12,7 +12,9 @@ from . import neighbours  # first: it explains why one of the imports below woul
 from wire.graph import WireGraph
 
 from . import errors, nn, numpy, tree
+from .aio import AsyncMesh
 from .array import Array
+from .client import Mesh
 from .errors import MeshError
 from .handle import Handle
 from .realise import realise
@@ -21,7 +23,9 @@ from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
 
 __all__ = [
     "Array",
+    "AsyncMesh",
     "Handle",
+    "Mesh",
     "MeshError",
     "ShapeDtype",
     "Traced",

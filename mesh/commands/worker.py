@@ -1,0 +1,98 @@
+"""mesh-worker: lend this machine's devices to a mesh."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from wire.identity import package_version
+
+from ..builder import default_mesh_name, parse_address
+from .exit_codes import OK, run_command
+from .sizes import parse_size
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    sys.exit(run_command("mesh-worker", lambda: work(options)))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="mesh-worker",
+        description="Lend this machine's devices to a mesh.  Without a join token it serves this machine only.",
+        epilog="Exit codes: 0 stopped in good order, 1 failed, 2 wrong use, 3 an engine was lost, 4 not reachable.",
+    )
+    made.add_argument("--version", action="version", version=f"mesh-worker {package_version()}")
+    made.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    made.add_argument("--port", type=int, default=None, help="port (default 7100, or the next free one up to 7131; 0: any)")
+    made.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help="a node to connect to (repeatable)")
+    made.add_argument(
+        "--device", action="append", default=[], metavar="N|name|cpu",
+        help="a device to use, as --list-devices shows it (repeatable; the cpu is always one of them)",
+    )  # fmt: skip
+    made.add_argument("--list-devices", action="store_true", help="show this machine's devices and exit")
+    made.add_argument("--max-memory", metavar="SIZE", help="budget for weights and working memory, such as 8GiB")
+    made.add_argument("--name", default="", help="what people call this worker (default: the machine's name)")
+    made.add_argument("--mesh", default="", metavar="NAME", help="the mesh to belong to (default MESH_NAME or default-<user>)")
+    made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
+    made.add_argument("--state-dir", default="", metavar="DIR", help="where this worker's identity is kept")
+    made.add_argument("--no-mdns", action="store_true", help="do not announce this worker on the local network")
+    made.add_argument("--json", action="store_true", help="tables as JSON; with a running worker, one line when ready")
+    made.add_argument("--log-json", action="store_true", help="log lines as JSON objects")
+    made.add_argument("-q", "--quiet", action="store_true", help="log errors only")
+    made.add_argument("-v", "--verbose", action="store_true", help="log every event")
+    made.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
+def work(options: argparse.Namespace) -> int:
+    if options.list_devices:
+        return list_devices(options.json)
+    for peer in options.peer:
+        parse_address(peer)
+    from worker.config import WorkerConfig
+    from worker.daemon import run_worker
+
+    ports = {} if options.port is None else {"port": options.port, "last_port": options.port}
+    config = WorkerConfig(
+        name=options.name,
+        mesh=options.mesh or default_mesh_name(),
+        host=options.host,
+        peers=tuple(options.peer),
+        devices=tuple(options.device),
+        memory_bytes=parse_size(options.max_memory) if options.max_memory else 0,
+        state_dir=options.state_dir,
+        cache_dir=options.cache_dir,
+        discoverable=not (options.no_mdns or options.local),
+        announce_json=options.json or options.local,
+        exit_with_stdin=options.local,
+        log_json=options.log_json,
+        verbosity=int(options.verbose) - int(options.quiet),
+        **ports,
+    )
+    return asyncio.run(run_worker(config))
+
+
+def list_devices(as_json: bool) -> int:
+    from worker.devices import list_devices as found
+
+    rows = found()
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+        return OK
+    from .tables import print_table
+
+    print_table(("device", "engine", "adapter", "backend", "driver", "kind"), [
+        (row.select, row.engine, row.adapter or "(this processor)", row.backend, row.driver, row.kind + (" (software)" if row.software and row.engine != "cpu" else ""))
+        for row in rows
+    ])  # fmt: skip
+    return OK
+
+
+if __name__ == "__main__":
+    main()
