@@ -1,0 +1,73 @@
+# Sourced by script/demo and script/test: a virtual environment in .venv with this project and the extras asked for,
+# and a Vulkan driver so that WGSL runs somewhere.  Needs Python 3.11 and a package index; installs the rest.
+# Set: EXTRAS (for example "demo,dev").  Gives: $PYTHON, the environment's interpreter.
+
+say() { printf '%s\n' "$*" >&2; }
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"
+    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then sudo -n "$@"
+    else return 1
+    fi
+}
+
+apt_install() {
+    command -v apt-get >/dev/null 2>&1 || return 1
+    say "installing $* by apt"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >/dev/null 2>&1 || true
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1
+}
+
+find_python() {
+    for candidate in ${GRAPH_MESH_PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11 python; do
+        if command -v "$candidate" >/dev/null 2>&1 &&
+            "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return 0
+        fi
+    done
+    return 1
+}
+
+make_environment() {
+    [ -x .venv/bin/python ] && .venv/bin/python -m pip --version >/dev/null 2>&1 && return 0
+    rm -rf .venv
+    "$1" -m venv .venv >/dev/null 2>&1 && return 0
+    rm -rf .venv
+    # Debian splits venv from Python.
+    version=$("$1" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+    apt_install "$version-venv" || apt_install python3-venv || true
+    "$1" -m venv .venv >/dev/null 2>&1 && return 0
+    rm -rf .venv
+    "$1" -m pip install --quiet --user --break-system-packages virtualenv >/dev/null 2>&1 &&
+        "$1" -m virtualenv --quiet .venv
+}
+
+install_project() {
+    wanted="$EXTRAS $(cksum pyproject.toml) $(pwd)"
+    if [ -f .venv/installed ] && [ "$(cat .venv/installed)" = "$wanted" ]; then return 0; fi
+    say "installing graph-mesh[$EXTRAS] into .venv"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$EXTRAS]" || return 1
+    printf '%s' "$wanted" >.venv/installed
+}
+
+has_adapter() {
+    .venv/bin/python -c 'import sys; from worker.wgsl import list_adapters; sys.exit(not list_adapters())' >/dev/null 2>&1
+}
+
+ensure_adapter() {
+    case "$(uname -s)" in Linux) ;; *) return 0 ;; esac
+    has_adapter && return 0
+    apt_install mesa-vulkan-drivers && has_adapter && return 0
+    say "no Vulkan driver here: the wgsl engine is left out, everything runs on the cpu engine."
+    say "to have it: apt-get install mesa-vulkan-drivers (or your GPU's driver)"
+}
+
+base=$(find_python) || apt_install python3 python3-venv && base=$(find_python) || {
+    say "Python 3.11 or newer is needed and was not found (set GRAPH_MESH_PYTHON to one)"
+    exit 1
+}
+make_environment "$base" || { say "cannot make a virtual environment with $base: install python3-venv"; exit 1; }
+install_project || { say "installing graph-mesh failed (see above)"; exit 1; }
+ensure_adapter
+PYTHON=$(pwd)/.venv/bin/python
