@@ -130,6 +130,7 @@ from .manipulation import (
     broadcast_shapes,
     broadcast_to,
     concat,
+    diff,
     expand_dims,
     flip,
     matrix_transpose,
@@ -169,6 +170,7 @@ transpose = permute_dims
 true_divide = divide
 
 
+# fmt: off
 __all__ = [
     "abs",
     "absolute",
@@ -222,6 +224,7 @@ __all__ = [
     "cosh",
     "count_nonzero",
     "diagonal",
+    "diff",
     "divide",
     "e",
     "einsum",
@@ -345,6 +348,7 @@ __all__ = [
     "where",
     "zeros",
     "zeros_like",
-]  # fmt: skip
+]
+# fmt: on
 
 _array.FUNCTIONS.update({name: globals()[name] for name in __all__}, getitem=_getitem, at=_at)

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from wire.dtypes import BOOL
 from wire.errors import InputError, ShapeError
 
 from ..array import Array, Operand, apply
-from . import indexing
+from . import elementwise, indexing
 from .promotion import asarray, like, operands
 from .reductions import normal_axes, normal_axis
 
@@ -192,6 +193,18 @@ def split(x: Operand, indices_or_sections: Shape, axis: int = 0) -> list[Array]:
     return [_part(array, place, start, max(start, stop)) for start, stop in zip([0, *cuts], [*cuts, dim], strict=True)]
 
 
+def diff(x: Operand, *, axis: int = -1, n: int = 1) -> Array:
+    """The differences of neighbours along `axis`, taken n times."""
+    array = asarray(x)
+    place = normal_axis(axis, array.ndim)
+    for _ in range(n):
+        dim = array.shape[place]
+        later, earlier = _part(array, place, min(1, dim), dim), _part(array, place, 0, max(dim - 1, 0))
+        unlike = array.type.dtype is BOOL
+        array = elementwise.not_equal(later, earlier) if unlike else elementwise.subtract(later, earlier)
+    return array
+
+
 # -- repeating and padding --------------------------------------------------------------------------------
 
 
@@ -201,6 +214,11 @@ def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Array:
     if axis is None:
         array, axis = ravel(array), 0
     place = normal_axis(axis, array.ndim)
+    if isinstance(repeats, int):
+        before, after = array.shape[:place], array.shape[place:]
+        rows = reshape(array, (math.prod((*before, *after[:1])), 1, math.prod(after[1:])))
+        copies = broadcast_to(rows, (rows.shape[0], repeats, rows.shape[2]))
+        return reshape(copies, (*before, after[0] * repeats, *after[1:]))
     positions = np.repeat(np.arange(array.shape[place]), np.asarray(repeats))
     return indexing.take(array, positions.astype(np.int32), axis=place)
 

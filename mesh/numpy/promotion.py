@@ -102,10 +102,10 @@ def common_dtype(values: Iterable[Any]) -> tuple[DType, bool]:
 
 
 def scalar(value: bool | int | float, dtype: DType, weak: bool = False) -> Array:
-    """A Python scalar as a literal of `dtype`; InputError if an integer does not fit."""
+    """A Python scalar as a literal of `dtype`; InputError if an integer dtype cannot hold it."""
     if dtype.kind in "iu":
         low, high = INT_BOUNDS[dtype.name]
-        if not low <= int(value) <= high:
+        if not low <= value <= high:  # NaN is not either
             raise InputError(f"{value} does not fit {dtype.name}", next_step="Cast the array to a wider dtype first")
     return literal(value, dtype, weak)
 
