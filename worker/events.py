@@ -233,8 +233,8 @@ class Tick:
 
 
 Event = (
-    JoinAsked | Heard | SuspectedBy | NodeLinked | NodeUnlinked | LinkFailed | DeployAsked | BlobFound | BlobNotFound
-    | PartPrepared | PrepareFailed | RunAsked | TensorArrived | PartExecuted | ExecuteFailed | PushSent | PushFailed
+    JoinAsked | Heard | SuspectedBy | NodeLinked | NodeUnlinked | LinkFailed | DeployAsked | BlobFound
+    | BlobNotFound | PartPrepared | PrepareFailed | RunAsked | TensorArrived | PartExecuted | ExecuteFailed | PushSent | PushFailed
     | CancelAsked | DropAsked | RequestGone | HostLost | DrainAsked | Tick
 )  # fmt: skip
 
@@ -344,7 +344,7 @@ class UnpinBlobs:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Compile a part and bind its params: `params` are (input position, blob).  `blobs` may also be constants of it."""
+    """Compile a part and bind its params, (input position, blob) each.  Any of `blobs` may be a constant of it."""
 
     device: int
     prepared: int

@@ -1,7 +1,7 @@
 """Which blob is asked of whom, and what to do when a holder does not have it.
 
-Pure.  A blob is first looked for in our own store, then asked of its holders in the plan's order; several plans may wait
-for one fetch.  It does not know how content travels or where it is kept.
+Pure.  A blob is first looked for in our own store, then asked of its holders in the plan's order; several plans may
+wait for one fetch.  It does not know how content travels or where it is kept.
 """
 
 from __future__ import annotations

@@ -207,11 +207,11 @@ class _Device:
 
 
 class WorkerState:
-    """One worker with `devices` devices.  `incarnation` grows when a suspicion is refuted."""
+    """One worker with `devices` devices.  `incarnation` begins as in its hello and grows with every refutation."""
 
-    def __init__(self, node: str, devices: int, bounds: Bounds | None = None) -> None:
+    def __init__(self, node: str, devices: int, incarnation: int = 1, bounds: Bounds | None = None) -> None:
         self.node = node
-        self.incarnation = 0
+        self.incarnation = incarnation
         self.owner: Owner | None = None
         self.leaving = False
         self.story: deque[tuple[float, str]] = deque(maxlen=STORY_EVENTS_MAX)
@@ -606,7 +606,7 @@ class WorkerState:
             actions += self._close_step(plan, number, error)
         del self._plans[plan.key]
         self._fetches.forget(plan.key)
-        if plan.request is not None and self._requests.pop(plan.request, None):
+        if plan.request is not None and self._requests.pop(plan.request, None) is not None:
             actions.append(Refuse(plan.request, error))
         for part, number in plan.prepared.items():
             del self._prepared[number]
@@ -778,9 +778,11 @@ class WorkerState:
         for device in self._devices:
             if device.running == run:
                 device.running = None
-        key, number, part = self._runs.pop(run, (None, 0, 0))
-        plan = self._plans.get(key) if key is not None else None
-        return (plan, number, part) if plan is not None and number in plan.steps else (None, number, part)
+        found = self._runs.pop(run, None)
+        plan = self._plans.get(found[0]) if found else None
+        if found is None or plan is None or found[1] not in plan.steps:
+            return None, 0, 0
+        return plan, found[1], found[2]
 
     def _push_sent(self, event: PushSent, now: float) -> list[Action]:
         key, number = self._pushes.pop(event.push, (None, 0))
@@ -838,7 +840,7 @@ class WorkerState:
         unread = {id(held): held.tensor for held in step.inputs.values()}
         actions += [Release(tensor) for tensor in unread.values()]
         actions += [Release(tensor) for _, tensor in step.outputs]
-        if self._requests.pop(step.request, None):
+        if self._requests.pop(step.request, None) is not None:
             actions.append(Refuse(step.request, error))
         return actions
 

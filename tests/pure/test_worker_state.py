@@ -56,7 +56,7 @@ class Driver:
     """Feeds events, validates after each, and remembers the actions."""
 
     def __init__(self, devices: int = 2, bounds: Bounds | None = None, join: bool = True) -> None:
-        self.machine = WorkerState(ME, devices, bounds)
+        self.machine = WorkerState(ME, devices, bounds=bounds)
         self.now = 100.0
         self.requests = 0
         if join:
@@ -181,10 +181,12 @@ def test_a_worker_that_slept_itself_does_not_blame_its_coordinator() -> None:
 
 def test_a_suspicion_is_refuted_with_a_higher_incarnation_at_once() -> None:
     drive = Driver()
-    assert drive(ev.SuspectedBy(COORD, 0)) == [ev.SendBeat()]
-    assert drive.machine.incarnation == 1
+    assert drive(ev.SuspectedBy(COORD, 1)) == [ev.SendBeat()]
+    assert drive.machine.incarnation == 2
+    assert drive(ev.SuspectedBy(COORD, 1)) == [ev.SendBeat()], "said before the refutation came: repeat it"
+    assert drive.machine.incarnation == 2
     assert drive(ev.SuspectedBy(PEER, 5)) == []
-    assert drive.machine.incarnation == 1
+    assert drive.machine.incarnation == 2
 
 
 # -- deploy
@@ -292,7 +294,10 @@ def test_one_part_that_does_not_compile_ends_the_deploy_and_frees_the_others() -
     drive(ev.PartPrepared(first.prepared, 0.1, True))
     actions = drive(ev.PrepareFailed(second.prepared, CompileFailed("too many registers")))
     assert isinstance(one(ev.Refuse, actions).error, CompileFailed)
-    assert {(each.device, each.prepared) for each in of(ev.Unprepare, actions)} == {(0, first.prepared), (1, second.prepared)}
+    assert {(each.device, each.prepared) for each in of(ev.Unprepare, actions)} == {
+        (0, first.prepared),
+        (1, second.prepared),
+    }
 
 
 @pytest.mark.parametrize(
@@ -648,7 +653,11 @@ class World:
     def deploy(self) -> None:
         self.generation += self.random.random() < 0.3
         parts = (
-            part(0, [Source("input"), EDGE_IN], [[Target(PEER, 5, 0), Target(ME, 1, 0)], [Target(ME, 2, 1), Target("", 0, 0)]]),
+            part(
+                0,
+                [Source("input"), EDGE_IN],
+                [[Target(PEER, 5, 0), Target(ME, 1, 0)], [Target(ME, 2, 1), Target("", 0, 0)]],
+            ),
             part(1, [Source("edge", 0, 0), Source("param", blob=WEIGHT)], [[Target("", 0, 1)]]),
             part(2, [EDGE_IN, Source("edge", 0, 1)], [[Target(PEER, 5, 1)]], device=1),
         )

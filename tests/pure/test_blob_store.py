@@ -1,0 +1,207 @@
+"""The blob store: what it keeps, what it evicts, and what it does when the disk lies or is full."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from wire.codec import hash_bytes
+from wire.errors import BlobError, BlobMissing
+from worker import blobs
+from worker.blobs import BlobStore
+
+MIB = 1 << 20
+pytestmark = pytest.mark.asyncio
+
+
+def content(number: int, size_bytes: int = 1000) -> tuple[bytes, memoryview]:
+    data = bytes([number]) * size_bytes
+    return hash_bytes(data), memoryview(data)
+
+
+def store(tmp_path: Path, disk_bytes_max: int = 1 << 30, memory_bytes_max: int = 1 << 30) -> BlobStore:
+    return BlobStore(tmp_path / "disk", tmp_path / "memory", disk_bytes_max, memory_bytes_max)
+
+
+async def put(into: BlobStore, number: int, keep: bool = True, size_bytes: int = 1000) -> bytes:
+    blob, data = content(number, size_bytes)
+    await into.put(blob, data, keep)
+    return blob
+
+
+async def test_kept_content_is_there_for_the_next_process_and_other_content_is_not(tmp_path: Path) -> None:
+    first = store(tmp_path)
+    kept, passing = await put(first, 1), await put(first, 2, keep=False)
+    assert await first.find(kept) == "resident" and await first.find(passing) == "resident"
+    second = BlobStore(tmp_path / "disk", tmp_path / "other-memory")
+    assert await second.find(kept, 1000) == "disk"
+    assert await second.find(kept, 1000) == "resident", "checked once per process"
+    assert await second.find(passing) is None
+
+
+async def test_content_is_read_back_as_it_was_through_the_file_and_the_view(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    blob, data = content(7, 3 * MIB)
+    await held.put(blob, data, keep=True)
+    assert held.path(blob).read_bytes() == data
+    assert held.view(blob) == data
+
+
+async def test_an_empty_blob_is_content_too(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    blob = await put(held, 0, size_bytes=0)
+    again = BlobStore(tmp_path / "disk", tmp_path / "m2")
+    assert await again.find(blob, 0) == "disk"
+    assert again.view(blob) == b""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"\xff" + path.read_bytes()[1:]),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.unlink(),
+    ],
+    ids=["flipped", "truncated", "emptied", "removed"],
+)
+async def test_damaged_content_is_removed_and_can_be_stored_again(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    blob = await put(store(tmp_path), 1, size_bytes=2 * MIB)
+    damage(tmp_path / "disk" / blob.hex())
+    held = store(tmp_path)
+    assert await held.find(blob) is None
+    assert not (tmp_path / "disk" / blob.hex()).exists() and held.used_bytes == 0
+    with pytest.raises(BlobMissing):
+        held.path(blob)
+    await put(held, 1, size_bytes=2 * MIB)
+    assert await held.find(blob) == "resident"
+
+
+async def test_content_of_another_size_than_announced_is_not_used(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    blob = await put(held, 1)
+    assert await held.find(blob, 999) is None
+
+
+async def test_the_least_recently_used_content_goes_first_and_pinned_content_stays(tmp_path: Path) -> None:
+    held = store(tmp_path, disk_bytes_max=3000, memory_bytes_max=0)
+    first, second, third = [await put(held, number) for number in (1, 2, 3)]
+    held.pin([first])
+    await held.find(second)
+    await put(held, 4)
+    assert await held.find(third) is None
+    assert await held.find(first) and await held.find(second)
+    assert held.used_bytes <= 3000
+    held.unpin([first])
+    await held.find(second)
+    await put(held, 5), await put(held, 6)
+    assert await held.find(first) is None
+
+
+async def test_the_bound_holds_for_what_an_earlier_process_left(tmp_path: Path) -> None:
+    first = store(tmp_path)
+    old, new = await put(first, 1), await put(first, 2)
+    os.utime(tmp_path / "disk" / old.hex(), (1, 1))
+    held = store(tmp_path, disk_bytes_max=1500)
+    assert await held.find(old) is None and await held.find(new) == "disk"
+
+
+async def test_held_lists_the_most_recent_first(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    first, second = await put(held, 1), await put(held, 2)
+    assert held.held() == (second, first)
+    await held.find(first)
+    assert held.held() == (first, second)
+
+
+async def test_what_the_disk_share_cannot_take_goes_to_memory(tmp_path: Path) -> None:
+    held = store(tmp_path, disk_bytes_max=500)
+    blob = await put(held, 1)
+    assert held.path(blob).parent == tmp_path / "memory"
+
+
+async def test_no_room_anywhere_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    held = store(tmp_path, disk_bytes_max=500, memory_bytes_max=500)
+    with pytest.raises(BlobError, match="--cache-dir"):
+        await put(held, 1)
+    assert held.used_bytes == 0
+
+
+class FullDisk:
+    """Fails the writes whose numbers are given with ENOSPC, after half of the bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int, Path], bool]) -> None:
+        self.writes = 0
+        self._fails = fails
+        self._write = blobs._write_file
+        monkeypatch.setattr(blobs, "_write_file", self)
+
+    def __call__(self, temporary: Path, final: Path, data: memoryview, durable: bool) -> None:
+        self.writes += 1
+        if self._fails(self.writes, final):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._write(temporary, final, data, durable)
+
+
+async def test_a_full_disk_makes_room_by_forgetting_unused_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = store(tmp_path)
+    old = await put(held, 1)
+    FullDisk(monkeypatch, lambda write, _: write == 1)
+    new = await put(held, 2)
+    assert await held.find(old) is None
+    assert await held.find(new) == "resident" and held.path(new).parent == tmp_path / "disk"
+
+
+async def test_a_disk_that_stays_full_costs_the_caching_and_not_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = store(tmp_path)
+    FullDisk(monkeypatch, lambda _, final: final.parent.name == "disk")
+    blob = await put(held, 1)
+    assert held.path(blob).parent == tmp_path / "memory"
+
+
+async def test_disk_and_memory_full_is_a_clean_error_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = store(tmp_path)
+    FullDisk(monkeypatch, lambda *_: True)
+    with pytest.raises(BlobError, match="no room"):
+        await put(held, 1)
+    assert not any((tmp_path / "disk").iterdir()) and not any((tmp_path / "memory").iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+async def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "temporary").symlink_to("/dev/full")
+    with pytest.raises(OSError):
+        blobs._write_file(tmp_path / "temporary", tmp_path / "final", memoryview(b"x" * 100), True)
+    assert not (tmp_path / "final").exists()
+
+
+async def test_old_half_written_files_go_and_strange_files_stay(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    abandoned, fresh, strange = disk / "writing-1-0", disk / "writing-2-0", disk / "notes.txt"
+    for path in (abandoned, fresh, strange):
+        path.write_bytes(b"half")
+    for path in (abandoned, strange):
+        os.utime(path, (1, 1))
+    store(tmp_path)
+    assert not abandoned.exists() and fresh.exists() and strange.exists()
+
+
+async def test_the_same_content_stored_twice_at_once_counts_once(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    blob, data = content(1, 2 * MIB)
+    await asyncio.gather(*(held.put(blob, data, keep=True) for _ in range(4)))
+    assert held.used_bytes == 2 * MIB and await held.find(blob) == "resident"

@@ -1,0 +1,235 @@
+"""The blob store: content by its address, as files that engine hosts can map.
+
+Content that may be kept lies in a bounded folder on disk and survives the worker; other content, and what the disk has
+no room for, lies in a folder of memory-backed files.  Every file is checked against its address before it is used for
+the first time in this process; a damaged one is removed, and the caller fetches it again.  The least recently used
+files go first; pinned ones never.  The store does not know where content comes from.
+
+All bookkeeping happens on the loop's thread; hashing and writing of more than 1 MiB in others.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.codec import hash_bytes
+from wire.errors import BlobError, BlobMissing
+from wire.exchange import off_loop
+from wire.limits import GIB
+
+_FILE_NAME = re.compile(r"[0-9a-f]{64}")
+_WRITING = re.compile(r"writing-\d+-\d+")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+LISTED_MAX = 4096
+ABANDONED_S = 3600.0  # no single write takes that long
+
+
+@dataclass(slots=True)
+class _Entry:
+    size_bytes: int
+    folder: _Folder
+    checked: bool  # against its address, in this process
+    pins: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Folder:
+    path: Path
+    bytes_max: int
+    durable: bool
+    used_bytes: int = 0
+
+
+class BlobStore:
+    """Content in `disk` (None: nothing is kept) and in `memory`, each up to a size in bytes."""
+
+    def __init__(
+        self, disk: Path | None, memory: Path, disk_bytes_max: int = 20 * GIB, memory_bytes_max: int = 4 * GIB
+    ) -> None:
+        self._memory = _Folder(memory, memory_bytes_max, durable=False)
+        self._disk = _Folder(disk, disk_bytes_max, durable=True) if disk else None
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # least recently used first
+        self._serial = itertools.count()
+        memory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._disk:
+            self._load_index(self._disk)
+
+    @property
+    def used_bytes(self) -> int:
+        return self._memory.used_bytes + (self._disk.used_bytes if self._disk else 0)
+
+    def held(self) -> tuple[bytes, ...]:
+        """What is here, most recently used first, at most `LISTED_MAX`."""
+        return tuple(itertools.islice(reversed(self._entries), LISTED_MAX))
+
+    async def find(self, blob: bytes, size_bytes: int | None = None) -> str | None:
+        """Where the content is: "resident" if it was used before in this process, "disk" if it was not, None if it is
+        not here or damaged (and then no longer kept)."""
+        entry = self._entries.get(blob)
+        if entry is None:
+            return None
+        was_checked = entry.checked
+        path = self._path(entry, blob)
+        sound = (size_bytes is None or size_bytes == entry.size_bytes) and (
+            path.exists() if was_checked else await off_loop(entry.size_bytes, _is_sound, path, blob, entry.size_bytes)
+        )
+        if self._entries.get(blob) is not entry:
+            return None
+        if not sound:
+            self._remove(blob)
+            return None
+        entry.checked = True
+        self._entries.move_to_end(blob)
+        if entry.folder.durable and not was_checked:
+            _touch(path)
+        return "resident" if was_checked else "disk"
+
+    def path(self, blob: bytes) -> Path:
+        """The file that holds the content; BlobMissing.  It stays only while it is pinned."""
+        entry = self._entries.get(blob)
+        if entry is None:
+            raise BlobMissing(f"blob {blob.hex()[:16]} is not held here")
+        return self._path(entry, blob)
+
+    def view(self, blob: bytes) -> memoryview | None:
+        """The content, mapped, if it was found sound before."""
+        entry = self._entries.get(blob)
+        if entry is None or not entry.checked:
+            return None
+        try:
+            return _map(self._path(entry, blob))
+        except OSError:
+            return None
+
+    async def put(self, blob: bytes, data: memoryview, keep: bool) -> None:
+        """Store content whose address the caller has checked; BlobError if there is no room for it."""
+        if blob in self._entries:
+            return
+        folders = [folder for folder in (self._disk if keep else None, self._memory) if folder is not None]
+        for folder in folders:
+            if self._make_room(folder, data.nbytes) and await self._write(folder, blob, data):
+                return
+        raise BlobError(
+            f"no room for a blob of {data.nbytes} bytes",
+            cause=f"{' and '.join(str(folder.path) for folder in folders)} cannot take it",
+            next_step="Free disk space, or give the worker another --cache-dir",
+        )
+
+    def pin(self, blobs: Iterable[bytes]) -> None:
+        for blob in blobs:
+            if blob in self._entries:
+                self._entries[blob].pins += 1
+
+    def unpin(self, blobs: Iterable[bytes]) -> None:
+        for blob in blobs:
+            entry = self._entries.get(blob)
+            if entry is not None and entry.pins:
+                entry.pins -= 1
+
+    # -- files
+
+    def _load_index(self, folder: _Folder) -> None:
+        """Take over what an earlier process left; half-written files go."""
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = []
+        with os.scandir(folder.path) as listing:
+            for item in listing:
+                if not _FILE_NAME.fullmatch(item.name):
+                    _remove_if_abandoned(Path(item.path))
+                    continue
+                status = item.stat(follow_symlinks=False)
+                found.append((status.st_mtime, item.name, status.st_size))
+        for _, name, size_bytes in sorted(found):
+            self._entries[bytes.fromhex(name)] = _Entry(size_bytes, folder, checked=False)
+            folder.used_bytes += size_bytes
+        self._make_room(folder, 0)
+
+    def _make_room(self, folder: _Folder, size_bytes: int) -> bool:
+        """Evict until `size_bytes` more fit into the folder's share."""
+        for blob, entry in list(self._entries.items()):
+            if folder.used_bytes + size_bytes <= folder.bytes_max:
+                break
+            if entry.folder is folder and not entry.pins:
+                self._remove(blob)
+        return folder.used_bytes + size_bytes <= folder.bytes_max
+
+    async def _write(self, folder: _Folder, blob: bytes, data: memoryview) -> bool:
+        """False if the folder cannot take it, where the file system is full also not after evicting all it may."""
+        temporary = folder.path / f"writing-{os.getpid()}-{next(self._serial)}"
+        for attempt in range(2):
+            try:
+                await off_loop(data.nbytes, _write_file, temporary, folder.path / blob.hex(), data, folder.durable)
+                break
+            except OSError as error:
+                if attempt or error.errno not in _NO_ROOM or not self._evict_all(folder):
+                    return False
+        if blob not in self._entries:  # two fetches may have brought it
+            self._entries[blob] = _Entry(data.nbytes, folder, checked=True)
+            folder.used_bytes += data.nbytes
+        return True
+
+    def _evict_all(self, folder: _Folder) -> bool:
+        unused = [blob for blob, entry in self._entries.items() if entry.folder is folder and not entry.pins]
+        for blob in unused:
+            self._remove(blob)
+        return bool(unused)
+
+    def _remove(self, blob: bytes) -> None:
+        entry = self._entries.pop(blob)
+        entry.folder.used_bytes -= entry.size_bytes
+        self._path(entry, blob).unlink(missing_ok=True)
+
+    @staticmethod
+    def _path(entry: _Entry, blob: bytes) -> Path:
+        return entry.folder.path / blob.hex()
+
+
+def _write_file(temporary: Path, final: Path, data: memoryview, durable: bool) -> None:
+    """All of it or nothing, also if the power fails."""
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        temporary.replace(final)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _is_sound(path: Path, blob: bytes, size_bytes: int) -> bool:
+    try:
+        data = _map(path)
+    except OSError:
+        return False
+    return data.nbytes == size_bytes and hash_bytes(data) == blob
+
+
+def _map(path: Path) -> memoryview:
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    """Half-written files go once nobody can be writing them any more; what is not ours stays."""
+    if _WRITING.fullmatch(path.name) and time.time() - path.stat().st_mtime > ABANDONED_S:
+        path.unlink(missing_ok=True)
+
+
+def _touch(path: Path) -> None:
+    try:
+        os.utime(path)
+    except OSError:
+        return  # only the order of eviction suffers

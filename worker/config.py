@@ -1,0 +1,89 @@
+"""Everything that can be chosen about a worker, in one place.
+
+Flags, environment and files fill these fields in `mesh/commands`; nothing in this package reads the environment.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from wire.limits import GIB
+
+APP = "graph-mesh"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """A worker's settings.  The defaults are those of `mesh-worker` without flags."""
+
+    name: str = ""  # for people, unique on this machine: taken ones get a number; "": the machine's name
+    mesh: str = ""  # only nodes of one mesh talk to each other; "": default-<user>
+    host: str = "127.0.0.1"  # loopback until there are tokens
+    port: int = 7100  # 0: any free one
+    last_port: int = 7131  # a taken port makes way for the next up to this one: 32 workers on a machine
+    peers: tuple[str, ...] = ()  # "HOST:PORT" to dial, again and again, until they answer
+    devices: tuple[str, ...] = ()  # as `worker.devices` reads them; (): the best hardware adapter, and the cpu
+    memory_bytes: int = 0  # budget for weights and working memory of all devices; 0: what they have
+    state_dir: str = ""  # "": the platform's folder for state
+    cache_dir: str = ""  # weights and kernels kept between runs; "": the platform's cache folder, one per worker
+    cache_bytes_max: int = 20 * GIB  # of weights on disk: a handful of 7B models in 8 bits, or hundreds of small ones
+    blob_memory_bytes_max: int = 4 * GIB  # of content that is not kept on disk
+    measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
+    discoverable: bool = True  # announce this worker by mDNS
+    announce_json: bool = False  # print one line of JSON on stdout once ready: for programs that start workers
+    exit_with_stdin: bool = False  # leave when stdin closes: for workers that belong to the process that started them
+    parent_pid: int = 0  # leave when this is no longer the parent; 0: do not watch
+    log_json: bool = False  # log lines as JSON objects
+    verbosity: int = 0  # -1: errors only, 0: what happens, 1: every event
+
+    host_beat_s: float = 0.5  # how often an engine host says it is alive
+    host_silence_s: float = 5.0  # ten beats: a host beats from a thread of its own, but a library may hold the lock
+    part_s_max: float = 600.0  # compiling or running one part longer than this counts as a hang
+    open_s_max: float = 60.0  # a cold GPU driver takes seconds
+    drain_s: float = 1.0  # for the last messages to leave before the process ends
+
+    @staticmethod
+    def local(name: str, mesh: str, folder: Path, devices: tuple[str, ...] = ()) -> WorkerConfig:
+        """The preset for a worker that belongs to this process: any port, temporary folders, never announced."""
+        return WorkerConfig(
+            name=name,
+            mesh=mesh,
+            port=0,
+            devices=devices,
+            state_dir=str(folder / "state"),
+            cache_dir=str(folder / "cache" / name),
+            discoverable=False,
+            announce_json=True,
+            exit_with_stdin=True,
+        )
+
+    @property
+    def mesh_name(self) -> str:
+        return self.mesh or f"default-{getpass.getuser()}"
+
+    @property
+    def state_base(self) -> Path:
+        """The folder under which this mesh's workers have theirs."""
+        root = Path(self.state_dir) if self.state_dir else platformdirs.user_state_path(APP, appauthor=False)
+        return root / self.mesh_name
+
+    @property
+    def wanted_name(self) -> str:
+        return self.name or socket.gethostname().split(".")[0] or "worker"
+
+    def cache_folder(self, name: str) -> Path:
+        """Where the worker that got `name` keeps weights and kernels."""
+        if self.cache_dir:
+            return Path(self.cache_dir)
+        return platformdirs.user_cache_path(APP, appauthor=False) / self.mesh_name / name
+
+    @property
+    def measured_folder(self) -> Path:
+        if self.measured_dir:
+            return Path(self.measured_dir)
+        return platformdirs.user_cache_path(APP, appauthor=False) / "devices"

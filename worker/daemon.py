@@ -1,0 +1,753 @@
+"""The worker daemon: the shell that performs what `state.py` decides.
+
+It owns the sockets, the engine hosts, the blob store and the clock; it turns what happens into events and actions into
+I/O, and decides nothing about plans.  It never computes and never blocks its loop for more than a moment, so heartbeats
+are on time whatever the devices do.  To perform a new action, add a row to `_performers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from wire.dtypes import dtype_named
+from wire.errors import (
+    BlobCorrupt,
+    ConfigError,
+    MeshError,
+    NodeLost,
+    ProtocolError,
+    StaleGeneration,
+    from_fields,
+)
+from wire.exchange import BlobExchange
+from wire.identity import identity_here
+from wire.limits import KIB
+from wire.messages import (
+    INLINE_BYTES_MAX,
+    Beat,
+    BlobStream,
+    CancelStep,
+    Deploy,
+    DeviceReport,
+    Drop,
+    FetchBlob,
+    Join,
+    Joined,
+    Leaving,
+    LogLines,
+    Message,
+    Output,
+    Push,
+    Ran,
+    Run,
+    Suspected,
+    TailLog,
+    Value,
+)
+from wire.sharedmem import SharedDir, remove, take
+from wire.transport import Endpoint, Link
+
+from . import events as ev
+from . import folder as state_folder
+from . import host_messages as hm
+from .blobs import BlobStore
+from .config import WorkerConfig
+from .devices import BEST, selections
+from .host_process import HostProcess
+from .logs import LOGGER, LogRing, start_logging
+from .state import WorkerState
+
+EXIT_FAILED = 1  # it could not start
+RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
+FETCH_S_MIN = 10.0  # a holder that is alive answers within a round trip; this is for one that is not
+FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is tried
+REDIAL_S_MIN, REDIAL_S_MAX = 0.1, 2.0
+PARENT_CHECK_S = 0.5
+LEAVING_LOG_LINES = 64
+OWNER_ANSWER_S = 10.0  # the machine decides much earlier whether the coordinator is gone
+LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
+
+
+async def run_worker(config: WorkerConfig) -> int:
+    """Serve until told to stop; the exit code: 0 drained, 1 could not start, 3 an engine host was lost."""
+    ring = start_logging(config.verbosity, config.log_json)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            daemon = Daemon(config, ring, stack)
+            return await daemon.run()
+    except MeshError as error:
+        LOGGER.error("%s", error)
+        return EXIT_FAILED
+    finally:
+        ring.close()
+
+
+class Daemon:
+    """One worker process.  The methods `on_...` are the Endpoint's Handler."""
+
+    def __init__(self, config: WorkerConfig, ring: LogRing, stack: contextlib.AsyncExitStack) -> None:
+        self._config = config
+        self._ring = ring
+        self._loop = asyncio.get_running_loop()
+        self._folder = state_folder.claim(config.state_base, config.wanted_name)
+        stack.callback(self._folder.lock.release)
+        SharedDir.sweep()
+        self._shared = SharedDir.create()
+        stack.callback(self._shared.close)
+        cache = config.cache_folder(self._folder.name)
+        self._store = BlobStore(
+            cache / "blobs", self._shared.path / "blobs", config.cache_bytes_max, config.blob_memory_bytes_max
+        )
+        self._kernel_dir = cache / "kernels"
+        self._exchange = BlobExchange(self._shared, self._store.view)
+        self._identity = identity_here(
+            "worker", config.mesh_name, self._folder.name, self._shared, self._folder.node_id
+        )
+        self._endpoint = Endpoint(self._identity, self)
+        stack.push_async_callback(self._close)
+        self._hosts: list[HostProcess] = []
+        self._reports: tuple[DeviceReport, ...] = ()
+        self._state: WorkerState | None = None
+        self._ready = asyncio.Event()
+        self._stopped: asyncio.Future[int] = self._loop.create_future()
+        self._inbox: deque[ev.Event] = deque()
+        self._handling = False
+        self._answers: dict[int, asyncio.Future[Message]] = {}
+        self._next_request = 1
+        self._fetching: dict[int, asyncio.Task[None]] = {}
+        self._pushing: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._arriving: dict[int, str] = {}  # id of a stream's buffer -> name of its file
+        self._ticker: asyncio.TimerHandle | None = None
+        self._beater: asyncio.TimerHandle | None = None
+        self._beats = 0
+        self._lag_s = 0.0
+        self._performers: dict[type, Callable[[Any], None]] = {
+            ev.Reply: self._reply,
+            ev.Refuse: self._refuse,
+            ev.ReplyRan: self._reply_ran,
+            ev.ReplyJoined: self._reply_joined,
+            ev.StartBeats: self._start_beats,
+            ev.StopBeats: self._stop_beats,
+            ev.SendBeat: self._send_beat,
+            ev.AskOwner: lambda action: self._spawn(self._ask_owner(action)),
+            ev.CloseLink: self._close_link,
+            ev.LinkTo: self._link_to,
+            ev.Fetch: self._fetch,
+            ev.AbandonFetch: self._abandon_fetch,
+            ev.PinBlobs: lambda action: self._store.pin(action.blobs),
+            ev.UnpinBlobs: lambda action: self._store.unpin(action.blobs),
+            ev.Prepare: self._prepare,
+            ev.Unprepare: lambda action: self._hosts[action.device].send(hm.Unprepare(action.prepared)),
+            ev.Execute: self._execute,
+            ev.Release: self._release,
+            ev.SendPush: self._send_push,
+            ev.StopPush: self._stop_push,
+            ev.SendBegan: self._send_began,
+            ev.SendLeaving: self._send_leaving,
+            ev.Stop: self._stop,
+        }
+
+    async def run(self) -> int:
+        """Start, serve, and return the exit code."""
+        for peer in self._config.peers:
+            _address(peer)  # a wrong one must be known now
+        self._watch_signals()
+        opening = [self._start_host(selection) for selection in selections(self._config.devices)]
+        hosts = await asyncio.gather(*opening)
+        port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
+        await self._open_devices(hosts)
+        self._state = WorkerState(self._identity.node_id, len(self._hosts), self._identity.incarnation)
+        self._ready.set()
+        self._announce(port)
+        for peer in self._config.peers:
+            self._spawn(self._keep_linked(peer))
+        if self._config.discoverable:
+            self._spawn(self._advertise(port))
+        await self._watch_parent()
+        return await self._stopped
+
+    # -- start and end
+
+    async def _start_host(self, selection: str) -> HostProcess:
+        opening = hm.Open(
+            device=selection,
+            memory_bytes=self._config.memory_bytes,
+            cache_dir=str(self._kernel_dir),
+            measured_dir=str(self._config.measured_folder),
+            shared_dir=str(self._shared.path),
+            parent_pid=os.getpid(),
+            beat_s=self._config.host_beat_s,
+        )
+        host = HostProcess(opening, self._config, self._host_said, self._host_lost)
+        self._hosts.append(host)
+        await host.start()
+        return host
+
+    async def _open_devices(self, hosts: list[HostProcess]) -> None:
+        """Wait until every host has its device; a selection that came up empty is left out."""
+        opened = await asyncio.gather(*(host.opened for host in hosts))
+        self._hosts, reports = [], []
+        for host, answer in zip(hosts, opened, strict=True):
+            if isinstance(answer, hm.OpenFailed):
+                error = from_fields(answer.error)
+                if host.selection != BEST:
+                    raise error
+                LOGGER.warning("the best adapter cannot be used, going on without it: %s", error)
+            elif answer.device is not None:
+                host.device = len(self._hosts)
+                self._hosts.append(host)
+                reports.append(_report(host.device, answer.device))
+                continue
+            host.kill()
+        self._reports = tuple(reports)
+
+    def _announce(self, port: int) -> None:
+        devices = ", ".join(f"{each.engine} {each.adapter} ({each.gflops:.0f} GFLOP/s)" for each in self._reports)
+        address = f"{self._config.host}:{port}"
+        LOGGER.info("mesh-worker %s ready on %s with %s", self._folder.name, address, devices)
+        if not self._config.announce_json:
+            return
+        line = {
+            "event": "ready",
+            "name": self._folder.name,
+            "node_id": self._identity.node_id,
+            "mesh": self._config.mesh_name,
+            "address": address,
+            "port": port,
+            "pid": os.getpid(),
+            "devices": [{"index": r.index, "engine": r.engine, "adapter": r.adapter} for r in self._reports],
+        }
+        print(json.dumps(line), flush=True)
+
+    def _watch_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            reason = f"asked to stop by {number.name}"
+            try:
+                self._loop.add_signal_handler(number, self._leave, reason)
+            except NotImplementedError:  # Windows
+                signal.signal(number, lambda *_, reason=reason: self._loop.call_soon_threadsafe(self._leave, reason))
+
+    async def _watch_parent(self) -> None:
+        if self._config.exit_with_stdin:
+            at_end = partial(self._leave, "its parent closed stdin")
+            await self._loop.connect_read_pipe(lambda: _EndOfInput(at_end), sys.stdin)
+        if self._config.parent_pid:
+            self._check_parent()
+
+    def _check_parent(self) -> None:
+        if os.getppid() != self._config.parent_pid:
+            self._leave("its parent is gone")
+        else:
+            self._loop.call_later(PARENT_CHECK_S, self._check_parent)
+
+    def _leave(self, reason: str) -> None:
+        if self._state is not None:
+            self._feed(ev.DrainAsked(reason))
+        elif not self._stopped.done():
+            self._stopped.set_result(0)
+
+    async def _close(self) -> None:
+        """Let the last messages out, end the children, release what is ours."""
+        for task in [*self._tasks, *self._fetching.values(), *self._pushing.values()]:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._endpoint.close(), self._config.drain_s)
+        for host in self._hosts:
+            host.kill()
+        exits = [asyncio.create_task(host.exited.wait()) for host in self._hosts]
+        if exits:
+            await asyncio.wait(exits, timeout=0.5)
+
+    # -- the machine
+
+    def _feed(self, event: ev.Event) -> None:
+        """Handle an event and perform what follows; events raised on the way are handled after it."""
+        state = self._state
+        if state is None:
+            return  # nothing is known yet that could be affected
+        self._inbox.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._inbox:
+                event = self._inbox.popleft()
+                LOGGER.debug("%s", event)
+                for action in state.handle(event, self._loop.time()):
+                    self._performers[type(action)](action)
+        finally:
+            self._handling = False
+        self._arm_ticker(state)
+
+    def _arm_ticker(self, state: WorkerState) -> None:
+        if self._ticker is not None:
+            return
+        deadline = state.next_deadline()
+        if deadline is not None:
+            self._ticker = self._loop.call_at(deadline, self._tick, deadline)
+
+    def _tick(self, asked: float) -> None:
+        self._ticker = None
+        late_s = self._loop.time() - asked
+        self._feed(ev.Tick(late_s if late_s > LATE_S_MIN else 0.0))
+
+    async def _ask(self, make_event: Callable[[int], ev.Event]) -> Message:
+        """Put a request to the machine and wait for its answer."""
+        request = self._next_request
+        self._next_request += 1
+        answer: asyncio.Future[Message] = self._loop.create_future()
+        self._answers[request] = answer
+        try:
+            self._feed(make_event(request))
+            return await answer
+        except asyncio.CancelledError:
+            if self._answers.pop(request, None):
+                self._feed(ev.RequestGone(request))
+            raise
+
+    # -- links: the Handler
+
+    async def on_request(self, link: Link, body: Message) -> Message:
+        await self._ready.wait()
+        node = link.peer.node_id
+        self._feed(ev.Heard(node))
+        match body:
+            case Run():
+                here = (feed for feed in body.feeds if _is_here(feed.value))
+                feeds = tuple((feed.part, feed.slot, _tensor_of(link, feed.value)) for feed in here)
+                return await self._ask(lambda request: ev.RunAsked(node, request, body.plan, body.step, feeds))
+            case Deploy():
+                return await self._ask(lambda request: ev.DeployAsked(node, request, body))
+            case Drop():
+                return await self._ask(lambda request: ev.DropAsked(node, request, body.plan))
+            case Join():
+                return await self._ask(
+                    lambda request: ev.JoinAsked(
+                        node, request, link.peer.name, body.epoch, body.beat_s, body.silence_s, self._store.held()
+                    )
+                )
+            case FetchBlob():
+                await self._store.find(body.blob)
+                return await self._exchange.serve(link, body)
+            case TailLog(lines):
+                return LogLines(tuple(self._ring.lines)[-lines:] if lines else ())
+        raise ProtocolError(f"a worker does not answer {type(body).__name__}")
+
+    def on_notify(self, link: Link, body: Message) -> None:
+        node = link.peer.node_id
+        match body:
+            case Push():
+                self._feed(ev.Heard(node))
+                tensor = _tensor_of(link, body.value)
+                self._feed(ev.TensorArrived(node, body.plan, body.step, body.part, body.slot, tensor))
+            case CancelStep():
+                self._feed(ev.CancelAsked(node, body.plan, body.step))
+            case Suspected():
+                self._feed(ev.SuspectedBy(node, body.incarnation))
+            case _:
+                self._feed(ev.Heard(node))
+
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+        match header:
+            case BlobStream():
+                return self._exchange.open_stream(header, size_bytes)
+            case Push(plan, _, _, _, value):
+                self._check_stream(plan, value, size_bytes)
+                segment = self._shared.allocate(size_bytes)
+                self._arriving[id(segment.buffer)] = segment.name
+                return segment.buffer
+        raise ProtocolError(f"a worker takes no stream of {type(header).__name__}")
+
+    def _check_stream(self, plan: Any, value: Value, size_bytes: int) -> None:
+        owner = self._state.owner if self._state else None
+        if owner is None or plan.epoch != owner.epoch:
+            raise StaleGeneration("this stream belongs to no plan of this worker")
+        if math.prod(value.shape) * dtype_named(value.dtype).itemsize != size_bytes:
+            raise ProtocolError(f"a stream of {size_bytes} bytes for a tensor {value.dtype}{list(value.shape)}")
+
+    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
+        match header:
+            case BlobStream():
+                self._exchange.stream_done(header, buffer, error)
+            case Push(plan, step, part, slot, value):
+                name = self._arriving.pop(id(buffer))
+                tensor = ev.SharedFile(value.dtype, value.shape, str(self._shared.path), name)
+                if error is not None:
+                    self._release(ev.Release(tensor))
+                else:
+                    self._feed(ev.TensorArrived(link.peer.node_id, plan, step, part, slot, tensor))
+
+    def on_linked(self, link: Link) -> None:
+        LOGGER.info("linked to %s %s", link.peer.role, link.peer.name)
+        self._feed(ev.NodeLinked(link.peer.node_id))
+
+    def on_unlinked(self, link: Link, error: MeshError | None) -> None:
+        LOGGER.info("link to %s %s ended%s", link.peer.role, link.peer.name, f": {error}" if error else "")
+        self._feed(ev.NodeUnlinked(link.peer.node_id))
+
+    async def _keep_linked(self, peer: str) -> None:
+        """Dial an address until somebody answers, and again when the link ends."""
+        host, port = _address(peer)
+        wait_s, told = REDIAL_S_MIN, ""
+        while True:
+            try:
+                link = await self._endpoint.dial(host, port)
+                wait_s, told = REDIAL_S_MIN, ""
+                await link.wait_closed()
+            except MeshError as error:
+                if str(error) != told:
+                    LOGGER.warning("%s: %s", peer, error)
+                    told = str(error)
+                wait_s = min(wait_s * 2, REDIAL_S_MAX)
+            await asyncio.sleep(wait_s)
+
+    async def _advertise(self, port: int) -> None:
+        """Announce this worker by mDNS until the end."""
+        from wire.discovery import Announcer  # loads zeroconf, which the worker is ready without
+
+        async with Announcer(self._identity, port):
+            await self._stopped
+
+    # -- actions: answers
+
+    def _reply(self, action: ev.Reply) -> None:
+        self._answer(action.request, action.message)
+
+    def _answer(self, request: int, message: Message) -> None:
+        answer = self._answers.pop(request, None)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def _refuse(self, action: ev.Refuse) -> None:
+        answer = self._answers.pop(action.request, None)
+        if answer is not None and not answer.done():
+            action.error.node = action.error.node or self._folder.name
+            answer.set_exception(action.error)
+
+    def _reply_joined(self, action: ev.ReplyJoined) -> None:
+        budget = self._config.memory_bytes or _memory_bytes(self._reports)
+        self._answer(action.request, Joined(self._reports, budget, action.blobs))
+
+    def _reply_ran(self, action: ev.ReplyRan) -> None:
+        link = self._endpoint.links.get(action.node)
+        outputs, inline_bytes = [], 0
+        for position, tensor in action.outputs:
+            value = Value(tensor.dtype, tensor.shape)
+            if isinstance(tensor, ev.Inline) and inline_bytes + len(tensor.data) <= RAN_INLINE_BYTES_MAX:
+                inline_bytes += len(tensor.data)
+                value = Value(tensor.dtype, tensor.shape, tensor.data)
+            elif isinstance(tensor, ev.SharedFile) and link is not None and link.same_host:
+                value = Value(tensor.dtype, tensor.shape, None, tensor.name)
+                link.bytes_sent["shared"] += ev.size_bytes_of(tensor)
+            else:
+                self._send_output(link, action, position, tensor)
+            outputs.append(Output(position, value))
+        self._answer(action.request, Ran(tuple(outputs), action.parts, action.bytes_in, action.bytes_out))
+
+    def _send_output(self, link: Link | None, action: ev.ReplyRan, position: int, tensor: ev.Tensor) -> None:
+        """An output that does not fit into Ran goes by itself."""
+        if link is None:
+            self._release(ev.Release(tensor))
+        elif isinstance(tensor, ev.Inline):
+            value = Value(tensor.dtype, tensor.shape, tensor.data)
+            link.notify(Push(action.plan, action.step, 0, position, value))
+        elif isinstance(tensor, ev.SharedFile):
+            header = Push(action.plan, action.step, 0, position, _header_value(tensor))
+            self._spawn(self._stream_output(link, header, tensor))
+
+    async def _stream_output(self, link: Link, header: Push, tensor: ev.SharedFile) -> None:
+        try:
+            await link.send_stream(header, take(tensor.directory, tensor.name, ev.size_bytes_of(tensor)))
+        except MeshError as error:
+            LOGGER.warning("output %d of step %d was not sent: %s", header.slot, header.step, error)
+
+    # -- actions: heartbeats and links
+
+    def _start_beats(self, action: ev.StartBeats) -> None:
+        self._stop_beats(None)
+        self._beat(action, self._loop.time())
+
+    def _stop_beats(self, _action: Any) -> None:
+        if self._beater is not None:
+            self._beater.cancel()
+            self._beater = None
+
+    def _beat(self, action: ev.StartBeats, due_s: float) -> None:
+        now = self._loop.time()
+        self._lag_s = max(0.0, now - due_s)
+        self._send_beat(None)
+        due_s = max(due_s + action.beat_s, now)
+        self._beater = self._loop.call_at(due_s, self._beat, action, due_s)
+
+    def _send_beat(self, _action: Any) -> None:
+        state = self._state
+        if state is None or state.owner is None:
+            return
+        self._beats += 1
+        self._notify(state.owner.node, Beat(state.incarnation, self._beats, self._lag_s, state.queue_depth))
+
+    def _notify(self, node: str, message: Message) -> None:
+        link = self._endpoint.links.get(node)
+        if link is not None and not link.closed:
+            link.notify(message)
+
+    async def _ask_owner(self, action: ev.AskOwner) -> None:
+        link = self._endpoint.links.get(action.node)
+        if link is None:
+            return
+        with contextlib.suppress(MeshError):  # the machine notices the silence
+            await link.ping(OWNER_ANSWER_S)
+            self._feed(ev.Heard(action.node))
+
+    def _send_began(self, action: ev.SendBegan) -> None:
+        self._notify(action.node, action.began)
+
+    def _close_link(self, action: ev.CloseLink) -> None:
+        link = self._endpoint.links.get(action.node)
+        if link is not None:
+            link.close(action.reason)
+
+    def _link_to(self, action: ev.LinkTo) -> None:
+        if action.node in self._endpoint.links:
+            self._feed(ev.NodeLinked(action.node))
+        else:
+            self._spawn(self._dial(action))
+
+    async def _dial(self, action: ev.LinkTo) -> None:
+        try:
+            link = await self._endpoint.dial(*_address(action.address))
+            if link.peer.node_id != action.node:
+                raise NodeLost(f"{action.address} is now node {link.peer.name}")
+        except MeshError as error:
+            self._feed(ev.LinkFailed(action.node, error))
+        else:
+            self._feed(ev.NodeLinked(action.node))
+
+    # -- actions: blobs
+
+    def _fetch(self, action: ev.Fetch) -> None:
+        task = self._loop.create_task(self._fetch_blob(action))
+        self._fetching[action.attempt] = task
+        task.add_done_callback(lambda _: self._fetching.pop(action.attempt, None))
+
+    def _abandon_fetch(self, action: ev.AbandonFetch) -> None:
+        task = self._fetching.get(action.attempt)
+        if task is not None:
+            task.cancel()
+
+    async def _fetch_blob(self, action: ev.Fetch) -> None:
+        try:
+            source = await self._obtain(action)
+        except MeshError as error:
+            self._feed(ev.BlobNotFound(action.attempt, error))
+        else:
+            self._feed(ev.BlobFound(action.attempt, source))
+
+    async def _obtain(self, action: ev.Fetch) -> str:
+        """Where the content came from."""
+        own = action.holder == self._identity.node_id
+        if own:
+            found = await self._store.find(action.blob, action.size_bytes)
+            if found is None:
+                raise BlobCorrupt("not in the own store")
+            return found
+        node = action.holder or (self._state.owner.node if self._state and self._state.owner else "")
+        link = self._endpoint.links.get(node)
+        if link is None:
+            raise NodeLost("no link to this holder", node=node)
+        time_s = FETCH_S_MIN + action.size_bytes / FETCH_BYTES_PER_S_MIN
+        try:
+            data = await asyncio.wait_for(self._exchange.fetch(link, action.blob, action.size_bytes), time_s)
+        except TimeoutError:
+            raise NodeLost(f"the holder did not send the blob within {time_s:.0f} s", node=link.peer.name) from None
+        await self._store.put(action.blob, data, action.keep)
+        return "shared" if link.same_host and action.size_bytes > INLINE_BYTES_MAX else "socket"
+
+    # -- actions: engine hosts
+
+    def _prepare(self, action: ev.Prepare) -> None:
+        try:
+            paths = {blob: str(self._store.path(blob)) for blob in action.blobs}
+        except MeshError as error:
+            self._feed(ev.PrepareFailed(action.prepared, error))
+            return
+        params = tuple(hm.BoundParam(position, blob, paths[blob]) for position, blob in action.params)
+        prepare = hm.PreparePart(action.prepared, action.graph, action.encoded, params, paths, action.force)
+        self._hosts[action.device].send(prepare)
+
+    def _execute(self, action: ev.Execute) -> None:
+        inputs = tuple(_host_input(use) for use in action.inputs)
+        wanted = tuple(hm.Wanted(wish.keep, wish.copies) for wish in action.outputs)
+        self._hosts[action.device].send(hm.ExecutePart(action.run, action.prepared, inputs, wanted))
+
+    def _release(self, action: ev.Release) -> None:
+        match action.tensor:
+            case ev.SharedFile(_, _, directory, name):
+                remove(directory, name)
+            case ev.Kept(_, _, device, tensor):
+                self._hosts[device].send(hm.Forget(tensor))
+
+    def _host_said(self, host: HostProcess, message: hm.FromHost) -> None:
+        device = host.device
+        match message:
+            case hm.Executed(run, compute_s, outputs):
+                made = tuple(self._made(device, output) for output in outputs)
+                self._feed(ev.PartExecuted(run, made, compute_s))
+            case hm.ExecuteFailed(run, error):
+                self._feed(ev.ExecuteFailed(run, from_fields(error)))
+            case hm.Prepared(prepared, compile_s, from_cache):
+                self._feed(ev.PartPrepared(prepared, compile_s, from_cache))
+            case hm.PrepareFailed(prepared, error):
+                self._feed(ev.PrepareFailed(prepared, from_fields(error)))
+
+    def _made(self, device: int, output: hm.Output) -> ev.Made:
+        dtype, shape = output.dtype, output.shape
+        return ev.Made(
+            inline=None if output.data is None else ev.Inline(dtype, shape, output.data),
+            files=tuple(ev.SharedFile(dtype, shape, str(self._shared.path), name) for name in output.files),
+            kept=ev.Kept(dtype, shape, device, output.kept) if output.kept else None,
+        )
+
+    def _host_lost(self, host: HostProcess, reason: str) -> None:
+        LOGGER.error("the engine host of device %d (%s) is gone: %s", host.device, host.selection, reason)
+        self._feed(ev.HostLost(host.device, reason))
+
+    # -- actions: pushes
+
+    def _send_push(self, action: ev.SendPush) -> None:
+        link = self._endpoint.links.get(action.node)
+        if link is None or link.closed:
+            self._release(ev.Release(action.tensor))
+            self._feed(ev.PushFailed(action.push, NodeLost("the link to a worker of the plan ended", node=action.node)))
+            return
+        tensor = action.tensor
+        match tensor:
+            case ev.Inline(dtype, shape, data):
+                value = Value(dtype, shape, data)
+            case ev.SharedFile(dtype, shape, _, name) if link.same_host:
+                value = Value(dtype, shape, None, name)
+                link.bytes_sent["shared"] += ev.size_bytes_of(tensor)
+            case _:
+                self._pushing[action.push] = self._loop.create_task(self._stream(link, action))
+                return
+        link.notify(Push(action.plan, action.step, action.part, action.slot, value))
+        self._feed(ev.PushSent(action.push))
+
+    async def _stream(self, link: Link, action: ev.SendPush) -> None:
+        tensor = action.tensor
+        assert isinstance(tensor, ev.SharedFile)
+        try:
+            data = take(tensor.directory, tensor.name, ev.size_bytes_of(tensor))
+            header = Push(action.plan, action.step, action.part, action.slot, _header_value(tensor))
+            await link.send_stream(header, data)
+        except MeshError as error:
+            self._feed(ev.PushFailed(action.push, error))
+        else:
+            self._feed(ev.PushSent(action.push))
+        finally:
+            self._pushing.pop(action.push, None)
+
+    def _stop_push(self, action: ev.StopPush) -> None:
+        task = self._pushing.get(action.push)
+        if task is not None:
+            task.cancel()
+
+    # -- actions: the end
+
+    def _send_leaving(self, action: ev.SendLeaving) -> None:
+        self._notify(action.node, Leaving(action.reason[:4096], tuple(self._ring.lines)[-LEAVING_LOG_LINES:]))
+
+    def _stop(self, action: ev.Stop) -> None:
+        LOGGER.info("leaving: %s", action.reason)
+        if not self._stopped.done():
+            self._stopped.set_result(action.code)
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _EndOfInput(asyncio.Protocol):
+    """Calls back when stdin ends; what it says does not matter."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._on_end()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _is_here(value: Value) -> bool:
+    """False where the bytes follow as a stream."""
+    return value.data is not None or bool(value.shared)
+
+
+def _tensor_of(link: Link, value: Value) -> ev.Tensor:
+    """Where the bytes of a value that came over `link` are."""
+    if value.data is not None:
+        return ev.Inline(value.dtype, value.shape, value.data)
+    if not value.shared or not link.same_host:
+        raise ProtocolError("a tensor came without its bytes", node=link.peer.name)
+    tensor = ev.SharedFile(value.dtype, value.shape, link.peer.shared_memory, value.shared)
+    link.bytes_received["shared"] += ev.size_bytes_of(tensor)
+    return tensor
+
+
+def _header_value(tensor: ev.SharedFile) -> Value:
+    return Value(tensor.dtype, tensor.shape)
+
+
+def _host_input(use: ev.Use) -> hm.Input:
+    tensor = use.tensor
+    match tensor:
+        case ev.Inline(dtype, shape, data):
+            return hm.Input(use.position, dtype, shape, use.last, data)
+        case ev.SharedFile(dtype, shape, directory, name):
+            return hm.Input(use.position, dtype, shape, use.last, None, directory, name)
+        case ev.Kept(dtype, shape, _, kept):
+            return hm.Input(use.position, dtype, shape, use.last, None, "", "", kept)
+
+
+def _report(index: int, device: hm.Device) -> DeviceReport:
+    return DeviceReport(
+        index=index,
+        engine=device.engine,
+        adapter=device.adapter,
+        backend=device.backend,
+        driver=device.driver,
+        software=device.software,
+        memory_bytes=device.memory_bytes,
+        limits=device.limits,
+        dtypes_by_op=device.dtypes_by_op,
+        gflops=device.gflops,
+        gbytes_per_s=device.gbytes_per_s,
+        dispatch_s=device.dispatch_s,
+    )
+
+
+def _memory_bytes(reports: tuple[DeviceReport, ...]) -> int:
+    """The budget of all devices together: software adapters compute in the cpu's memory, which counts once."""
+    own = sum(report.memory_bytes for report in reports if not report.software)
+    return own + max((report.memory_bytes for report in reports if report.software), default=0)
+
+
+__all__ = ["WorkerConfig", "run_worker"]

@@ -1,0 +1,57 @@
+"""A worker's state folder: its name, its identity, and the lock that makes both its own.
+
+`<state dir>/graph-mesh/<mesh>/<name>`; a second worker of that name on the machine takes the next free one, name-2.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.errors import ConfigError
+
+from .lock import FileLock
+
+NAMES_MAX = 256  # workers of one name on one machine
+_NODE_ID = re.compile(r"[0-9a-f]{32}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True, slots=True)
+class StateFolder:
+    """A claimed folder; keep it for as long as the worker lives."""
+
+    path: Path
+    name: str
+    node_id: str
+    lock: FileLock
+
+
+def claim(base: Path, name: str) -> StateFolder:
+    """The first free folder for a worker called `name` under `base`; ConfigError if none can be made."""
+    safe = _UNSAFE.sub("-", name).strip(".") or "worker"
+    for number in range(1, NAMES_MAX + 1):
+        numbered = safe if number == 1 else f"{safe}-{number}"
+        path = base / numbered
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make the state folder {path}", cause=str(error)) from None
+        lock = FileLock(path / "lock")
+        if lock.try_acquire():
+            return StateFolder(path, numbered, _node_id(path / "node_id"), lock)
+    raise ConfigError(f"{NAMES_MAX} workers called {name} already run here", next_step="Choose another --name")
+
+
+def _node_id(path: Path) -> str:
+    """The identity kept in the folder, made at the first start."""
+    try:
+        found = path.read_text().strip()
+    except OSError:
+        found = ""
+    if not _NODE_ID.fullmatch(found):
+        found = secrets.token_hex(16)
+        path.write_text(found + "\n")
+    return found

@@ -1,0 +1,346 @@
+"""The engine host: the child process that computes on one device.
+
+It owns one engine, reads messages from stdin, answers on stdout and logs on stderr.  It never opens a socket, so a
+driver that aborts, a kernel that hangs or a kill for memory costs this process and not the daemon.  It does not know
+what a plan, a step or a peer is: it binds params to compiled parts and runs them.
+
+The main thread reads, computes and answers; a second one beats while it does, and ends the process when the daemon is
+gone.  Started by `host_process.py`, which sends an Open message first.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.codec import decode_graph, tensor_bytes, tensor_from
+from wire.dtypes import dtype_named, dtype_of
+from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, MeshError, OutOfMemory
+from wire.graph import WireGraph
+from wire.sharedmem import SharedDir, remove, take
+from wire.types import TensorType
+
+from . import host_messages as messages
+from .devices import open_engine
+from .engine import Engine, Executable
+from .host_messages import INLINE_BYTES_MAX, Splitter, pack, unpack_to_host
+from .measure import measured
+
+EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
+READ_BYTES = 1 << 20
+
+
+def main() -> None:
+    """Run until stdin closes."""
+    channel = Channel(*_take_stdio())
+    incoming = channel.incoming()
+    opening = next(incoming)
+    assert isinstance(opening, messages.Open), "the daemon opens a device first"
+    _die_with_parent()
+    threading.Thread(target=_watch, args=(channel, opening), name="watch", daemon=True).start()
+    try:
+        engine = open_engine(opening.device, Path(opening.cache_dir), opening.memory_bytes)
+    except MeshError as error:
+        channel.send(messages.OpenFailed(error.to_fields()))
+        sys.exit(1)
+    if engine is None:
+        channel.send(messages.Opened(None))
+        return
+    host = Host(engine, SharedDir.attach(Path(opening.shared_dir)), opening.memory_bytes)
+    channel.send(messages.Opened(_describe(engine, Path(opening.measured_dir))))
+    for message in incoming:
+        answer = host.handle(message)
+        if answer is not None:
+            channel.send(answer)
+        if host.lost:
+            sys.exit(1)
+    os._exit(0)  # the daemon is gone; drivers may take their time to unload
+
+
+class Channel:
+    """The pipe to the daemon.  Read by the computing thread itself: a thread between would cost every part a switch."""
+
+    def __init__(self, receive_fd: int, send_fd: int) -> None:
+        self._receive_fd = receive_fd
+        self._send_fd = send_fd
+        self._sending = threading.Lock()
+
+    def incoming(self) -> Iterator[messages.ToHost]:
+        """What the daemon says, until it closes its end."""
+        splitter = Splitter()
+        while data := os.read(self._receive_fd, READ_BYTES):
+            for body in splitter.feed(data):
+                yield unpack_to_host(body)
+
+    def send(self, message: messages.FromHost) -> None:
+        view = memoryview(pack(message))
+        with self._sending:
+            while view:
+                view = view[os.write(self._send_fd, view) :]
+
+
+def _watch(channel: Channel, opening: messages.Open) -> None:
+    """Beat, and end this process once its parent is gone: the computing thread may be deep inside a kernel."""
+    while os.getppid() == opening.parent_pid:
+        try:
+            channel.send(messages.Alive())
+        except OSError:
+            break
+        time.sleep(opening.beat_s)
+    os._exit(0)
+
+
+@dataclass(slots=True)
+class _Resident:
+    handle: Any
+    size_bytes: int
+    users: int = 0
+
+
+@dataclass(slots=True)
+class _Prepared:
+    graph: WireGraph
+    types: tuple[TensorType, ...]  # of the inputs, then the params
+    executable: Executable
+    params: dict[int, tuple[bytes, TensorType]]  # input position -> key of the resident tensor
+
+
+class Host:
+    """What is compiled, what is resident, and how a part is run."""
+
+    def __init__(self, engine: Engine, shared: SharedDir, memory_bytes: int) -> None:
+        self.lost = False
+        self._engine = engine
+        self._shared = shared
+        self._memory_bytes = memory_bytes or engine.info.memory_bytes
+        self._executables: OrderedDict[bytes, tuple[WireGraph, Executable]] = OrderedDict()
+        self._prepared: dict[int, _Prepared] = {}
+        self._resident: OrderedDict[tuple[bytes, TensorType], _Resident] = OrderedDict()
+        self._resident_bytes = 0
+        self._kept: dict[int, NDArray[Any]] = {}
+
+    def handle(self, message: messages.ToHost) -> messages.FromHost | None:
+        """The answer to one message."""
+        match message:
+            case messages.ExecutePart():
+                return self._execute(message)
+            case messages.PreparePart():
+                return self._prepare(message)
+            case messages.Unprepare(prepared):
+                self._unprepare(prepared)
+            case messages.Forget(kept):
+                self._kept.pop(kept, None)
+        return None
+
+    # -- prepare
+
+    def _prepare(self, message: messages.PreparePart) -> messages.FromHost:
+        started = time.perf_counter()
+        try:
+            graph, executable, known = self._compile(message)
+            self._bind(message, graph, executable)
+        except Exception as error:
+            return messages.PrepareFailed(message.prepared, self._as_mesh_error(error).to_fields())
+        return messages.Prepared(message.prepared, time.perf_counter() - started, known or executable.from_cache)
+
+    def _compile(self, message: messages.PreparePart) -> tuple[WireGraph, Executable, bool]:
+        found = self._executables.get(message.graph)
+        if found is not None and not message.force:
+            self._executables.move_to_end(message.graph)
+            return *found, True
+        graph = decode_graph(message.encoded, expected_hash=message.graph)
+        blobs = {}
+        for node, kind in zip(graph.nodes, graph.types, strict=True):
+            if node.op == "const" and "blob" in node.attrs:
+                address = node.attrs["blob"]
+                if address not in message.consts:
+                    raise BlobMissing(f"constant {address.hex()[:16]} was not sent along", op="const")
+                blobs[address] = _map_tensor(message.consts[address], kind)
+        graph = replace(graph, blobs=blobs)
+        executable = self._engine.compile(graph, message.force)
+        self._executables[message.graph] = graph, executable
+        while len(self._executables) > EXECUTABLES_MAX:
+            self._executables.popitem(last=False)
+        return graph, executable, False
+
+    def _bind(self, message: messages.PreparePart, graph: WireGraph, executable: Executable) -> None:
+        types = tuple(graph.types[index] for index in (*graph.inputs, *graph.params))
+        keys: dict[int, tuple[bytes, TensorType]] = {}
+        prepared = _Prepared(graph, types, executable, keys)
+        self._prepared[message.prepared] = prepared
+        try:
+            for param in message.params:
+                if param.position >= len(types):
+                    raise InputError(f"input {param.position} of a graph with {len(types)} inputs and params")
+                key = (param.blob, types[param.position])
+                self._load(key, param.path, executable.memory_bytes)
+                keys[param.position] = key
+        except BaseException:
+            self._unprepare(message.prepared)
+            raise
+
+    def _load(self, key: tuple[bytes, TensorType], path: str, working_bytes: int) -> None:
+        found = self._resident.get(key)
+        if found is None:
+            kind = key[1]
+            self._make_room(kind.size_bytes, working_bytes)
+            handle = self._engine.load(_map_tensor(path, kind))
+            found = self._resident[key] = _Resident(handle, kind.size_bytes)
+            self._resident_bytes += kind.size_bytes
+        found.users += 1
+        self._resident.move_to_end(key)
+
+    def _make_room(self, size_bytes: int, working_bytes: int) -> None:
+        """Evict what nobody uses, oldest first; OutOfMemory with need and have if that is not enough."""
+        for key in [key for key, resident in self._resident.items() if not resident.users]:
+            if self._resident_bytes + size_bytes + working_bytes <= self._memory_bytes:
+                return
+            evicted = self._resident.pop(key)
+            self._resident_bytes -= evicted.size_bytes
+            self._engine.unload(evicted.handle)
+        need = self._resident_bytes + size_bytes + working_bytes
+        if need > self._memory_bytes:
+            raise OutOfMemory(
+                f"the part needs {need} bytes of device memory, the budget is {self._memory_bytes}",
+                next_step="Give the worker a larger --max-memory, or more workers",
+            )
+
+    def _unprepare(self, prepared: int) -> None:
+        found = self._prepared.pop(prepared, None)
+        for key in found.params.values() if found else ():
+            self._resident[key].users -= 1
+
+    # -- execute
+
+    def _execute(self, message: messages.ExecutePart) -> messages.FromHost:
+        try:
+            prepared = self._prepared[message.prepared]
+            inputs = self._gather(message, prepared)
+            started = time.perf_counter()
+            results = self._engine.run(prepared.executable, inputs)
+            compute_s = time.perf_counter() - started
+            del inputs
+            outputs = tuple(self._deliver(*pair) for pair in zip(results, message.outputs, strict=True))
+        except Exception as error:
+            self._discard(message.inputs)
+            return messages.ExecuteFailed(message.run, self._as_mesh_error(error).to_fields())
+        return messages.Executed(message.run, compute_s, outputs)
+
+    def _gather(self, message: messages.ExecutePart, prepared: _Prepared) -> list[Any]:
+        inputs: list[Any] = [None] * len(prepared.types)
+        for position, key in prepared.params.items():
+            inputs[position] = self._resident[key].handle
+        for given in message.inputs:
+            inputs[given.position] = self._read(given, prepared)
+        absent = [position for position, value in enumerate(inputs) if value is None]
+        if absent:
+            raise InputError(f"inputs {absent} were not given")
+        return inputs
+
+    def _read(self, given: messages.Input, prepared: _Prepared) -> NDArray[Any]:
+        kind = TensorType(given.shape, dtype_named(given.dtype))
+        expected = prepared.types[given.position]
+        if kind != expected:
+            raise InputError(f"input {given.position} is {kind}, the graph takes {expected}")
+        if given.data is not None:
+            return tensor_from(given.data, kind)
+        if given.kept:
+            return self._kept.pop(given.kept) if given.last else self._kept[given.kept]
+        return tensor_from(take(given.directory, given.name, kind.size_bytes, unlink=given.last), kind)
+
+    def _discard(self, inputs: tuple[messages.Input, ...]) -> None:
+        """Free what a failed execution would have consumed."""
+        for given in inputs:
+            if given.last and given.kept:
+                self._kept.pop(given.kept, None)
+            elif given.last and given.name:
+                remove(given.directory, given.name)
+
+    def _deliver(self, array: NDArray[Any], wanted: messages.Wanted) -> messages.Output:
+        if wanted.keep:
+            self._kept[wanted.keep] = array
+        dtype = dtype_of(array).name
+        if not wanted.copies:
+            return messages.Output(dtype, array.shape, None, (), wanted.keep)
+        data = tensor_bytes(array)
+        if data.nbytes <= INLINE_BYTES_MAX:
+            return messages.Output(dtype, array.shape, data.tobytes(), (), wanted.keep)
+        name = self._shared.write([data])
+        files = (name, *self._shared.share(name, wanted.copies - 1))
+        return messages.Output(dtype, array.shape, None, files, wanted.keep)
+
+    def _as_mesh_error(self, error: Exception) -> MeshError:
+        """What to report; a lost device ends this process after the report."""
+        self.lost = self.lost or isinstance(error, DeviceLost)
+        if isinstance(error, MeshError):
+            return error
+        if isinstance(error, MemoryError):
+            return OutOfMemory("the host's memory is used up", cause=str(error))
+        traceback.print_exc()
+        return ExecuteFailed("the engine raised an error it should not", cause=f"{type(error).__name__}: {error}")
+
+
+def _map_tensor(path: str, kind: TensorType) -> NDArray[Any]:
+    """The file as a tensor, mapped read-only; BlobMissing if it is not there with exactly that size."""
+    try:
+        with open(path, "rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes != kind.size_bytes:
+                raise BlobMissing(f"{kind} needs {kind.size_bytes} bytes, the blob has {size_bytes}")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size_bytes else b""
+    except OSError as error:
+        raise BlobMissing("a blob's file cannot be read", cause=str(error)) from None
+    return tensor_from(data, kind)
+
+
+def _describe(engine: Engine, measured_dir: Path) -> messages.Device:
+    info = engine.info
+    figures = measured(engine, measured_dir)
+    return messages.Device(
+        info.engine,
+        info.adapter,
+        info.backend,
+        info.driver,
+        info.software,
+        info.memory_bytes,
+        dict(info.limits),
+        {op: tuple(dtypes) for op, dtypes in info.dtypes_by_op.items()},
+        figures.gflops,
+        figures.gbytes_per_s,
+        figures.dispatch_s,
+    )
+
+
+def _take_stdio() -> tuple[int, int]:
+    """The pipe's ends, moved away from stdin and stdout: what a library prints goes to the log, not among messages."""
+    receive_fd, send_fd = os.dup(0), os.dup(1)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    os.dup2(2, 1)
+    return receive_fd, send_fd
+
+
+def _die_with_parent() -> None:
+    """On Linux, have the kernel end this process with its daemon, also where it hangs and holds every lock."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+        import signal
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""What the daemon and an engine host say to each other over the host's stdin and stdout.
+
+Each message is a msgspec Struct as a msgpack array, preceded by its length as 4 little-endian bytes.  Tensors up to
+`INLINE_BYTES_MAX` ride along; larger ones are files of the daemon's shared-memory directory, or stay in the host under
+a number.  To add a message, add a class and name it in `ToHost` or `FromHost`; both ends are always the same version.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct
+
+from wire.errors import FrameError
+from wire.limits import MIB
+from wire.messages import INLINE_BYTES_MAX
+
+MESSAGE_BYTES_MAX = 64 * MIB  # the largest graph and all the inline tensors of a part fit well within
+_LENGTH = struct.Struct("<I")
+
+
+class _Message(Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+# -- daemon -> host ---------------------------------------------------------------------------------------
+
+
+class Open(_Message, frozen=True, array_like=True, tag=True):
+    """The first message: open `device`, as `devices.open_engine` reads it.  Answered by Opened or OpenFailed.
+
+    `memory_bytes` is the budget for params and working memory (0: what the engine says); the engine may keep kernels in
+    `cache_dir`; measurements of devices are kept in `measured_dir`; outputs are left in the daemon's `shared_dir`.  The
+    host says Alive every `beat_s`, and ends when `parent_pid` is no longer its parent.
+    """
+
+    device: str
+    memory_bytes: int
+    cache_dir: str
+    measured_dir: str
+    shared_dir: str
+    parent_pid: int
+    beat_s: float
+
+
+class BoundParam(Struct, frozen=True, array_like=True):
+    """Input `position` of the graph is the content of the file at `path`."""
+
+    position: int
+    blob: bytes
+    path: str
+
+
+class PreparePart(_Message, frozen=True, array_like=True, tag=True):
+    """Compile a graph and bind its params; `consts` gives the file of every blob that may be a constant of it."""
+
+    prepared: int
+    graph: bytes
+    encoded: bytes
+    params: tuple[BoundParam, ...]
+    consts: dict[bytes, str]
+    force: bool
+
+
+class Unprepare(_Message, frozen=True, array_like=True, tag=True):
+    """This binding is no longer used; what only it used may be evicted."""
+
+    prepared: int
+
+
+class Input(Struct, frozen=True, array_like=True):
+    """A tensor for input `position`: `data`, or the file `name` in `directory`, or the kept tensor `kept`.  With `last`
+    the file is deleted and the kept tensor freed once they are read."""
+
+    position: int
+    dtype: str
+    shape: tuple[int, ...]
+    last: bool
+    data: bytes | None = None
+    directory: str = ""
+    name: str = ""
+    kept: int = 0
+
+
+class Wanted(Struct, frozen=True, array_like=True):
+    """What should become of an output: keep it under a number (0: do not); how many copies leave the host."""
+
+    keep: int
+    copies: int
+
+
+class ExecutePart(_Message, frozen=True, array_like=True, tag=True):
+    run: int
+    prepared: int
+    inputs: tuple[Input, ...]
+    outputs: tuple[Wanted, ...]
+
+
+class Forget(_Message, frozen=True, array_like=True, tag=True):
+    """Free a kept tensor."""
+
+    kept: int
+
+
+ToHost = Open | PreparePart | Unprepare | ExecutePart | Forget
+
+
+# -- host -> daemon ---------------------------------------------------------------------------------------
+
+
+class Device(Struct, frozen=True, array_like=True):
+    """The fields of EngineInfo and Measured."""
+
+    engine: str
+    adapter: str
+    backend: str
+    driver: str
+    software: bool
+    memory_bytes: int
+    limits: dict[str, int]
+    dtypes_by_op: dict[str, tuple[str, ...]]
+    gflops: float
+    gbytes_per_s: float
+    dispatch_s: float
+
+
+class Opened(_Message, frozen=True, array_like=True, tag=True):
+    """The device is open; None if there is none that fits a selection that may come up empty."""
+
+    device: Device | None
+
+
+class OpenFailed(_Message, frozen=True, array_like=True, tag=True):
+    error: dict[str, str]
+
+
+class Prepared(_Message, frozen=True, array_like=True, tag=True):
+    prepared: int
+    compile_s: float
+    from_cache: bool
+
+
+class PrepareFailed(_Message, frozen=True, array_like=True, tag=True):
+    prepared: int
+    error: dict[str, str]
+
+
+class Output(Struct, frozen=True, array_like=True):
+    """An output: its bytes, or one file per wished copy, or neither if only a kept tensor was wished; the kept
+    tensor's number."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | None = None
+    files: tuple[str, ...] = ()
+    kept: int = 0
+
+
+class Executed(_Message, frozen=True, array_like=True, tag=True):
+    run: int
+    compute_s: float
+    outputs: tuple[Output, ...]
+
+
+class ExecuteFailed(_Message, frozen=True, array_like=True, tag=True):
+    run: int
+    error: dict[str, str]
+
+
+class Alive(_Message, frozen=True, array_like=True, tag=True):
+    """Sent every `beat_s` of Open, also while the host computes."""
+
+
+FromHost = Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Alive
+
+_encoder = msgspec.msgpack.Encoder()
+_to_host: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)
+_from_host: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
+
+
+def pack(message: ToHost | FromHost) -> bytes:
+    """The message with its length before it."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def unpack_to_host(body: bytes | memoryview) -> ToHost:
+    return _to_host.decode(body)
+
+
+def unpack_from_host(body: bytes | memoryview) -> FromHost:
+    """FrameError for anything that is not a message: the host's memory is damaged, and it must go."""
+    try:
+        return _from_host.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError("the engine host sent something that is not a message", cause=str(error)[:200]) from None
+
+
+class Splitter:
+    """Cuts a byte stream into message bodies."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that are complete with `data`; FrameError for an impossible length."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MESSAGE_BYTES_MAX:
+                raise FrameError(f"a message of {length} bytes from or to an engine host")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            yield bytes(memoryview(buffer)[start + _LENGTH.size : end])
+            start = end
+        del buffer[:start]
+
+
+__all__ = ["INLINE_BYTES_MAX", "FromHost", "Splitter", "ToHost", "pack", "unpack_from_host", "unpack_to_host"]

@@ -1,0 +1,175 @@
+"""The daemon's end of one engine host: starts the child, talks to it, notices when it is gone or stuck.
+
+It decides nothing: messages go to `on_message`, and `on_lost` is called once with the reason when the child died, sent
+nonsense, or did not answer in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import cast
+
+from wire.errors import MeshError
+
+from .config import WorkerConfig
+from .host_messages import (
+    Alive,
+    Executed,
+    ExecuteFailed,
+    ExecutePart,
+    FromHost,
+    Open,
+    Opened,
+    OpenFailed,
+    Prepared,
+    PrepareFailed,
+    PreparePart,
+    Splitter,
+    ToHost,
+    pack,
+    unpack_from_host,
+)
+from .launch import python_command
+from .logs import LOGGER
+
+STDERR_LINE_BYTES_MAX = 4096
+_ANSWERS = (Prepared, PrepareFailed, Executed, ExecuteFailed)
+
+
+class HostProcess(asyncio.SubprocessProtocol):
+    """One engine host.  `opened` becomes its first message: the device, or why there is none."""
+
+    def __init__(
+        self,
+        opening: Open,
+        config: WorkerConfig,
+        on_message: Callable[[HostProcess, FromHost], None],
+        on_lost: Callable[[HostProcess, str], None],
+    ) -> None:
+        self.selection = opening.device
+        self.device = 0  # its number among the worker's devices, once it is one
+        self._opening = opening
+        self._config = config
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[Opened | OpenFailed] = self._loop.create_future()
+        self.exited = asyncio.Event()
+        self._splitter = Splitter()
+        self._stderr = bytearray()
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._stdin: asyncio.WriteTransport | None = None
+        self._over = False
+        self._unanswered: list[float] = []  # when each message that awaits an answer was sent
+        self._heard = False  # since the last check
+        self._silent_checks = 0
+        self._checker: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._transport.get_pid() if self._transport else 0
+
+    async def start(self) -> None:
+        """Start the child; it opens its device while we go on."""
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        command = python_command("worker.host")
+        await self._loop.subprocess_exec(lambda: self, *command, env=environment)
+
+    def send(self, message: ToHost) -> None:
+        """Write to the child's pipe; to a child that is gone nothing is written, since `on_lost` says it all."""
+        if self._over or self._stdin is None:
+            return
+        if isinstance(message, ExecutePart | PreparePart):
+            self._unanswered.append(self._loop.time())
+        self._stdin.write(pack(message))
+
+    def kill(self) -> None:
+        """End the child, whatever it does; `on_lost` is not called."""
+        self._over = True
+        if self._checker:
+            self._checker.cancel()
+        if self._transport is not None and self._transport.get_returncode() is None:
+            self._transport.kill()
+
+    # -- called by asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+        self._stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
+        self._checker = self._loop.call_later(self._config.open_s_max, self._check)
+        self.send(self._opening)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 2:
+            self._log(data)
+            return
+        try:
+            for body in self._splitter.feed(data):
+                self._receive(unpack_from_host(body))
+        except MeshError as error:
+            self._lose(str(error))
+
+    def pipe_connection_lost(self, fd: int, error: Exception | None) -> None:
+        if fd != 2:
+            self._loop.call_later(0.02, self._lose, "its pipe closed")  # the exit status says more, if it comes at once
+
+    def process_exited(self) -> None:
+        assert self._transport is not None
+        code = self._transport.get_returncode() or 0
+        self._lose(f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}")
+        self.exited.set()
+
+    # -- helpers
+
+    def _receive(self, message: FromHost) -> None:
+        self._heard = True
+        if isinstance(message, Alive):
+            return
+        if isinstance(message, Opened | OpenFailed):
+            if not self.opened.done():
+                self.opened.set_result(message)
+            self._check_later()
+        else:
+            if isinstance(message, _ANSWERS) and self._unanswered:
+                self._unanswered.pop(0)
+                if self._unanswered:
+                    self._unanswered[0] = self._loop.time()  # the child takes them one by one: the next begins now
+            self._on_message(self, message)
+
+    def _check_later(self) -> None:
+        if self._checker:
+            self._checker.cancel()
+        self._checker = self._loop.call_later(self._config.host_beat_s, self._check)
+
+    def _check(self) -> None:
+        """Silence is counted in checks, not timed: when this process itself slept, one check heard nothing, not ten."""
+        if self._over:
+            return
+        self._silent_checks = 0 if self._heard else self._silent_checks + 1
+        self._heard = False
+        if not self.opened.done():
+            self._lose(f"the device was not open after {self._config.open_s_max:g} s")
+        elif self._silent_checks * self._config.host_beat_s >= self._config.host_silence_s:
+            self._lose(f"it was silent for {self._config.host_silence_s:g} s")
+        elif self._unanswered and self._loop.time() - self._unanswered[0] > self._config.part_s_max:
+            self._lose(f"a part took longer than {self._config.part_s_max:g} s")
+        else:
+            self._check_later()
+
+    def _lose(self, reason: str) -> None:
+        if self._over:
+            return
+        self.kill()
+        if not self.opened.done():
+            self.opened.set_result(OpenFailed({"code": "device_lost", "message": f"the engine host is gone: {reason}"}))
+        else:
+            self._on_lost(self, reason)
+
+    def _log(self, data: bytes) -> None:
+        self._stderr += data
+        *lines, rest = self._stderr.split(b"\n")
+        self._stderr = rest[-STDERR_LINE_BYTES_MAX:]
+        for line in lines:
+            LOGGER.warning("engine host %s: %s", self.selection, line.decode("utf-8", "replace"))
