@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import DType, dtype_of
+from wire.dtypes import DType, dtype_of, promote
 from wire.errors import DTypeError, InputError
 from wire.graph import GraphBuilder, WireGraph
 from wire.types import TensorType
@@ -190,8 +190,6 @@ def argument_names(fn: Callable[..., Any], in_tree: Tree) -> list[str]:
 
 # -- leaves -----------------------------------------------------------------------------------------------
 
-_PYTHON_TYPES: dict[type, Any] = {bool: np.bool_, int: np.int32, float: np.float32}
-
 
 def leaf_type(name: str, leaf: Any) -> TensorType:
     """The type of an argument; InputError naming it if it is not an array."""
@@ -222,14 +220,21 @@ def _argument(name: str, leaf: Any) -> Argument:
 
 def _checked(declared: Argument, leaf: Any) -> Any:
     """The argument as the graph takes it; InputError unless it is of the declared type."""
-    if declared.weak and is_python_scalar(leaf):
-        return asarray(leaf, declared.type.dtype)
+    if is_python_scalar(leaf):
+        return _checked(declared, _scalar_as(declared, leaf))
     found = leaf_type(declared.name, leaf)
     if isinstance(leaf, ShapeDtype):
         raise InputError(f"the argument {declared.name!r} is a ShapeDtype: it has no value to compute with")
     if found != declared.type:
         raise InputError(f"the argument {declared.name!r} is {found}, expected {declared.type}")
     return leaf
+
+
+def _scalar_as(declared: Argument, leaf: bool | int | float) -> NDArray[Any]:
+    """A Python scalar in the declared dtype, if that loses nothing of its kind; else in its own."""
+    own, wanted = leaf_type(declared.name, leaf).dtype, declared.type.dtype
+    fits = declared.weak and promote(own, wanted) is wanted
+    return np.asarray(leaf, (wanted if fits else own).numpy)
 
 
 def _output(path: str, leaf: Any) -> Array:

@@ -66,6 +66,14 @@ def test_python_scalars_are_inputs_that_adapt() -> None:
     assert bound.inputs["s"] == np.float32(4) and bound.inputs["s"].dtype == np.float32
 
 
+def test_a_scalar_of_a_higher_kind_is_not_rounded_into_its_place() -> None:
+    traced = mesh.trace_full(lambda x, n, s: x * n + s, X, 3, np.float32(1))
+    bound = traced.bind(X, True, 2.0)
+    assert (bound.inputs["n"].dtype, bound.inputs["s"].dtype) == (np.int32, np.float32)
+    with pytest.raises(InputError, match=r"'n' is f32\[\], expected i32\[\]"):
+        traced.bind(X, 2.5, 1.0)
+
+
 def test_arrays_shapes_and_handles_are_examples() -> None:
     handle = handle_of(W, "w")
     graph = mesh.trace(lambda x, y, w: (x + y) @ w, mnp.asarray(X), mesh.ShapeDtype((2, 3)), handle)
@@ -131,6 +139,7 @@ BIND_ERRORS = [
     ((X, W.astype(np.float64)), "argument 'w' is f64[3,4], expected f32[3,4]"),
     ((X, "text"), "argument 'w' is a str, not an array"),
     ((X, mesh.ShapeDtype((3, 4))), "has no value"),
+    ((X, 1.0), "argument 'w' is f32[], expected f32[3,4]"),
 ]
 
 
