@@ -23,8 +23,6 @@ from .launch import python_command
 BEST = "best"
 ENGINES_GROUP = "graph_mesh.engines"
 LIST_TIMEOUT_S = 30.0  # a cold driver takes seconds; a hung one must not hang the command
-# integrated before virtual before software: WebGPU's adapter types, best first
-_RANK = {"discretegpu": 0, "integratedgpu": 1, "virtualgpu": 2, "unknown": 3, "other": 3, "cpu": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +45,14 @@ def selections(asked: Sequence[str]) -> tuple[str, ...]:
 
 
 def choose(rows: Sequence[DeviceRow], selection: str) -> DeviceRow | None:
-    """The adapter that `selection` means; None for "best" where there is no adapter but software.
+    """The one of `rows` (best first) that `selection` means; None for "best" where there is no adapter but software.
 
     ConfigError names what there is.
     """
     if selection in (BEST, "wgsl"):
         fitting = [row for row in rows if selection == "wgsl" or not row.software]
         if fitting:
-            return min(fitting, key=lambda row: _RANK.get(row.kind.lower(), 3))
+            return fitting[0]
         if selection == BEST:
             return None
     else:
@@ -79,21 +77,24 @@ def open_engine(selection: str, cache_dir: Path, memory_bytes: int) -> Engine | 
     row = choose(adapters(), selection)
     if row is None:
         return None
-    from .wgsl import WgslEngine
+    from .wgsl.engine import WgslEngine
 
     return cast(Engine, WgslEngine(int(row.select), cache_dir, memory_bytes or None))
 
 
 def adapters() -> list[DeviceRow]:
-    """The machine's WebGPU adapters; none where wgpu or a driver is missing.  Loads the driver into this process."""
+    """The machine's WebGPU adapters, best first; none where wgpu or a driver is missing.
+
+    Loads the driver into this process.
+    """
     try:
-        from .wgsl import list_adapters
+        from .wgsl.device import list_adapters
     except ModuleNotFoundError as error:
         if error.name != "wgpu":
             raise
         return []
     return [
-        DeviceRow(str(found.index), "wgsl", found.adapter, found.backend, found.driver, found.kind, found.software)
+        DeviceRow(str(found.index), "wgsl", found.name, found.backend, found.driver, found.type, found.software)
         for found in list_adapters()
     ]
 

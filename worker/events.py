@@ -233,8 +233,8 @@ class Tick:
 
 
 Event = (
-    JoinAsked | Heard | SuspectedBy | NodeLinked | NodeUnlinked | LinkFailed | DeployAsked | BlobFound
-    | BlobNotFound | PartPrepared | PrepareFailed | RunAsked | TensorArrived | PartExecuted | ExecuteFailed | PushSent | PushFailed
+    JoinAsked | Heard | SuspectedBy | NodeLinked | NodeUnlinked | LinkFailed | DeployAsked | BlobFound | BlobNotFound
+    | PartPrepared | PrepareFailed | RunAsked | TensorArrived | PartExecuted | ExecuteFailed | PushSent | PushFailed
     | CancelAsked | DropAsked | RequestGone | HostLost | DrainAsked | Tick
 )  # fmt: skip
 
