@@ -17,7 +17,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from zeroconf import IPVersion, ServiceInfo, ServiceStateChange, Zeroconf
@@ -81,7 +80,7 @@ class Announcer:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
 

@@ -233,7 +233,7 @@ def _build(row: _Row, data: Bytes, limits: Limits) -> Frame:
 # -- identity ----------------------------------------------------------------------------------------------
 
 _Name = Annotated[str, Meta(max_length=256)]
-_Path = Annotated[str, Meta(max_length=4096)]
+_Text = Annotated[str, Meta(max_length=4096)]
 
 
 class HelloBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=False):
@@ -249,14 +249,14 @@ class HelloBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     op_rows: Annotated[dict[_Name, Annotated[bytes, Meta(max_length=64)]], Meta(max_length=1024)]
     address: _Name
     host_id: _Name
-    shared_memory: _Path
+    shared_memory: _Text
     pid: Annotated[int, Meta(ge=0, le=1 << 53)]
     window_bytes: Annotated[int, Meta(ge=1, le=1 << 40)]
 
 
 _encoder = msgspec.msgpack.Encoder()
 _hello_decoder = msgspec.msgpack.Decoder(HelloBody)
-_error_decoder = msgspec.msgpack.Decoder(dict[Annotated[str, Meta(max_length=16)], Annotated[str, Meta(max_length=4096)]])
+_error_decoder = msgspec.msgpack.Decoder(dict[Annotated[str, Meta(max_length=16)], _Text])
 
 
 def encode_hello_body(body: HelloBody) -> bytes:
@@ -339,6 +339,13 @@ def _build_refuse(limits: Limits, rest: Bytes, magic: bytes, major: int, minor: 
     return Refuse((major, minor), _read_error(rest))
 
 
+def _build_error(make: type[Any]) -> Callable[..., Any]:
+    def build(limits: Limits, rest: Bytes, number: int) -> Any:
+        return make(number, _read_error(rest))
+
+    return build
+
+
 def _error_bytes(error: MeshError) -> bytes:
     texts = {key: value.encode("utf-8", "replace") for key, value in error.to_fields().items()}
     size_max = ERROR_BYTES_MAX // (len(texts) + 1)
@@ -376,7 +383,7 @@ _ROWS = (
     _Row(0x11, Reply, struct.Struct(_NUMBER), _body,
          lambda f: ((f.number,), f.body), lambda limits, rest, number: Reply(number, rest)),
     _Row(0x12, ErrorReply, struct.Struct(_NUMBER), lambda _: ERROR_BYTES_MAX,
-         lambda f: ((f.number,), _error_bytes(f.error)), lambda limits, rest, number: ErrorReply(number, _read_error(rest))),
+         lambda f: ((f.number,), _error_bytes(f.error)), _build_error(ErrorReply)),
     _Row(0x13, Cancel, struct.Struct(_NUMBER), _nothing,
          lambda f: ((f.number,), b""), lambda limits, rest, number: Cancel(number)),
     _Row(0x14, Notify, struct.Struct("<B"), _body,
@@ -388,9 +395,9 @@ _ROWS = (
     _Row(0x21, StreamChunk, struct.Struct("<BQQ"), _body,
          lambda f: ((f.stream, f.offset), f.payload), _build_chunk),
     _Row(0x22, StreamAbort, struct.Struct(_NUMBER), lambda _: ERROR_BYTES_MAX,
-         lambda f: ((f.stream,), _error_bytes(f.error)), lambda limits, rest, stream: StreamAbort(stream, _read_error(rest))),
+         lambda f: ((f.stream,), _error_bytes(f.error)), _build_error(StreamAbort)),
     _Row(0x23, StreamRefuse, struct.Struct(_NUMBER), lambda _: ERROR_BYTES_MAX,
-         lambda f: ((f.stream,), _error_bytes(f.error)), lambda limits, rest, stream: StreamRefuse(stream, _read_error(rest))),
+         lambda f: ((f.stream,), _error_bytes(f.error)), _build_error(StreamRefuse)),
     _Row(0x24, Credit, struct.Struct("<BQ"), _nothing,
          lambda f: ((f.size,), b""), lambda limits, rest, size: Credit(size)),
     _Row(0x30, Ping, struct.Struct("<BQ"), _nothing,

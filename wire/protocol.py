@@ -19,10 +19,21 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from .errors import Busy, Cancelled, LocalError, MeshError, NodeLost, ProtocolError, RemoteError, VersionMismatch, WrongMesh
+from .errors import (
+    Busy,
+    Cancelled,
+    LocalError,
+    MeshError,
+    NodeLost,
+    ProtocolError,
+    RemoteError,
+    VersionMismatch,
+    WrongMesh,
+)
+from .flow import Receiver, Sender
 from .frames import (
     HEADER_BYTES_MAX,
     LINK_ID_BYTES,
@@ -204,65 +215,6 @@ Event = (
 # -- the machine -------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Outgoing:
-    """A stream or a long frame being sent: what is left of `data`, chunk by chunk."""
-
-    stream: int
-    size: int
-    data: Sequence[memoryview]
-    offset: int = 0
-    part: int = 0
-    part_offset: int = 0
-    request: int | None = None  # the request a long frame carries, so that cancelling stops it
-
-    def take(self, size_max: int) -> Bytes:
-        """The next bytes, at most `size_max`, never across two parts."""
-        while self.part_offset == len(self.data[self.part]):
-            self.part, self.part_offset = self.part + 1, 0
-        chunk = self.data[self.part][self.part_offset : self.part_offset + size_max]
-        self.part_offset += len(chunk)
-        self.offset += len(chunk)
-        return chunk
-
-
-@dataclass(slots=True)
-class _Incoming:
-    """A stream being received; without a buffer its bytes are dropped (it was refused)."""
-
-    size: int
-    buffer: memoryview | None = None
-    placed: bool = False
-    offset: int = 0
-
-
-@dataclass(slots=True)
-class _Long:
-    """A frame being put together from pieces."""
-
-    data: bytearray
-    offset: int = 0
-
-
-@dataclass(slots=True)
-class _Traffic:
-    """What is under way in both directions."""
-
-    numbers: int = 0  # last request and stream numbers given out here
-    asked: set[int] = field(default_factory=set)  # our requests without an answer
-    dropped: set[int] = field(default_factory=set)  # of those, the ones we cancelled
-    on_bulk: set[int] = field(default_factory=set)  # of those, the ones that went in pieces: their cancel must follow
-    serving: set[int] = field(default_factory=set)  # their requests that we have not answered
-    streams_in: dict[int, _Incoming] = field(default_factory=dict)
-    streams_out: dict[int, _Outgoing] = field(default_factory=dict)
-    turns: deque[_Outgoing] = field(default_factory=deque)  # streams with bytes left, in turn
-    long_out: deque[_Outgoing] = field(default_factory=deque)  # sent one after the other
-    long_in: _Long | None = None
-    sendable: int = 0  # bulk bytes we may still send
-    receivable: int = 0  # bulk bytes they may still send
-    taken: int = 0  # bulk bytes received and not yet credited
-
-
 class Peer:
     """One end of one link.  Make it with `dialer` or `acceptor`."""
 
@@ -274,14 +226,17 @@ class Peer:
         self.other: Identity | None = None
         self.version: Version = identity.protocol
         self.shared_ok = False  # both ends could read the other's shared-memory directory
-        self._window = limits.window_bytes
+        self._window_bytes = limits.window_bytes
+        self._sender = Sender(limits.chunk_bytes_max)
+        self._receiver = Receiver()
         self._frames: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
         self._queued_bytes = 0
-        self._bulk_turn = False  # whose turn is next: long frames or streams
-        self._mine_ok = False
+        self._last_number = 0  # of our requests and streams
+        self._asked: dict[int, bool] = {}  # our requests without an answer; whether they went in pieces
+        self._dropped: set[int] = set()  # of those, the ones we cancelled
+        self._serving: set[int] = set()  # their requests that we have not answered
+        self._can_share = False  # the other end could read our shared memory
         self._late_ack = False
-        self._traffic = _Traffic()
-        self._sent_events: list[Event] = []
 
     @classmethod
     def dialer(cls, identity: Identity, limits: Limits, link_id: bytes) -> Peer:
@@ -304,17 +259,22 @@ class Peer:
         if self.state is State.CLOSED:
             return []
         try:
-            return self._receive(channel, data)
-        except (ProtocolError, VersionMismatch, WrongMesh) as error:
+            events = self._receive(channel, data)
+        except RemoteError as error:
+            error.node = error.node or self._other_name()
             self._end(error)
             raise
+        credit = self._receiver.credit_due()
+        if credit:
+            self._put(CONTROL, Credit(credit))
+        return events
 
     def receive_eof(self, channel: Channel) -> list[Event]:
         """A connection ended without goodbye: so does the link."""
         if self.state is State.CLOSED:
             return []
         self.state = State.CLOSED
-        return [Closed(NodeLost("the connection ended", node=self._other_name()))]
+        return [Closed(NodeLost("the connection ended"))]
 
     # -- out
 
@@ -325,12 +285,13 @@ class Peer:
             frame = queue.popleft()
             self._queued_bytes -= len(frame)
             return frame
-        return self._next_chunk() if channel is BULK and self.state is State.OPEN else None
+        chunk = self._sender.next() if channel is BULK and self.state is State.OPEN else None
+        return None if chunk is None else encode(chunk)
 
     def sent_events(self) -> list[Event]:
         """StreamSent events that `next_frame` caused; take them after each round of sending."""
-        events, self._sent_events = self._sent_events, []
-        return events
+        finished, self._sender.finished = self._sender.finished, []
+        return [StreamSent(stream, None) for stream in finished]
 
     @property
     def queued_bytes(self) -> int:
@@ -340,9 +301,9 @@ class Peer:
     # -- hello
 
     def accept(self, existing: bytes = b"", shared_ok: bool = False) -> None:
-        """Acceptor: answer the hello.  `existing` names another link to the node that is kept if the dialer knows it."""
+        """Acceptor: answer the hello.  `existing` names another link to the node, kept if the dialer knows it too."""
         self._expect(State.HELLO_SEEN)
-        self._mine_ok = shared_ok
+        self._can_share = shared_ok
         self._put(CONTROL, HelloAck(self.identity.protocol, existing or _NO_LINK, shared_ok, self._own_body()))
         self.state = State.AWAIT_BULK
 
@@ -353,7 +314,7 @@ class Peer:
     def start_bulk(self, shared_ok: bool = False) -> None:
         """Dialer: go on with the second connection."""
         self._expect(State.ACKNOWLEDGED)
-        self.shared_ok = self._mine_ok and shared_ok
+        self.shared_ok = self._can_share and shared_ok
         self._put(BULK, Hello(self.identity.protocol, self.link_id, shared_ok))
         self.state = State.BULK_SENT
 
@@ -368,13 +329,10 @@ class Peer:
     def request(self, body: Bytes) -> int:
         """Ask; the number that the Replied event will carry.  LocalError over the limits, NodeLost when closed."""
         self._expect_open()
-        traffic = self._traffic
-        if len(traffic.asked) >= self.limits.requests_per_peer_max:
-            raise LocalError(f"{len(traffic.asked)} requests to {self._other_name()} are open, the limit")
+        if len(self._asked) >= self.limits.requests_per_peer_max:
+            raise LocalError(f"{len(self._asked)} requests to {self._other_name()} are open, the limit")
         number = self._next_number()
-        if self._send_body(Request(number, body)):
-            traffic.on_bulk.add(number)
-        traffic.asked.add(number)
+        self._asked[number] = self._send_body(Request(number, body), number)
         return number
 
     def reply(self, number: int, body: Bytes) -> None:
@@ -389,14 +347,14 @@ class Peer:
 
     def cancel(self, number: int) -> None:
         """Drop a request; no Replied event will come.  A finished one is left alone."""
-        traffic = self._traffic
-        if self.state is not State.OPEN or number not in traffic.asked or number in traffic.dropped:
+        if self.state is not State.OPEN or number not in self._asked or number in self._dropped:
             return
-        if self._unsend(number):
-            self._forget(number)
+        in_pieces = self._asked[number]
+        if in_pieces and self._sender.stop_long(number):  # the other side will never see it complete
+            del self._asked[number]
             return
-        traffic.dropped.add(number)
-        self._put(BULK if number in traffic.on_bulk else CONTROL, Cancel(number))
+        self._dropped.add(number)
+        self._put(BULK if in_pieces else CONTROL, Cancel(number))  # behind the request, wherever that went
 
     def notify(self, body: Bytes) -> None:
         """Say something that has no answer."""
@@ -413,44 +371,31 @@ class Peer:
     def open_stream(self, header: Bytes, data: Sequence[memoryview]) -> int:
         """Send the bytes of `data` after `header`; a StreamSent event ends it.  `data` must not change until then."""
         self._expect_open()
-        traffic = self._traffic
         size = sum(len(part) for part in data)
         if len(header) > HEADER_BYTES_MAX:
             raise LocalError(f"a stream's header has at most {HEADER_BYTES_MAX} bytes, got {len(header)}")
         if size > self.limits.stream_bytes_max:
             raise LocalError(f"a stream has at most {self.limits.stream_bytes_max} bytes, got {size}")
-        if len(traffic.streams_out) >= self.limits.streams_per_peer_max:
-            raise LocalError(f"{len(traffic.streams_out)} streams to {self._other_name()} are open, the limit")
+        if len(self._sender) >= self.limits.streams_per_peer_max:
+            raise LocalError(f"{len(self._sender)} streams to {self._other_name()} are open, the limit")
         number = self._next_number()
         self._put(BULK, StreamOpen(number, size, header))
-        outgoing = _Outgoing(number, size, data)
-        if size:
-            traffic.streams_out[number] = outgoing
-            traffic.turns.append(outgoing)
-        else:
-            self._sent_events.append(StreamSent(number, None))
+        self._sender.add_stream(number, data)
         return number
 
     def abort_stream(self, stream: int, error: MeshError) -> None:
         """Give up sending; a finished stream is left alone.  No StreamSent event follows."""
-        if self._stop_sending(stream) and self.state is State.OPEN:
+        if self._sender.stop_stream(stream) and self.state is State.OPEN:
             self._put(BULK, StreamAbort(stream, error))
 
     def place_stream(self, stream: int, buffer: memoryview) -> list[Event]:
         """Where an incoming stream's bytes go: writable and of exactly its size."""
-        incoming = self._unplaced(stream)
-        if buffer.readonly or buffer.nbytes != incoming.size:
-            raise LocalError(f"stream {stream} needs a writable buffer of {incoming.size} bytes, got {buffer.nbytes}")
-        incoming.buffer = buffer.cast("B") if buffer.nbytes else buffer
-        incoming.placed = True
-        return self._finish_stream(stream, incoming)
+        return [StreamDone(stream, None)] if self._receiver.place(stream, buffer) else []
 
     def refuse_stream(self, stream: int, error: MeshError) -> None:
         """Tell the sender to stop; what still comes is dropped and no StreamDone event follows."""
-        incoming = self._unplaced(stream)
-        incoming.placed = True
+        self._receiver.drop(stream)
         self._put(CONTROL, StreamRefuse(stream, error))
-        self._finish_stream(stream, incoming)
 
     # -- receiving, by state
 
@@ -459,7 +404,7 @@ class Peer:
             return self._receive_hello(channel, data)
         frame = decode(data, self.limits)
         if _CHANNELS[type(frame)] is not channel and type(frame) not in _BOTH:
-            raise ProtocolError(f"{type(frame).__name__} does not belong on {channel.name.lower()}", node=self._other_name())
+            raise ProtocolError(f"{type(frame).__name__} does not belong on {channel.name.lower()}")
         if self._late_ack and type(frame) is HelloAck and channel is BULK:
             self._late_ack = False
             return []
@@ -468,7 +413,7 @@ class Peer:
     def _handle(self, frame: Frame) -> list[Event]:
         handler = _OPEN.get(type(frame))
         if handler is None:
-            raise ProtocolError(f"{type(frame).__name__} cannot come in state {self.state.value!r}", node=self._other_name())
+            raise ProtocolError(f"{type(frame).__name__} cannot come in state {self.state.value!r}")
         return handler(self, frame)
 
     def _receive_hello(self, channel: Channel, data: Bytes) -> list[Event]:
@@ -483,7 +428,8 @@ class Peer:
             # The other side is open; its first frames on one connection may overtake its answer on the other.
             self._late_ack = True
             return [*self._open(), *self._receive(channel, data)]
-        raise ProtocolError(f"{type(frame).__name__} on {channel.name.lower()} cannot come in state {self.state.value!r}")
+        what = f"{type(frame).__name__} on {channel.name.lower()}"
+        raise ProtocolError(f"{what} cannot come in state {self.state.value!r}")
 
     def _on_hello(self, frame: Hello) -> list[Event]:
         if frame.link_id == _NO_LINK:
@@ -495,25 +441,26 @@ class Peer:
 
     def _on_hello_ack(self, frame: HelloAck) -> list[Event]:
         self.other = self._read_identity(frame.version, frame.body)
-        self._mine_ok = frame.flag
+        self._can_share = frame.flag
         self.state = State.ACKNOWLEDGED
         return [Acknowledged(self.other, b"" if frame.link_id == _NO_LINK else frame.link_id)]
 
     def _on_bulk_hello(self, frame: Hello) -> list[Event]:
         if frame.link_id != self.link_id or len(frame.body):
-            raise ProtocolError("the bulk connection names another link", node=self._other_name())
-        self.shared_ok = self._mine_ok and frame.flag
+            raise ProtocolError("the bulk connection names another link")
+        self.shared_ok = self._can_share and frame.flag
         self._put(BULK, HelloAck(self.identity.protocol, self.link_id, False))
         return self._open()
 
     def _on_bulk_ack(self, frame: HelloAck) -> list[Event]:
         if frame.link_id != self.link_id:
-            raise ProtocolError("the bulk connection's answer names another link", node=self._other_name())
+            raise ProtocolError("the bulk connection's answer names another link")
         return self._open()
 
     def _open(self) -> list[Event]:
         self.state = State.OPEN
-        self._traffic.sendable = self._traffic.receivable = self._window
+        self._sender.open(self._window_bytes)
+        self._receiver.open(self._window_bytes)
         return [Opened()]
 
     def _read_identity(self, version: Version, data: Bytes) -> Identity:
@@ -522,24 +469,25 @@ class Peer:
         other = Identity(**fields, protocol=version)
         if other.mesh != self.identity.mesh:
             raise WrongMesh(
-                f"{other.role} {other.name!r} belongs to mesh {other.mesh!r}, {self.identity.name!r} to {self.identity.mesh!r}",
+                f"{other.role} {other.name!r} belongs to mesh {other.mesh!r}, "
+                f"{self.identity.role} {self.identity.name!r} to {self.identity.mesh!r}",
                 next_step="Give both the same --mesh NAME",
             )
         if other.node_id == self.identity.node_id:
             raise ProtocolError(f"{other.name!r} has this node's own id", next_step="Do not copy a node's state folder")
-        self._window = min(self.limits.window_bytes, body.window_bytes)
+        self._window_bytes = min(self.limits.window_bytes, body.window_bytes)
         return other
 
     # -- receiving, once open
 
     def _on_request(self, frame: Request) -> list[Event]:
-        serving = self._traffic.serving
-        if frame.number in serving:
-            raise ProtocolError(f"request {frame.number} is already open", node=self._other_name())
-        if len(serving) >= self.limits.requests_per_peer_max:
-            self._put(CONTROL, ErrorReply(frame.number, Busy(f"more than {len(serving)} requests at once")))
+        if frame.number in self._serving:
+            raise ProtocolError(f"request {frame.number} is already open")
+        if len(self._serving) >= self.limits.requests_per_peer_max:
+            refusal = Busy(f"more than {len(self._serving)} requests at once", node=self.identity.name)
+            self._put(CONTROL, ErrorReply(frame.number, refusal))
             return []
-        serving.add(frame.number)
+        self._serving.add(frame.number)
         return [RequestReceived(frame.number, frame.body)]
 
     def _on_reply(self, frame: Reply) -> list[Event]:
@@ -549,84 +497,47 @@ class Peer:
         return self._answered(frame.number, b"", self._named(frame.error))
 
     def _answered(self, number: int, body: Bytes, error: MeshError | None) -> list[Event]:
-        traffic = self._traffic
-        if number not in traffic.asked:
-            raise ProtocolError(f"an answer came to request {number}, which is not open", node=self._other_name())
-        wanted = number not in traffic.dropped
-        self._unsend(number)
-        self._forget(number)
-        return [Replied(number, body, error)] if wanted else []
+        if number not in self._asked:
+            raise ProtocolError(f"an answer came to request {number}, which is not open")
+        if self._asked.pop(number):
+            self._sender.stop_long(number)
+        if number in self._dropped:
+            self._dropped.remove(number)
+            return []
+        return [Replied(number, body, error)]
 
     def _on_cancel(self, frame: Cancel) -> list[Event]:
         # An unknown number was answered while the cancel was under way.
-        return [CancelReceived(frame.number)] if frame.number in self._traffic.serving else []
+        return [CancelReceived(frame.number)] if frame.number in self._serving else []
 
     def _on_notify(self, frame: Notify) -> list[Event]:
         return [NotifyReceived(frame.body)]
 
     def _on_piece(self, frame: Piece) -> list[Event]:
-        self._count_bulk(len(frame.payload))
-        traffic = self._traffic
-        if frame.offset == 0:  # what was begun before is given up
-            traffic.long_in = _Long(bytearray(frame.total))
-        long = traffic.long_in
-        if long is None or len(long.data) != frame.total or long.offset != frame.offset:
-            raise ProtocolError("a piece of a long frame is missing", node=self._other_name())
-        end = frame.offset + len(frame.payload)
-        long.data[frame.offset : end] = frame.payload
-        long.offset = end
-        if end < frame.total:
-            return []
-        traffic.long_in = None
-        return self._handle(decode_long(long.data, self.limits))
+        whole = self._receiver.piece(frame)
+        return [] if whole is None else self._handle(decode_long(whole, self.limits))
 
     def _on_stream_open(self, frame: StreamOpen) -> list[Event]:
-        streams = self._traffic.streams_in
-        if frame.stream in streams:
-            raise ProtocolError(f"stream {frame.stream} is already open", node=self._other_name())
-        incoming = streams[frame.stream] = _Incoming(frame.size)
-        if len(streams) > self.limits.streams_per_peer_max:
-            incoming.placed = True
-            self._put(CONTROL, StreamRefuse(frame.stream, Busy(f"more than {len(streams) - 1} streams at once")))
-            return self._finish_stream(frame.stream, incoming)
+        self._receiver.add_stream(frame.stream, frame.size)
+        if len(self._receiver) > self.limits.streams_per_peer_max:
+            self.refuse_stream(frame.stream, Busy("too many streams at once", node=self.identity.name))
+            return []
         return [StreamOpened(frame.stream, frame.size, frame.header)]
 
     def _on_stream_chunk(self, frame: StreamChunk) -> list[Event]:
-        incoming = self._traffic.streams_in.get(frame.stream)
-        if incoming is None:
-            raise ProtocolError(f"stream {frame.stream} is not open", node=self._other_name())
-        end = frame.offset + len(frame.payload)
-        if frame.offset != incoming.offset or end > incoming.size:
-            raise ProtocolError(
-                f"stream {frame.stream}: bytes {frame.offset} to {end} came, {incoming.offset} of {incoming.size} were there",
-                node=self._other_name(),
-            )
-        self._count_bulk(len(frame.payload))
-        if incoming.buffer is not None:
-            incoming.buffer[frame.offset : end] = frame.payload
-        elif not incoming.placed:
-            raise LocalError(f"stream {frame.stream} was neither placed nor refused")
-        incoming.offset = end
-        return self._finish_stream(frame.stream, incoming)
+        return [StreamDone(frame.stream, None)] if self._receiver.chunk(frame) else []
 
     def _on_stream_abort(self, frame: StreamAbort) -> list[Event]:
-        incoming = self._traffic.streams_in.pop(frame.stream, None)
-        if incoming is None:
-            raise ProtocolError(f"stream {frame.stream} is not open", node=self._other_name())
-        return [StreamDone(frame.stream, self._named(frame.error))] if incoming.buffer is not None else []
+        return [StreamDone(frame.stream, self._named(frame.error))] if self._receiver.abort(frame.stream) else []
 
     def _on_stream_refuse(self, frame: StreamRefuse) -> list[Event]:
-        if not self._stop_sending(frame.stream):
+        if not self._sender.stop_stream(frame.stream):
             return []  # its last byte had left
-        error = self._named(frame.error)
         self._put(BULK, StreamAbort(frame.stream, Cancelled("refused")))
-        return [StreamSent(frame.stream, error)]
+        return [StreamSent(frame.stream, self._named(frame.error))]
 
     def _on_credit(self, frame: Credit) -> list[Event]:
-        traffic = self._traffic
-        traffic.sendable += frame.size
-        if traffic.sendable > self._window:
-            raise ProtocolError("more credit came than was used", node=self._other_name())
+        self._sender.add_credit(frame.size)
         return []
 
     def _on_ping(self, frame: Ping) -> list[Event]:
@@ -657,7 +568,7 @@ class Peer:
         self._frames[channel].append(data)
         self._queued_bytes += len(data)
 
-    def _send_body(self, frame: Request | Reply | Notify) -> bool:
+    def _send_body(self, frame: Request | Reply | Notify, request: int = 0) -> bool:
         """Send a frame on control, or in pieces on bulk if it is long; whether it was."""
         size = len(frame.body)
         if size <= self.limits.chunk_bytes_max:
@@ -666,59 +577,8 @@ class Peer:
         data = encode(frame)
         if len(data) > long_frame_bytes_max(self.limits):
             raise LocalError(f"a message of {size} bytes is too long; send it as a stream or a blob")
-        number = frame.number if isinstance(frame, Request) else None
-        self._traffic.long_out.append(_Outgoing(0, len(data), [memoryview(data)], request=number))
+        self._sender.add_long(request, data)
         return True
-
-    def _next_chunk(self) -> bytes | None:
-        traffic = self._traffic
-        size_max = min(self.limits.chunk_bytes_max, traffic.sendable)
-        if size_max == 0 or not (traffic.long_out or traffic.turns):
-            return None
-        self._bulk_turn = not self._bulk_turn
-        long = bool(traffic.long_out) and (self._bulk_turn or not traffic.turns)
-        outgoing = traffic.long_out[0] if long else traffic.turns[0]
-        offset = outgoing.offset
-        chunk = outgoing.take(size_max)
-        traffic.sendable -= len(chunk)
-        finished = outgoing.offset == outgoing.size
-        if long:
-            if finished:
-                traffic.long_out.popleft()
-            return encode(Piece(outgoing.size, offset, chunk))
-        traffic.turns.popleft()
-        if finished:
-            del traffic.streams_out[outgoing.stream]
-            self._sent_events.append(StreamSent(outgoing.stream, None))
-        else:
-            traffic.turns.append(outgoing)
-        return encode(StreamChunk(outgoing.stream, offset, chunk))
-
-    def _count_bulk(self, size: int) -> None:
-        """Account for bulk bytes that came, and give credit for a quarter of the window at a time."""
-        traffic = self._traffic
-        traffic.receivable -= size
-        if traffic.receivable < 0:
-            raise ProtocolError(f"{-traffic.receivable} bytes came beyond the credit given", node=self._other_name())
-        traffic.taken += size
-        if traffic.taken * 4 >= self._window:
-            self._put(CONTROL, Credit(traffic.taken))
-            traffic.receivable += traffic.taken
-            traffic.taken = 0
-
-    def _stop_sending(self, stream: int) -> bool:
-        outgoing = self._traffic.streams_out.pop(stream, None)
-        if outgoing is not None:
-            self._traffic.turns.remove(outgoing)
-        return outgoing is not None
-
-    def _unsend(self, number: int) -> bool:
-        """Stop sending a long request; whether the other side can never see it complete."""
-        for outgoing in self._traffic.long_out:
-            if outgoing.request == number:
-                self._traffic.long_out.remove(outgoing)
-                return True
-        return False
 
     # -- small things
 
@@ -726,37 +586,19 @@ class Peer:
         if self.state is State.CLOSED:
             return
         self._put(CONTROL, Refuse(self.identity.protocol, error))
-        if self.state in (State.AWAIT_BULK, State.BULK_SENT, State.OPEN):
-            self._frames[BULK].clear()
         self.state = State.CLOSED
-
-    def _finish_stream(self, stream: int, incoming: _Incoming) -> list[Event]:
-        if incoming.offset < incoming.size:
-            return []
-        del self._traffic.streams_in[stream]
-        return [StreamDone(stream, None)] if incoming.buffer is not None else []
-
-    def _unplaced(self, stream: int) -> _Incoming:
-        incoming = self._traffic.streams_in.get(stream)
-        if incoming is None or incoming.placed:
-            raise LocalError(f"stream {stream} does not wait for a buffer")
-        return incoming
 
     def _finish_serving(self, number: int) -> bool:
         if self.state is not State.OPEN:
             return False
-        if number not in self._traffic.serving:
+        if number not in self._serving:
             raise LocalError(f"request {number} is not open")
-        self._traffic.serving.remove(number)
+        self._serving.remove(number)
         return True
 
-    def _forget(self, number: int) -> None:
-        for kept in (self._traffic.asked, self._traffic.dropped, self._traffic.on_bulk):
-            kept.discard(number)
-
     def _next_number(self) -> int:
-        self._traffic.numbers += 1
-        return self._traffic.numbers
+        self._last_number += 1
+        return self._last_number
 
     def _own_body(self) -> bytes:
         fields = {name: getattr(self.identity, name) for name in HelloBody.__struct_fields__ if name != "window_bytes"}
@@ -769,7 +611,7 @@ class Peer:
 
     def _expect_open(self) -> None:
         if self.state is State.CLOSED:
-            raise NodeLost("the link is closed", node=self._other_name())
+            raise NodeLost("the link is closed")
         self._expect(State.OPEN)
 
     def _other_name(self) -> str:

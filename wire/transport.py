@@ -4,7 +4,7 @@ An Endpoint listens and dials for one node; a Link joins it to one other node by
 is handed to the endpoint's Handler on the loop's thread.  Control frames are written the moment they are made while
 the socket takes them, so neither a heartbeat nor a reply waits for a task or for bulk data.
 
-This file alone knows aiohttp.  It does not know what messages mean, nor when a silent node is dead (coordinator/health).
+This file alone knows aiohttp.  It does not know what messages mean, nor when a silent node is dead.
 """
 
 from __future__ import annotations
@@ -12,55 +12,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import itertools
 import logging
 import secrets
 import socket
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 from aiohttp import WSMsgType, web
 
-from .errors import (
-    Busy,
-    Cancelled,
-    ConfigError,
-    ConnectFailed,
-    DeadlineExceeded,
-    MeshError,
-    NodeLost,
-    ProtocolError,
-    RemoteError,
-)
+from .errors import Busy, ConfigError, ConnectFailed, MeshError, ProtocolError
 from .frames import Hello, decode, frame_bytes_max
 from .limits import DEFAULT, KIB, Limits
-from .messages import Message, decode_message, encode_message
+from .link import Handler, Link
 from .pairing import Pairing
 from .protocol import (
     BULK,
     CONTROL,
     Acknowledged,
-    CancelReceived,
     Channel,
     Closed,
     Event,
     HelloReceived,
     Identity,
-    NotifyReceived,
     Opened,
     Peer,
-    Ponged,
-    Replied,
-    RequestReceived,
     State,
-    StreamDone,
-    StreamOpened,
-    StreamSent,
 )
 from .sharedmem import readable
+
+__all__ = ["Endpoint", "Handler", "Link"]
 
 log = logging.getLogger("graph_mesh.transport")
 
@@ -72,339 +55,31 @@ CLOSE_TIMEOUT_S = 0.2  # how long a closing handshake may take before the socket
 UNLINKED_MAX = 256  # connections that have not become a link; beyond, the oldest goes
 TURN_BYTES = 256 * KIB  # bulk bytes written before other work on the loop gets its turn
 
-Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+class _ServerSocket(web.WebSocketResponse):
+    """aiohttp's, with the transport, so that a connection that does not close can be aborted."""
+
+    transport: Any = None
 
 
-class Handler(Protocol):
-    """What an endpoint's owner does with what arrives; every method is called on the loop's thread."""
+class _ClientSocket(aiohttp.ClientWebSocketResponse):
+    """The dialling side's twin."""
 
-    async def on_request(self, link: Link, body: Message) -> Message:
-        """Answer a request.  A MeshError is sent back as it is, anything else is logged and sent as RemoteError."""
-
-    def on_notify(self, link: Link, body: Message) -> None:
-        """Take a one-way message."""
-
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
-        """Where a stream's bytes go: writable, exactly `size_bytes`.  Raise a MeshError to refuse it."""
-
-    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
-        """The stream placed in `buffer` (the very object given) is complete, or broke off with `error`."""
-
-    def on_linked(self, link: Link) -> None:
-        """A link stands."""
-
-    def on_unlinked(self, link: Link, error: MeshError | None) -> None:
-        """A link ended; `error` is None if either side closed it in good order."""
+    def __init__(self, reader: Any, writer: Any, *args: Any, **named: Any) -> None:
+        super().__init__(reader, writer, *args, **named)
+        self.transport = writer.transport
 
 
-class Link:
-    """The link to one other node.  Made by Endpoint; use it on the loop's thread."""
-
-    def __init__(self, endpoint: Endpoint, peer: Peer) -> None:
-        assert peer.other is not None
-        self.peer: Identity = peer.other
-        self.link_id = peer.link_id
-        self.same_host = False
-        self.closed = False
-        self.bytes_sent: Counter[str] = Counter(control=0, bulk=0, shared=0)
-        self.bytes_received: Counter[str] = Counter(control=0, bulk=0, shared=0)
-        self._endpoint = endpoint
-        self._machine = peer
-        self._loop = asyncio.get_running_loop()
-        self._connections: dict[Channel, _Connection] = {}
-        self._answers: dict[int, asyncio.Future[Message]] = {}
-        self._serving: dict[int, asyncio.Task[None]] = {}
-        self._sending: dict[int, asyncio.Future[None]] = {}
-        self._arriving: dict[int, tuple[Message, memoryview]] = {}
-        self._pings: dict[int, asyncio.Future[None]] = {}
-        self._over = asyncio.Event()
-
-    def __repr__(self) -> str:
-        return f"<Link to {self.peer.role} {self.peer.name}{' (closed)' if self.closed else ''}>"
-
-    # -- what callers use
-
-    async def request(self, body: Message, timeout_s: float | None = None) -> Message:
-        """Ask and wait for the answer.
-
-        Raises the other side's MeshError, DeadlineExceeded after `timeout_s`, or NodeLost when the link ends.
-        Cancelling the awaiting task tells the other side to stop.
-        """
-        number = self._machine.request(encode_message(body))
-        answer: asyncio.Future[Message] = self._loop.create_future()
-        self._answers[number] = answer
-        self._flush()
-        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._expire, number, timeout_s)
-        try:
-            return await answer
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if self._answers.pop(number, None) is not None:
-                self._machine.cancel(number)
-                self._flush()
-
-    def notify(self, body: Message) -> None:
-        """Send a one-way message, at once where the socket takes it.  NodeLost when the link has ended."""
-        self._machine.notify(encode_message(body))
-        self._flush()
-
-    async def send_stream(self, header: Message, data: memoryview | Sequence[memoryview]) -> None:
-        """Send `data` in chunks and return when the last has left; until then it must not change.
-
-        Raises the receiver's MeshError if it refuses, NodeLost when the link ends.
-        """
-        parts = [data] if isinstance(data, memoryview) else data
-        stream = self._machine.open_stream(encode_message(header), [_flat(part) for part in parts])
-        sent = self._sending[stream] = self._loop.create_future()
-        self._flush()
-        try:
-            await sent
-        finally:
-            if self._sending.pop(stream, None) is not None:
-                self._machine.abort_stream(stream, Cancelled("the sender gave up"))
-                self._flush()
-
-    async def ping(self, timeout_s: float = 5.0) -> float:
-        """Seconds for a frame to get there and back; DeadlineExceeded or NodeLost."""
-        token = next(self._endpoint.tokens)
-        ponged = self._pings[token] = self._loop.create_future()
-        began_s = self._loop.time()
-        try:
-            self._machine.ping(token)
-            self._flush()
-            async with asyncio.timeout(timeout_s):
-                await ponged
-        except TimeoutError:
-            raise DeadlineExceeded(f"no answer within {timeout_s:g} s", node=self.peer.name) from None
-        finally:
-            self._pings.pop(token, None)
-        return self._loop.time() - began_s
-
-    def close(self, reason: str = "") -> None:
-        """End the link in good order; on_unlinked follows."""
-        if not self.closed:
-            self._machine.close(reason)
-            self._flush()
-            self._end(None)
-
-    async def wait_closed(self) -> None:
-        """Return when the link has ended."""
-        await self._over.wait()
-
-    # -- the endpoint's side
-
-    def attach(self, control: Socket, bulk: Socket) -> None:
-        """Both connections stand: the link may be used."""
-        self.same_host = self._machine.shared_ok
-        for channel, socket_ in ((CONTROL, control), (BULK, bulk)):
-            self._connections[channel] = _Connection(self, channel, socket_)
-        with self._guarded("on_linked"):
-            self._endpoint.handler.on_linked(self)
-        self._flush()
-
-    def received(self, channel: Channel, data: bytes) -> None:
-        """A frame came."""
-        self.bytes_received[_KIND[channel]] += len(data)
-        try:
-            for event in self._machine.receive(channel, data):
-                self._handle(event)
-            self._flush()
-        except MeshError as error:
-            self._broken(error)
-
-    def handle(self, events: Sequence[Event]) -> None:
-        """Act on events that did not come from `received`."""
-        for event in events:
-            self._handle(event)
-
-    def ended(self, channel: Channel) -> None:
-        """A connection is gone."""
-        self.handle(self._machine.receive_eof(channel))
-
-    def replaced(self) -> None:
-        """Another link to the same node took over."""
-        self._machine.close("replaced by a newer link")
-        self._flush()
-        self._end(NodeLost("the node came back on a new link", node=self.peer.name))
-
-    # -- events
-
-    def _handle(self, event: Event) -> None:
-        _REACTIONS[type(event)](self, event)
-
-    def _on_request(self, event: RequestReceived) -> None:
-        body = decode_message(event.body)
-        task = self._loop.create_task(self._serve(event.number, body))
-        self._serving[event.number] = task
-
-    async def _serve(self, number: int, body: Message) -> None:
-        try:
-            reply = encode_message(await self._endpoint.handler.on_request(self, body))
-            self._machine.reply(number, reply)
-        except MeshError as error:
-            self._machine.reply_error(number, error)
-        except asyncio.CancelledError:
-            self._machine.reply_error(number, Cancelled("the asker no longer waits"))
-        except Exception as error:  # a bug in the handler must reach the asker and the log, not end the link
-            log.exception("answering %s from %s failed", type(body).__name__, self.peer.name)
-            self._machine.reply_error(number, RemoteError(f"{type(body).__name__} failed", node=self._endpoint.identity.name, cause=repr(error)))
-        finally:
-            self._serving.pop(number, None)
-            self._flush()
-
-    def _on_replied(self, event: Replied) -> None:
-        answer = self._answers.pop(event.number, None)
-        if answer is None or answer.done():
-            return
-        if event.error is not None:
-            answer.set_exception(event.error)
-        else:
-            try:
-                answer.set_result(decode_message(event.body))
-            except ProtocolError as error:
-                answer.set_exception(error)
-                raise
-
-    def _on_cancel(self, event: CancelReceived) -> None:
-        task = self._serving.get(event.number)
-        if task is not None:
-            task.cancel()
-
-    def _on_notify(self, event: NotifyReceived) -> None:
-        body = decode_message(event.body)
-        with self._guarded(type(body).__name__):
-            self._endpoint.handler.on_notify(self, body)
-
-    def _on_stream_open(self, event: StreamOpened) -> None:
-        header = decode_message(event.header)
-        try:
-            buffer = self._endpoint.handler.on_stream_open(self, header, event.size)
-        except ProtocolError:
-            raise
-        except MeshError as error:
-            self._machine.refuse_stream(event.stream, error)
-            return
-        except Exception as error:  # as in _serve
-            log.exception("placing a stream from %s failed", self.peer.name)
-            self._machine.refuse_stream(event.stream, RemoteError("placing the stream failed", cause=repr(error)))
-            return
-        self._arriving[event.stream] = header, buffer
-        self.handle(self._machine.place_stream(event.stream, buffer))
-
-    def _on_stream_done(self, event: StreamDone) -> None:
-        header, buffer = self._arriving.pop(event.stream)
-        with self._guarded(type(header).__name__):
-            self._endpoint.handler.on_stream_done(self, header, buffer, event.error)
-
-    def _on_stream_sent(self, event: StreamSent) -> None:
-        sent = self._sending.pop(event.stream, None)
-        if sent is None or sent.done():
-            return
-        if event.error is None:
-            sent.set_result(None)
-        else:
-            sent.set_exception(event.error)
-
-    def _on_pong(self, event: Ponged) -> None:
-        ponged = self._pings.get(event.token)
-        if ponged is not None and not ponged.done():
-            ponged.set_result(None)
-
-    def _on_closed(self, event: Closed) -> None:
-        self._end(event.error)
-
-    @contextlib.contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
-        """A handler's bug must reach the log, not end the link; a ProtocolError says that the other side is at fault."""
-        try:
-            yield
-        except ProtocolError:
-            raise
-        except Exception:
-            log.exception("handling %s from %s failed", what, self.peer.name)
-
-    # -- sending
-
-    def _flush(self) -> None:
-        for connection in self._connections.values():
-            connection.pump()
-        for event in self._machine.sent_events():
-            self._handle(event)
-        if self._machine.queued_bytes > self._machine.limits.queue_bytes_max:
-            self._broken(NodeLost("it does not read what is sent to it", node=self.peer.name))
-
-    def next_frame(self, channel: Channel) -> bytes | None:
-        """The next frame to write, for the connection that has room."""
-        frame = self._machine.next_frame(channel)
-        if frame is not None:
-            self.bytes_sent[_KIND[channel]] += len(frame)
-        return frame
-
-    def bulk_moved(self) -> None:
-        """Chunks left in the background; streams may be complete."""
-        self.handle(self._machine.sent_events())
-
-    def _expire(self, number: int, timeout_s: float) -> None:
-        answer = self._answers.get(number)
-        if answer is not None and not answer.done():
-            answer.set_exception(DeadlineExceeded(f"no answer within {timeout_s:g} s", node=self.peer.name))
-
-    # -- the end
-
-    def _broken(self, error: MeshError) -> None:
-        """The link cannot go on: say why, and end it."""
-        if self.closed:
-            return
-        log.warning("link to %s %s: %s", self.peer.role, self.peer.name, error)
-        self._machine.refuse(error)
-        for connection in self._connections.values():
-            connection.pump()
-        self._end(error)
-
-    def _end(self, error: MeshError | None) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        lost = error if isinstance(error, RemoteError) else NodeLost("the link was closed", node=self.peer.name)
-        for waiting in (self._answers, self._sending, self._pings):
-            for future in waiting.values():
-                if not future.done():
-                    future.set_exception(_copy(lost))
-            waiting.clear()
-        for task in self._serving.values():
-            task.cancel()
-        for connection in self._connections.values():
-            connection.close()
-        self._endpoint.unlinked(self)
-        self._over.set()
-        for header, buffer in self._arriving.values():
-            with self._guarded(type(header).__name__):
-                self._endpoint.handler.on_stream_done(self, header, buffer, _copy(lost))
-        self._arriving.clear()
-        with self._guarded("on_unlinked"):
-            self._endpoint.handler.on_unlinked(self, error)
-
-
-_KIND = {CONTROL: "control", BULK: "bulk"}
-_REACTIONS: dict[type[Any], Callable[[Link, Any], None]] = {
-    RequestReceived: Link._on_request,
-    Replied: Link._on_replied,
-    CancelReceived: Link._on_cancel,
-    NotifyReceived: Link._on_notify,
-    StreamOpened: Link._on_stream_open,
-    StreamDone: Link._on_stream_done,
-    StreamSent: Link._on_stream_sent,
-    Ponged: Link._on_pong,
-    Closed: Link._on_closed,
-}
+Socket = _ServerSocket | _ClientSocket
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class _Connection:
     """One WebSocket of a link: writes at once while it takes data, else in a task that waits until it does."""
 
-    def __init__(self, link: Link, channel: Channel, socket: Socket) -> None:
+    def __init__(self, link: Link, channel: Channel, socket: Socket, spawn: Spawn) -> None:
         self._link = link
+        self._spawn = spawn
         self._channel = channel
         self._socket = socket
         self._task: asyncio.Task[None] | None = None
@@ -440,7 +115,7 @@ class _Connection:
 
     def close(self) -> None:
         """Drop the connection once what is queued has left, at the latest after CLOSE_TIMEOUT_S."""
-        self._link._endpoint.spawn(self._close())
+        self._spawn(self._close())
 
     async def _close(self) -> None:
         if self._task is not None:
@@ -466,17 +141,10 @@ def _write_now(socket: Socket, frame: bytes) -> bool:
 
 
 async def _close(socket: Socket) -> None:
-    with contextlib.suppress(TimeoutError, ConnectionError, RuntimeError):
-        await asyncio.wait_for(socket.close(), CLOSE_TIMEOUT_S)
-
-
-def _flat(part: memoryview) -> memoryview:
-    return part.cast("B") if part.nbytes else memoryview(b"")
-
-
-def _copy(error: MeshError) -> MeshError:
-    """Its own object for every waiter: a traceback is kept on the exception."""
-    return type(error)(error.message, node=error.node, op=error.op, cause=error.cause, next_step=error.next_step)
+    try:
+        await asyncio.wait_for(socket.close(), 2 * CLOSE_TIMEOUT_S)
+    except (TimeoutError, ConnectionError):
+        socket.transport.abort()
 
 
 # -- the endpoint ------------------------------------------------------------------------------------------
@@ -489,13 +157,16 @@ class Endpoint:
     """
 
     def __init__(
-        self, identity: Identity, handler: Handler, limits: Limits = DEFAULT, admit: Callable[[Identity], None] | None = None
+        self,
+        identity: Identity,
+        handler: Handler,
+        limits: Limits = DEFAULT,
+        admit: Callable[[Identity], None] | None = None,
     ) -> None:
         self.identity = identity
         self.handler = handler
         self.limits = limits
         self.links: dict[str, Link] = {}
-        self.tokens = itertools.count(1)
         self._admit = admit
         self._pairing = Pairing(identity.node_id)
         self._server: asyncio.Server | None = None
@@ -523,7 +194,9 @@ class Endpoint:
                 failure = error
         else:
             tried = f"ports {port} to {last_port}" if last_port > port else f"port {port}"
-            raise ConfigError(f"{tried} on {host} cannot be used", cause=str(failure), next_step="Choose another with --port")
+            raise ConfigError(
+                f"{tried} on {host} cannot be used", cause=str(failure), next_step="Choose another with --port"
+            )
         bound: int = self._server.sockets[0].getsockname()[1]
         shown = f"[{address}]" if ":" in address else address
         self.identity = replace(self.identity, address=f"{shown}:{bound}")
@@ -542,7 +215,9 @@ class Endpoint:
         except TimeoutError:
             raise ConnectFailed(f"{where} did not answer within {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ConnectFailed(f"no node answers at {where}", cause=str(error), next_step="Is mesh-worker running there?") from None
+            raise ConnectFailed(
+                f"no node answers at {where}", cause=str(error), next_step="Is mesh-worker running there?"
+            ) from None
 
     async def close(self) -> None:
         """Say goodbye on every link and stop listening."""
@@ -562,7 +237,7 @@ class Endpoint:
         if self._session is not None:
             await self._session.close()
 
-    def spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that ends by itself; `close` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -596,33 +271,36 @@ class Endpoint:
                 kept = True
             finally:
                 if not kept:
-                    self.spawn(_close(bulk))
+                    self._spawn(_close(bulk))
         finally:
             if not kept:
                 self._gone(peer.link_id)
                 peer.close()
                 _write_all(peer, CONTROL, control)
-                self.spawn(_close(control))
+                self._spawn(_close(control))
         self._establish(link, control, bulk)
-        self.spawn(self._read(link, CONTROL, control))
-        self.spawn(self._read(link, BULK, bulk))
+        self._spawn(self._read(link, CONTROL, control))
+        self._spawn(self._read(link, BULK, bulk))
         return link
 
-    async def _connect(self, address: str, port: int) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self, address: str, port: int) -> _ClientSocket:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 middlewares=(_no_redirects,),
+                ws_response_class=_ClientSocket,
             )
         shown = f"[{address}]" if ":" in address else address
-        return await self._session.ws_connect(
+        socket = await self._session.ws_connect(
             f"http://{shown}:{port}{PATH}",
             compress=0,
             max_msg_size=frame_bytes_max(self.limits) + 1,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
         )
+        assert isinstance(socket, _ClientSocket)
+        return socket
 
     async def _handshake(self, peer: Peer, channel: Channel, socket: Socket, where: str) -> Event:
         """Send our hello and take the answer."""
@@ -652,9 +330,8 @@ class Endpoint:
         if refusal is not None:
             refusal.force_close()
             return refusal
-        socket = web.WebSocketResponse(
-            compress=False, max_msg_size=frame_bytes_max(self.limits) + 1, timeout=CLOSE_TIMEOUT_S
-        )
+        socket = _ServerSocket(compress=False, max_msg_size=frame_bytes_max(self.limits) + 1, timeout=CLOSE_TIMEOUT_S)
+        socket.transport = request.transport
         await socket.prepare(request)
         try:
             await self._accept(request, socket)
@@ -671,7 +348,8 @@ class Endpoint:
             return
         accepted = self._accepted.pop(_link_named(message.data, self.limits), None)
         if accepted is None:
-            await self._accept_control(_Accepted(Peer.acceptor(self.identity, self.limits), socket, request.protocol), message.data)
+            peer = Peer.acceptor(self.identity, self.limits)
+            await self._accept_control(_Accepted(peer, socket, request.protocol), message.data)
         else:
             await self._accept_bulk(accepted, request.protocol, socket, message.data)
 
@@ -717,7 +395,7 @@ class Endpoint:
         except MeshError as error:
             log.info("refused a bulk connection: %s", error)
             _write_all(peer, CONTROL, accepted.socket)
-            self.spawn(_close(accepted.socket))
+            self._spawn(_close(accepted.socket))
             return
         link = accepted.link = Link(self, peer)
         _write_all(peer, BULK, socket)
@@ -733,7 +411,8 @@ class Endpoint:
         if old is not None and old.link_id == replaced:
             old.replaced()
         self.links[link.peer.node_id] = link
-        link.attach(control, bulk)
+        sockets = {CONTROL: control, BULK: bulk}
+        link.attach({channel: _Connection(link, channel, ws, self._spawn) for channel, ws in sockets.items()})
         for waiting in self._awaited.pop(link.link_id, ()):
             if not waiting.done():
                 waiting.set_result(link)
@@ -852,7 +531,8 @@ async def _no_redirects(request: aiohttp.ClientRequest, handler: Any) -> aiohttp
     response: aiohttp.ClientResponse = await handler(request)
     if response.status != 101:
         response.close()
-        raise ConnectFailed(f"{request.url.authority} answered, but not as a graph-mesh node", cause=f"HTTP {response.status}")
+        where = request.url.authority
+        raise ConnectFailed(f"{where} answered, but not as a graph-mesh node", cause=f"HTTP {response.status}")
     return response
 
 
@@ -870,7 +550,8 @@ async def _loopback(host: str, what: str) -> str:
         found = [str(info[4][0]) for info in infos]
     if not all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found):
         raise ConfigError(
-            f"will not {what} {host}: it is not a loopback address, and without a join token anybody who reaches it could run work here",
+            f"will not {what} {host}: it is not a loopback address, and there is no join token yet "
+            "that would keep strangers from running work here",
             next_step="Use 127.0.0.1; other machines can join with a token from the next version on",
         )
     return found[0]
