@@ -4,6 +4,8 @@
     import mesh.numpy as mnp
 
     graph = mesh.trace(lambda x, w: mnp.tanh(x @ w), x, w)
+
+This is all that users import; wire, worker and coordinator are its machinery.
 """
 
 from . import neighbours  # first: it explains why one of the imports below would fail

@@ -320,7 +320,7 @@ def apply(op: str, *inputs: Array, **attrs: Any) -> Array:
     """The Array `op(*inputs, **attrs)`; GraphError (ShapeError, DTypeError, AttrError) if they do not fit."""
     attributes = Attrs(attrs) if attrs else NO_ATTRS
     result = infer(Node(op, (), attributes), [array.type for array in inputs])
-    weak = bool(inputs) and all([array.weak for array in inputs])
+    weak = bool(inputs) and all(array.weak for array in inputs)
     return Array(Expression(op, inputs, attributes), result, weak)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from worker.cpu import evaluate as evaluate_on_cpu
 
 from wire.graph import WireGraph
+from worker.cpu import evaluate as evaluate_on_cpu
 
 from .realise import Param
 

@@ -94,7 +94,8 @@ def _compute(wanted: Sequence[Array]) -> None:
     def leaf(array: Array) -> int:
         expression, value = array.expression, array.value
         if value is None:
-            assert expression is not None and expression.handle is not None
+            assert expression is not None
+            assert expression.handle is not None
             name = f"p{len(params)}"
             params[name] = expression.handle
             return builder.param(name, array.type.shape, array.type.dtype)

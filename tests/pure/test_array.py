@@ -42,7 +42,8 @@ def test_operators_and_their_reflections_equal_numpy(op: Any, sample: np.ndarray
         op(mnp.asarray(sample), other),
         op(sample, mnp.asarray(other)),
     ):
-        assert isinstance(result, Array) and result.dtype == expected.dtype
+        assert isinstance(result, Array)
+        assert result.dtype == expected.dtype
         np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-6)
 
 
@@ -105,8 +106,10 @@ def test_what_is_made_of_python_scalars_adapts_until_a_dtype_is_asked_for() -> N
 
 
 def test_defaults_are_32_bits_and_numpy_inputs_keep_their_dtype() -> None:
-    assert mnp.asarray([1.0, 2]).dtype == np.float32 and mnp.asarray([1, 2]).dtype == np.int32
-    assert mnp.asarray(True).dtype == np.bool_ and mnp.asarray(3_000_000_000).dtype == np.int64
+    assert mnp.asarray([1.0, 2]).dtype == np.float32
+    assert mnp.asarray([1, 2]).dtype == np.int32
+    assert mnp.asarray(True).dtype == np.bool_
+    assert mnp.asarray(3_000_000_000).dtype == np.int64
     for dtype in (np.int64, np.uint8, np.float64, np.float16, ml_dtypes.bfloat16, np.bool_):
         assert mnp.asarray(np.zeros(3, dtype)).dtype == np.dtype(dtype)
     assert (mnp.asarray([1, 2]) / 2).dtype == np.float32
@@ -134,7 +137,8 @@ def test_shape_and_dtype_are_known_without_computing() -> None:
         x = mnp.ones((4, 5))
         y = (x @ x.T)[1:, None].sum(axis=0, keepdims=True)
     assert (y.shape, y.ndim, y.size, y.dtype, y.nbytes) == ((1, 1, 4), 3, 4, np.float32, 16)
-    assert x.T.shape == (5, 4) and mnp.ones((2, 3, 4)).mT.shape == (2, 4, 3)
+    assert x.T.shape == (5, 4)
+    assert mnp.ones((2, 3, 4)).mT.shape == (2, 4, 3)
 
 
 def test_errors_arise_where_they_are_written() -> None:
@@ -155,9 +159,16 @@ def test_errors_arise_where_they_are_written() -> None:
 
 def test_conversions_realise() -> None:
     x = mnp.asarray([2.5])
-    assert float(x) == 2.5 and int(x) == 2 and bool(x) and complex(x) == 2.5 and x.item() == 2.5
-    assert x.tolist() == [2.5] and f"{x[0]:.2f}" == "2.50" and [1, 2, 3][mnp.asarray(1)] == 2
-    assert len(x) == 1 and [float(each) for each in mnp.asarray([1, 2])] == [1.0, 2.0]
+    assert float(x) == 2.5
+    assert int(x) == 2
+    assert bool(x)
+    assert complex(x) == 2.5
+    assert x.item() == 2.5
+    assert x.tolist() == [2.5]
+    assert f"{x[0]:.2f}" == "2.50"
+    assert [1, 2, 3][mnp.asarray(1)] == 2
+    assert len(x) == 1
+    assert [float(each) for each in mnp.asarray([1, 2])] == [1.0, 2.0]
     assert np.asarray(x, dtype=np.float64).dtype == np.float64
     for wrong in (
         lambda: float(mnp.ones(2)),
@@ -173,7 +184,8 @@ def test_values_are_computed_once_and_operands_freed() -> None:
     x = mnp.asarray(F) * 2
     first = np.asarray(x)
     assert np.asarray(x) is first or np.shares_memory(np.asarray(x), first)
-    assert x.expression is None and pending([x + 1]) != []
+    assert x.expression is None
+    assert pending([x + 1]) != []
     with pytest.raises(ValueError, match="read-only"):
         first[0, 0] = 1
 
@@ -207,7 +219,8 @@ def test_a_chain_of_100_000_operations_is_no_problem() -> None:
     x = start = mnp.asarray(0)
     for _ in range(100_000):
         x = x + 1
-    assert int(x) == 100_000 and int(start) == 0
+    assert int(x) == 100_000
+    assert int(start) == 0
 
 
 def test_a_long_chain_can_be_dropped_without_being_computed() -> None:
@@ -239,7 +252,8 @@ def test_a_handle_takes_part_in_expressions() -> None:
     away = Handle(hash_array(F), TensorType(F.shape, F32), "w")
     with pytest.raises(InputError, match="lies on the mesh only"):
         np.asarray(mnp.asarray(away) + 1)
-    assert handle == away and len({handle, away}) == 1
+    assert handle == away
+    assert len({handle, away}) == 1
 
 
 def test_threads_see_their_own_evaluator_and_can_realise_one_array() -> None:

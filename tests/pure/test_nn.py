@@ -193,7 +193,8 @@ def test_layers_are_trees_that_can_be_called_and_traced() -> None:
     expected = layer_norm(reference_multi_head(TABLE[ids], weights, 2), norm.weight, norm.bias, 1e-12)  # type: ignore[arg-type]
     close(found, expected, rtol=1e-3, atol=1e-4)
     names = [path for path, _ in tree.flatten_with_paths(model)[0]]
-    assert names[:2] == ["attention/query/weight", "attention/query/bias"] and "norm/eps" not in names
+    assert names[:2] == ["attention/query/weight", "attention/query/bias"]
+    assert "norm/eps" not in names
     assert tree.map(lambda leaf: leaf, layer).heads == 2
 
 
@@ -214,7 +215,8 @@ def test_these_are_composites_whose_bodies_hold_only_ops_of_the_table(
 ) -> None:
     graph = mesh.trace(fn, *args)
     node = graph.nodes[graph.outputs[0]]
-    assert node.op == "composite" and node.attrs["name"] == name
+    assert node.op == "composite"
+    assert node.attrs["name"] == name
     assert {key: node.attrs[key] for key in ("axis", "eps", "scale") if key in node.attrs} == attrs
     assert all(inner.op != "composite" for inner in node.attrs["body"]), "bodies are flat"
 

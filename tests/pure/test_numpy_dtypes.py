@@ -39,7 +39,8 @@ def test_finfo_equals_numpys(dtype: Any) -> None:
 
 
 def test_finfo_of_bfloat16_and_iinfo() -> None:
-    assert mnp.finfo(mnp.bfloat16).eps == 2.0**-7 and mnp.finfo("bfloat16").bits == 16
+    assert mnp.finfo(mnp.bfloat16).eps == 2.0**-7
+    assert mnp.finfo("bfloat16").bits == 16
     assert (mnp.iinfo(mnp.uint8).max, mnp.iinfo("int64").bits) == (255, 64)
     with pytest.raises(DTypeError, match="finfo needs a float dtype"):
         mnp.finfo(mnp.int8)
@@ -103,7 +104,8 @@ def test_casts_to_integers_saturate_and_wrap_as_the_op_table_says() -> None:
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_means_do_not_overflow(dtype: Any) -> None:
     x = np.full(4000, 60.0, dtype)
-    assert float(mnp.mean(x)) == 60.0 and mnp.mean(x).dtype == x.dtype
+    assert float(mnp.mean(x)) == 60.0
+    assert mnp.mean(x).dtype == x.dtype
     assert float(mnp.var(x)) == 0.0
 
 

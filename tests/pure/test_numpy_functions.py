@@ -313,7 +313,8 @@ def test_function_equals_numpy(row: Row) -> None:
 
 def assert_same(found: Any, expected: Any, args: tuple[Any, ...], row: Row) -> None:
     if isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected) and type(found) is type(expected)
+        assert len(found) == len(expected)
+        assert type(found) is type(expected)
         for one, other in zip(found, expected, strict=True):
             assert_same(one, other, args, row)
         return
@@ -381,4 +382,5 @@ def test_numpys_names_are_the_same_functions(alias: str, name: str) -> None:
 
 
 def test_constants() -> None:
-    assert (mnp.pi, mnp.e, mnp.inf, mnp.newaxis) == (np.pi, np.e, np.inf, None) and np.isnan(mnp.nan)
+    assert (mnp.pi, mnp.e, mnp.inf, mnp.newaxis) == (np.pi, np.e, np.inf, None)
+    assert np.isnan(mnp.nan)

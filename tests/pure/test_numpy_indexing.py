@@ -34,7 +34,8 @@ def test_key_equals_numpy(key: tuple[Any, ...]) -> None:
     for spelled in (key, key[0]) if len(key) == 1 else (key,):
         expected = X[spelled]
         found = mnp.asarray(X)[spelled]
-        assert found.shape == expected.shape and found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        assert found.dtype == expected.dtype
         np.testing.assert_array_equal(np.asarray(found), expected)
 
 

@@ -34,7 +34,8 @@ def test_files_of_the_reference_package_are_read(tmp_path: Path, mmap: bool) -> 
     found = mesh.load_safetensors(tmp_path / "x.safetensors", mmap=mmap)
     assert set(found) == set(TENSORS)
     for name, tensor in TENSORS.items():
-        assert found[name].dtype == tensor.dtype and not found[name].flags.writeable
+        assert found[name].dtype == tensor.dtype
+        assert not found[name].flags.writeable
         np.testing.assert_array_equal(found[name], tensor)
 
 
@@ -50,13 +51,15 @@ def test_every_dtype_comes_back(tmp_path: Path, name: str) -> None:
     array = np.array([0, 1, 1], DTYPES[name].numpy)
     mesh.save_safetensors({"x": array}, tmp_path / "x.safetensors")
     found = mesh.load_safetensors(tmp_path / "x.safetensors")["x"]
-    assert found.dtype == array.dtype and found.tobytes() == array.tobytes()
+    assert found.dtype == array.dtype
+    assert found.tobytes() == array.tobytes()
 
 
 def test_a_mapped_tensor_can_be_used_lazily(tmp_path: Path) -> None:
     mesh.save_safetensors({"w": np.ones(4, ml_dtypes.bfloat16)}, tmp_path / "x.safetensors")
     weights = mesh.load_safetensors(tmp_path / "x.safetensors")
-    assert isinstance(weights["w"].base, np.ndarray) and float(mesh.numpy.sum(weights["w"])) == 4
+    assert isinstance(weights["w"].base, np.ndarray)
+    assert float(mesh.numpy.sum(weights["w"])) == 4
 
 
 def test_unaligned_tensors_are_copied_into_place(tmp_path: Path) -> None:
@@ -65,7 +68,8 @@ def test_unaligned_tensors_are_copied_into_place(tmp_path: Path) -> None:
     text += b" " * (3 - len(text) % 8)
     values = np.array([1.5, -2], np.float32)
     found = mesh.load_safetensors(write(tmp_path / "x", text, values.tobytes()))["x"]
-    assert found.flags.aligned and found.tolist() == [1.5, -2]
+    assert found.flags.aligned
+    assert found.tolist() == [1.5, -2]
 
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

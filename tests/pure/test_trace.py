@@ -63,7 +63,8 @@ def test_python_scalars_are_inputs_that_adapt() -> None:
     assert [str(t) for t in traced.graph.input_types.values()] == ["f16[2,3]", "f32[]", "i32[]"]
     assert traced.graph.output_types["output"].dtype.name == "f16"
     bound = traced.bind(X.astype(np.float16), 4, 5)
-    assert bound.inputs["s"] == np.float32(4) and bound.inputs["s"].dtype == np.float32
+    assert bound.inputs["s"] == np.float32(4)
+    assert bound.inputs["s"].dtype == np.float32
 
 
 def test_a_scalar_of_a_higher_kind_is_not_rounded_into_its_place() -> None:
@@ -77,21 +78,24 @@ def test_a_scalar_of_a_higher_kind_is_not_rounded_into_its_place() -> None:
 def test_arrays_shapes_and_handles_are_examples() -> None:
     handle = handle_of(W, "w")
     graph = mesh.trace(lambda x, y, w: (x + y) @ w, mnp.asarray(X), mesh.ShapeDtype((2, 3)), handle)
-    assert list(graph.input_types) == ["x", "y"] and list(graph.param_types) == ["w"]
+    assert list(graph.input_types) == ["x", "y"]
+    assert list(graph.param_types) == ["w"]
 
 
 def test_handles_bind_params_and_unused_ones_vanish() -> None:
     used, unused = handle_of(W), handle_of(W + 1)
     traced = mesh.trace_full(lambda x, params: x @ params["w"], X, {"w": used, "v": unused})
     bound = traced.bind(X, {"w": used, "v": unused})
-    assert bound.params == {"params/w": used} and list(bound.inputs) == ["x"]
+    assert bound.params == {"params/w": used}
+    assert list(bound.inputs) == ["x"]
 
 
 def test_closed_over_handles_are_params_named_by_content() -> None:
     handle = handle_of(W)
     traced = mesh.trace_full(lambda x: x @ handle, X)
     (name,) = traced.graph.param_types
-    assert name == f"closure/{handle.address.hex()[:32]}" and traced.bind(X).params == {name: handle}
+    assert name == f"closure/{handle.address.hex()[:32]}"
+    assert traced.bind(X).params == {name: handle}
     np.testing.assert_allclose(mesh.evaluate(lambda x: x @ handle, X), X @ W)
 
 
@@ -170,7 +174,8 @@ ASKING = [
 def test_asking_for_a_traced_value_says_what_to_write_instead(fn: Any, advice: str) -> None:
     with pytest.raises(InputError, match="has none while its function is traced") as caught:
         mesh.trace(fn, X)
-    assert advice in str(caught.value) and "'x' (f32[2,3])" in str(caught.value)
+    assert advice in str(caught.value)
+    assert "'x' (f32[2,3])" in str(caught.value)
 
 
 def test_leaves_that_are_not_arrays_are_named() -> None:
@@ -192,7 +197,8 @@ def test_static_fields_stay_out_of_the_graph() -> None:
 
     model = Model(W, "tanh")
     graph = mesh.trace(lambda model, x: getattr(mnp, model.activation)(x @ model.w), model, X)
-    assert list(graph.input_types) == ["model/w", "x"] and graph.nodes[-1].op == "tanh"
+    assert list(graph.input_types) == ["model/w", "x"]
+    assert graph.nodes[-1].op == "tanh"
 
 
 def test_a_traced_array_cannot_leave_its_function() -> None:
@@ -228,12 +234,14 @@ def test_evaluate_runs_on_the_current_evaluator() -> None:
 
     with using(evaluator):
         result = mesh.evaluate(lambda x, w: {"y": x @ w}, X, handle_of(W))
-    assert seen == [(("y",), ["x"], ["w"])] and result["y"].shape == (2, 4)
+    assert seen == [(("y",), ["x"], ["w"])]
+    assert result["y"].shape == (2, 4)
 
 
 def test_signature_tells_calls_apart_that_need_another_trace() -> None:
     base = signature(X, {"w": W}, 1.0)
-    assert signature(X + 1, {"w": W * 2}, 5.0) == base and hash(signature(X, {"w": W}, 1.0)) == hash(base)
+    assert signature(X + 1, {"w": W * 2}, 5.0) == base
+    assert hash(signature(X, {"w": W}, 1.0)) == hash(base)
     for other in ((X[:1], {"w": W}, 1.0), (X, {"v": W}, 1.0), (X, {"w": handle_of(W)}, 1.0), (X, {"w": W},
     np.float32(1)),
                   (X, {"w": W}, 1), (X.astype(np.float64), {"w": W}, 1.0)):  # fmt: skip
@@ -258,7 +266,8 @@ def test_a_composite_is_one_node_with_its_expansion() -> None:
 def test_composites_of_equal_operands_share_their_expansion() -> None:
     graph = mesh.trace(lambda x, y: composite("twice", _twice, x) + composite("twice", _twice, y), X, X)
     bodies = [node.attrs["body"] for node in graph if node.op == "composite"]
-    assert len(bodies) == 2 and bodies[0] is bodies[1]
+    assert len(bodies) == 2
+    assert bodies[0] is bodies[1]
 
 
 LARGE = np.ones(30_000, np.float32)

@@ -53,8 +53,10 @@ def test_flatten_names_every_leaf_and_unflatten_undoes_it(value: Any, paths: lis
     found, structure = tree.flatten_with_paths(value)
     assert found == paths
     again = tree.unflatten(structure, [leaf for _, leaf in found])
-    assert again == value and type(again) is type(value)
-    assert structure.leaf_count == len(paths) and tree.structure(again) == structure
+    assert again == value
+    assert type(again) is type(value)
+    assert structure.leaf_count == len(paths)
+    assert tree.structure(again) == structure
 
 
 def test_anything_else_is_a_leaf() -> None:
