@@ -25,6 +25,7 @@ from wire.graph import Node, infer
 from wire.types import NO_ATTRS, Attrs, TensorType
 
 from .handle import Handle
+from .typed import Typed
 
 Operand: TypeAlias = Union["Array", Handle, ArrayLike]
 """What functions take: an Array, a handle, a numpy array, a Python scalar, or nested lists of numbers."""
@@ -43,30 +44,18 @@ class Expression(NamedTuple):
 
 
 def _operator(name: str) -> Callable[[Array, Any], Array]:
-    def method(self: Array, other: Any) -> Array:
-        result: Array = FUNCTIONS[name](self, other) if isinstance(other, OPERANDS) else DECLINED
-        return result
-
-    return method
+    return lambda self, other: FUNCTIONS[name](self, other) if isinstance(other, OPERANDS) else DECLINED
 
 
 def _reflected(name: str) -> Callable[[Array, Any], Array]:
-    def method(self: Array, other: Any) -> Array:
-        result: Array = FUNCTIONS[name](other, self) if isinstance(other, OPERANDS) else DECLINED
-        return result
-
-    return method
+    return lambda self, other: FUNCTIONS[name](other, self) if isinstance(other, OPERANDS) else DECLINED
 
 
 def _prefix(name: str) -> Callable[[Array], Array]:
-    def method(self: Array) -> Array:
-        result: Array = FUNCTIONS[name](self)
-        return result
-
-    return method
+    return lambda self: FUNCTIONS[name](self)
 
 
-class Array:
+class Array(Typed):
     """A lazy tensor; `shape`, `dtype`, `ndim` and `size` cost nothing.
 
     Operators follow numpy.  Python scalars adapt to the dtype they meet; two Arrays of different dtypes promote as
@@ -89,30 +78,6 @@ class Array:
         self.type = type
         self.weak = weak  # made of Python scalars only: adapts to the dtype it meets
         self.value = value
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.type.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.type.dtype.numpy
-
-    @property
-    def ndim(self) -> int:
-        return len(self.type.shape)
-
-    @property
-    def size(self) -> int:
-        return self.type.size
-
-    @property
-    def nbytes(self) -> int:
-        return self.type.size_bytes
-
-    @property
-    def itemsize(self) -> int:
-        return self.type.dtype.itemsize
 
     @property
     def T(self) -> Array:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from wire.errors import InputError
 from wire.types import TensorType
 
+from .typed import Typed
 
-class Handle:
+
+class Handle(Typed):
     """A reference to a tensor: `address` (BLAKE2b-256 of its content), `type`, a readable `name`.
 
     `local` is the array itself where this process keeps it, else None.  Two handles of one address are the same
@@ -31,22 +33,6 @@ class Handle:
         self.type = type
         self.name = name
         self.local = local
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.type.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.type.dtype.numpy
-
-    @property
-    def ndim(self) -> int:
-        return len(self.type.shape)
-
-    @property
-    def size(self) -> int:
-        return self.type.size
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if self.local is None:

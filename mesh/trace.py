@@ -31,11 +31,12 @@ from .handle import Handle
 from .numpy.promotion import asarray, is_python_scalar, to_dtype
 from .realise import Param, current_evaluator
 from .tree import Tree
+from .typed import Typed
 
 OUTPUT = "output"  # the name of a result that is a single array
 
 
-class ShapeDtype:
+class ShapeDtype(Typed):
     """An example without data: a shape and a dtype."""
 
     __slots__ = ("type",)
@@ -43,14 +44,6 @@ class ShapeDtype:
 
     def __init__(self, shape: Sequence[int], dtype: Any = np.float32) -> None:
         self.type = TensorType(tuple([int(dim) for dim in shape]), to_dtype(dtype))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.type.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.type.dtype.numpy
 
     def __repr__(self) -> str:
         return f"ShapeDtype({self.type})"
