@@ -1,0 +1,302 @@
+"""Graph -> graph: composites inlined, no-ops dropped, awkward shapes rewritten into easy ones.
+
+Valid graph in, valid graph out, same inputs and outputs by name (params nobody reads are dropped).  Every rewrite is a
+row of `RULES`: `rule(rewriter, node, inputs, type) -> index in the new graph, or None to keep the node`.  Rewrites here
+replace special kernels: a reduction too long for one kernel becomes two reductions, a dot with one row becomes a
+multiply and a reduction, a wide concat becomes a tree.
+
+It does not know kernels.  To add a rewrite: one function and its row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from wire.dtypes import F16, F32, DType, dtype_named
+from wire.errors import Unsupported
+from wire.graph import GraphBuilder, Node, WireGraph
+from wire.types import TensorType
+
+from .profile import Profile
+
+ELEMENTS_MAX = (1 << 31) - 1  # indices are u32, and differences of indices must not wrap
+CONCAT_FAN_IN = 4
+REDUCE_LENGTH_MAX = 16_384  # longer reductions are split in two
+SPLIT_CHUNK = 1_024
+SPLIT_FEW_ROWS = 64  # with fewer rows than this, a reduction of more than SPLIT_CHUNK is split to use the device
+DOT_TILE_MIN = 2  # a dot with fewer rows or columns is a multiply and a reduction
+
+
+def canonicalise(graph: WireGraph, profile: Profile) -> WireGraph:
+    """The same computation in the form the other passes expect; Unsupported names an op, dtype or size."""
+    rewriter = Rewriter(profile)
+    inputs = {graph.nodes[index].attrs["name"]: index for index in graph.inputs}
+    bindings = {name: rewriter.builder.input(name, *graph.types[index]) for name, index in inputs.items()}
+    placed = rewriter.walk(graph, bindings)
+    return rewriter.builder.build([placed[index] for index in graph.outputs], graph.output_names)
+
+
+class Rewriter:
+    """Rebuilds a graph node by node; `builder` holds the new one (hash-consed, so equal nodes become one)."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.builder = GraphBuilder()
+
+    def walk(self, graph: WireGraph, bindings: Mapping[str, int]) -> list[int]:
+        self.builder.blobs.update(graph.blobs)
+        placed: list[int] = []
+        for node, type_ in zip(graph.nodes, graph.types, strict=True):
+            inputs = [placed[index] for index in node.inputs]
+            if node.op == "input":
+                placed.append(bindings[node.attrs["name"]])
+            elif node.op == "composite":
+                placed.append(self._inline(node, inputs))
+            else:
+                placed.append(self.place(node, inputs, type_))
+        return placed
+
+    def place(self, node: Node, inputs: Sequence[int], type_: TensorType) -> int:
+        """`node` over `inputs` in the new graph, rewritten by its rule if it has one."""
+        self._check(node, type_)
+        if type_.size == 0 and node.op not in ("param", "const"):
+            return self.builder.const(np.zeros(type_.shape, type_.dtype.numpy))
+        rule = RULES.get(node.op)
+        found = rule(self, node, list(inputs), type_) if rule else None
+        return self.builder.add(node.op, *inputs, **node.attrs) if found is None else found
+
+    def add(self, op: str, *inputs: int, **attrs: Any) -> int:
+        """A new node, itself subject to the rules."""
+        probe = self.builder.add(op, *inputs, **attrs)
+        return self.place(self.builder.nodes[probe], inputs, self.builder.types[probe])
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        return self.builder.types[index].shape
+
+    def dtype(self, index: int) -> DType:
+        return self.builder.types[index].dtype
+
+    def filled(self, value: Any, dtype: DType, shape: Sequence[int] = ()) -> int:
+        scalar = self.builder.const(np.asarray(value, dtype.numpy))
+        return self.add("broadcast", scalar, shape=tuple(shape)) if shape else scalar
+
+    def _inline(self, node: Node, inputs: Sequence[int]) -> int:
+        body: WireGraph = node.attrs["body"]
+        names = [body.nodes[index].attrs["name"] for index in body.inputs]
+        placed = self.walk(body, dict(zip(names, inputs, strict=True)))
+        return placed[body.outputs[0]]
+
+    def _check(self, node: Node, type_: TensorType) -> None:
+        known = self.profile.dtypes
+        if type_.dtype.name not in known:
+            raise Unsupported(
+                f"{node.op} of dtype {type_.dtype.name} is not available in WGSL here",
+                op=node.op,
+                next_step=f"Supported: {', '.join(known)}; place this op on a cpu engine",
+            )
+        if type_.size > ELEMENTS_MAX:
+            raise Unsupported(
+                f"{node.op} makes {type_.size} elements; u32 indices allow {ELEMENTS_MAX}",
+                op=node.op,
+                next_step="Cut the tensor into smaller ones",
+            )
+
+
+Rule = Callable[[Rewriter, Node, list[int], TensorType], int | None]
+
+
+# -- no-ops -----------------------------------------------------------------------------------------------
+
+
+def _same_type(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    return inputs[0] if rewriter.builder.types[inputs[0]] == type_ else None
+
+
+def _transpose(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    return inputs[0] if node.attrs["perm"] == tuple(range(len(type_.shape))) else None
+
+
+def _reverse(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    return inputs[0] if all(type_.shape[axis] == 1 for axis in node.attrs["axes"]) else None
+
+
+def _pad(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    if 0 in rewriter.shape(inputs[0]):
+        return rewriter.add("broadcast", inputs[1], shape=type_.shape)
+    return inputs[0] if rewriter.shape(inputs[0]) == type_.shape else None
+
+
+def _dynamic_update(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    return inputs[0] if 0 in rewriter.shape(inputs[1]) else None
+
+
+# -- concat, scatter --------------------------------------------------------------------------------------
+
+
+def _concat(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    axis = node.attrs["axis"]
+    parts = [index for index in inputs if rewriter.shape(index)[axis]]
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) > CONCAT_FAN_IN:
+        groups = [parts[at : at + CONCAT_FAN_IN] for at in range(0, len(parts), CONCAT_FAN_IN)]
+        return rewriter.add("concat", *(rewriter.add("concat", *group, axis=axis) for group in groups), axis=axis)
+    return None if len(parts) == len(inputs) else rewriter.add("concat", *parts, axis=axis)
+
+
+def _scatter(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    if 0 in rewriter.shape(inputs[2]):
+        return inputs[0]
+    if type_.dtype is F16 and node.attrs["mode"] == "add":
+        wide = [rewriter.add("cast", inputs[at], dtype="f32") for at in (0, 2)]
+        total = rewriter.add("scatter", wide[0], inputs[1], wide[1], **node.attrs)
+        return rewriter.add("cast", total, dtype="f16")
+    return None
+
+
+# -- reductions -------------------------------------------------------------------------------------------
+
+
+def _reduce(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    source, axes = inputs[0], node.attrs["axes"]
+    shape, dtype = rewriter.shape(source), rewriter.dtype(source)
+    length = math.prod(shape[axis] for axis in axes)
+    if length == 0:
+        return rewriter.filled(identity_of(node.op, dtype), dtype, type_.shape)
+    if length == 1:
+        return rewriter.add("reshape", source, shape=type_.shape)
+    if not _too_long(length, type_.size):
+        return None
+    if dtype is F16 and node.op in ("reduce_sum", "reduce_prod"):
+        wide = rewriter.add(node.op, rewriter.add("cast", source, dtype="f32"), axes=axes)
+        return rewriter.add("cast", wide, dtype="f16")
+    chunks = _chunks(rewriter, source, axes, identity_of(node.op, dtype))
+    partial = rewriter.add(node.op, chunks, axes=(2,))
+    return rewriter.add("reshape", rewriter.add(node.op, partial, axes=(1,)), shape=type_.shape)
+
+
+def _argmax(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    source, axis = inputs[0], node.attrs["axis"]
+    length = rewriter.shape(source)[axis]
+    if length == 1:
+        return rewriter.filled(0, type_.dtype, type_.shape)
+    if not _too_long(length, type_.size):
+        return None
+    chunks = _chunks(rewriter, source, (axis,), identity_of("reduce_max", rewriter.dtype(source)))
+    width = rewriter.filled(rewriter.shape(chunks)[2], type_.dtype)
+    best = rewriter.add("argmax", rewriter.add("reduce_max", chunks, axes=(2,)), axis=1)
+    inside = rewriter.add("argmax", chunks, axis=2)
+    column = rewriter.add("reshape", best, shape=(*rewriter.shape(best), 1))
+    offset = rewriter.add("gather", inside, column, axis=1, batch_dims=1)
+    offset = rewriter.add("reshape", offset, shape=rewriter.shape(best))
+    total = rewriter.add("add", rewriter.add("mul", best, width), offset)
+    return rewriter.add("reshape", total, shape=type_.shape)
+
+
+def _too_long(length: int, rows: int) -> bool:
+    return length > REDUCE_LENGTH_MAX or (length > 4 * SPLIT_CHUNK and rows < SPLIT_FEW_ROWS)
+
+
+def _chunks(rewriter: Rewriter, source: int, axes: Sequence[int], identity: Any) -> int:
+    """`source` as (rows, chunks, length of a chunk), the reduced axes last and padded with `identity`."""
+    shape = rewriter.shape(source)
+    outer = [axis for axis in range(len(shape)) if axis not in axes]
+    rows = math.prod(shape[axis] for axis in outer)
+    length = math.prod(shape[axis] for axis in axes)
+    count = -(-length // SPLIT_CHUNK)
+    chunk = -(-length // count)
+    chunk += -chunk % 4  # keeps vec4 loads possible
+    count = -(-length // chunk)
+    source = rewriter.add("transpose", source, perm=(*outer, *axes))
+    source = rewriter.add("reshape", source, shape=(rows, length))
+    fill = rewriter.filled(identity, rewriter.dtype(source))
+    source = rewriter.add("pad", source, fill, low=(0, 0), high=(0, count * chunk - length), interior=(0, 0))
+    return rewriter.add("reshape", source, shape=(rows, count, chunk))
+
+
+def identity_of(op: str, dtype: DType) -> Any:
+    """The value that changes nothing under this reduction."""
+    if op in ("reduce_sum", "reduce_prod"):
+        return 0 if op == "reduce_sum" else 1
+    lowest = op == "reduce_max"
+    if dtype.kind == "b":
+        return not lowest
+    if dtype.kind == "f":
+        return -math.inf if lowest else math.inf
+    info = np.iinfo(dtype.numpy)
+    return info.min if lowest else info.max
+
+
+# -- contraction ------------------------------------------------------------------------------------------
+
+
+def _dot(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    sides = [_Side(rewriter.shape(inputs[at]), node.attrs, name) for at, name in enumerate(("lhs", "rhs"))]
+    batch, rows, columns = (math.prod(dims) for dims in (sides[0].batch, sides[0].free, sides[1].free))
+    length = math.prod(sides[0].contract)
+    if length == 0:
+        return rewriter.filled(0, type_.dtype, type_.shape)
+    if min(rows, columns) >= DOT_TILE_MIN or type_.size * length > ELEMENTS_MAX:
+        return None
+    left = sides[0].arranged(rewriter, inputs[0], (batch, rows, 1, length))
+    right = sides[1].arranged(rewriter, inputs[1], (batch, 1, columns, length))
+    if type_.dtype is F16:
+        left, right = (rewriter.add("cast", side, dtype=F32.name) for side in (left, right))
+    total = rewriter.add("reduce_sum", rewriter.add("mul", left, right), axes=(3,))
+    total = rewriter.add("reshape", total, shape=type_.shape)
+    return rewriter.add("cast", total, dtype=type_.dtype.name)
+
+
+class _Side:
+    """One operand of a dot: the sizes of its batch, free and contracting axes."""
+
+    def __init__(self, shape: tuple[int, ...], attrs: Mapping[str, Any], name: str) -> None:
+        batch, contract = attrs[f"{name}_batch"], attrs[f"{name}_contract"]
+        free = tuple(axis for axis in range(len(shape)) if axis not in (*batch, *contract))
+        self.batch, self.free, self.contract = (tuple(shape[axis] for axis in axes) for axes in (batch, free, contract))
+        self._perm = (*batch, *free, *contract)
+
+    def arranged(self, rewriter: Rewriter, index: int, shape: Sequence[int]) -> int:
+        return rewriter.add("reshape", rewriter.add("transpose", index, perm=self._perm), shape=tuple(shape))
+
+
+RULES: dict[str, Rule] = {
+    "reshape": _same_type,
+    "broadcast": _same_type,
+    "slice": _same_type,
+    "cast": _same_type,
+    "bitcast": _same_type,
+    "transpose": _transpose,
+    "reverse": _reverse,
+    "pad": _pad,
+    "concat": _concat,
+    "dynamic_update_slice": _dynamic_update,
+    "scatter": _scatter,
+    "reduce_sum": _reduce,
+    "reduce_prod": _reduce,
+    "reduce_max": _reduce,
+    "reduce_min": _reduce,
+    "argmax": _argmax,
+    "dot": _dot,
+}
+
+
+def splat_bits(node: Node) -> int | None:
+    """The 32 bits (bool: 0 or 1; f16: of the f32 of equal value) every element of an inline const has, or None."""
+    if node.op != "const" or "data" not in node.attrs:
+        return None
+    dtype = dtype_named(node.attrs["dtype"])
+    data: bytes = node.attrs["data"]
+    first = data[: dtype.itemsize]
+    if not data or data != first * (len(data) // dtype.itemsize):
+        return None
+    value = np.frombuffer(first, dtype.numpy)
+    if dtype.name == "bool":
+        return int(value[0])
+    if dtype.name == "f16":
+        value = value.astype(np.float32)
+    return int(value.view(np.uint32)[0])

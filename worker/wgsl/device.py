@@ -1,0 +1,338 @@
+"""The only file that knows wgpu: adapters, one open device, its buffers, pipelines and passes.
+
+It does not know graphs or programs.  An invalid submit, a binding of size zero or a destroyed buffer in use aborts the
+whole process (wgpu-native cannot unwind through C), so everything is checked here in Python first.  Foreign errors
+become EngineErrors here and nowhere else.  Used from one thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import wgpu
+from numpy.typing import NDArray
+
+from wire.errors import CompileFailed, ConfigError, DeviceLost, EngineError, ExecuteFailed, OutOfMemory
+
+from .profile import DeviceLimits, Profile
+
+_TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU")  # best first
+_BACKENDS = ("Metal", "Vulkan", "D3D12")  # best first; OpenGL lacks too much
+_FEATURES = ("shader-f16",)
+_DEFAULT_BYTES = 4 << 30  # budget where the memory of the device cannot be asked
+_STAGING_ALIGN = 16
+_POOL_STEP = 8  # a pooled buffer is at most 1/8 larger than asked
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """One adapter; `index` is its place in `list_adapters()`, `type` is Discrete-, Integrated-, VirtualGPU or CPU."""
+
+    index: int
+    name: str
+    backend: str
+    type: str
+    driver: str
+    software: bool
+    limits: Mapping[str, int]
+    features: tuple[str, ...]
+
+
+def list_adapters() -> list[AdapterInfo]:
+    """The adapters worth using, best first: one backend per GPU, discrete before integrated before software."""
+    return [_info(index, adapter) for index, adapter in enumerate(_ranked())]
+
+
+class Memory:
+    """A device buffer; `size_bytes` may exceed what was asked for.  Identity is equality."""
+
+    __slots__ = ("raw", "size_bytes", "usage")
+
+    def __init__(self, raw: Any, size_bytes: int, usage: int) -> None:
+        self.raw = raw
+        self.size_bytes = size_bytes
+        self.usage = usage
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One dispatch, ready to encode."""
+
+    pipeline: Any
+    bind_group: Any
+    grid: tuple[int, int, int]
+
+
+class Device:
+    """An open device with a byte budget.  `adapter` describes it, `profile` is what the lowering obeys.
+
+    `limits_override` lowers limits by the names of DeviceLimits, for instance `profile.WEBGPU_MINIMUM`.
+    """
+
+    def __init__(
+        self,
+        adapter_index: int = 0,
+        memory_bytes: int | None = None,
+        limits_override: Mapping[str, int] | None = None,
+    ) -> None:
+        ranked = _ranked()
+        if not 0 <= adapter_index < len(ranked):
+            raise ConfigError(
+                f"there is no adapter {adapter_index}; found {len(ranked)}",
+                next_step="Install a Vulkan driver (Mesa's lavapipe runs on any CPU), or use the cpu engine",
+            )
+        adapter = ranked[adapter_index]
+        self.adapter = _info(adapter_index, adapter)
+        wanted = [feature for feature in _FEATURES if feature in adapter.features]
+        with translated("opening the device"):
+            self._device = adapter.request_device_sync(required_features=wanted)
+        own = _device_limits(dict(self._device.limits))
+        self.profile = Profile(
+            limits=own.lowered_to(limits_override or {}),
+            software=self.adapter.software,
+            f16="shader-f16" in wanted,
+        )
+        self.memory_bytes = memory_bytes if memory_bytes is not None else _default_budget(self.adapter.software)
+        self.allocated_bytes = 0
+        self._free: dict[tuple[int, int], list[Memory]] = {}
+        self._pipelines: dict[str, Any] = {}
+        self._storage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+        self._staging = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+        self._closed = False
+
+    # -- memory -------------------------------------------------------------------------------------------
+
+    def take(self, size_bytes: int) -> Memory:
+        """A storage buffer of at least `size_bytes`, from the pool if one fits; its content is arbitrary."""
+        return self._take(size_bytes, self._storage)
+
+    def give(self, memory: Memory) -> None:
+        """Back into the pool."""
+        self._free.setdefault((memory.size_bytes, memory.usage), []).append(memory)
+
+    def write(self, memory: Memory, data: NDArray[Any]) -> None:
+        """Copy an array's bytes to the start of a buffer."""
+        flat = data.reshape(-1).view(np.uint8) if data.size else np.zeros(0, np.uint8)
+        rest = -flat.size % 4
+        if rest:
+            flat = np.concatenate([flat, np.zeros(rest, np.uint8)])
+        if flat.size > memory.size_bytes:
+            raise ExecuteFailed(f"{flat.size} bytes do not fit into a buffer of {memory.size_bytes}")
+        if flat.size:
+            with translated("writing a buffer"):
+                self._device.queue.write_buffer(memory.raw, 0, flat)
+
+    def trim(self) -> None:
+        """Free every pooled buffer."""
+        for pooled in self._free.values():
+            for memory in pooled:
+                self._destroy(memory)
+        self._free.clear()
+
+    def _take(self, size_bytes: int, usage: int) -> Memory:
+        self._check_open()
+        size = _pool_size(size_bytes)
+        pooled = self._free.get((size, usage))
+        if pooled:
+            return pooled.pop()
+        if size_bytes > self.profile.limits.buffer_bytes:
+            most = self.profile.limits.buffer_bytes
+            raise OutOfMemory(f"a buffer of {size_bytes} bytes exceeds the adapter's {most}")
+        if self.allocated_bytes + size > self.memory_bytes:
+            self.trim()
+        if self.allocated_bytes + size > self.memory_bytes:
+            raise OutOfMemory(
+                f"needs {size} more bytes, {self.memory_bytes - self.allocated_bytes} of {self.memory_bytes} are left",
+                next_step="Unload weights, lower the batch, or raise --max-memory",
+            )
+        with translated("allocating a buffer"):
+            raw = self._device.create_buffer(size=size, usage=usage)
+        self.allocated_bytes += size
+        return Memory(raw, size, usage)
+
+    def _destroy(self, memory: Memory) -> None:
+        memory.raw.destroy()
+        self.allocated_bytes -= memory.size_bytes
+
+    # -- pipelines and passes -----------------------------------------------------------------------------
+
+    def pipeline(self, text: str) -> Any:
+        """The compute pipeline of a shader's `main`; equal text is one pipeline."""
+        self._check_open()
+        found = self._pipelines.get(text)
+        if found is None:
+            with translated("compiling a kernel", CompileFailed):
+                module = self._device.create_shader_module(code=text)
+                found = self._device.create_compute_pipeline(
+                    layout="auto", compute={"module": module, "entry_point": "main"}
+                )
+            self._pipelines[text] = found
+        return found
+
+    def forget(self, text: str) -> None:
+        """Drop a shader's pipeline, so that it is compiled anew."""
+        self._pipelines.pop(text, None)
+
+    def bind_group(self, pipeline: Any, buffers: Sequence[tuple[Memory, int]]) -> Any:
+        """Bind each (buffer, bytes of it) in order."""
+        limits = self.profile.limits
+        if len(buffers) > limits.storage_buffers:
+            raise ExecuteFailed(f"{len(buffers)} buffers in one kernel, the adapter has {limits.storage_buffers}")
+        entries = []
+        for place, (memory, size) in enumerate(buffers):
+            if not 0 < size <= min(memory.size_bytes, limits.binding_bytes) or size % 4:
+                raise ExecuteFailed(f"binding {place} of {size} bytes is not possible")
+            entries.append({"binding": place, "resource": {"buffer": memory.raw, "offset": 0, "size": size}})
+        with translated("binding buffers"):
+            return self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+
+    def run(self, steps: Sequence[Step], outputs: Sequence[tuple[Memory, int]]) -> list[NDArray[np.uint8]]:
+        """Everything in one encoder and one pass, then the first bytes of each output as new arrays."""
+        self._check_open()
+        most = self.profile.limits.groups_per_dimension
+        for step in steps:
+            if not all(0 < count <= most for count in step.grid):
+                raise ExecuteFailed(f"a grid of {step.grid} workgroups, the adapter allows {most} per dimension")
+        sizes = [size + -size % _STAGING_ALIGN for _, size in outputs]
+        staging = self._take(sum(sizes), self._staging) if outputs else None
+        with translated("running a part"):
+            encoder = self._device.create_command_encoder()
+            if steps:
+                self._encode(encoder, steps)
+            offset = 0
+            for (memory, _), size in zip(outputs, sizes, strict=True):
+                assert staging is not None
+                encoder.copy_buffer_to_buffer(memory.raw, 0, staging.raw, offset, size)
+                offset += size
+            self._device.queue.submit([encoder.finish()])
+            if staging is None:
+                self._device._poll_wait()
+                return []
+            return self._read(staging, [size for _, size in outputs], sizes)
+
+    def _encode(self, encoder: Any, steps: Sequence[Step]) -> None:
+        compute = encoder.begin_compute_pass()
+        previous = None
+        for step in steps:
+            if step.pipeline is not previous:
+                compute.set_pipeline(step.pipeline)
+                previous = step.pipeline
+            compute.set_bind_group(0, step.bind_group)
+            compute.dispatch_workgroups(*step.grid)
+        compute.end()
+
+    def _read(self, staging: Memory, wanted: Sequence[int], sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
+        total = sum(sizes)
+        staging.raw.map_sync(wgpu.MapMode.READ, 0, total)
+        mapped = np.frombuffer(staging.raw.read_mapped(0, total, copy=False), np.uint8)
+        results, offset = [], 0
+        for want, size in zip(wanted, sizes, strict=True):
+            results.append(mapped[offset : offset + want].copy())
+            offset += size
+        del mapped
+        staging.raw.unmap()
+        self.give(staging)
+        return results
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceLost("the device is closed")
+
+    def close(self) -> None:
+        """Free everything; later calls raise DeviceLost."""
+        if not self._closed:
+            self.trim()
+            self._pipelines.clear()
+            self._device.destroy()
+            self._closed = True
+
+
+@contextmanager
+def translated(doing: str, otherwise: type[EngineError] = ExecuteFailed) -> Iterator[None]:
+    """Turns wgpu's errors into EngineErrors."""
+    try:
+        yield
+    except wgpu.GPUError as error:
+        raise _translate(doing, error, otherwise) from error
+    except RuntimeError as error:
+        raise _translate(doing, error, otherwise) from error
+
+
+def _translate(doing: str, error: Exception, otherwise: type[EngineError]) -> EngineError:
+    text = str(error)
+    lowered = text.lower()
+    if "not enough memory" in lowered or "out of memory" in lowered or isinstance(error, wgpu.GPUOutOfMemoryError):
+        return OutOfMemory(f"{doing}: the device is out of memory", cause=text)
+    if "lost" in lowered:
+        return DeviceLost(f"{doing}: the device is lost", cause=text, next_step="The engine host is restarted")
+    return otherwise(f"{doing} failed", cause=text)
+
+
+# -- adapters ---------------------------------------------------------------------------------------------
+
+
+def _ranked() -> list[Any]:
+    """Adapters, best first; per GPU only its best backend (equal GPUs stay apart)."""
+    found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in _BACKENDS]
+    best: dict[tuple[Any, ...], int] = {}
+    for adapter in found:
+        key = _same_gpu(adapter)
+        place = _BACKENDS.index(adapter.info["backend_type"])
+        best[key] = min(best.get(key, place), place)
+    kept = [a for a in found if _BACKENDS.index(a.info["backend_type"]) == best[_same_gpu(a)]]
+    return sorted(kept, key=lambda adapter: _TYPES.index(_type(adapter)))
+
+
+def _same_gpu(adapter: Any) -> tuple[Any, ...]:
+    return tuple(adapter.info[name] for name in ("vendor_id", "device_id", "device"))
+
+
+def _type(adapter: Any) -> str:
+    kind = str(adapter.info["adapter_type"])
+    return kind if kind in _TYPES else "VirtualGPU"
+
+
+def _info(index: int, adapter: Any) -> AdapterInfo:
+    info = adapter.info
+    return AdapterInfo(
+        index=index,
+        name=str(info["device"]),
+        backend=str(info["backend_type"]),
+        type=_type(adapter),
+        driver=str(info["description"]),
+        software=_type(adapter) == "CPU",
+        limits=asdict(_device_limits(dict(adapter.limits))),
+        features=tuple(sorted(adapter.features)),
+    )
+
+
+def _device_limits(raw: Mapping[str, int]) -> DeviceLimits:
+    invocations = min(raw["max-compute-invocations-per-workgroup"], raw["max-compute-workgroup-size-x"])
+    return DeviceLimits(
+        storage_buffers=raw["max-storage-buffers-per-shader-stage"],
+        binding_bytes=min(raw["max-storage-buffer-binding-size"], (1 << 31) - 16) & ~15,
+        buffer_bytes=raw["max-buffer-size"] & ~15,
+        invocations=invocations,
+        workgroup_bytes=raw["max-compute-workgroup-storage-size"],
+        groups_per_dimension=raw["max-compute-workgroups-per-dimension"],
+    )
+
+
+def _default_budget(software: bool) -> int:
+    """Half the host's memory on a software adapter; elsewhere unknown to WebGPU, so a cautious figure."""
+    if software and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return _DEFAULT_BYTES
+
+
+def _pool_size(size_bytes: int) -> int:
+    """Sizes are rounded up a little so that pooled buffers fit more than one tensor."""
+    if size_bytes <= 4096:
+        return max(256, 1 << (size_bytes - 1).bit_length())
+    step = 1 << ((size_bytes - 1).bit_length() - _POOL_STEP.bit_length() + 1)
+    return size_bytes + -size_bytes % max(step // 2, 256)

@@ -1,0 +1,321 @@
+"""Kernel -> WGSL text.
+
+Every shared or nested operation becomes one `let`, named in order, so equal kernels are equal text and share a
+pipeline.  An expression is computed in the innermost block where it is needed, except that what does not change in a
+loop is computed before it.  Loads of four neighbours become one vec4 load where every load of that buffer allows it.
+The module's bindings are numbered in the order of `Shader.buffers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wire.errors import CompileFailed
+
+from .expressions import Expr, terms_of
+from .kernel_ir import (
+    Assign,
+    Barrier,
+    Declare,
+    Kernel,
+    Leave,
+    Let,
+    Loop,
+    Statement,
+    Store,
+    StoreShared,
+    When,
+    expressions,
+    statements,
+    walk,
+)
+from .legalise import literal, text_of
+from .polyfills import closure
+from .profile import Profile
+
+STORAGE = {"f32": "f32", "i32": "i32", "u32": "u32", "bool": "u32", "f16": "f16"}
+FROM_STORAGE = {"bool": "({} != 0u)", "f16": "gm_from_f16({})"}
+_INDEXED = ("load", "read", "shared", "bounded")  # their literals are indices: nothing to fold
+TO_STORAGE = {"bool": "select(0u, 1u, {})", "f16": "gm_to_f16({})"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shader:
+    """WGSL text and what to bind: buffers in binding order, and whether each is stored to."""
+
+    text: str
+    buffers: tuple[int, ...]
+    stored: tuple[bool, ...]
+    grid: tuple[int, int, int]
+
+
+def emit(kernel: Kernel, profile: Profile) -> Shader:
+    """The shader of a kernel; CompileFailed if it breaks a limit, which is a fault of the lowering."""
+    printer = _Printer(kernel)
+    main = printer.function()
+    stored = {statement.buffer for statement in statements(kernel.body) if isinstance(statement, Store)}
+    buffers = tuple(sorted(printer.used))
+    declarations = [
+        f"@group(0) @binding({place}) var<storage, {'read_write' if buffer in stored else 'read'}> "
+        f"b{buffer}: array<{printer.element(buffer)}>;"
+        for place, buffer in enumerate(buffers)
+    ]
+    declarations += [f"var<workgroup> {s.name}: array<{_wgsl_type(s.dtype)}, {s.count}>;" for s in kernel.shared]
+    head = ["enable f16;"] if "f16" in kernel.dtypes.values() else []
+    text = "\n".join([*head, *declarations, closure(main), main, ""])
+    text = _renumbered(text, buffers)
+    limits = profile.limits
+    grid = folded(kernel.groups, limits.groups_per_dimension)
+    problems = [
+        (len(buffers) > limits.storage_buffers, f"{len(buffers)} buffers of {limits.storage_buffers}"),
+        (len(text) > profile.wgsl_bytes, f"{len(text)} bytes of WGSL of {profile.wgsl_bytes}"),
+        (kernel.invocations > limits.invocations, f"{kernel.invocations} invocations of {limits.invocations}"),
+        (sum(s.size_bytes for s in kernel.shared) > limits.workgroup_bytes, "too much workgroup memory"),
+        (max(grid) > limits.groups_per_dimension or min(grid) < 1, f"a grid of {grid}"),
+    ]
+    for broken, what in problems:
+        if broken:
+            raise CompileFailed(f"kernel {kernel.name} needs {what}", op=kernel.name)
+    return Shader(text, buffers, tuple(buffer in stored for buffer in buffers), grid)
+
+
+def folded(groups: int, most: int) -> tuple[int, int, int]:
+    """A grid of at least `groups` workgroups, no dimension above `most`; kernels leave where group >= groups."""
+    if groups <= most:
+        return groups, 1, 1
+    rows = -(-groups // most)
+    return -(-groups // rows), rows, 1
+
+
+def _wgsl_type(dtype: str) -> str:
+    return f"vec4<{dtype[:-2]}>" if dtype.endswith("x4") else dtype
+
+
+def _renumbered(text: str, buffers: tuple[int, ...]) -> str:
+    """Buffers named by binding, so that kernels that differ only in buffer numbers are equal text."""
+    for place, buffer in enumerate(buffers):
+        text = text.replace(f"b{buffer}:", f"in{place}:").replace(f"b{buffer}[", f"in{place}[")
+    return text
+
+
+class _Printer:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.lines: list[str] = []
+        self.scopes: list[dict[object, str]] = [{}]
+        self.count = 0
+        self.used: set[int] = set()
+        self.quads = _quad_buffers(kernel)
+
+    def element(self, buffer: int) -> str:
+        own = STORAGE[self.kernel.dtypes[buffer]]
+        return f"vec4<{own}>" if buffer in self.quads else own
+
+    def function(self) -> str:
+        self.block(self.kernel.body)
+        body = "\n".join(self.lines)
+        return (
+            f"@compute @workgroup_size({self.kernel.invocations})\n"
+            "fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, "
+            "@builtin(local_invocation_index) lane: u32) {\n"
+            f"  let group = place.y * grid.x + place.x;\n{body}\n}}"
+        )
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * len(self.scopes) + text)
+
+    def block(self, body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            match statement:
+                case Let(var, value):
+                    text = self.ref(value)
+                    self.line(f"let {var.attr} = {text};")
+                case Declare(name, value):
+                    self.line(f"var {name} = {self.ref(value)};")
+                case Assign(name, value):
+                    self.line(f"{name} = {self.ref(value)};")
+                case Store():
+                    self.store(statement)
+                case StoreShared(name, index, value):
+                    self.line(f"{name}[{self.ref(index)}] = {self.ref(value)};")
+                case Leave(condition):
+                    self.line(f"if ({self.ref(condition)}) {{ return; }}")
+                case Barrier():
+                    self.line("workgroupBarrier();")
+                case When(condition, inner):
+                    self.line(f"if ({self.ref(condition)}) {{")
+                    self.inner(inner)
+                case Loop():
+                    self.loop(statement)
+
+    def inner(self, body: tuple[Statement, ...]) -> None:
+        self.scopes.append({})
+        self.block(body)
+        self.scopes.pop()
+        self.line("}")
+
+    def loop(self, loop: Loop) -> None:
+        self.hoist(loop)
+        name = loop.var.attr
+        start = self.ref(loop.start)
+        self.line(f"for (var {name} = {start}; {name} < {loop.stop}u; {name} += {loop.step}u) {{")
+        self.inner(loop.body)
+
+    def hoist(self, loop: Loop) -> None:
+        """Compute before the loop what does not change in it; not what a `When` guards."""
+        inside = {loop.var.attr}
+        direct: list[Statement] = []
+        pending: list[Statement] = list(loop.body)
+        while pending:
+            statement = pending.pop(0)
+            direct.append(statement)
+            if isinstance(statement, Loop):
+                inside.add(statement.var.attr)
+                pending.extend(statement.body)
+        for statement in statements(loop.body):
+            match statement:
+                case Let(var, _):
+                    inside.add(var.attr)
+                case Declare(name, _):
+                    inside.add(name)
+                case Loop(var):
+                    inside.add(var.attr)
+        for statement in direct:
+            stack = list(expressions(statement))
+            seen: set[int] = set()
+            while stack:
+                expr = stack.pop()
+                if expr.uid in seen:
+                    continue
+                seen.add(expr.uid)
+                if not expr.volatile and not expr.free & inside:
+                    self.ref(expr)
+                else:
+                    stack.extend(expr.args)
+
+    def store(self, store: Store) -> None:
+        dtype = self.kernel.dtypes[store.buffer]
+        template = TO_STORAGE.get(dtype, "{}")
+        values = [template.format(self.ref(value)) for value in store.values]
+        self.used.add(store.buffer)
+        target = f"b{store.buffer}[{self.ref(store.index)}]"
+        value = values[0] if len(values) == 1 else f"{self.element(store.buffer)}({', '.join(values)})"
+        self.line(f"{target} = {value};")
+
+    def ref(self, expr: Expr) -> str:
+        """Text that stands for the expression's value, printing the `let`s it needs."""
+        texts: dict[int, str] = {}
+        stack = [(expr, False)]
+        while stack:
+            current, ready = stack.pop()
+            if current.uid in texts:
+                continue
+            if ready:
+                texts[current.uid] = self.named(current, [texts[arg.uid] for arg in current.args])
+                continue
+            known = self.known(current)
+            if known is not None:
+                texts[current.uid] = known
+                continue
+            stack.append((current, True))
+            stack.extend((arg, False) for arg in current.args)
+        return texts[expr.uid]
+
+    def known(self, expr: Expr) -> str | None:
+        if expr.op in ("var", "mutable"):
+            return str(expr.attr)
+        if expr.op == "lit":
+            return literal(expr.attr, expr.dtype)
+        for scope in reversed(self.scopes):
+            if expr.uid in scope:
+                return scope[expr.uid]
+        return None
+
+    def named(self, expr: Expr, args: list[str]) -> str:
+        if expr.op not in _INDEXED and expr.args and all(arg.op == "lit" for arg in expr.args):
+            args = [self.opaque(expr.args[0], args[0]), *args[1:]]
+        text = self.text(expr, args)
+        if expr.volatile or expr.op in ("bounded",):
+            return text
+        return self.let(expr.uid, text)
+
+    def let(self, key: object, text: str) -> str:
+        name = f"t{self.count}"
+        self.count += 1
+        self.line(f"let {name} = {text};")
+        self.scopes[-1][key] = name
+        return name
+
+    def opaque(self, expr: Expr, text: str) -> str:
+        """A literal the WGSL compiler cannot fold: folding overflow or NaN is a compile error."""
+        if expr.dtype == "bool":
+            return f"({text} || gm_zero != 0u)"
+        if expr.dtype == "u32":
+            return f"({text} + gm_zero)"
+        return f"bitcast<{expr.dtype}>({expr.attr & 0xFFFFFFFF}u + gm_zero)"
+
+    def text(self, expr: Expr, args: list[str]) -> str:
+        if expr.op in ("load", "read"):
+            return self.load(expr, args[0])
+        if expr.op == "shared":
+            return f"{expr.attr}[{args[0]}]"
+        return text_of(expr, args)
+
+    def load(self, expr: Expr, index: str) -> str:
+        buffer = expr.attr
+        self.used.add(buffer)
+        template = FROM_STORAGE.get(self.kernel.dtypes[buffer], "{}")
+        if buffer not in self.quads:
+            return template.format(f"b{buffer}[{index}]")
+        quad, lane = quad_of(expr.args[0])
+        key = ("quad", buffer, quad)
+        for scope in reversed(self.scopes):
+            if key in scope:
+                return template.format(f"{scope[key]}.{'xyzw'[lane]}")
+        const, terms = quad
+        at = _quad_text([(self.ref(atom), factor) for atom, factor in terms], const)
+        return template.format(f"{self.let(key, f'b{buffer}[{at}]')}.{'xyzw'[lane]}")
+
+
+Quad = tuple[int, tuple[tuple[Expr, int], ...]]
+
+
+def quad_of(index: Expr) -> tuple[Quad, int]:
+    """An index of the form 4*quad + lane as ((const, terms) of quad, lane)."""
+    const, terms = terms_of(index)
+    return (const // 4, tuple((atom, factor // 4) for atom, factor in terms.items())), const % 4
+
+
+def _quad_text(terms: list[tuple[str, int]], const: int) -> str:
+    parts = [(factor < 0, text if abs(factor) == 1 else f"{text} * {abs(factor)}u") for text, factor in terms]
+    if const or not parts:
+        parts.append((const < 0, f"{abs(const)}u"))
+    parts.sort()
+    joined = " ".join(("- " if minus else "+ ") + text for minus, text in parts)
+    return joined[2:] if joined[0] == "+" else f"0u {joined}"
+
+
+def _quad_buffers(kernel: Kernel) -> set[int]:
+    """Buffers read or stored only in fours."""
+    loads: dict[int, set[Expr]] = {}
+    for statement in statements(kernel.body):
+        for expr in walk(expressions(statement)):
+            if expr.op == "load":
+                loads.setdefault(expr.attr, set()).add(expr.args[0])
+    whole = {buffer for buffer, indices in loads.items() if _in_fours(indices)}
+    for statement in statements(kernel.body):
+        if isinstance(statement, Store):
+            fours = len(statement.values) == 4
+            if fours and statement.buffer not in kernel.in_place:
+                whole.add(statement.buffer)
+            else:
+                whole.discard(statement.buffer)
+    return whole - kernel.in_place
+
+
+def _in_fours(indices: set[Expr]) -> bool:
+    for index in indices:
+        _, terms = terms_of(index)
+        if any(factor % 4 for factor in terms.values()):
+            return False
+    return len(indices) >= 2 * len({quad_of(index)[0] for index in indices})

@@ -1,0 +1,197 @@
+"""WgslEngine: the Engine protocol over wgpu.
+
+Compile is: look in memory, then on disk, else lower; then pipelines.  Handles of `load` are bound where they lie.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import F32, dtype_of
+from wire.errors import ExecuteFailed, InputError
+from wire.graph import GraphBuilder, WireGraph, const_value
+from wire.ops import OPS
+from wire.types import TensorType
+
+from ..engine import EngineInfo, Executable, Measured
+from .cache import ProgramCache, cache_key
+from .device import AdapterInfo, Device, Memory, list_adapters
+from .execute import WgslExecutable, resident
+from .lower import VERSION, const_key, lower
+from .program import Program
+
+_KINDS = {"number": "iuf", "floating": "f", "integer": "iu"}  # dtype rule -> kinds; others take every dtype
+
+
+@dataclass(eq=False, slots=True)
+class Resident:
+    """A tensor on the device: what `load` returns."""
+
+    type: TensorType
+    memory: Memory | None
+
+
+class WgslEngine:
+    """One WebGPU device.  `limits_override` lowers limits by the names of profile.DeviceLimits."""
+
+    def __init__(
+        self,
+        adapter_index: int = 0,
+        cache_dir: Path | None = None,
+        memory_bytes: int | None = None,
+        limits_override: Mapping[str, int] | None = None,
+    ) -> None:
+        self._device = Device(adapter_index, memory_bytes, limits_override)
+        self._cache = ProgramCache(cache_dir)
+        self._executables: dict[bytes, WgslExecutable] = {}
+        adapter, profile = self._device.adapter, self._device.profile
+        self.info = EngineInfo(
+            engine="wgsl",
+            adapter=adapter.name,
+            backend=adapter.backend,
+            driver=adapter.driver,
+            software=adapter.software,
+            memory_bytes=self._device.memory_bytes,
+            limits=asdict(profile.limits),
+            dtypes_by_op=_dtypes_by_op(profile.dtypes),
+        )
+
+    def compile(self, graph: WireGraph, force: bool = False) -> Executable:
+        found = self._executables.get(graph.hash)
+        if found is not None and not force:
+            return found
+        key = self._key(graph)
+        program = None if force else self._cache.read(key)
+        cached = program is not None
+        if program is None:
+            program = lower(graph, self._device.profile)
+        if force:
+            for module in program.modules:
+                self._device.forget(module.text)
+        executable = self._build(graph, program, cached)
+        if not cached:
+            self._cache.write(key, program)
+        if found is not None:
+            found.close()
+        self._executables[graph.hash] = executable
+        return executable
+
+    def load(self, array: NDArray[Any]) -> Resident:
+        type_ = TensorType(tuple(array.shape), dtype_of(array))
+        return Resident(type_, resident(self._device, np.ascontiguousarray(array)) if array.size else None)
+
+    def unload(self, handle: Resident) -> None:
+        if handle.memory is not None:
+            self._device.give(handle.memory)
+            handle.memory = None
+
+    def run(self, executable: Executable, inputs: Sequence[Any]) -> list[NDArray[Any]]:
+        assert isinstance(executable, WgslExecutable), "an executable of this engine"
+        if len(inputs) != len(executable.inputs):
+            raise InputError(f"expected {len(executable.inputs)} inputs, got {len(inputs)}")
+        given: dict[str, Memory | NDArray[Any]] = {}
+        for (name, type_), value in zip(executable.inputs.items(), inputs, strict=True):
+            given[name] = _checked(name, type_, value)
+        return executable.run(given)
+
+    def measure(self) -> Measured:
+        """A 512^3 matmul, a 4 Mi-element copy and a one-element graph through the engine's own kernels."""
+        return Measured(
+            gflops=2 * _MATMUL**3 / self._timed(_matmul_graph(), "m") / 1e9,
+            gbytes_per_s=2 * 4 * _STREAM / self._timed(_stream_graph(_STREAM), "s") / 1e9,
+            dispatch_s=self._timed(_stream_graph(1), "d"),
+        )
+
+    def close(self) -> None:
+        self._executables.clear()
+        self._device.close()
+
+    def _timed(self, graph: WireGraph, _label: str) -> float:
+        """Least seconds of a few runs with resident inputs and one element read back."""
+        executable = self.compile(graph)
+        inputs = [self.load(np.ones(type_.shape, type_.dtype.numpy)) for type_ in graph.input_types.values()]
+        best, spent = float("inf"), 0.0
+        for _ in range(6):
+            start = time.perf_counter()
+            self.run(executable, inputs)
+            best = min(best, time.perf_counter() - start)
+            spent += time.perf_counter() - start
+            if spent > 0.1:
+                break
+        for handle in inputs:
+            self.unload(handle)
+        return best
+
+    def _key(self, graph: WireGraph) -> str:
+        adapter, profile = self._device.adapter, self._device.profile
+        return cache_key(graph.hash, VERSION, "wgsl", adapter.name, adapter.backend, adapter.driver, repr(profile))
+
+    def _build(self, graph: WireGraph, program: Program, cached: bool) -> WgslExecutable:
+        inputs = {**graph.input_types, **graph.param_types}
+        wanted = {buffer.name for buffer in program.buffers if buffer.kind == "const"}
+        consts = {key: value for key, value in _consts(graph) if key in wanted}
+        missing = wanted - set(consts)
+        if missing or any(b.name not in inputs for b in program.buffers if b.kind == "input"):
+            raise ExecuteFailed("the cached program does not belong to this graph", next_step="Compile with force")
+        return WgslExecutable(self._device, program, inputs, list(graph.output_types.values()), consts, cached)
+
+
+def _checked(name: str, type_: TensorType, value: Any) -> Memory | NDArray[Any]:
+    """The array or buffer for one input; InputError unless it has exactly the declared type."""
+    if isinstance(value, Resident):
+        if value.type != type_:
+            raise InputError(f"input {name!r} must be {type_}, got a resident {value.type}")
+        if value.memory is None and type_.size:
+            raise InputError(f"input {name!r} was unloaded")
+        return value.memory if value.memory is not None else np.zeros(type_.shape, type_.dtype.numpy)
+    array = np.asarray(value)
+    if array.shape != type_.shape or array.dtype != type_.dtype.numpy:
+        raise InputError(f"input {name!r} must be {type_}, got {array.dtype}{list(array.shape)}")
+    return array
+
+
+def _consts(graph: WireGraph) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Every constant of a graph and of the bodies in it, by key."""
+    pending = [graph]
+    while pending:
+        current = pending.pop()
+        for node in current.nodes:
+            if node.op == "const":
+                blobs = current.blobs if node.attrs.get("blob") in current.blobs else graph.blobs
+                yield const_key(node), const_value(node, blobs)
+            elif node.op == "composite":
+                pending.append(node.attrs["body"])
+
+
+def _dtypes_by_op(known: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Every op of the table, with the dtypes kernels can load and store."""
+    return {name: tuple(known) for name in OPS}
+
+
+_MATMUL, _STREAM = 256, 1 << 20
+
+
+def _matmul_graph() -> WireGraph:
+    builder = GraphBuilder()
+    left = builder.input("left", (_MATMUL, _MATMUL), F32)
+    right = builder.input("right", (_MATMUL, _MATMUL), F32)
+    total = builder.add("dot", left, right, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
+    corner = builder.add("slice", total, start=(0, 0), stop=(1, 1), step=(1, 1))
+    return builder.build([corner])
+
+
+def _stream_graph(size: int) -> WireGraph:
+    builder = GraphBuilder()
+    x = builder.input("x", (size,), F32)
+    y = builder.add("add", x, x)
+    return builder.build([y])
+
+
+__all__ = ["AdapterInfo", "WgslEngine", "list_adapters"]

@@ -1,0 +1,21 @@
+"""One file per kernel family: a fused group -> kernels.  `LOWERINGS` is the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..kernel_ir import Kernel
+from .frame import Frame
+from .map import lower_map
+from .matmul import lower_matmul
+from .row import lower_row
+from .scatter import lower_scatter
+
+LOWERINGS: dict[str, Callable[[Frame], list[Kernel]]] = {
+    "map": lower_map,
+    "row": lower_row,
+    "matmul": lower_matmul,
+    "scatter": lower_scatter,
+}
+
+__all__ = ["LOWERINGS", "Frame"]

@@ -1,0 +1,307 @@
+"""Nodes -> groups: which nodes share a kernel.
+
+A group computes one tensor, its `root`, from tensors in memory.  Its other nodes are inlined (computed where needed,
+by `elements`) or anchors (computed once per output position by the kernel's frame: the reductions of a row kernel,
+the dot of a matmul).  Nodes are visited from the outputs back; a node joins the group that alone uses it if the group
+can take it:
+
+    map      any elementwise ops and views
+    row      the root has the shape of the reductions' input, or of their result; all reduce the same axes, and every
+             use of a reduction is at its own row (so softmax and layer_norm are one kernel)
+    matmul   one dot, read by the root at its own position (bias, activation, residual become the epilogue)
+    scatter  updates and indices may be computed on the fly
+
+Whether an anchor is read at its own position is not guessed from patterns: it is lowered with symbolic indices and
+looked at.  It does not know WGSL.  The figures below bound recomputation and kernel size; they never change results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from wire.graph import WireGraph
+from wire.ops import ELEMENTWISE, LEAVES
+
+from .canonicalise import splat_bits
+from .elements import FUSABLE, Elements, Index
+from .expressions import Builder, Expr
+from .legalise import COSTLY, LOOPING
+from .profile import Profile
+
+REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax"})
+MOVES = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse"})  # views that read one element
+PROLOGUE = MOVES | {"cast"}  # what a matmul computes while loading: each element is loaded many times
+
+NODES_MAX = 150  # nodes of one group: bounds compile time and recursion
+CLASSES_MAX = 6  # different index maps under which one node is computed in one kernel
+EXPRESSIONS_MAX = 6_000  # distinct scalar expressions of one group's symbolic lowering
+COPY_COST_MAX = 6  # a node cheaper than this may be computed by several kernels rather than stored
+SPREAD = 4  # a costly node broadcast to this many times its size is stored first
+
+
+@dataclass(slots=True)
+class Group:
+    """One kernel to be.  `anchors` are in topological order; `reads` are the nodes it takes from memory."""
+
+    root: int
+    kind: str
+    anchors: list[int] = field(default_factory=list)
+    inlined: set[int] = field(default_factory=set)
+    reads: set[int] = field(default_factory=set)
+
+
+def fuse(graph: WireGraph, profile: Profile) -> list[Group]:
+    """The groups in an order in which they can run; every node outside them is a leaf or unused."""
+    return _Fuser(graph, profile).run()
+
+
+def row_shape(graph: WireGraph, anchor: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """A reduction's input shape, its kept axes and its reduced axes."""
+    node = graph.nodes[anchor]
+    shape = graph.types[node.inputs[0]].shape
+    gone = (node.attrs["axis"],) if node.op == "argmax" else node.attrs["axes"]
+    return shape, tuple(axis for axis in range(len(shape)) if axis not in gone), tuple(sorted(gone))
+
+
+def row_index(
+    build: Builder, shape: tuple[int, ...], kept: Iterable[int], gone: Iterable[int], row: Expr, column: Expr
+) -> Index:
+    """The index into a reduction's input at (row, column)."""
+    kept, gone = tuple(kept), tuple(gone)
+    outer = build.unravel(row, [shape[axis] for axis in kept])
+    inner = build.unravel(column, [shape[axis] for axis in gone])
+    place = dict(zip((*kept, *gone), (*outer, *inner), strict=True))
+    return tuple(place[axis] for axis in range(len(shape)))
+
+
+class _Misfit(Exception):
+    """An anchor is read at another position than its own."""
+
+
+class _Fuser:
+    def __init__(self, graph: WireGraph, profile: Profile) -> None:
+        self.graph = graph
+        self.reads_max = profile.limits.storage_buffers - 1
+        self.outputs = set(graph.outputs)
+        self.consumers: list[list[int]] = [[] for _ in graph.nodes]
+        self.groups: list[Group] = []
+        self.member: list[list[Group]] = [[] for _ in graph.nodes]  # groups that compute a node
+        self.classes: list[set[object]] = [set() for _ in graph.nodes]
+        self.cost = self._copy_costs()
+        for index, node in enumerate(graph.nodes):
+            for operand in dict.fromkeys(node.inputs):
+                self.consumers[operand].append(index)
+
+    def run(self) -> list[Group]:
+        for index in range(len(self.graph.nodes) - 1, -1, -1):
+            if not self.in_memory(index) and not self.inline_only(index):
+                self.visit(index)
+        return sorted(self.groups, key=lambda group: group.root)
+
+    def in_memory(self, index: int) -> bool:
+        node = self.graph.nodes[index]
+        return (node.op in LEAVES and splat_bits(node) is None) or self.graph.types[index].size == 0
+
+    def inline_only(self, index: int) -> bool:
+        return splat_bits(self.graph.nodes[index]) is not None and index not in self.outputs
+
+    def visit(self, index: int) -> None:
+        users = [group for consumer in self.consumers[index] for group in self.member[consumer]]
+        users = list({id(group): group for group in users}.values())
+        if index not in self.outputs:
+            if not users:
+                return
+            if len(users) == 1 and self.join(index, users[0]):
+                return
+            if len(users) > 1 and self.copies_well(index) and all(self.may_inline(index, group) for group in users):
+                for group in users:
+                    self.inline(index, group)
+                return
+        self.start(index)
+
+    # -- joining ------------------------------------------------------------------------------------------
+
+    def join(self, index: int, group: Group) -> bool:
+        op = self.graph.nodes[index].op
+        if op in FUSABLE:
+            if self.may_inline(index, group):
+                self.inline(index, group)
+                return True
+            return False
+        if op in REDUCTIONS:
+            return group.kind in ("map", "row") and self.try_anchor(index, group, "row")
+        return op == "dot" and group.kind == "map" and self.try_anchor(index, group, "matmul")
+
+    def may_inline(self, index: int, group: Group) -> bool:
+        node, own = self.graph.nodes[index], self.graph.types[index]
+        if len(group.inlined) >= NODES_MAX or len(self.reads_after(index, group)) > self.reads_max:
+            return False
+        if (node.op, own.dtype.name) in LOOPING and (group.kind != "map"):
+            return False
+        users = [consumer for consumer in self.consumers[index] if group in self.member[consumer]]
+        if len(self.classes_of(index, users)) > CLASSES_MAX and node.op not in LEAVES:
+            return False
+        for consumer in users:
+            if self.graph.nodes[consumer].op == "dot" and not self.as_prologue(index):
+                return False
+            spread = self.graph.types[consumer].size >= SPREAD * own.size
+            if spread and node.op in COSTLY and not self.from_row(index, consumer):
+                return False
+        return not (group.kind == "matmul" and self.feeds_dot(index, group) and not self.as_prologue(index))
+
+    def inline(self, index: int, group: Group) -> None:
+        group.reads = self.reads_after(index, group)
+        group.inlined.add(index)
+        users = [consumer for consumer in self.consumers[index] if group in self.member[consumer]]
+        self.classes[index] |= self.classes_of(index, users)
+        self.member[index].append(group)
+
+    def reads_after(self, index: int, group: Group) -> set[int]:
+        return (group.reads - {index}) | self.operands(index)
+
+    def operands(self, index: int) -> set[int]:
+        return {operand for operand in self.graph.nodes[index].inputs if not self.inline_only(operand)}
+
+    def classes_of(self, index: int, users: list[int]) -> set[object]:
+        """Labels of the different index maps `index` is needed under."""
+        found: set[object] = set()
+        for consumer in users:
+            own = self.classes[consumer]
+            same = self.graph.nodes[consumer].op in ELEMENTWISE and (
+                self.graph.types[consumer].shape == self.graph.types[index].shape
+            )
+            found |= own if same else {(label, consumer) for label in own}
+        return found
+
+    def as_prologue(self, index: int) -> bool:
+        node = self.graph.nodes[index]
+        return node.op in PROLOGUE or node.op == "const"
+
+    def feeds_dot(self, index: int, group: Group) -> bool:
+        """Whether `index` is used, through inlined nodes, by the group's dot."""
+        pending = [index]
+        while pending:
+            for consumer in self.consumers[pending.pop()]:
+                if consumer in group.anchors:
+                    return True
+                if consumer in group.inlined:
+                    pending.append(consumer)
+        return False
+
+    def from_row(self, index: int, consumer: int) -> bool:
+        """Whether a costly node is per row of a reduction over the consumer's shape, so computed once per row."""
+        shape = self.graph.types[consumer].shape
+        pending, seen = [index], 0
+        while pending and seen < 8:
+            seen += 1
+            node = self.graph.nodes[pending.pop()]
+            if node.op in REDUCTIONS:
+                return self.graph.types[node.inputs[0]].size == math.prod(shape)
+            pending.extend(operand for operand in node.inputs if not self.inline_only(operand))
+        return False
+
+    def copies_well(self, index: int) -> bool:
+        return self.cost[index] <= COPY_COST_MAX
+
+    def _copy_costs(self) -> list[float]:
+        """What computing a node once more costs, all from memory; infinite past a reduction or a dot."""
+        costs: list[float] = []
+        for node, type_ in zip(self.graph.nodes, self.graph.types, strict=True):
+            below = sum(costs[operand] for operand in node.inputs)
+            if node.op in LEAVES:
+                costs.append(0)
+            elif node.op in MOVES or node.op == "iota":
+                costs.append(below)
+            elif node.op in ELEMENTWISE and node.op not in COSTLY:
+                costs.append(below + 2 + (1 if type_.size > 1 else 0))
+            else:
+                costs.append(math.inf)
+        return costs
+
+    # -- new groups and anchors ---------------------------------------------------------------------------
+
+    def start(self, index: int) -> None:
+        op = self.graph.nodes[index].op
+        kind = "row" if op in REDUCTIONS else {"dot": "matmul", "scatter": "scatter"}.get(op, "map")
+        group = Group(index, kind, [index] if kind in ("row", "matmul") else [], set(), self.operands(index))
+        self.groups.append(group)
+        self.member[index].append(group)
+        self.classes[index] = {index}
+
+    def try_anchor(self, index: int, group: Group, kind: str) -> bool:
+        if len(self.reads_after(index, group)) > self.reads_max:
+            return False
+        if any(self.is_looping(node) for node in (*group.inlined, group.root)):
+            return False
+        anchors = sorted([index, *group.anchors])
+        candidate = Group(group.root, kind, anchors, group.inlined, self.reads_after(index, group))
+        if not fits(self.graph, candidate):
+            return False
+        group.kind, group.anchors, group.reads = candidate.kind, candidate.anchors, candidate.reads
+        self.member[index].append(group)
+        self.classes[index] = {index}
+        return True
+
+    def is_looping(self, index: int) -> bool:
+        return (self.graph.nodes[index].op, self.graph.types[index].dtype.name) in LOOPING
+
+
+def fits(graph: WireGraph, group: Group) -> bool:
+    """Whether every anchor is read only at its own position, and the kernel stays small."""
+    build = Builder()
+    try:
+        return _fits_row(graph, group, build) if group.kind == "row" else _fits_matmul(graph, group, build)
+    except _Misfit:
+        return False
+
+
+def _fits_row(graph: WireGraph, group: Group, build: Builder) -> bool:
+    forms = {row_shape(graph, anchor) for anchor in group.anchors}
+    if len(forms) != 1:
+        return False
+    shape, kept, gone = forms.pop()
+    rows = math.prod(shape[axis] for axis in kept)
+    columns = math.prod(shape[axis] for axis in gone)
+    root_type = graph.types[group.root]
+    if group.root not in group.anchors and root_type.shape != shape and root_type.size != rows:
+        return False
+    row, column = build.var("row", rows), build.var("column", columns)
+
+    def at_own_row(anchor: int, index: Index) -> Expr:
+        if build.ravel(index, graph.types[anchor].shape) is not row and rows != 1:
+            raise _Misfit
+        return build.make("var", (), "f32", f"anchor{anchor}")
+
+    elements = _symbolic(graph, group, build, at_own_row)
+    where = row_index(build, shape, kept, gone, row, column)
+    for anchor in group.anchors:
+        elements.at(graph.nodes[anchor].inputs[0], where)
+    if group.root not in group.anchors:
+        full = root_type.shape == shape and root_type.size != rows
+        elements.at(group.root, where if full else build.unravel(row, root_type.shape))
+    return len(build) <= EXPRESSIONS_MAX
+
+
+def _fits_matmul(graph: WireGraph, group: Group, build: Builder) -> bool:
+    (dot,) = group.anchors
+    root_type, dot_type = graph.types[group.root], graph.types[dot]
+    if root_type.size != dot_type.size:
+        return False
+    place = build.var("place", dot_type.size)
+
+    def at_own_place(anchor: int, index: Index) -> Expr:
+        if build.ravel(index, dot_type.shape) is not place and dot_type.size != 1:
+            raise _Misfit
+        return build.make("var", (), "f32", f"anchor{anchor}")
+
+    elements = _symbolic(graph, group, build, at_own_place)
+    elements.at(group.root, build.unravel(place, root_type.shape))
+    return len(build) <= EXPRESSIONS_MAX
+
+
+def _symbolic(graph: WireGraph, group: Group, build: Builder, check: Callable[[int, Index], Expr]) -> Elements:
+    anchors = {anchor: partial(check, anchor) for anchor in group.anchors}
+    return Elements(graph, build, {node: node for node in group.reads}, anchors)

@@ -1,0 +1,97 @@
+"""The whole lowering: graph -> Program.  Pure: the same graph and profile give the same text on any machine.
+
+`VERSION` is part of every cache key: raise it whenever generated text or plans change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from wire.errors import Unsupported
+from wire.graph import Node, WireGraph
+from wire.ops import LEAVES
+
+from .canonicalise import canonicalise, splat_bits
+from .emit import Shader, emit
+from .families import LOWERINGS, Frame
+from .fuse import Group, fuse
+from .memory import assign_slots
+from .profile import Profile
+from .program import Buffer, Dispatch, Module, Program, padded
+
+VERSION = 1
+
+
+def lower(graph: WireGraph, profile: Profile) -> Program:
+    """Compile to text; Unsupported (op, dtype or size, with need and have) is raised here and never at a run."""
+    plain = canonicalise(graph, profile)
+    groups = fuse(plain, profile)
+    shaders = [shader for group in groups for shader in lower_group(plain, group, profile)]
+    _check_sizes(plain, shaders, profile)
+    return _assemble(plain, shaders)
+
+
+def lower_group(graph: WireGraph, group: Group, profile: Profile) -> list[Shader]:
+    """The shaders of one group, in order."""
+    return [emit(kernel, profile) for kernel in LOWERINGS[group.kind](Frame(graph, group, profile))]
+
+
+def const_key(node: Node) -> str:
+    """What identifies a constant's bytes in a Program."""
+    if "blob" in node.attrs:
+        return str(node.attrs["blob"].hex())
+    dtype = node.attrs["dtype"].encode()
+    return hashlib.blake2b(dtype + b"\0" + node.attrs["data"], digest_size=32).hexdigest()
+
+
+def stored_bytes(graph: WireGraph, index: int) -> int:
+    """Device bytes of a tensor; bool takes four per element."""
+    type_ = graph.types[index]
+    return padded(type_.size * (4 if type_.dtype.name == "bool" else type_.dtype.itemsize))
+
+
+def _check_sizes(graph: WireGraph, shaders: list[Shader], profile: Profile) -> None:
+    limits = profile.limits
+    most = min(limits.binding_bytes, limits.buffer_bytes)
+    bound = {buffer for shader in shaders for buffer in shader.buffers}
+    for index in sorted(bound | {output for output in graph.outputs if graph.types[output].size}):
+        need = stored_bytes(graph, index)
+        if need > most:
+            raise Unsupported(
+                f"a tensor {graph.types[index]} needs a binding of {need} bytes, this adapter has {most}",
+                op=graph.nodes[index].op,
+                next_step="Cut the tensor, or place this part on a cpu engine",
+            )
+
+
+def _assemble(graph: WireGraph, shaders: list[Shader]) -> Program:
+    modules: dict[Module, int] = {}
+    uses = [shader.buffers for shader in shaders]
+    live = [output for output in graph.outputs if graph.types[output].size]
+    tensors = sorted({buffer for bound in uses for buffer in bound} | set(live))
+    leaves = [index for index in tensors if graph.nodes[index].op in LEAVES and _in_memory(graph, index)]
+    sizes = {index: stored_bytes(graph, index) for index in tensors if index not in leaves}
+    placed, slots = assign_slots(uses, sizes, live)
+    buffers = [_leaf_buffer(graph, index) for index in leaves]
+    number = {index: place for place, index in enumerate(leaves)}
+    number.update({index: len(leaves) + slot for index, slot in placed.items()})
+    buffers += [Buffer("slot", "", size) for size in slots]
+    dispatches = []
+    for shader in shaders:
+        module = Module(shader.text, shader.stored)
+        place = modules.setdefault(module, len(modules))
+        dispatches.append(Dispatch(place, tuple(number[buffer] for buffer in shader.buffers), shader.grid))
+    outputs = tuple(number[output] if graph.types[output].size else -1 for output in graph.outputs)
+    return Program(tuple(modules), tuple(buffers), tuple(dispatches), outputs)
+
+
+def _in_memory(graph: WireGraph, index: int) -> bool:
+    """Leaves are given from outside, except a constant of one value, which a kernel fills where it is an output."""
+    return splat_bits(graph.nodes[index]) is None
+
+
+def _leaf_buffer(graph: WireGraph, index: int) -> Buffer:
+    node = graph.nodes[index]
+    if node.op == "const":
+        return Buffer("const", const_key(node), stored_bytes(graph, index))
+    return Buffer("input", node.attrs["name"], stored_bytes(graph, index))

@@ -1,0 +1,56 @@
+"""What the lowering may know about a device: its limits and a few yes/no facts.
+
+It does not know wgpu; `device.py` fills it.  To add a fact: a field here, a line in `device.profile_of`, and, if it
+changes generated text, nothing else, because every field is part of the cache key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """The limits the compiler obeys; the defaults are WebGPU's guaranteed minimum."""
+
+    storage_buffers: int = 8  # bound in one kernel
+    binding_bytes: int = 128 * MIB  # one bound buffer
+    buffer_bytes: int = 256 * MIB  # one buffer
+    invocations: int = 256  # in one workgroup
+    workgroup_bytes: int = 16 * KIB  # workgroup memory
+    groups_per_dimension: int = 65_535
+
+    def lowered_to(self, override: Mapping[str, int]) -> DeviceLimits:
+        """These limits, none above `override`; names are the fields'."""
+        known = {field.name for field in fields(self)}
+        unknown = set(override) - known
+        if unknown:
+            raise ValueError(f"unknown limits {sorted(unknown)}; known: {sorted(known)}")
+        values = asdict(self)
+        return DeviceLimits(**{name: min(value, override.get(name, value)) for name, value in values.items()})
+
+
+WEBGPU_MINIMUM: Mapping[str, int] = asdict(DeviceLimits())
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One device as the compiler sees it.
+
+    `software` devices (lavapipe, WARP) pay for barriers and per-lane loads, not for occupancy.  `loop_trips` is how
+    many loop iterations one invocation may make: lavapipe silently stops at 65,535, summed over all its loops.
+    """
+
+    limits: DeviceLimits = DeviceLimits()
+    software: bool = True
+    f16: bool = False
+    loop_trips: int = 60_000
+    wgsl_bytes: int = 256 * KIB
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Names of the dtypes kernels can load and store."""
+        return ("f32", "i32", "u32", "bool", "f16") if self.f16 else ("f32", "i32", "u32", "bool")

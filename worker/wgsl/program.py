@@ -1,0 +1,112 @@
+"""A compiled part as plain data: shader texts, buffers and the dispatches over them; what the disk cache stores.
+
+It knows neither graphs nor wgpu.  `to_json` and `from_json` are exact inverses; `from_json` checks everything it reads,
+because a cache file may be damaged.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT = 1
+KINDS = ("input", "const", "slot")
+PAD = 16  # buffers are multiples of one vec4
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Device memory: an `input` (name), a `const` (content key) or a reusable `slot`; size padded to PAD."""
+
+    kind: str
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Run shader `shader` on `grid` workgroups with `buffers` bound in order."""
+
+    shader: int
+    buffers: tuple[int, ...]
+    grid: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A shader's text and which of its bindings it stores to."""
+
+    text: str
+    stored: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`outputs` are buffer numbers in order, -1 for a tensor without elements."""
+
+    modules: tuple[Module, ...]
+    buffers: tuple[Buffer, ...]
+    dispatches: tuple[Dispatch, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory of a run beyond inputs and params."""
+        return sum(buffer.size_bytes for buffer in self.buffers if buffer.kind != "input")
+
+
+def padded(size_bytes: int) -> int:
+    """A buffer's size for so many bytes of tensor; never zero."""
+    return max(PAD, size_bytes + -size_bytes % PAD)
+
+
+def to_json(program: Program) -> str:
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "modules": [[module.text, list(module.stored)] for module in program.modules],
+            "buffers": [[buffer.kind, buffer.name, buffer.size_bytes] for buffer in program.buffers],
+            "dispatches": [[d.shader, list(d.buffers), list(d.grid)] for d in program.dispatches],
+            "outputs": list(program.outputs),
+        }
+    )
+
+
+def from_json(text: str) -> Program:
+    """The program; ValueError if the text is not one."""
+    try:
+        data: Any = json.loads(text)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}")
+        program = Program(
+            tuple(Module(str(text), tuple(bool(s) for s in stored)) for text, stored in data["modules"]),
+            tuple(Buffer(str(kind), str(name), int(size)) for kind, name, size in data["buffers"]),
+            tuple(Dispatch(int(s), tuple(map(int, b)), _grid(g)) for s, b, g in data["dispatches"]),
+            tuple(map(int, data["outputs"])),
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"not a program: {error!r}") from error
+    _check(program)
+    return program
+
+
+def _grid(values: Any) -> tuple[int, int, int]:
+    x, y, z = (int(value) for value in values)
+    return x, y, z
+
+
+def _check(program: Program) -> None:
+    count = len(program.buffers)
+    for buffer in program.buffers:
+        if buffer.kind not in KINDS or buffer.size_bytes <= 0 or buffer.size_bytes % PAD:
+            raise ValueError(f"not a buffer: {buffer}")
+    for dispatch in program.dispatches:
+        if not 0 <= dispatch.shader < len(program.modules) or min(dispatch.grid) < 1:
+            raise ValueError(f"not a dispatch: {dispatch}")
+        if len(dispatch.buffers) != len(program.modules[dispatch.shader].stored):
+            raise ValueError("a dispatch binds another number of buffers than its shader declares")
+        if not all(0 <= buffer < count for buffer in dispatch.buffers):
+            raise ValueError("a dispatch binds a buffer that is not there")
+    if not all(-1 <= output < count for output in program.outputs):
+        raise ValueError("an output that is not there")
