@@ -40,26 +40,52 @@ def _plain(function: Callable[..., Any]) -> Kernel:
 
 
 def erf(x: Array) -> Array:
-    """The error function, to the last bits of f64, after W. J. Cody, "Rational Chebyshev approximations for the error
-    function", Math. Comp. 23 (1969); f32 is computed in f64 and rounded."""
-    wide = np.asarray(x, np.float64)
-    size = np.abs(wide)
-    small = size <= 0.5
-    square = np.where(small, wide * wide, 0.25)
-    near = wide * _ratio(square, _ERF_P, _ERF_Q)
+    """The error function to within one ulp of its dtype, block by block so that intermediates stay in the cache."""
+    flat = x.reshape(-1)
+    result = np.empty_like(flat)
+    block = _erf_f64 if x.dtype == np.float64 else _erf_f32
+    for first in range(0, flat.size, BLOCK):
+        result[first : first + BLOCK] = block(flat[first : first + BLOCK].astype(np.float64))
+    return result.reshape(x.shape)
+
+
+def _erf_f32(x: Array) -> Array:
+    """x P(x^2) / Q(x^2) on [-4, 4], the minimax rational of Eigen's vectorised erf: 6.5e-8 relative, here in f64."""
+    bounded = np.clip(x, -4.0, 4.0)
+    square = bounded * bounded
+    return bounded * _horner(square, _ERF32_P) / _horner(square, _ERF32_Q)
+
+
+def _erf_f64(x: Array) -> Array:
+    """W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969)."""
+    size = np.abs(x)
+    square = np.where(size <= 0.5, x * x, 0.25)
+    near = x * _horner(square, _ERF_P) / _horner(square, _ERF_Q)
     middle = np.clip(size, 0.46875, 4.0)
-    complement = np.exp(-middle * middle) * _ratio(middle, _ERFC_P, _ERFC_Q)
+    complement = np.exp(-middle * middle) * _horner(middle, _ERFC_P) / _horner(middle, _ERFC_Q)
     far = np.clip(size, 4.0, 27.0)
     inverse = 1.0 / (far * far)
-    tail = np.exp(-far * far) / far * (1.0 / math.sqrt(math.pi) - inverse * _ratio(inverse, _ERFX_P, _ERFX_Q))
-    outer = np.copysign(1.0 - np.where(size <= 4.0, complement, tail), wide)
-    return np.where(np.isnan(wide), wide, np.where(small, near, outer)).astype(x.dtype)
+    series = inverse * _horner(inverse, _ERFX_P) / _horner(inverse, _ERFX_Q)
+    tail = np.exp(-far * far) / far * (1.0 / math.sqrt(math.pi) - series)
+    outer = np.copysign(1.0 - np.where(size <= 4.0, complement, tail), x)
+    return np.where(np.isnan(x), x, np.where(size <= 0.5, near, outer))
 
 
-def _ratio(x: Array, upper: tuple[float, ...], lower: tuple[float, ...]) -> Array:
-    return np.polynomial.polynomial.polyval(x, upper) / np.polynomial.polynomial.polyval(x, lower)
+def _horner(x: Array, coefficients: tuple[float, ...]) -> Array:
+    """The polynomial with these coefficients, lowest first."""
+    result = np.full_like(x, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        result *= x
+        result += coefficient
+    return result
 
 
+BLOCK = 1 << 15
+_ERF32_P = (
+    -1.60960333262415e-02, -2.95459980854025e-03, -7.34990630326855e-04, -5.69250639462346e-05, -2.10102402082508e-06,
+    2.77068142495902e-08, -2.72614225801306e-10,
+)  # fmt: skip
+_ERF32_Q = (-1.42647390514189e-02, -7.37332916720468e-03, -1.68282697438203e-03, -2.13374055278905e-04, -1.45660718464996e-05)  # fmt: skip
 _ERF_P = (3.20937758913846947e03, 3.77485237685302021e02, 1.13864154151050156e02, 3.16112374387056560e00, 1.85777706184603153e-1)
 _ERF_Q = (2.84423683343917062e03, 1.28261652607737228e03, 2.44024637934444173e02, 2.36012909523441209e01, 1.0)
 _ERFC_P = (

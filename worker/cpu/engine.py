@@ -23,7 +23,7 @@ from wire.ops import OPS
 from wire.types import TensorType
 
 from ..engine import EngineInfo, Measured
-from .blas import one_thread
+from .process import keep_memory, one_thread
 from .elementwise import ELEMENTWISE, Kernel
 from .structural import STRUCTURAL
 
@@ -60,6 +60,7 @@ class CpuEngine:
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         one_thread()
+        keep_memory()
         names = tuple(dtype.name for dtype in DTYPES)
         self.info = EngineInfo(
             engine="cpu",
