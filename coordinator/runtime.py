@@ -251,6 +251,8 @@ class Coordinator:
             self._joining(link)
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
+        if self._closing:
+            return
         for told in self.unlinked:
             told(link)
         member = self._members.get(link.peer.node_id)

@@ -99,3 +99,14 @@ def strike(mesh: Mesh, tap: EventTap, phase: str, kind: signal.Signals, call: Ca
     result = job.result(timeout_s=1.0)
     total_s = time.monotonic() - struck_s
     return Round(phase, victim, times.get("suspect"), times.get("dead"), times.get("resumed"), total_s), result
+
+
+def settled(mesh: Mesh, tap: EventTap, victim: str) -> None:
+    """Let a stopped worker run again and wait until it has rejoined."""
+    pid = next(node.pid for node in mesh.nodes if node.name == victim)
+    tap.drain()
+    os.kill(pid, signal.SIGCONT)
+    if next(node.state for node in mesh.nodes if node.name == victim) == "healthy":
+        return  # it was never judged dead: the call was over before
+    found = tap.wait(lambda event: event["kind"] in ("joined", "healthy") and event["node"] == victim, 20.0)
+    assert found is not None, f"{victim} did not come back"

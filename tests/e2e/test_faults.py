@@ -1,0 +1,74 @@
+"""kill -9 and SIGSTOP of a worker's daemon at every phase of a call, with real processes.
+
+Always the right answer, never a hang.  `python tests/e2e/test_faults.py ROUNDS` runs any number of rounds and prints
+the times from the signal to the first part running on a survivor.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mesh import Mesh
+from support.faults import PHASES, WIDTH, EventTap, Round, settled, strike, tower, weights
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+ROUNDS_DEFAULT = 2
+ROUNDS_LONG = 50
+
+
+def rounds(kind: str, phase: str, count: int) -> Iterator[Round]:
+    """Make `count` rounds on meshes of three workers; asserts the right answer of every call."""
+    for number in range(count):
+        with Mesh.builder().local(3, engine="cpu").build() as mesh:
+            tap = EventTap(mesh)
+            layers = weights(number)
+            x = np.random.default_rng(number).standard_normal((64, WIDTH)).astype(np.float32)
+            expected = mesh.run(tower, layers, x, mode="off")
+            held = mesh.put(layers)
+            if phase != "ship":  # weights and links are there already; a graph of another batch size must be compiled
+                mesh.run(tower, held, x[:32], strategy="pipeline")
+            victims = mesh.plan(tower, held, x, strategy="pipeline").workers
+            victim = victims[number % len(victims)]
+            call = lambda: mesh.submit(tower, held, x, strategy="pipeline")  # noqa: E731
+            outcome, result = strike(mesh, tap, phase, SIGNALS[kind], call, victim)
+            np.testing.assert_array_equal(result, expected)
+            if kind == "stop":
+                settled(mesh, tap, victim)
+                again = mesh.run(tower, held, x, strategy="pipeline")
+                np.testing.assert_array_equal(again, expected)
+                assert victim in mesh.report().workers, "a worker that came back gets no work"
+            yield outcome
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", SIGNALS)
+def test_a_lost_worker_costs_time_and_nothing_else(kind: str, phase: str) -> None:
+    assert len(list(rounds(kind, phase, ROUNDS_DEFAULT))) == ROUNDS_DEFAULT
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", SIGNALS)
+def test_many_lost_workers(kind: str, phase: str) -> None:
+    assert len(list(rounds(kind, phase, ROUNDS_LONG))) == ROUNDS_LONG
+
+
+def main(count: int) -> None:
+    for kind in SIGNALS:
+        for phase in PHASES:
+            done = list(rounds(kind, phase, count))
+            resumed = [outcome.resumed_s for outcome in done if outcome.resumed_s is not None]
+            worst = f"median {statistics.median(resumed):.3f} s, worst {max(resumed):.3f} s" if resumed else "no redo needed"
+            total = max(outcome.total_s for outcome in done)
+            print(f"{kind} at {phase}: {len(done)} rounds right, {len(resumed)} redone, resumed {worst}; ended by {total:.2f} s")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS_DEFAULT)
+
