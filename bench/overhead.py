@@ -51,7 +51,8 @@ def sampled(work: Callable[[], object], calls: int) -> list[float]:
 def report(what: str, seconds: list[float], goal_ms: float) -> None:
     ordered = sorted(second * 1e3 for second in seconds)
     p90 = ordered[int(len(ordered) * 0.9)]
-    print(f"{what:40} median {statistics.median(ordered):8.3f} ms  p90 {p90:8.3f} ms  goal {goal_ms:g} ms  n {len(ordered)}")
+    middle = statistics.median(ordered)
+    print(f"{what:40} median {middle:8.3f} ms  p90 {p90:8.3f} ms  goal {goal_ms:g} ms  n {len(ordered)}")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ Parts.  The units of one site (worker, device) at one stage are one part, where 
 operands', plus one for an operand of another site.  Edges between parts then only go to later stages, so the parts form
 a DAG for every assignment.
 
-Time.  A part starts when its site is free and all its tensors have arrived, takes the site's dispatch cost and the sum of
-its units' seconds (the roofline max of flops and bytes, Williams et al. 2009), and then sends each consumer worker
-what it needs in one transfer.  The call's seconds are when the last output reaches the client.
+Time.  A part starts when its site is free and all its tensors have arrived, takes the site's dispatch cost and the
+sum of its units' seconds (the roofline max of flops and bytes, Williams et al. 2009), and then sends each consumer
+worker what it needs in one transfer.  The call's seconds are when the last output reaches the client.
 
 Memory of a site: its params and constants, what comes in from outside, and the largest working set of its parts.
 """
@@ -215,7 +215,9 @@ class CostModel:
 
     @cached_property
     def _fed_units(self) -> frozenset[int]:
-        return frozenset(u for u, leaves in enumerate(self.leaves) if any(leaf in self._input_leaves for leaf in leaves))
+        return frozenset(
+            u for u, leaves in enumerate(self.leaves) if any(leaf in self._input_leaves for leaf in leaves)
+        )
 
     def _memory(self, parts: list[PartSketch], part_of: list[int]) -> tuple[tuple[int, ...], bool]:
         workers = self.profiles.workers

@@ -76,7 +76,9 @@ class JobTable:
         self.get(job).state = "running"
         self.tell(job, now, "running")
 
-    def ended(self, job: str, now: float, outputs: Any = None, report: str = "", error: MeshError | None = None) -> None:
+    def ended(
+        self, job: str, now: float, outputs: Any = None, report: str = "", error: MeshError | None = None
+    ) -> None:
         """A job is over; a cancelled one stays cancelled whatever its work says afterwards."""
         found = self.get(job)
         if found.state in FINAL:
@@ -87,7 +89,9 @@ class JobTable:
 
     def left_by(self, client: str) -> list[Job]:
         """Jobs to cancel because their client went away: those not detached and not over."""
-        return [job for job in self._jobs.values() if job.client == client and not job.detached and job.state not in FINAL]
+        return [
+            job for job in self._jobs.values() if job.client == client and not job.detached and job.state not in FINAL
+        ]
 
     def forget_old(self, now: float) -> list[Job]:
         """Drop what was kept long enough, and the oldest above the cap; returns what was dropped."""

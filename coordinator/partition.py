@@ -273,9 +273,11 @@ def _branch_and_bound(model: CostModel, best: Best) -> Best:
             seconds = model.seconds[worker][unit]
             ready = floor
             for operand in model.operands[unit]:
-                apart = assignment[operand] != worker
-                wait = model.profiles.link(workers[assignment[operand]].node_id, workers[worker].node_id).seconds(model.out_bytes[operand]) if apart else 0.0  # fmt: skip
-                ready = max(ready, finish[operand] + wait + (floor if apart else 0.0))
+                wait = 0.0
+                if assignment[operand] != worker:
+                    link = model.profiles.link(workers[assignment[operand]].node_id, workers[worker].node_id)
+                    wait = link.seconds(model.out_bytes[operand]) + floor
+                ready = max(ready, finish[operand] + wait)
             end = ready + seconds
             if best[0].fits and max(end + tail[unit], load[worker] + seconds) > best[0].seconds * (1 + 1e-9):
                 continue

@@ -1,7 +1,7 @@
 """Plan: where every part of a graph runs, as data.
 
-The same value is printed by `mesh-coord plan`, executed by the runtime, and replaced after a failure.  It is always made
-from the graph and the machines, never from an older plan.
+The same value is printed by `mesh-coord plan`, executed by the runtime, and replaced after a failure.  It is always
+made from the graph and the machines, never from an older plan.
 """
 
 from __future__ import annotations
@@ -121,10 +121,15 @@ class Plan:
                 for edge in self.edges
             ],
             "params": [
-                {"name": p.name, "homes": [names[home] for home in p.homes], "copy": names.get(p.copy, "client"), "size_bytes": p.size_bytes}
-                for p in self.params
+                {
+                    "name": place.name,
+                    "homes": [names[home] for home in place.homes],
+                    "copy": names.get(place.copy, "client"),
+                    "size_bytes": place.size_bytes,
+                }
+                for place in self.params
             ],
-        }  # fmt: skip
+        }
 
     def _describe_part(self, part: Part, names: dict[str, str]) -> dict[str, Any]:
         sizes = {place.name: place.size_bytes for place in self.params}

@@ -30,8 +30,8 @@ class NodeView:
 class Event:
     """Something worth telling; `at_s` is on the coordinator's monotonic clock.
 
-    `kind` is joined, suspect, healthy, dead, leaving, planned, deployed, began (a worker's first part of a step started)
-    or ran (all its parts did).
+    `kind` is joined, suspect, healthy, dead, leaving, planned, deployed, began (a worker's first part of a step
+    started) or ran (all its parts did).
     """
 
     at_s: float
@@ -91,7 +91,9 @@ def worker_report(plan: Plan, view: NodeView, ran: Ran, deployed: Deployed | Non
     """A worker's share, from its own answers."""
     engines = {device.index: device.engine for device in view.devices}
     parts = tuple(
-        PartReport(run.part, engines[plan.parts[run.part].device], len(plan.parts[run.part].graph), run.compute_s, run.wait_s)
+        PartReport(
+            run.part, engines[plan.parts[run.part].device], len(plan.parts[run.part].graph), run.compute_s, run.wait_s
+        )
         for run in ran.parts
     )
     sources = ("socket", "shared", "disk", "resident")

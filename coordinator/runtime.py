@@ -1,8 +1,8 @@
 """The coordinator's shell: performs what `state.py` and `health.py` decide, over links.
 
 It owns the links to workers, the tensors this process holds for them, and the clock.  It decides nothing about plans,
-calls or deaths.  One object serves both the embedded coordinator (`Mesh.builder()`) and the daemon (`mesh-coord serve`);
-everything runs on one event loop, except planning, hashing and copies over 1 MiB, which run in threads so that
+calls or deaths.  One object serves both the embedded coordinator (`Mesh.builder()`) and the daemon (`mesh-coord
+serve`); everything runs on one event loop, except planning, hashing and copies over 1 MiB, which run in threads so that
 heartbeats are read on time.
 """
 
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from wire.codec import tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
 from wire.errors import Cancelled, MeshError, NodeLost, ProtocolError
 from wire.exchange import BlobExchange, off_loop
@@ -47,7 +48,6 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.sharedmem import SharedDir, take
-from wire.codec import tensor_bytes, tensor_from
 from wire.transport import Endpoint, Link
 from wire.types import TensorType
 from wire.versions import usable_ops
@@ -76,7 +76,7 @@ class CoordinatorConfig:
 
     mesh: str
     name: str
-    health: HealthConfig = HealthConfig()
+    health: HealthConfig = field(default_factory=HealthConfig)
     alone_s: float = 5.0  # how long a call waits for any worker before it fails
 
 
@@ -111,9 +111,9 @@ class _Call:
 class Coordinator:
     """Runs programs on the workers it is connected to.  Use on one event loop; `close` when done.
 
-        coordinator = Coordinator(CoordinatorConfig("home", "me"), identity)
-        await coordinator.connect("127.0.0.1", 7100)
-        outputs, report = await coordinator.call(program, {"x": array})
+    coordinator = Coordinator(CoordinatorConfig("home", "me"), identity)
+    await coordinator.connect("127.0.0.1", 7100)
+    outputs, report = await coordinator.call(program, {"x": array})
     """
 
     def __init__(self, config: CoordinatorConfig, identity: Identity, shared: SharedDir | None) -> None:
@@ -141,6 +141,7 @@ class Coordinator:
         self._wake = asyncio.Event()
         self._closing = False
         self._joins: dict[Link, asyncio.Task[NodeView]] = {}
+        self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._perform: dict[type, Callable[[Any], None]] = {
             state.MakePlan: self._make_plan,
             state.SendDeploy: self._start_deploy,
@@ -171,8 +172,15 @@ class Coordinator:
     async def adopt(self, link: Link, host: str, port: int) -> NodeView:
         """Join the worker at the other end of a link dialled at this address, and stay joined."""
         view = await self._joining(link)
-        self._spawn(self._stay_connected(host, port, link))
+        if (host, port) not in self._staying:
+            self._staying[host, port] = self._spawn(self._stay_connected(host, port, link))
         return view
+
+    def forget(self, host: str, port: int) -> None:
+        """Dial an address no more; a link that stands is kept."""
+        staying = self._staying.pop((host, port), None)
+        if staying is not None:
+            staying.cancel()
 
     def nodes(self) -> list[NodeView]:
         """Every worker that joined since the start, with its present state, by name."""
@@ -200,7 +208,9 @@ class Coordinator:
         if holds > 1:
             self._blobs[address] = (array, holds - 1)
 
-    def submit(self, program: Program, inputs: Mapping[str, NDArray[Any]]) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:  # fmt: skip
+    def submit(
+        self, program: Program, inputs: Mapping[str, NDArray[Any]]
+    ) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:
         """Start a call: its number, a future of the outputs (C-contiguous arrays in graph order) and its report.
 
         `inputs` are C-contiguous arrays of exactly the graph's types, by name.
@@ -311,7 +321,14 @@ class Coordinator:
         profile = worker_profile(peer.node_id, peer.name, joined, usable_ops(self.identity, peer))
         self._members[peer.node_id] = _Member(link, joined, profile, blobs=set(joined.blobs))
         view = NodeView(
-            peer.name, peer.node_id, peer.pid, peer.address, "healthy", peer.version, joined.devices, joined.memory_bytes
+            peer.name,
+            peer.node_id,
+            peer.pid,
+            peer.address,
+            "healthy",
+            peer.version,
+            joined.devices,
+            joined.memory_bytes,
         )
         self._known[peer.node_id] = view
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
@@ -364,7 +381,9 @@ class Coordinator:
     async def _watch_time(self) -> None:
         """Wake when the detector or the machine has something due, and tell the detector how late that was."""
         while True:
-            due = [time_s for time_s in (self._detector.next_deadline(), self._state.next_deadline()) if time_s is not None]
+            due = [
+                time_s for time_s in (self._detector.next_deadline(), self._state.next_deadline()) if time_s is not None
+            ]
             wake_s = min(due, default=self._now() + 1.0)
             self._wake.clear()
             try:
@@ -454,10 +473,17 @@ class Coordinator:
             self._feed(state.DeployFailed(action.generation, action.node, error))
             return
         deployment.results[action.node] = answer
-        self._tell("deployed", action.node, f"{answer.compiled} kernels compiled, {answer.from_cache} from cache", action.generation)
+        self._tell(
+            "deployed",
+            action.node,
+            f"{answer.compiled} kernels compiled, {answer.from_cache} from cache",
+            action.generation,
+        )
         self._feed(state.DeployDone(action.generation, action.node))
 
-    def _deploy_message(self, action: state.SendDeploy, deployment: _Deployment, member: _Member, sent: set[bytes]) -> Deploy:
+    def _deploy_message(
+        self, action: state.SendDeploy, deployment: _Deployment, member: _Member, sent: set[bytes]
+    ) -> Deploy:
         assert deployment.plan is not None
         program = deployment.program
         holders = {node: other.blobs for node, other in self._members.items() if node != action.node}
@@ -479,7 +505,9 @@ class Coordinator:
             return
         key = PlanKey(self.epoch, action.generation)
         try:
-            feeds, streams = await self._feeds(member, key, action.step, deployment.feeds.get(action.node, ()), call.inputs)
+            feeds, streams = await self._feeds(
+                member, key, action.step, deployment.feeds.get(action.node, ()), call.inputs
+            )
             ran = self._spawn(member.link.request(Run(key, action.step, feeds)))
             for header, data in streams:
                 await member.link.send_stream(header, data)
@@ -498,7 +526,12 @@ class Coordinator:
         self._feed(state.NodeRan(action.generation, action.step, action.node))
 
     async def _feeds(
-        self, member: _Member, key: PlanKey, step: int, wanted: Sequence[tuple[int, int, str]], inputs: Mapping[str, NDArray[Any]]
+        self,
+        member: _Member,
+        key: PlanKey,
+        step: int,
+        wanted: Sequence[tuple[int, int, str]],
+        inputs: Mapping[str, NDArray[Any]],
     ) -> tuple[tuple[Feed, ...], list[tuple[Push, memoryview]]]:
         """A call's inputs for one worker: small ones inline, large ones through shared memory or as streams."""
         feeds, streams = [], []

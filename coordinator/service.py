@@ -44,6 +44,7 @@ from wire.types import TensorType
 
 from .jobs import Job, JobTable
 from .program import Program
+from .report import Event
 from .runtime import Coordinator
 
 
@@ -76,6 +77,7 @@ class JobService:
             }
         )
         coordinator.unlinked.append(self._client_gone)
+        coordinator.watchers.append(self._log_event)
 
     async def close(self) -> None:
         """End every job."""
@@ -85,7 +87,9 @@ class JobService:
 
     async def _submit(self, link: Link, body: SubmitJob) -> JobAccepted:
         graph = decode_graph(body.graph)
-        job = Job(secrets.token_hex(6), body.name, link.peer.node_id, body.detach, time.time(), _Work(link, graph, body))
+        job = Job(
+            secrets.token_hex(6), body.name, link.peer.node_id, body.detach, time.time(), _Work(link, graph, body)
+        )
         self._forget_old()
         self._table.submit(job)
         self._ended[job.job] = asyncio.Event()
@@ -204,6 +208,12 @@ class JobService:
     def _client_gone(self, link: Link) -> None:
         for job in self._table.left_by(link.peer.node_id):
             self._stop(job)
+
+    def _log_event(self, event: Event) -> None:
+        """What happens to the workers is part of the log of every job that runs meanwhile."""
+        text = f"{event.kind} {event.node}: {event.text}" if event.node else f"{event.kind}: {event.text}"
+        for job in self._running:
+            self._table.tell(job, time.time(), text)
 
     def _forget_old(self) -> None:
         for job in self._table.forget_old(time.time()):

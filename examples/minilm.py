@@ -1,6 +1,6 @@
 """Sentence embeddings on a mesh: `embed(mesh, sentences)` gives float32 (n, 384).
 
-    python examples/minilm.py
+python examples/minilm.py
 """
 
 from mesh import Mesh

@@ -67,7 +67,9 @@ class AsyncMesh:
         """What would go where and why, before a byte moves."""
         return PlanPreview(await self._backend.plan(self.form(fn, args, strategy, "on").graph, strategy))
 
-    async def run(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto") -> Any:
+    async def run(
+        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto"
+    ) -> Any:
         """`fn(*args)` on the mesh.
 
         `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker) or "auto"
@@ -193,7 +195,9 @@ class AsyncJob:
 def _check_choices(strategy: str, mode: str) -> None:
     for what, value, allowed in (("strategy", strategy, STRATEGIES), ("mode", mode, MODES)):
         if value not in allowed:
-            raise InputError(f"{what}={value!r} is not known", next_step=f"Choose one of {', '.join(map(repr, allowed))}")
+            raise InputError(
+                f"{what}={value!r} is not known", next_step=f"Choose one of {', '.join(map(repr, allowed))}"
+            )
 
 
 def _start_here(loop: asyncio.AbstractEventLoop, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:

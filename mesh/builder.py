@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wire.address import parse_address
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class MeshBuilder:
 
         If a coordinator answers, this process becomes its client and jobs run there; it must then be the only node.
         """
-        return self._with(addresses=(*self.config.addresses, parse_address(address)))
+        return self._with(addresses=(*self.config.addresses, parse_address(address, DEFAULT_PORT)))
 
     def discover(self, wait_s: float = 5.0, min_nodes: int = 1) -> MeshBuilder:
         """The workers of this mesh that announce themselves; `build` fails if fewer than `min_nodes` do in `wait_s`."""
@@ -124,14 +125,3 @@ def default_mesh_name() -> str:
 def default_name() -> str:
     """How a program that coordinates a mesh, or asks a coordinator, is called."""
     return f"python-{os.getpid()}"
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port", "host", "[v6]:port" or "[v6]"; ConfigError for anything else."""
-    host, separator, port = address.rpartition(":")
-    if not separator or address.endswith("]"):
-        host, port = address, str(DEFAULT_PORT)
-    host = host.strip("[]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{address!r} is not an address", next_step="Write host:port, such as 127.0.0.1:7100")
-    return host, int(port)

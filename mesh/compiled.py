@@ -58,7 +58,9 @@ class Compiled:
         known = {**graph.input_types, **graph.param_types}
         for name in values:
             if name not in known:
-                raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {', '.join(known) or 'none'}")
+                raise InputError(
+                    f"the graph has no input {name!r}", next_step=f"It takes: {', '.join(known) or 'none'}"
+                )
         for name, kind in known.items():
             if name not in values:
                 raise InputError(f"the input {name!r} ({kind}) is missing")
@@ -80,7 +82,9 @@ class Compiled:
             bindings = work.bindings
             if all(bindings.get(name) is param for name, param in params.items()):
                 return work
-        handles = {name: param if isinstance(param, Handle) else handle_of(param, name) for name, param in params.items()}
+        handles = {
+            name: param if isinstance(param, Handle) else handle_of(param, name) for name, param in params.items()
+        }
         self._work = Work(self.graph, handles, self._strategy)
         return self._work
 

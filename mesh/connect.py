@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.health import HealthConfig
 from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
@@ -21,6 +21,9 @@ from .embedded import Embedded, start_coordinator
 from .local import LocalWorkers, devices_per_worker
 from .remote import Remote
 
+if TYPE_CHECKING:
+    from .joining import AutoJoin
+
 Address = tuple[str, int]
 T = TypeVar("T")
 
@@ -31,6 +34,7 @@ async def connect(config: MeshConfig) -> Backend:
     health = HealthConfig.of_heartbeat(config.beat_s)
     coordinator = await start_coordinator(CoordinatorConfig(mesh, default_name(), health))
     local: LocalWorkers | None = None
+    auto: AutoJoin | None = None
     try:
         links = await _dial_all(coordinator, config.addresses)
         remote = [address for address, link in links.items() if link.peer.role == "coordinator"]
@@ -42,14 +46,15 @@ async def connect(config: MeshConfig) -> Backend:
         if local is not None and config.local is not None:
             joins.append(_start_local(coordinator, local, config.local))
         if config.discover is not None:
-            joins.append(_discover(coordinator, mesh, config.discover))
+            from .joining import AutoJoin  # zeroconf is loaded only where somebody looks for announcements
+
+            auto = AutoJoin(coordinator)
+            joins.append(_discover(auto, config.discover, mesh))
         await _all(joins)
     except BaseException:
-        await coordinator.close()
-        if local is not None:
-            await local.close()
+        await Embedded(coordinator, local, auto).close()
         raise
-    return Embedded(coordinator, local)
+    return Embedded(coordinator, local, auto)
 
 
 async def _dial_all(coordinator: Coordinator, addresses: Sequence[Address]) -> dict[Address, Link]:
@@ -77,31 +82,13 @@ async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: Loca
     await _all([coordinator.connect("127.0.0.1", worker.port) for worker in workers])
 
 
-async def _discover(coordinator: Coordinator, mesh: str, spec: DiscoverSpec) -> None:
-    """Join every worker that announces itself until there are enough, or time is up."""
-    from wire.discovery import discover  # zeroconf is loaded only where somebody listens for announcements
-
-    joined: set[Address] = set()
-    failures: list[str] = []
-    try:
-        async with asyncio.timeout(spec.wait_s):
-            async for found in discover(mesh, role="worker"):
-                address = (found.host, found.port)
-                if address in joined:
-                    continue
-                try:
-                    await coordinator.connect(*address)
-                    joined.add(address)
-                except MeshError as error:
-                    failures.append(str(error))
-                if len(joined) >= max(spec.nodes_min, 1):
-                    return
-    except TimeoutError:
-        pass
-    if len(joined) < spec.nodes_min:
+async def _discover(join: AutoJoin, spec: DiscoverSpec, mesh: str) -> None:
+    """Wait until enough workers have announced themselves and joined; later ones still join."""
+    await join.start()
+    if not await join.wait_for(max(spec.nodes_min, 1), spec.wait_s) and join.joined < spec.nodes_min:
         raise ConnectFailed(
-            f"{len(joined)} of at least {spec.nodes_min} workers of mesh {mesh!r} announced themselves in {spec.wait_s:g} s",
-            cause="; ".join(failures),
+            f"{join.joined} of at least {spec.nodes_min} workers of mesh {mesh!r} joined in {spec.wait_s:g} s",
+            cause="; ".join(join.failures),
             next_step="Start mesh-worker there, or name it: .node('host:port')",
         )
 

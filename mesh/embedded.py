@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
 
 from numpy.typing import NDArray
@@ -26,12 +26,18 @@ from .handle import Handle
 from .local import LocalWorkers
 from .node import Node, node_from
 
+if TYPE_CHECKING:
+    from .joining import AutoJoin
+
 
 class Embedded:
     """Backend over a coordinator of our own and the local workers started for it."""
 
-    def __init__(self, coordinator: Coordinator, local: LocalWorkers | None) -> None:
+    def __init__(
+        self, coordinator: Coordinator, local: LocalWorkers | None = None, auto: AutoJoin | None = None
+    ) -> None:
         self.coordinator = coordinator
+        self._auto = auto
         self._local = local
         self._programs: WeakKeyDictionary[Work, Program] = WeakKeyDictionary()
         self._loop = asyncio.get_running_loop()
@@ -66,6 +72,8 @@ class Embedded:
         self.coordinator.watchers.append(tell)
 
     async def close(self) -> None:
+        if self._auto is not None:
+            await self._auto.close()
         await self.coordinator.close()
         if self._local is not None:
             await self._local.close()

@@ -43,9 +43,13 @@ class PlanPreview:
     def __str__(self) -> str:
         rows = [("part", "worker", "device", "nodes", "GFLOP", "weights")]
         rows += [
-            (str(p["part"]), p["worker"], str(p["device"]), str(p["nodes"]), f"{p['flops'] / 1e9:.3g}", size_text(p["weight_bytes"]))
+            (
+                *(str(p[key]) for key in ("part", "worker", "device", "nodes")),
+                f"{p['flops'] / 1e9:.3g}",
+                size_text(p["weight_bytes"]),
+            )
             for p in self.parts
-        ]  # fmt: skip
+        ]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, *self.reasons])

@@ -1,7 +1,7 @@
 """A coordinator that runs elsewhere (`mesh-coord serve`), and this process as its client.
 
-Graphs and values go to the coordinator, which runs them as jobs on its workers; results come back.  Small tensors ride in
-the messages, large ones are fetched by address from whoever has them, so an unchanged weight is sent once.
+Graphs and values go to the coordinator, which runs them as jobs on its workers; results come back.  Small tensors ride
+in the messages, large ones are fetched by address from whoever has them, so an unchanged weight is sent once.
 """
 
 from __future__ import annotations

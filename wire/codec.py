@@ -60,7 +60,13 @@ def decode_graph(data: bytes, limits: Limits = DEFAULT, expected_hash: bytes | N
     and the op table's own GraphErrors.  With `expected_hash` the content must have that address.
     """
     structure = decode_structure(data, limits)
-    graph = WireGraph(structure.nodes, structure.outputs, structure.output_names, derive_types(structure.nodes, limits), structure.name)
+    graph = WireGraph(
+        structure.nodes,
+        structure.outputs,
+        structure.output_names,
+        derive_types(structure.nodes, limits),
+        structure.name,
+    )
     if expected_hash is not None and graph.hash != expected_hash:
         raise GraphDecodeError(f"the graph's hash is {graph.hash.hex()[:16]}, expected {expected_hash.hex()[:16]}")
     return graph
@@ -71,7 +77,9 @@ class Structure:
 
     __slots__ = ("name", "nodes", "output_names", "outputs")
 
-    def __init__(self, nodes: tuple[Node, ...], outputs: tuple[int, ...], output_names: tuple[str, ...], name: str) -> None:
+    def __init__(
+        self, nodes: tuple[Node, ...], outputs: tuple[int, ...], output_names: tuple[str, ...], name: str
+    ) -> None:
         self.nodes = nodes
         self.outputs = outputs
         self.output_names = output_names
@@ -86,7 +94,10 @@ def decode_structure(data: bytes, limits: Limits = DEFAULT, depth: int = 0) -> S
     if fields[0] != FORMAT:
         older = "this node" if fields[0] > FORMAT else "the sender"
         raise VersionMismatch(
-            f"graph format {fields[0]}, this node reads {FORMAT}", expected=str(FORMAT), got=str(fields[0]), upgrade=older
+            f"graph format {fields[0]}, this node reads {FORMAT}",
+            expected=str(FORMAT),
+            got=str(fields[0]),
+            upgrade=older,
         )
     if len(fields) != 10:
         raise GraphDecodeError(f"a graph has 10 fields, got {len(fields)}")
@@ -197,7 +208,15 @@ def _unpack(data: bytes, limits: Limits) -> Any:
         return msgpack.unpackb(
             data, strict_map_key=True, max_ext_len=limits.graph_bytes_max, max_bin_len=limits.graph_bytes_max
         )
-    except (ValueError, UnicodeDecodeError, msgpack.UnpackException, RecursionError, MemoryError, OverflowError, TypeError) as error:
+    except (
+        ValueError,
+        UnicodeDecodeError,
+        msgpack.UnpackException,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+        TypeError,
+    ) as error:
         raise GraphDecodeError("not a graph", cause=f"{type(error).__name__}: {error}"[:200]) from None
 
 
@@ -240,7 +259,9 @@ def _read_value(value: Any, limits: Limits, depth: int) -> Any:
             if depth >= limits.nesting_max:
                 raise LimitExceeded(f"graphs nest deeper than {limits.nesting_max}")
             inner = decode_structure(value.data, limits, depth + 1)
-            return WireGraph(inner.nodes, inner.outputs, inner.output_names, derive_types(inner.nodes, limits), inner.name)
+            return WireGraph(
+                inner.nodes, inner.outputs, inner.output_names, derive_types(inner.nodes, limits), inner.name
+            )
     if type(value) is str and len(value.encode("utf-8", "surrogatepass")) > limits.name_bytes_max:
         raise LimitExceeded(f"a string attribute has at most {limits.name_bytes_max} bytes")
     if type(value) is bytes and len(value) > limits.inline_const_bytes_max:
@@ -250,13 +271,22 @@ def _read_value(value: Any, limits: Limits, depth: int) -> Any:
     raise GraphDecodeError(f"an attribute may not be {type(value).__name__}")
 
 
-def _check_attr_kinds(ops: NDArray[Any], attr_codes: NDArray[Any], op_names: list[str], attributes: list[Attrs]) -> None:
+def _check_attr_kinds(
+    ops: NDArray[Any], attr_codes: NDArray[Any], op_names: list[str], attributes: list[Attrs]
+) -> None:
     seen = np.unique(ops.astype(np.int64) << 32 | attr_codes.astype(np.int64))
     for pair in seen.tolist():
         check_attrs(OPS[op_names[pair >> 32]], attributes[pair & 0xFFFFFFFF])
 
 
-def _make_nodes(ops: NDArray[Any], arities: NDArray[Any], attr_codes: NDArray[Any], sources: NDArray[Any], op_names: list[str], attributes: list[Attrs]) -> tuple[Node, ...]:
+def _make_nodes(
+    ops: NDArray[Any],
+    arities: NDArray[Any],
+    attr_codes: NDArray[Any],
+    sources: NDArray[Any],
+    op_names: list[str],
+    attributes: list[Attrs],
+) -> tuple[Node, ...]:
     ends = np.cumsum(arities, dtype=np.int64).tolist()
     flat = sources.tolist()
     nodes, start, make = [], 0, Node._make

@@ -272,7 +272,7 @@ def check_arity(op: str, count: int, limits: Limits) -> None:
     """LimitExceeded or GraphError unless `op` takes `count` inputs."""
     expected = OPS[op].inputs
     if expected is None:
-        if op == "concat" and count == 0 or count > limits.variadic_inputs_max:
+        if (op == "concat" and count == 0) or count > limits.variadic_inputs_max:
             raise LimitExceeded(f"{op} takes 1 to {limits.variadic_inputs_max} inputs, got {count}", op=op)
     elif count != expected:
         raise GraphError(f"{op} takes {expected} inputs, got {count}", op=op)
@@ -314,5 +314,13 @@ def const_value(node: Node, blobs: Mapping[bytes, NDArray[Any]]) -> NDArray[Any]
 
 
 __all__ = [
-    "VARIADIC", "GraphBuilder", "Node", "WireGraph", "check_arity", "check_type", "const_value", "infer", "little_endian",
+    "VARIADIC",
+    "GraphBuilder",
+    "Node",
+    "WireGraph",
+    "check_arity",
+    "check_type",
+    "const_value",
+    "infer",
+    "little_endian",
 ]

@@ -172,7 +172,7 @@ class Output(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Ran(Message, frozen=True, array_like=True, tag=True):
-    """This worker's parts are done; `outputs` are the graph's outputs they made (streamed ones follow or went before)."""
+    """This worker's parts are done; `outputs` are the graph's outputs they made (streamed ones come apart)."""
 
     outputs: tuple[Output, ...]
     parts: tuple[PartRun, ...]
@@ -193,7 +193,7 @@ class Push(Message, frozen=True, array_like=True, tag=True):
 
 
 class Began(Message, frozen=True, array_like=True, tag=True):
-    """Worker to coordinator: the first part of a step started (how soon work goes on after a fault is measured by it)."""
+    """Worker to coordinator: the first part of a step started (it tells how soon work goes on after a fault)."""
 
     plan: PlanKey
     step: Count
@@ -400,9 +400,10 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
 
 
 AnyMessage = (
-    Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Began | CancelStep | FetchBlob | Blob | BlobStream
-    | Join | Joined | Beat | Suspected | Leaving | TailLog | LogLines
-    | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob | AskNodes | Nodes
+    Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Began | CancelStep
+    | FetchBlob | Blob | BlobStream | Join | Joined | Beat | Suspected | Leaving | TailLog | LogLines
+    | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob
+    | AskNodes | Nodes
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

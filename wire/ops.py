@@ -14,10 +14,12 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * `div` on integers is floor division and `rem` takes the divisor's sign; x/0 = 0, x rem 0 = 0, INT_MIN/-1 = INT_MIN.
   * integer `pow` with a negative exponent is 1 for 1, 1 or -1 for -1, and 0 otherwise.
   * `shl` and `shr` by the width or more (or by a negative count) give 0, or -1 for `shr` of a negative number.
-  * `max`, `min`, reduce_max and reduce_min return NaN if any operand is NaN; argmax returns the first NaN, else the first maximum.
+  * `max`, `min`, reduce_max and reduce_min return NaN if any operand is NaN; argmax returns the first NaN,
+    else the first maximum.
   * `select` takes a where cond is true; for a float cond where cond > 0, so NaN, 0 and -0.0 take b.
   * `round` is half to even.  `sign(NaN)` is NaN.
-  * `cast` from float to integer truncates, saturates, and turns NaN into 0; to bool it is x != 0; between integers it wraps.
+  * `cast` from float to integer truncates, saturates, and turns NaN into 0; to bool it is x != 0;
+    between integers it wraps.
   * f16 and bf16 sums, products and dots accumulate in f32 and round once.
   * `gather` clamps indices into range; `scatter` drops updates out of range and applies duplicates in row-major order.
   * `dynamic_slice` and `dynamic_update_slice` clamp starts so that the window fits.
@@ -107,15 +109,20 @@ SUMMED = Tolerance(rtol=2e-5, atol=1e-6)  # order of summation; scaled by the op
 OPS: dict[str, Op] = {}
 
 
-def _add(name: str, family: str, inputs: int | None, shape: ShapeRule, dtype: DTypeRule, flops: Flops, tolerance: Tolerance, /, **attrs: str) -> None:  # fmt: skip
+def _add(
+    name: str, family: str, inputs: int | None, shape: ShapeRule, dtype: DTypeRule, flops: Flops, tolerance: Tolerance,
+    /, **attrs: str,
+) -> None:  # fmt: skip
     OPS[name] = Op(name, family, inputs, attrs, shape, dtype, flops, tolerance)
 
 
 # leaves
 _add("input", "leaf", 0, rules.named_shape, rules.named_dtype, _free, EXACT, name="str", shape="ints", dtype="str")
 _add("param", "leaf", 0, rules.named_shape, rules.named_dtype, _free, EXACT, name="str", shape="ints", dtype="str")
-_add("const", "leaf", 0, rules.const_shape, rules.named_dtype, _free, EXACT, shape="ints", dtype="str", data="bytes?", blob="bytes?")  # fmt: skip
-_add("iota", "leaf", 0, rules.iota_shape, rules.named_number, _per_output(1), EXACT, shape="ints", dtype="str", axis="int")  # fmt: skip
+_add("const", "leaf", 0, rules.const_shape, rules.named_dtype, _free, EXACT,
+     shape="ints", dtype="str", data="bytes?", blob="bytes?")  # fmt: skip
+_add("iota", "leaf", 0, rules.iota_shape, rules.named_number, _per_output(1), EXACT,
+     shape="ints", dtype="str", axis="int")  # fmt: skip
 _add("random_bits", "random", 1, rules.random_shape, rules.random_words, _per_output(60), EXACT, shape="ints")
 
 # the scalar core, and scalar ops that exist for accuracy or integers
@@ -185,7 +192,8 @@ _add("concat", "view", None, rules.concatenated, rules.any_dtype, _free, EXACT, 
 _add("reverse", "view", 1, rules.reversed_axes, rules.any_dtype, _free, EXACT, axes="ints")
 
 # contraction
-_add("dot", "dot", 2, rules.dot_shape, rules.number, _dot_flops, SUMMED, lhs_batch="ints", rhs_batch="ints", lhs_contract="ints", rhs_contract="ints")  # fmt: skip
+_add("dot", "dot", 2, rules.dot_shape, rules.number, _dot_flops, SUMMED,
+     lhs_batch="ints", rhs_batch="ints", lhs_contract="ints", rhs_contract="ints")  # fmt: skip
 
 # indexing
 _add("gather", "index", 2, rules.gather_shape, rules.gathered, _per_output(1), EXACT, axis="int", batch_dims="int")
@@ -194,7 +202,8 @@ _add("dynamic_slice", "index", 2, rules.dynamic_slice_shape, rules.sliced_at, _p
 _add("dynamic_update_slice", "index", 3, rules.dynamic_update_shape, rules.sliced_at, _per_output(1), EXACT)
 
 # structure
-_add("composite", "structure", None, rules.body_shape, rules.body_dtype, _body_flops, SUMMED, name="str", body="graph", axis="int?", eps="float?", scale="float?")  # fmt: skip
+_add("composite", "structure", None, rules.body_shape, rules.body_dtype, _body_flops, SUMMED,
+     name="str", body="graph", axis="int?", eps="float?", scale="float?")  # fmt: skip
 
 LEAVES = frozenset({"input", "param", "const"})
 ELEMENTWISE = frozenset(name for name, op in OPS.items() if op.family in {"unary", "binary", "ternary", "convert"})
@@ -234,7 +243,9 @@ def check_attrs(op: Op, attrs: Attrs) -> None:
             if not kind.endswith("?"):
                 raise AttrError(f"{op.name} needs the attribute {name!r} ({kind})", op=op.name)
         elif not _KINDS[kind.rstrip("?")](attrs[name]):
-            raise AttrError(f"{op.name}.{name} must be {kind.rstrip('?')}, got {type(attrs[name]).__name__}", op=op.name)
+            raise AttrError(
+                f"{op.name}.{name} must be {kind.rstrip('?')}, got {type(attrs[name]).__name__}", op=op.name
+            )
     for name in attrs:
         if name not in op.attrs:
             raise AttrError(f"{op.name} has no attribute {name!r}", op=op.name)

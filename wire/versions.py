@@ -41,5 +41,5 @@ def usable_ops(mine: Identity, theirs: Identity) -> frozenset[str]:
 
 
 def text(version: Version) -> str:
-    """"major.minor"."""
+    """ "major.minor"."""
     return f"{version[0]}.{version[1]}"

@@ -583,7 +583,8 @@ class Daemon:
             self._feed(ev.PrepareFailed(action.prepared, error))
             return
         params = tuple(hm.BoundParam(position, blob, paths[blob]) for position, blob in action.params)
-        prepare = hm.PreparePart(action.prepared, action.graph, action.encoded, params, paths, action.force)
+        counts = action.inputs, action.outputs
+        prepare = hm.PreparePart(action.prepared, action.graph, action.encoded, *counts, params, paths, action.force)
         self._hosts[action.device].send(prepare)
 
     def _execute(self, action: ev.Execute) -> None:

@@ -8,7 +8,7 @@ a class here and a row to the table in `daemon.py`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wire.dtypes import dtype_named
 from wire.errors import MeshError
@@ -23,7 +23,7 @@ class Inline:
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +233,30 @@ class Tick:
 
 
 Event = (
-    JoinAsked | Heard | SuspectedBy | NodeLinked | NodeUnlinked | LinkFailed | DeployAsked | BlobFound | BlobNotFound
-    | PartPrepared | PrepareFailed | RunAsked | TensorArrived | PartExecuted | ExecuteFailed | PushSent | PushFailed
-    | CancelAsked | DropAsked | RequestGone | HostLost | DrainAsked | Tick
-)  # fmt: skip
+    JoinAsked
+    | Heard
+    | SuspectedBy
+    | NodeLinked
+    | NodeUnlinked
+    | LinkFailed
+    | DeployAsked
+    | BlobFound
+    | BlobNotFound
+    | PartPrepared
+    | PrepareFailed
+    | RunAsked
+    | TensorArrived
+    | PartExecuted
+    | ExecuteFailed
+    | PushSent
+    | PushFailed
+    | CancelAsked
+    | DropAsked
+    | RequestGone
+    | HostLost
+    | DrainAsked
+    | Tick
+)
 
 
 # -- actions ----------------------------------------------------------------------------------------------
@@ -349,7 +369,9 @@ class Prepare:
     device: int
     prepared: int
     graph: bytes
-    encoded: bytes
+    encoded: bytes = field(repr=False)
+    inputs: int  # how many the graph must have, params included
+    outputs: int
     params: tuple[tuple[int, bytes], ...]
     blobs: frozenset[bytes]
     force: bool
@@ -434,7 +456,27 @@ class Stop:
 
 
 Action = (
-    Reply | Refuse | ReplyRan | ReplyJoined | StartBeats | StopBeats | SendBeat | AskOwner | CloseLink | LinkTo | Fetch
-    | AbandonFetch | PinBlobs | UnpinBlobs | Prepare | Unprepare | Execute | Release | SendPush | StopPush | SendBegan
-    | SendLeaving | Stop
-)  # fmt: skip
+    Reply
+    | Refuse
+    | ReplyRan
+    | ReplyJoined
+    | StartBeats
+    | StopBeats
+    | SendBeat
+    | AskOwner
+    | CloseLink
+    | LinkTo
+    | Fetch
+    | AbandonFetch
+    | PinBlobs
+    | UnpinBlobs
+    | Prepare
+    | Unprepare
+    | Execute
+    | Release
+    | SendPush
+    | StopPush
+    | SendBegan
+    | SendLeaving
+    | Stop
+)

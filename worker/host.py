@@ -176,6 +176,9 @@ class Host:
 
     def _bind(self, message: messages.PreparePart, graph: WireGraph, executable: Executable) -> None:
         types = tuple(graph.types[index] for index in (*graph.inputs, *graph.params))
+        if (len(types), len(graph.outputs)) != (message.inputs, message.outputs):
+            found = f"{len(types)} inputs and params and {len(graph.outputs)} outputs"
+            raise InputError(f"the graph has {found}, the part says {message.inputs} and {message.outputs}")
         keys: dict[int, tuple[bytes, TensorType]] = {}
         prepared = _Prepared(graph, types, executable, keys)
         self._prepared[message.prepared] = prepared

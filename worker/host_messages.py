@@ -59,6 +59,8 @@ class PreparePart(_Message, frozen=True, array_like=True, tag=True):
     prepared: int
     graph: bytes
     encoded: bytes
+    inputs: int  # how many the graph must have, params included
+    outputs: int
     params: tuple[BoundParam, ...]
     consts: dict[bytes, str]
     force: bool

@@ -83,6 +83,7 @@ from .fetches import Fetches
 EXIT_DRAINED = 0
 EXIT_ENGINE_LOST = 3  # an engine host died or hung
 STORY_EVENTS_MAX = 1024
+BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
 DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
 
@@ -95,6 +96,15 @@ class Bounds:
     pending_tensors_max: int = 65_536
     graphs_bytes_max: int = 64 * MIB  # graph encodings kept so that a new plan need not send them again
     fetches_max: int = 8  # enough to hide a LAN's round trips
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A line of the story; `routine` lines come with every step."""
+
+    at_s: float
+    text: str
+    routine: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +224,8 @@ class WorkerState:
         self.incarnation = incarnation
         self.owner: Owner | None = None
         self.leaving = False
-        self.story: deque[tuple[float, str]] = deque(maxlen=STORY_EVENTS_MAX)
+        self.story: deque[Told] = deque(maxlen=STORY_EVENTS_MAX)
+        self.told = 0  # how many entries the story had so far, those that fell out of it included
         self._bounds = bounds or Bounds()
         self._heard_s = 0.0
         self._silence_s = 0.0
@@ -318,6 +329,8 @@ class WorkerState:
     def _join_asked(self, event: JoinAsked, now: float) -> list[Action]:
         if self.leaving:
             return [Refuse(event.request, NodeLost("this worker is leaving"))]
+        if not BEAT_S_MIN <= event.beat_s <= BEAT_S_MAX:
+            return [Refuse(event.request, InputError(f"a heartbeat of {event.beat_s} s is not within reason"))]
         owner = self.owner
         if owner is not None and owner.node != event.node:
             return [Refuse(event.request, Busy(f"this worker serves coordinator {owner.name}", node=owner.name))]
@@ -426,6 +439,8 @@ class WorkerState:
         if deploy.plan in self._plans:
             return StaleGeneration(f"plan {_label(deploy.plan)} is already here")
         blobs = {spec.blob for spec in deploy.blobs}
+        if len({part.part for part in deploy.parts}) != len(deploy.parts):
+            return InputError("a deploy names a part twice")
         for part in deploy.parts:
             if part.device >= len(self._devices):
                 return InputError(f"part {part.part} names device {part.device}, this worker has {len(self._devices)}")
@@ -536,7 +551,8 @@ class WorkerState:
             params = ((i, source.blob) for i, source in enumerate(part.sources) if source.kind == "param")
             bound = tuple((position, blob) for position, blob in params if blob is not None)
             encoded = self._graphs[part.graph]
-            actions.append(Prepare(part.device, number, part.graph, encoded, bound, plan.blobs, plan.force))
+            counts = len(part.sources), len(part.targets)
+            actions.append(Prepare(part.device, number, part.graph, encoded, *counts, bound, plan.blobs, plan.force))
         return actions or self._finish_deploy(plan, now)
 
     def _part_prepared(self, event: PartPrepared, now: float) -> list[Action]:
@@ -638,7 +654,7 @@ class WorkerState:
         waiting = {part: set(slots) for part, slots in plan.fed.items()}
         plan.steps[event.step] = _Step(event.request, now, waiting)
         self._requests[event.request] = (plan.key, event.step)
-        self._tell(now, f"run {_label(plan.key)} step {event.step}")
+        self._tell(now, f"run {_label(plan.key)} step {event.step}", routine=True)
         for part in sorted(part for part, slots in waiting.items() if not slots):
             self._ready(plan, event.step, part, now)
         actions: list[Action] = []
@@ -653,7 +669,7 @@ class WorkerState:
             return [*self._arrive(plan, event.step, event.part, event.slot, event.tensor, now), *self._dispatch(now)]
         owned = self.owner is not None and event.plan.epoch == self.owner.epoch and event.plan not in self._dropped
         if not owned or (plan is not None and event.step in plan.closed):
-            self._tell(now, f"stale tensor for {_label(event.plan)} step {event.step} part {event.part}")
+            self._tell(now, f"stale tensor for {_label(event.plan)} step {event.step} part {event.part}", routine=True)
             return [Release(event.tensor)]
         return self._hold_pending(event)
 
@@ -808,7 +824,7 @@ class WorkerState:
         del plan.steps[number]
         del self._requests[step.request]
         plan.closed.add(number)
-        self._tell(now, f"ran {_label(plan.key)} step {number}")
+        self._tell(now, f"ran {_label(plan.key)} step {number}", routine=True)
         outputs, parts = tuple(step.outputs), tuple(step.done)
         node = self.owner.node
         return [ReplyRan(step.request, node, plan.key, number, outputs, parts, step.bytes_in, step.bytes_out)]
@@ -820,7 +836,7 @@ class WorkerState:
         actions = self._purge_pending(event.plan, event.step)
         if plan is None or event.step in plan.closed:
             return actions
-        self._tell(now, f"cancel {_label(event.plan)} step {event.step}")
+        self._tell(now, f"cancel {_label(event.plan)} step {event.step}", routine=True)
         if event.step not in plan.steps:  # the Run is still on its way
             plan.closed.add(event.step)
             return actions
@@ -879,8 +895,9 @@ class WorkerState:
         self._next_number += 1
         return number
 
-    def _tell(self, now: float, text: str) -> None:
-        self.story.append((now, text))
+    def _tell(self, now: float, text: str, routine: bool = False) -> None:
+        self.story.append(Told(now, text, routine))
+        self.told += 1
 
 
 def _release_all(outputs: tuple[Made, ...]) -> list[Action]:

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from wire.address import parse_address
 from wire.identity import package_version
 
-from ..builder import default_mesh_name, parse_address
+from ..builder import DEFAULT_PORT, default_mesh_name
 from .exit_codes import OK, run_command
 from .sizes import parse_size
 
@@ -29,16 +30,25 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"mesh-worker {package_version()}")
     made.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    made.add_argument("--port", type=int, default=None, help="port (default 7100, or the next free one up to 7131; 0: any)")
-    made.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help="a node to connect to (repeatable)")
     made.add_argument(
-        "--device", action="append", default=[], metavar="N|name|cpu",
+        "--port", type=int, default=None, help="port (default 7100, or the next free one up to 7131; 0: any)"
+    )
+    made.add_argument(
+        "--peer", action="append", default=[], metavar="HOST:PORT", help="a node to connect to (repeatable)"
+    )
+    made.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="N|name|cpu",
         help="a device to use, as --list-devices shows it (repeatable; the cpu is always one of them)",
-    )  # fmt: skip
+    )
     made.add_argument("--list-devices", action="store_true", help="show this machine's devices and exit")
     made.add_argument("--max-memory", metavar="SIZE", help="budget for weights and working memory, such as 8GiB")
     made.add_argument("--name", default="", help="what people call this worker (default: the machine's name)")
-    made.add_argument("--mesh", default="", metavar="NAME", help="the mesh to belong to (default MESH_NAME or default-<user>)")
+    made.add_argument(
+        "--mesh", default="", metavar="NAME", help="the mesh to belong to (default MESH_NAME or default-<user>)"
+    )
     made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
     made.add_argument("--state-dir", default="", metavar="DIR", help="where this worker's identity is kept")
     made.add_argument("--no-mdns", action="store_true", help="do not announce this worker on the local network")
@@ -54,7 +64,7 @@ def work(options: argparse.Namespace) -> int:
     if options.list_devices:
         return list_devices(options.json)
     for peer in options.peer:
-        parse_address(peer)
+        parse_address(peer, DEFAULT_PORT)
     from worker.config import WorkerConfig
     from worker.daemon import run_worker
 
@@ -87,10 +97,20 @@ def list_devices(as_json: bool) -> int:
         return OK
     from .tables import print_table
 
-    print_table(("device", "engine", "adapter", "backend", "driver", "kind"), [
-        (row.select, row.engine, row.adapter or "(this processor)", row.backend, row.driver, row.kind + (" (software)" if row.software and row.engine != "cpu" else ""))
-        for row in rows
-    ])  # fmt: skip
+    print_table(
+        ("device", "engine", "adapter", "backend", "driver", "kind"),
+        [
+            (
+                row.select,
+                row.engine,
+                row.adapter or "(this processor)",
+                row.backend,
+                row.driver,
+                row.kind + (" (software)" if row.software and row.engine != "cpu" else ""),
+            )
+            for row in rows
+        ],
+    )
     return OK
 
 

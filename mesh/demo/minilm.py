@@ -75,7 +75,7 @@ class Batch:
 
 
 def encode(model: Encoder, ids: Array, mask: Array) -> Array:
-    """Embeddings f32 (batch, 384) of token ids i32 (batch, length) with mask f32 (batch, length), 1 where a token is."""
+    """Embeddings f32 (batch, 384) of token ids i32 (batch, length) with mask f32 (batch, length), 1 at tokens."""
     length = ids.shape[1]
     x = model.words(ids) + model.positions(mnp.arange(length)) + model.types(mnp.zeros(1, dtype=mnp.int32))
     x = model.norm(x)

@@ -10,12 +10,13 @@ import signal
 import statistics
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
+from support.faults import PHASES, WIDTH, EventTap, Round, settled, strike, tower, weights
 
 from mesh import Mesh
-from support.faults import PHASES, WIDTH, EventTap, Round, settled, strike, tower, weights
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 ROUNDS_DEFAULT = 2
@@ -35,7 +36,7 @@ def rounds(kind: str, phase: str, count: int) -> Iterator[Round]:
                 mesh.run(tower, held, x[:32], strategy="pipeline")
             victims = mesh.plan(tower, held, x, strategy="pipeline").workers
             victim = victims[number % len(victims)]
-            call = lambda: mesh.submit(tower, held, x, strategy="pipeline")  # noqa: E731
+            call = partial(mesh.submit, tower, held, x, strategy="pipeline")
             outcome, result = strike(mesh, tap, phase, SIGNALS[kind], call, victim)
             np.testing.assert_array_equal(result, expected)
             if kind == "stop":
@@ -64,11 +65,15 @@ def main(count: int) -> None:
         for phase in PHASES:
             done = list(rounds(kind, phase, count))
             resumed = [outcome.resumed_s for outcome in done if outcome.resumed_s is not None]
-            worst = f"median {statistics.median(resumed):.3f} s, worst {max(resumed):.3f} s" if resumed else "no redo needed"
+            worst = (
+                f"median {statistics.median(resumed):.3f} s, worst {max(resumed):.3f} s"
+                if resumed
+                else "no redo needed"
+            )
             total = max(outcome.total_s for outcome in done)
-            print(f"{kind} at {phase}: {len(done)} rounds right, {len(resumed)} redone, resumed {worst}; ended by {total:.2f} s")
+            right = f"{len(done)} rounds right, {len(resumed)} redone"
+            print(f"{kind} at {phase}: {right}, resumed {worst}; ended by {total:.2f} s", flush=True)
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS_DEFAULT)
-

@@ -103,7 +103,7 @@ def test_strangers_are_ignored() -> None:
 
 @pytest.mark.parametrize("beat_s", [0.0, -1.0, 0.009, 61.0, float("nan")])
 def test_an_impossible_heartbeat_is_refused(beat_s: float) -> None:
-    with pytest.raises(ConfigError, match="outside 0.01 to 60"):
+    with pytest.raises(ConfigError, match=r"outside 0\.01 to 60"):
         HealthConfig.of_heartbeat(beat_s)
 
 

@@ -53,7 +53,12 @@ def test_a_failure_is_reported_with_its_error_and_log() -> None:
     jobs.started("a", 1.0)
     jobs.ended("a", 3.0, error=ExecuteFailed("out of luck", node="w1"))
     report = jobs.report(jobs.get("a"), 9.0, with_log=True)
-    assert (report.state, report.seconds, report.error["code"], report.error["node"]) == ("failed", 3.0, "execute_failed", "w1")
+    assert (report.state, report.seconds, report.error["code"], report.error["node"]) == (
+        "failed",
+        3.0,
+        "execute_failed",
+        "w1",
+    )
     assert [line.split(" ", 1)[1] for line in report.log] == ["queued", "running", "failed: out of luck [worker w1]"]
 
 

@@ -745,5 +745,5 @@ def test_random_worlds_do_reach_the_end_of_steps() -> None:
         world = World(seed)
         for _ in range(400):
             world.step()
-        finished += sum(text.startswith("ran ") for _, text in world.drive.machine.story)
+        finished += sum(told.text.startswith("ran ") for told in world.drive.machine.story)
     assert finished > 10

@@ -1,7 +1,7 @@
 """Killing and stopping workers at a chosen phase of a call, with real processes and real signals.
 
-A round makes a call whose plan spans every worker, waits for the phase by the mesh's own events, sends the signal to one
-worker, and takes the times from the events that follow.
+A round makes a call whose plan spans every worker, waits for the phase by the mesh's own events, sends the signal to
+one worker, and takes the times from the events that follow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEPTH = 12
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds from the signal: until Suspect and Dead were told, until the first part ran on a survivor, until the end."""
+    """Seconds from the signal: until Suspect and Dead were told, until the first part on a survivor, until the end."""
 
     phase: str
     victim: str
@@ -58,7 +58,9 @@ class EventTap:
         self._events: queue.Queue[tuple[float, Mapping[str, Any]]] = queue.Queue()
         mesh.watch(lambda event: self._events.put((time.monotonic(), event)))
 
-    def wait(self, wanted: Callable[[Mapping[str, Any]], bool], timeout_s: float) -> tuple[float, Mapping[str, Any]] | None:
+    def wait(
+        self, wanted: Callable[[Mapping[str, Any]], bool], timeout_s: float
+    ) -> tuple[float, Mapping[str, Any]] | None:
         """The next event that is wanted, dropping others; None after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -74,7 +76,9 @@ class EventTap:
             self._events.get_nowait()
 
 
-def strike(mesh: Mesh, tap: EventTap, phase: str, kind: signal.Signals, call: Callable[[], Any], victim: str) -> tuple[Round, Any]:
+def strike(
+    mesh: Mesh, tap: EventTap, phase: str, kind: signal.Signals, call: Callable[[], Any], victim: str
+) -> tuple[Round, Any]:
     """Start `call` (which returns a Job), send `kind` to `victim` when `phase` begins, and follow it to the end."""
     pid = next(node.pid for node in mesh.nodes if node.name == victim)
     tap.drain()

@@ -1,7 +1,7 @@
 """CpuEngine: a part compiled to a list of numpy calls with every tensor freed after its last use.
 
-Any cut of a graph gives the same bits: every kernel computes from C-contiguous operands, so that numpy's choice of inner
-loop and order of summation follows from shapes alone, and BLAS runs on one thread.
+Any cut of a graph gives the same bits: every kernel computes from C-contiguous operands, so that numpy's choice of
+inner loop and order of summation follows from shapes alone, and BLAS runs on one thread.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from wire.ops import OPS
 from wire.types import TensorType
 
 from ..engine import EngineInfo, Measured
-from .process import keep_memory, one_thread
 from .elementwise import ELEMENTWISE, Kernel
+from .process import keep_memory, one_thread
 from .structural import STRUCTURAL
 
 KERNELS: dict[str, Kernel] = {**ELEMENTWISE, **STRUCTURAL}
@@ -70,7 +70,7 @@ class CpuEngine:
             software=True,
             memory_bytes=memory_bytes or available_bytes(),
             limits={},
-            dtypes_by_op={name: names for name in OPS},
+            dtypes_by_op=dict.fromkeys(OPS, names),
         )
 
     def measure(self) -> Measured:
@@ -151,7 +151,9 @@ def run(executable: CpuExecutable, inputs: Sequence[NDArray[Any]]) -> list[NDArr
             except MemoryError as error:
                 raise OutOfMemory(f"no memory for {call.result}", op=call.node.op, cause=str(error)) from None
             except Exception as error:
-                raise ExecuteFailed("a numpy kernel failed", op=call.node.op, cause=f"{type(error).__name__}: {error}") from error
+                raise ExecuteFailed(
+                    "a numpy kernel failed", op=call.node.op, cause=f"{type(error).__name__}: {error}"
+                ) from error
             values[call.index] = np.ascontiguousarray(result).reshape(call.result.shape)
             for source in call.frees:
                 values.pop(source, None)

@@ -29,5 +29,9 @@ def keep_memory() -> None:
     operation's time then goes to page faults.  For processes that do nothing but compute; elsewhere nothing happens."""
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
-        for option, value in ((_M_MMAP_THRESHOLD, _KEPT_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_TOP_PAD, 1 << 26)):
+        for option, value in (
+            (_M_MMAP_THRESHOLD, _KEPT_BYTES),
+            (_M_TRIM_THRESHOLD, _KEPT_BYTES),
+            (_M_TOP_PAD, 1 << 26),
+        ):
             mallopt(option, value)

@@ -47,7 +47,9 @@ def _pad(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     source, fill = operands
     result = np.full(out.shape, fill, out.dtype.numpy)
     spans = zip(attrs["low"], attrs["interior"], source.shape, strict=True)
-    result[tuple(slice(low, low + (dim - 1) * (inner + 1) + 1 if dim else low, inner + 1) for low, inner, dim in spans)] = source
+    result[
+        tuple(slice(low, low + (dim - 1) * (inner + 1) + 1 if dim else low, inner + 1) for low, inner, dim in spans)
+    ] = source
     return result
 
 
@@ -60,8 +62,12 @@ def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     batch = math.prod(left.shape[axis] for axis in attrs["lhs_batch"])
     inner = math.prod(left.shape[axis] for axis in attrs["lhs_contract"])
     rows, columns = math.prod(left.shape[a] for a in left_free), math.prod(right.shape[a] for a in right_free)
-    a = np.ascontiguousarray(left.transpose(*attrs["lhs_batch"], *left_free, *attrs["lhs_contract"])).reshape(batch, rows, inner)
-    b = np.ascontiguousarray(right.transpose(*attrs["rhs_batch"], *attrs["rhs_contract"], *right_free)).reshape(batch, inner, columns)
+    a = np.ascontiguousarray(left.transpose(*attrs["lhs_batch"], *left_free, *attrs["lhs_contract"])).reshape(
+        batch, rows, inner
+    )
+    b = np.ascontiguousarray(right.transpose(*attrs["rhs_batch"], *attrs["rhs_contract"], *right_free)).reshape(
+        batch, inner, columns
+    )
     return np.matmul(a, b).reshape(out.shape).astype(out.dtype.numpy, copy=False)
 
 

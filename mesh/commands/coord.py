@@ -1,0 +1,369 @@
+"""mesh-coord: run a coordinator, and ask one for nodes, plans and jobs.
+
+A verb is one function here and one row of VERBS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from wire.file import load_params
+
+from wire.address import parse_address
+from wire.errors import ConfigError, ConnectFailed, InputError, MeshError, WrongMesh, from_fields
+from wire.graph import WireGraph
+from wire.identity import package_version
+from wire.messages import JobReport
+
+from ..builder import DEFAULT_PORT, default_mesh_name
+from ..preview import PlanPreview, size_text
+from ..remote import Remote
+from .exit_codes import OK, code_of, run_command
+from .tables import print_table
+
+LAST_PORT = 7131
+POLL_S = 0.2
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+Options = argparse.Namespace
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    _start_logging(options)
+    sys.exit(run_command("mesh-coord", lambda: options.run(options)))
+
+
+# -- verbs ------------------------------------------------------------------------------------------------
+
+
+def serve(options: Options) -> int:
+    """Run a coordinator until it is told to stop."""
+    from .serve import serve_until_stopped
+
+    return asyncio.run(serve_until_stopped(options))
+
+
+def demo(options: Options) -> int:
+    """MiniLM over three workers, one of them killed on the way."""
+    from ..demo.show import show
+
+    return show(options.question)
+
+
+async def nodes(options: Options, remote: Remote) -> int:
+    found = await remote.nodes()
+    if options.json:
+        _print_json([dataclasses.asdict(node) for node in found])
+        return OK
+    header = ("name", "state", "engine", "adapter", "memory", "GFLOP/s", "GB/s", "version", "address")
+    rows = []
+    for node in found:
+        for place, device in enumerate(node.devices):
+            first = (node.name, node.state) if place == 0 else ("", "")
+            last = (node.version, node.address) if place == 0 else ("", "")
+            adapter = device.adapter + (" (software)" if device.software and device.engine != "cpu" else "")
+            speed = (f"{device.gflops:.0f}", f"{device.gbytes_per_s:.1f}")
+            rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last))
+    print_table(header, rows)
+    return OK
+
+
+async def plan(options: Options, remote: Remote) -> int:
+    preview = PlanPreview(await remote.plan(WireGraph.load(options.graph), options.strategy))
+    print(json.dumps(preview.data) if options.json else preview)
+    return OK
+
+
+async def submit(options: Options, remote: Remote) -> int:
+    graph = WireGraph.load(options.graph)
+    inputs = _read_inputs(graph, options.input)
+    params = load_params(options.graph)
+    job = await remote.submit(graph, inputs, params, options.strategy, options.detach)
+    if options.detach:
+        _say(options, {"job": job}, f"job {job}; ask with: mesh-coord result {job} --output {options.output}")
+        return OK
+    try:
+        await _follow(options, remote, job)
+        return await _save_result(options, remote, job)
+    except asyncio.CancelledError:
+        await remote.cancel(job)
+        raise
+
+
+async def status(options: Options, remote: Remote) -> int:
+    jobs = await remote.jobs(options.job or "")
+    if options.json:
+        _print_json([_job_fields(job) for job in jobs])
+        return OK
+    rows = [(job.job, job.name, job.state, f"{job.seconds:.2f} s", job.error.get("message", "")) for job in jobs]
+    print_table(("job", "name", "state", "time", "error"), rows)
+    return OK
+
+
+async def logs(options: Options, remote: Remote) -> int:
+    (job,) = await remote.jobs(options.job)
+    _say(options, {"job": job.job, "log": job.log}, "\n".join(job.log))
+    return OK
+
+
+async def result(options: Options, remote: Remote) -> int:
+    return await _save_result(options, remote, options.job)
+
+
+async def cancel(options: Options, remote: Remote) -> int:
+    await remote.cancel(options.job)
+    _say(options, {"job": options.job, "state": "cancelled"}, f"job {options.job} is cancelled")
+    return OK
+
+
+# -- the table of verbs -----------------------------------------------------------------------------------
+
+
+def _graph_argument(made: argparse.ArgumentParser) -> None:
+    made.add_argument("graph", metavar="GRAPH", help="a .wire file, written by WireGraph.save")
+    made.add_argument("--strategy", default="auto", choices=("auto", "single", "pipeline"), help="how to place it")
+
+
+def _submit_arguments(made: argparse.ArgumentParser) -> None:
+    _graph_argument(made)
+    made.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="an input (repeatable)")
+    made.add_argument("--output", required=True, metavar="DIR", help="where outputs are written, NAME.npy each")
+    made.add_argument("--detach", action="store_true", help="print the job's id and return; the job goes on")
+
+
+def _serve_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    made.add_argument("--port", type=int, help="port (default 7100, or the next free one up to 7131; 0: any)")
+    made.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help="a worker to join (repeatable)")
+    made.add_argument("--name", default="coordinator", help="what people call it")
+    made.add_argument("--heartbeat", type=float, default=0.1, metavar="S", help="seconds between heartbeats")
+    made.add_argument("--no-mdns", action="store_true", help="neither announce it nor look for workers")
+
+
+def _job_argument(made: argparse.ArgumentParser) -> None:
+    made.add_argument("job", metavar="JOB")
+
+
+def _result_arguments(made: argparse.ArgumentParser) -> None:
+    _job_argument(made)
+    made.add_argument("--output", required=True, metavar="DIR", help="where outputs are written, NAME.npy each")
+
+
+def _status_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("job", metavar="JOB", nargs="?", help="one job (default: all)")
+
+
+def _demo_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("question", nargs="?", help="what to search for (default: asked, or a sample question)")
+
+
+def _no_arguments(made: argparse.ArgumentParser) -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    help: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    local: Callable[[Options], int] | None = None
+    remote: Callable[[Options, Remote], Awaitable[int]] | None = None
+
+
+VERBS: dict[str, Verb] = {
+    "serve": Verb("run a coordinator on this machine", _serve_arguments, local=serve),
+    "nodes": Verb("show the workers and their devices", _no_arguments, remote=nodes),
+    "plan": Verb("show what would go where, before a byte moves", _graph_argument, remote=plan),
+    "submit": Verb("run a graph", _submit_arguments, remote=submit),
+    "status": Verb("show jobs", _status_arguments, remote=status),
+    "logs": Verb("show what happened to a job", _job_argument, remote=logs),
+    "result": Verb("wait for a job and write its outputs", _result_arguments, remote=result),
+    "cancel": Verb("stop a job", _job_argument, remote=cancel),
+    "demo": Verb("a real model over three workers, one of them killed", _demo_arguments, local=demo),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="mesh-coord",
+        description="Run a coordinator, and ask one for nodes, plans and jobs.",
+        epilog="Exit codes: 0 done, 1 the work failed, 2 wrong use, 4 not reachable, 5 nothing fits, 6 cancelled, "
+        "7 time limit.",
+    )
+    made.add_argument("--version", action="version", version=f"mesh-coord {package_version()}")
+    verbs = made.add_subparsers(required=True, metavar="VERB")
+    for name, verb in VERBS.items():
+        one = verbs.add_parser(name, help=verb.help, description=verb.help)
+        verb.arguments(one)
+        one.add_argument("--mesh", default="", metavar="NAME", help="the mesh (default MESH_NAME or default-<user>)")
+        one.add_argument("--json", action="store_true", help="print JSON")
+        one.add_argument("-q", "--quiet", action="store_true", help="say errors only")
+        one.add_argument("-v", "--verbose", action="store_true", help="say more")
+        one.add_argument("--log-json", action="store_true", help="log lines as JSON objects")
+        if verb.remote is not None:
+            one.add_argument("--coordinator", metavar="HOST:PORT", help="default MESH_ADDRESS, else this machine's")
+        one.set_defaults(run=verb.local or _on_a_coordinator(verb))
+    return made
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _on_a_coordinator(verb: Verb) -> Callable[[Options], int]:
+    async def ask(options: Options) -> int:
+        assert verb.remote is not None
+        remote = await _connect(options)
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, task.cancel)
+            except NotImplementedError:  # Windows: Ctrl-C arrives as KeyboardInterrupt
+                break
+        try:
+            return await verb.remote(options, remote)
+        except asyncio.CancelledError:
+            return OK
+        finally:
+            await remote.close()
+
+    return lambda options: asyncio.run(ask(options))
+
+
+async def _connect(options: Options) -> Remote:
+    """The coordinator named by flag or environment, else the one of this mesh on this machine."""
+    mesh = options.mesh or default_mesh_name()
+    named = options.coordinator or os.environ.get("MESH_ADDRESS")
+    if named:
+        return await Remote.connect(mesh, *parse_address(named, DEFAULT_PORT))
+    for port in range(DEFAULT_PORT, LAST_PORT + 1):
+        try:
+            return await Remote.connect(mesh, "127.0.0.1", port)
+        except (ConnectFailed, ConfigError, WrongMesh):
+            continue  # nobody there, a worker, or another mesh
+    raise ConnectFailed(
+        f"no coordinator of mesh {mesh!r} on this machine (ports {DEFAULT_PORT} to {LAST_PORT})",
+        next_step="Start one with: mesh-coord serve; or name it: --coordinator HOST:PORT",
+    )
+
+
+def _read_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {}
+    for text in given:
+        name, equals, file = text.partition("=")
+        if not equals:
+            raise InputError(f"--input {text!r} is not NAME=FILE.npy")
+        if name not in graph.input_types:
+            known = ", ".join(f"{key} ({kind})" for key, kind in graph.input_types.items()) or "none"
+            raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {known}")
+        arrays[name] = _read_array(name, Path(file))
+    for name, kind in graph.input_types.items():
+        if name not in arrays:
+            raise InputError(f"the input {name!r} ({kind}) is missing", next_step=f"Add --input {name}=FILE.npy")
+        _check_type(name, arrays[name], kind)
+    return arrays
+
+
+def _check_type(name: str, array: NDArray[Any], kind: Any) -> None:
+    if array.shape != kind.shape or array.dtype != kind.dtype.numpy:
+        raise InputError(f"the input {name!r} is {array.dtype}{list(array.shape)}, expected {kind}")
+
+
+def _read_array(name: str, file: Path) -> NDArray[Any]:
+    try:
+        loaded: NDArray[Any] = np.load(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"the file for input {name!r} does not exist: {file}") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{file} (input {name!r}) is not a .npy file", cause=str(error)) from None
+    return np.ascontiguousarray(loaded).reshape(loaded.shape)
+
+
+async def _follow(options: Options, remote: Remote, job: str) -> None:
+    """Print a job's log while it grows, until the job is over."""
+    shown = 0
+    while True:
+        (report,) = await remote.jobs(job)
+        if not options.quiet and not options.json:
+            for line in report.log[shown:]:
+                print(f"{job} {line.split(' ', 1)[1]}", file=sys.stderr)
+        shown = len(report.log)
+        if report.state in ("done", "failed", "cancelled"):
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def _save_result(options: Options, remote: Remote, job: str) -> int:
+    try:
+        outputs, report = await remote.result(job)
+    except MeshError as error:
+        print(f"mesh-coord: job {job}: {error}", file=sys.stderr)
+        return code_of(error)
+    folder = Path(options.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {name: folder / f"{_file_name(name)}.npy" for name in outputs}
+        for name, array in outputs.items():
+            np.save(files[name], array, allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}", cause=str(error), next_step=f"mesh-coord result {job}") from None
+    lines = [f"{name}: {array.dtype}{list(array.shape)} in {files[name]}" for name, array in outputs.items()]
+    saved = {name: str(file) for name, file in files.items()}
+    _say(options, {"job": job, "outputs": saved, "report": report}, "\n".join(lines))
+    return OK
+
+
+def _file_name(output: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in output) or "output"
+
+
+def _job_fields(job: JobReport) -> dict[str, Any]:
+    fields = {name: getattr(job, name) for name in JobReport.__struct_fields__}
+    return {
+        **fields,
+        "report": json.loads(job.report or "{}"),
+        "error": str(from_fields(job.error)) if job.error else "",
+    }
+
+
+def _say(options: Options, data: Any, text: str) -> None:
+    if options.json:
+        _print_json(data)
+    elif not options.quiet or text:
+        print(text)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, default=str))
+
+
+def _start_logging(options: Options) -> None:
+    level = logging.ERROR if options.quiet else logging.DEBUG if options.verbose else logging.INFO
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonFormatter() if options.log_json else logging.Formatter(LOG_FORMAT, "%H:%M:%S"))
+    root = logging.getLogger("graph_mesh")
+    root.addHandler(handler)
+    root.setLevel(level)
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {"time": round(record.created, 6), "level": record.levelname.lower(), "message": record.getMessage()}
+        return json.dumps(fields)
+
+
+if __name__ == "__main__":
+    main()
