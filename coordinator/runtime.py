@@ -421,7 +421,8 @@ class Coordinator:
             self._plan_made(action.generation, plan)
 
     async def _planned(self, graph: WireGraph, strategy: str, nodes: frozenset[str]) -> Plan:
-        members = [self._members[node] for node in sorted(nodes) if node in self._members]
+        members = [self._members[node] for node in nodes if node in self._members]
+        members.sort(key=lambda member: member.profile.name)  # ids change with every start, and caches go by name
         key = (graph.hash, strategy, self._site_key(nodes))
         found = self._plans.get(key)
         if found is None:

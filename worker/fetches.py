@@ -47,8 +47,12 @@ class Fetches:
             return self._advance()
         found.waiting.add(plan)
         found.spec = spec
-        if found.attempt == 0 or found.holder in holders:
-            found.holders = deque(holder for holder in holders if holder != found.holder)
+        if found.attempt == 0:
+            found.holders = holders
+            return []
+        if found.holder in holders:
+            holders.remove(found.holder)
+            found.holders = holders
             return []
         abandoned = found.attempt
         self._end_attempt(found)

@@ -88,6 +88,15 @@ def encode(model: Encoder, ids: Array, mask: Array) -> Array:
     return pooled / mnp.maximum(mnp.sqrt(mnp.sum(pooled * pooled, axis=1, keepdims=True)), 1e-12)
 
 
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A batch, its embeddings float32 (sentences, 384), and what the call did where."""
+
+    batch: Batch
+    rows: NDArray[np.float32]
+    report: Any
+
+
 def embed(mesh: Runner, sentences: Sequence[str], strategy: str = "auto") -> NDArray[np.float32]:
     """Embeddings of `sentences` on a mesh: float32 (n, 384), mean-pooled and normalised as the model card says.
 
@@ -95,15 +104,15 @@ def embed(mesh: Runner, sentences: Sequence[str], strategy: str = "auto") -> NDA
     """
     model = mesh.put(load_model())
     result = np.zeros((len(sentences), WIDTH), np.float32)
-    for batch, rows in embed_batches(mesh, model, batches(sentences), strategy):
-        result[list(batch.places)] = rows
+    for done in embed_batches(mesh, model, batches(sentences), strategy):
+        result[list(done.batch.places)] = done.rows
     return result
 
 
 def embed_batches(
     mesh: Runner, model: Encoder, work: Iterable[Batch], strategy: str = "auto", ahead: int = 6
-) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-    """Batches with their embeddings, in order; `ahead` calls are under way at once, so that stages overlap."""
+) -> Iterator[Embedded]:
+    """The batches' embeddings, in order; `ahead` calls are under way at once, so that stages overlap."""
     waiting: list[tuple[Batch, Any]] = []
     for batch in work:
         waiting.append((batch, mesh.submit(encode, model, batch.ids, batch.mask, strategy=strategy)))
@@ -194,6 +203,6 @@ def _batch(tokens: Sequence[Sequence[int]], places: Sequence[int], length: int) 
     return Batch(ids, mask, tuple(places))
 
 
-def _finished(batch: Batch, job: Any) -> tuple[Batch, NDArray[np.float32]]:
+def _finished(batch: Batch, job: Any) -> Embedded:
     rows: NDArray[np.float32] = job.result()
-    return batch, rows[: len(batch.places)]
+    return Embedded(batch, rows[: len(batch.places)], job.report())

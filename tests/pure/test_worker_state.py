@@ -234,6 +234,16 @@ def test_a_fetch_under_way_serves_the_next_plan_that_names_its_holder() -> None:
     assert of(ev.Prepare, drive(ev.BlobFound(fetch.attempt, "shared")))
 
 
+def test_a_fetch_that_waits_its_turn_keeps_the_client_as_holder_when_a_second_plan_wants_it() -> None:
+    drive = Driver(bounds=Bounds(fetches_max=1))
+    blobs = (BlobSpec(b"o" * 32, 4, "f32", (1,), ("",)), weight(""))  # the second waits for the first
+    first = one(ev.Fetch, drive.ask_deploy(deploy(ONE_PART, blobs=blobs)))
+    assert of(ev.Fetch, drive.ask_deploy(deploy(ONE_PART, plan=PlanKey(7, 2), blobs=blobs))) == []
+    own = one(ev.Fetch, drive(ev.BlobFound(first.attempt, "socket")))
+    assert (own.blob, own.holder) == (WEIGHT, ME)
+    assert one(ev.Fetch, drive(ev.BlobNotFound(own.attempt, BlobMissing("not here")))).holder == ""
+
+
 def test_blobs_of_a_deployed_plan_are_pinned_until_it_is_dropped() -> None:
     drive = Driver()
     seen = drive.deployed(deploy(ONE_PART, blobs=(weight(PEER),)))

@@ -1,0 +1,55 @@
+"""What the demo searches: the project's own documents, in passages.
+
+The documents travel inside the package (`docs/`, beside this file in a wheel, at the root of a checkout).  A passage is
+a paragraph, a list item or a table row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.errors import ConfigError
+
+CHARACTERS_MIN = 30  # shorter blocks say nothing that one could search for
+_BLOCK_STARTS = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |\|))")
+_MARKS = re.compile(r"`|\*\*|^\s*(?:[-*]|\d+\.) |\[(?=[^\]]*\]\()|\]\([^)]*\)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """`text` of one paragraph of the document `source`."""
+
+    source: str
+    text: str
+
+
+def passages() -> list[Passage]:
+    """Every passage of the documents, in order of file name; ConfigError if the documents are not installed."""
+    found: dict[str, Passage] = {}  # a sentence that stands twice is searched once
+    folder = documents()
+    for path in sorted(folder.rglob("*.md")):
+        for text in blocks(path.read_text(encoding="utf-8")):
+            found.setdefault(text, Passage(path.relative_to(folder).as_posix(), text))
+    return list(found.values())
+
+
+def documents() -> Path:
+    """The folder with the documents."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "docs", here.parent.parent / "docs"):
+        if folder.is_dir():
+            return folder
+    raise ConfigError("the documents that the demo searches are not installed", next_step="Install graph-mesh again")
+
+
+def blocks(markdown: str) -> Iterator[str]:
+    """The paragraphs, list items and table rows of a document as plain sentences; headings and code are left out."""
+    prose = re.sub(r"```.*?```|^#[^\n]*$", "\n", markdown, flags=re.DOTALL | re.MULTILINE)
+    for block in _BLOCK_STARTS.split(prose):
+        cells = [cell.strip() for cell in block.split("|")] if block.lstrip().startswith("|") else [block]
+        text = " ".join(_MARKS.sub("", ": ".join(filter(None, cells))).split())
+        if len(text) >= CHARACTERS_MIN and any(character.isalpha() for character in text):
+            yield text
