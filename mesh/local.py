@@ -62,9 +62,8 @@ class LocalWorkers:
     async def close(self) -> None:
         """End every worker in order, or by force after 2.5 s, and remove their folder."""
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-                process.send_signal(getattr(signal, "SIGCONT", signal.SIGTERM))  # a stopped process must hear it too
+            _signal(process, signal.SIGTERM)
+            _signal(process, getattr(signal, "SIGCONT", signal.SIGTERM))  # a stopped process must hear it too
         await asyncio.gather(*(self._await_end(process) for process in self._processes))
         self._processes.clear()
         if self._folder is not None:
@@ -101,9 +100,15 @@ class LocalWorkers:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await process.wait()
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))
             await process.wait()
+
+
+def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    """Not Process.send_signal, which reaps a process that just died, so that asyncio's watcher loses it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # Windows: it is ending already
+            os.kill(process.pid, number)
 
 
 def environment() -> dict[str, str]:

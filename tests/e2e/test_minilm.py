@@ -1,0 +1,56 @@
+"""all-MiniLM-L6-v2 against its reference embeddings (tests/golden/make_minilm_reference.py, torch and transformers)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.adapter import needs_adapter
+
+import mesh.numpy as mnp
+from mesh import Mesh
+from mesh.demo.minilm import batches, embed, encode, load_model
+
+COSINE_MIN = 0.9999
+ERROR_MAX = 1e-4
+REFERENCE = json.loads((Path(__file__).parent.parent / "golden" / "minilm_reference.json").read_text())
+SENTENCES: list[str] = REFERENCE["sentences"]
+EXPECTED: NDArray[np.float32] = np.array(REFERENCE["embeddings"], np.float32)
+
+
+def assert_matches(embeddings: NDArray[np.float32]) -> None:
+    assert embeddings.dtype == np.float32
+    assert embeddings.shape == EXPECTED.shape == (len(SENTENCES), 384)
+    assert np.abs(embeddings - EXPECTED).max() <= ERROR_MAX
+    cosines = np.sum(embeddings * EXPECTED, axis=1) / (
+        np.linalg.norm(embeddings, axis=1) * np.linalg.norm(EXPECTED, axis=1)
+    )
+    assert cosines.min() >= COSINE_MIN
+
+
+@pytest.mark.parametrize(
+    "engines",
+    [
+        pytest.param(["cpu", "cpu", "cpu"], id="three cpu workers"),
+        pytest.param(["wgsl"], id="one wgsl worker", marks=needs_adapter),
+        pytest.param(["wgsl", "cpu", "cpu"], id="wgsl and two cpu workers", marks=needs_adapter),
+    ],
+)
+def test_embeddings_match_the_reference(engines: list[str]) -> None:
+    with Mesh.builder().mesh("minilm").local(len(engines), engines).build() as workers:
+        assert_matches(embed(workers, SENTENCES, strategy="pipeline"))
+        ran = workers.report().workers.values()
+    assert len(ran) == len(engines)
+    assert sorted(part.engine for worker in ran for part in worker.parts[:1]) == sorted(engines)
+
+
+def test_the_same_function_without_a_mesh_matches_the_reference() -> None:
+    model = load_model()
+    result = np.zeros_like(EXPECTED)
+    for batch in batches(SENTENCES):
+        rows = np.asarray(encode(model, mnp.asarray(batch.ids), mnp.asarray(batch.mask)))
+        result[list(batch.places)] = rows[: len(batch.places)]
+    assert_matches(result)
