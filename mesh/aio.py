@@ -20,8 +20,9 @@ from wire.graph import WireGraph
 
 from . import tree
 from .backend import Backend, Started, Work
-from .builder import MeshBuilder, MeshConfig
+from .builder import MeshBuilder
 from .compiled import Compiled, CompiledFunction, handle_of
+from .config import MeshConfig
 from .handle import Handle
 from .node import Node
 from .preview import PlanPreview

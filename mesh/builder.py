@@ -8,48 +8,19 @@ A builder is an immutable value: every method returns a new one.
 
 from __future__ import annotations
 
-import getpass
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wire.address import parse_address
 from wire.errors import ConfigError
 
+from .config import DEFAULT_PORT, DiscoverSpec, LocalSpec, MeshConfig
+
 if TYPE_CHECKING:
     from .aio import AsyncMesh
     from .client import Mesh
-
-DEFAULT_PORT = 7100
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSpec:
-    """Workers to start on this machine."""
-
-    count: int
-    engine: str | tuple[str, ...]
-    cache_dir: Path | None
-    max_memory: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class DiscoverSpec:
-    wait_s: float
-    nodes_min: int
-
-
-@dataclass(frozen=True, slots=True)
-class MeshConfig:
-    """Everything a builder was told."""
-
-    mesh: str = ""
-    addresses: tuple[tuple[str, int], ...] = ()
-    local: LocalSpec | None = None
-    discover: DiscoverSpec | None = None
-    beat_s: float = 0.1
 
 
 class MeshBuilder:
@@ -115,13 +86,3 @@ class MeshBuilder:
 
     def _with(self, **changes: object) -> MeshBuilder:
         return MeshBuilder(replace(self.config, **changes))  # type: ignore[arg-type]
-
-
-def default_mesh_name() -> str:
-    """The mesh this user belongs to unless told otherwise."""
-    return os.environ.get("MESH_NAME") or f"default-{getpass.getuser()}"
-
-
-def default_name() -> str:
-    """How a program that coordinates a mesh, or asks a coordinator, is called."""
-    return f"python-{os.getpid()}"

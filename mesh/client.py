@@ -24,8 +24,9 @@ from wire.graph import WireGraph
 
 from .aio import AsyncMesh
 from .backend import Started, Work
-from .builder import MeshBuilder, MeshConfig
+from .builder import MeshBuilder
 from .compiled import Compiled
+from .config import MeshConfig
 from .node import Node
 from .preview import PlanPreview
 from .realise import Evaluator, Param, reset_evaluator, set_evaluator

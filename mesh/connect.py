@@ -16,7 +16,7 @@ from wire.errors import ConfigError, ConnectFailed, MeshError
 from wire.transport import Link
 
 from .backend import Backend
-from .builder import DiscoverSpec, LocalSpec, MeshConfig, default_mesh_name, default_name
+from .config import DiscoverSpec, LocalSpec, MeshConfig, default_mesh_name, default_name
 from .embedded import Embedded, start_coordinator
 from .local import LocalWorkers, devices_per_worker
 from .remote import Remote

@@ -43,7 +43,7 @@ from wire.sharedmem import SharedDir
 from wire.transport import Endpoint, Link
 
 from .backend import Started, Work
-from .builder import default_name
+from .config import default_name
 from .handle import Handle
 from .node import Node, node_from
 

@@ -28,7 +28,7 @@ from wire.graph import WireGraph
 from wire.identity import package_version
 from wire.messages import JobReport
 
-from ..builder import DEFAULT_PORT, default_mesh_name
+from ..config import DEFAULT_PORT, default_mesh_name
 from ..preview import PlanPreview, size_text
 from ..remote import Remote
 from .exit_codes import OK, code_of, run_command

@@ -14,7 +14,7 @@ from coordinator.runtime import Coordinator, CoordinatorConfig
 from coordinator.service import JobService
 from wire.address import parse_address
 
-from ..builder import DEFAULT_PORT, default_mesh_name
+from ..config import DEFAULT_PORT, default_mesh_name
 from ..embedded import start_coordinator
 from .exit_codes import OK
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from wire.address import parse_address
 from wire.identity import package_version
 
-from ..builder import DEFAULT_PORT, default_mesh_name
+from ..config import DEFAULT_PORT, default_mesh_name
 from .exit_codes import OK, run_command
 from .sizes import parse_size
 

@@ -1,0 +1,50 @@
+"""MeshConfig: what a mesh is made of, as data, and what holds where nothing is said.
+
+A new thing that a builder can be told is a field here and a method of MeshBuilder.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_PORT = 7100
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSpec:
+    """Workers to start on this machine."""
+
+    count: int
+    engine: str | tuple[str, ...]
+    cache_dir: Path | None
+    max_memory: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoverSpec:
+    wait_s: float
+    nodes_min: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeshConfig:
+    """Everything a builder was told."""
+
+    mesh: str = ""
+    addresses: tuple[tuple[str, int], ...] = ()
+    local: LocalSpec | None = None
+    discover: DiscoverSpec | None = None
+    beat_s: float = 0.1
+
+
+def default_mesh_name() -> str:
+    """The mesh this user belongs to unless told otherwise."""
+    return os.environ.get("MESH_NAME") or f"default-{getpass.getuser()}"
+
+
+def default_name() -> str:
+    """How a program that coordinates a mesh, or asks a coordinator, is called."""
+    return f"python-{os.getpid()}"
