@@ -41,7 +41,7 @@ class PlanPreview:
         return tuple(self.data["reasons"])
 
     def __str__(self) -> str:
-        rows = [("part", "worker", "device", "nodes", "GFLOP", "weights")]
+        rows: list[tuple[str, ...]] = [("part", "worker", "device", "nodes", "GFLOP", "weights")]
         rows += [
             (
                 *(str(p[key]) for key in ("part", "worker", "device", "nodes")),
