@@ -23,7 +23,7 @@ from typing import Any
 
 from wire.errors import Busy, Cancelled, GraphError, InputError, LimitExceeded, MeshError, NodeLost, StaleGeneration
 from wire.limits import MIB
-from wire.messages import Began, Deploy, Deployed, Done, MissingGraphs, PartRun, PartSpec, PlanKey
+from wire.messages import Began, Done, MissingGraphs, PartRun, PlanKey
 
 from .events import (
     Action,
@@ -79,21 +79,22 @@ from .events import (
     size_bytes_of,
 )
 from .fetches import Fetches
+from .holding import EarlyTensors, KnownGraphs
+from .plans import Held, Plan, Route, Slot, Step, plan_of, wrong_in
 
 EXIT_DRAINED = 0
 EXIT_ENGINE_LOST = 3  # an engine host died or hung
 STORY_EVENTS_MAX = 1024
 BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
 DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
-CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What the worker holds for others at most."""
 
-    pending_bytes_max: int = 1024 * MIB  # pushes that came before their Run: one step's activations, generously
-    pending_tensors_max: int = 65_536
+    early_bytes_max: int = 1024 * MIB  # pushes that came before their Run: one step's activations, generously
+    early_tensors_max: int = 65_536
     graphs_bytes_max: int = 64 * MIB  # graph encodings kept so that a new plan need not send them again
     fetches_max: int = 8  # enough to hide a LAN's round trips
 
@@ -112,99 +113,6 @@ class Owner:
     node: str
     name: str
     epoch: int
-
-
-# -- what a plan, a step and a device are here ------------------------------------------------------------
-
-Slot = tuple[int, int]  # (part, input position)
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """Where an output goes: once to each other worker, to positions of the graph's outputs, to slots here."""
-
-    nodes: tuple[tuple[str, int, int], ...]
-    positions: tuple[int, ...]
-    near: tuple[Slot, ...]  # on the same device
-    far: tuple[Slot, ...]  # on another device of this worker
-
-
-@dataclass(slots=True)
-class _Held:
-    """A tensor and how many inputs still have to read it."""
-
-    tensor: Tensor
-    uses: int
-
-
-@dataclass(slots=True)
-class _Step:
-    request: int
-    started_s: float
-    waiting: dict[int, set[int]]  # part -> input positions that are not there yet
-    inputs: dict[Slot, _Held] = field(default_factory=dict)
-    wait_s: dict[int, float] = field(default_factory=dict)
-    began: bool = False
-    done: list[PartRun] = field(default_factory=list)
-    outputs: list[tuple[int, Tensor]] = field(default_factory=list)
-    pushes: set[int] = field(default_factory=set)
-    bytes_in: int = 0
-    bytes_out: int = 0
-
-
-@dataclass(slots=True)
-class _Closed:
-    """The step numbers that are over: all below `floor`, and those in `above`."""
-
-    floor: int = 0
-    above: set[int] = field(default_factory=set)
-
-    def __contains__(self, step: int) -> bool:
-        return step < self.floor or step in self.above
-
-    def add(self, step: int) -> None:
-        if step < self.floor:
-            return
-        self.above.add(step)
-        while self.floor in self.above or len(self.above) > CLOSED_STEPS_MAX:
-            self.floor = min(self.above)
-            self.above.discard(self.floor)
-            self.floor += 1
-
-
-@dataclass(slots=True)
-class _Plan:
-    key: PlanKey
-    parts: dict[int, PartSpec]
-    blobs: frozenset[bytes]
-    force: bool
-    request: int | None  # of the Deploy, until it is answered
-    fed: dict[int, frozenset[int]]  # part -> positions that come with every step
-    same_source: dict[Slot, tuple[Slot, ...]]
-    routes: dict[int, tuple[_Route, ...]]
-    waiting_blobs: set[bytes] = field(default_factory=set)
-    waiting_links: set[str] = field(default_factory=set)
-    waiting_parts: set[int] = field(default_factory=set)
-    prepared: dict[int, int] = field(default_factory=dict)  # part -> number
-    bytes_by_source: dict[str, int] = field(default_factory=dict)
-    compile_s: float = 0.0
-    compiled: int = 0
-    from_cache: int = 0
-    steps: dict[int, _Step] = field(default_factory=dict)
-    closed: _Closed = field(default_factory=_Closed)
-
-    @property
-    def deployed(self) -> bool:
-        return self.request is None
-
-
-@dataclass(slots=True)
-class _Pending:
-    """Tensors of a step whose Run has not come yet."""
-
-    tensors: list[tuple[int, int, Tensor]] = field(default_factory=list)
-    size_bytes: int = 0
-    overflowed: bool = False
 
 
 @dataclass(slots=True)
@@ -232,13 +140,10 @@ class WorkerState:
         self._asked_owner = False  # since it was last heard
         self._last_owner: Owner | None = None
         self._devices = [_Device() for _ in range(devices)]
-        self._plans: dict[PlanKey, _Plan] = {}
+        self._plans: dict[PlanKey, Plan] = {}
         self._dropped: OrderedDict[PlanKey, None] = OrderedDict()
-        self._pending: dict[tuple[PlanKey, int], _Pending] = {}
-        self._pending_bytes = 0
-        self._pending_tensors = 0
-        self._graphs: OrderedDict[bytes, bytes] = OrderedDict()
-        self._graphs_bytes = 0
+        self._early = EarlyTensors(self._bounds.early_bytes_max, self._bounds.early_tensors_max)
+        self._graphs = KnownGraphs(self._bounds.graphs_bytes_max)
         self._fetches = Fetches(node, self._bounds.fetches_max)
         self._links: set[str] = set()
         self._prepared: dict[int, tuple[PlanKey, int]] = {}
@@ -309,13 +214,10 @@ class WorkerState:
         for device in self._devices:
             assert device.running is None or device.running in self._runs
             assert device.running is not None or not device.queue, "a device idles while parts are ready"
-        assert self._pending_bytes == sum(pending.size_bytes for pending in self._pending.values())
-        assert self._pending_tensors == sum(len(pending.tensors) for pending in self._pending.values())
-        assert self._pending_bytes <= self._bounds.pending_bytes_max
-        assert self._pending_tensors <= self._bounds.pending_tensors_max
-        assert self._graphs_bytes == sum(len(encoded) for encoded in self._graphs.values())
+        self._early.validate()
+        self._graphs.validate()
 
-    def _validate_step(self, plan: _Plan, number: int, step: _Step) -> None:
+    def _validate_step(self, plan: Plan, number: int, step: Step) -> None:
         assert number not in plan.closed, "a closed step lives"
         assert self._requests.get(step.request) == (plan.key, number), "a step without its request"
         uses: dict[int, int] = {}
@@ -401,8 +303,8 @@ class WorkerState:
         actions: list[Action] = []
         for plan in list(self._plans.values()):
             actions += self._drop(plan, NodeLost(reason))
-        for key, step in list(self._pending):
-            actions += self._purge_pending(key, step)
+        for key, step in self._early.steps():
+            actions += self._release_early(key, step)
         self._dropped.clear()
         return actions
 
@@ -419,13 +321,16 @@ class WorkerState:
 
     def _deploy_asked(self, event: DeployAsked, now: float) -> list[Action]:
         deploy = event.deploy
-        error = self._not_owned_by(event.node, deploy.plan) or self._wrong_in(deploy)
+        error = self._not_owned_by(event.node, deploy.plan)
+        if deploy.plan in self._plans:
+            error = error or StaleGeneration(f"plan {_label(deploy.plan)} is already here")
+        error = error or wrong_in(deploy, self.node, len(self._devices))
         if error is not None:
             return [Refuse(event.request, error)]
-        missing = self._learn_graphs(deploy)
+        missing = self._graphs.learn(deploy)
         if missing:
             return [Reply(event.request, MissingGraphs(missing))]
-        plan = self._new_plan(deploy, event.request)
+        plan = plan_of(deploy, event.request, self.node, self._links)
         self._plans[plan.key] = plan
         self._requests[event.request] = (plan.key, None)
         self._tell(now, f"deploy {_label(plan.key)}: {len(plan.parts)} parts, {len(plan.blobs)} blobs")
@@ -434,103 +339,16 @@ class WorkerState:
             actions += self._fetches.want(spec, plan.key)
         return actions + self._prepare_if_fetched(plan, now)
 
-    def _wrong_in(self, deploy: Deploy) -> MeshError | None:
-        """What makes a deploy impossible, whatever happens later."""
-        if deploy.plan in self._plans:
-            return StaleGeneration(f"plan {_label(deploy.plan)} is already here")
-        blobs = {spec.blob for spec in deploy.blobs}
-        if len({part.part for part in deploy.parts}) != len(deploy.parts):
-            return InputError("a deploy names a part twice")
-        for part in deploy.parts:
-            if part.device >= len(self._devices):
-                return InputError(f"part {part.part} names device {part.device}, this worker has {len(self._devices)}")
-            for position, source in enumerate(part.sources):
-                if source.kind not in ("input", "edge", "param"):
-                    return InputError(f"part {part.part} input {position} comes from {source.kind!r}, which is nothing")
-                if source.kind == "param" and source.blob not in blobs:
-                    return InputError(f"part {part.part} input {position} is a param whose blob is not listed")
-            for target in (target for targets in part.targets for target in targets):
-                if target.node not in ("", self.node) and target.node not in deploy.peers:
-                    return InputError(f"part {part.part} sends to node {target.node[:16]}, whose address is not listed")
-        return None
-
-    def _learn_graphs(self, deploy: Deploy) -> tuple[bytes, ...]:
-        """Keep the graphs that came along; the hashes of those that are still unknown."""
-        for address, encoded in deploy.graphs.items():
-            if address not in self._graphs:
-                self._graphs[address] = encoded
-                self._graphs_bytes += len(encoded)
-        wanted = dict.fromkeys(part.graph for part in deploy.parts)
-        for address in wanted:
-            if address in self._graphs:
-                self._graphs.move_to_end(address)
-        missing = tuple(address for address in wanted if address not in self._graphs)
-        for address in list(self._graphs):
-            if self._graphs_bytes <= self._bounds.graphs_bytes_max or address in wanted:
-                break
-            self._forget_graph(address)
-        return missing
-
-    def _forget_graph(self, address: bytes) -> None:
-        self._graphs_bytes -= len(self._graphs.pop(address, b""))
-
-    def _new_plan(self, deploy: Deploy, request: int) -> _Plan:
-        parts = {part.part: part for part in deploy.parts}
-        readers: dict[Slot, list[Slot]] = {}  # (producing part, its output) -> slots here
-        for part in parts.values():
-            for position, source in enumerate(part.sources):
-                if source.kind == "edge":
-                    readers.setdefault((source.part, source.slot), []).append((part.part, position))
-        same_source = {slot: tuple(slots) for slots in readers.values() for slot in slots}
-        routes = {part.part: self._routes_of(part, parts, readers) for part in parts.values()}
-        others = {node for outputs in routes.values() for route in outputs for node, _, _ in route.nodes}
-        return _Plan(
-            key=deploy.plan,
-            parts=parts,
-            blobs=frozenset(spec.blob for spec in deploy.blobs),
-            force=deploy.force,
-            request=request,
-            fed={
-                part.part: frozenset(i for i, source in enumerate(part.sources) if source.kind != "param")
-                for part in parts.values()
-            },
-            same_source=same_source,
-            routes=routes,
-            waiting_blobs={spec.blob for spec in deploy.blobs},
-            waiting_links=others - self._links,
-            waiting_parts=set(parts),
-        )
-
-    def _routes_of(
-        self, part: PartSpec, parts: dict[int, PartSpec], readers: dict[Slot, list[Slot]]
-    ) -> tuple[_Route, ...]:
-        routes = []
-        for output, targets in enumerate(part.targets):
-            first: dict[str, tuple[str, int, int]] = {}
-            for target in targets:
-                if target.node not in ("", self.node):
-                    first.setdefault(target.node, (target.node, target.part, target.slot))
-            here = readers.get((part.part, output), [])
-            routes.append(
-                _Route(
-                    nodes=tuple(first.values()),
-                    positions=tuple(target.slot for target in targets if target.node == ""),
-                    near=tuple(slot for slot in here if parts[slot[0]].device == part.device),
-                    far=tuple(slot for slot in here if parts[slot[0]].device != part.device),
-                )
-            )
-        return tuple(routes)
-
     def _blob_found(self, event: BlobFound, now: float) -> list[Action]:
         blob, size_bytes, waiting, actions = self._fetches.found(event.attempt)
         for plan in [self._plans[key] for key in sorted(waiting, key=_order) if key in self._plans]:
             plan.waiting_blobs.discard(blob)
-            plan.bytes_by_source[event.source] = plan.bytes_by_source.get(event.source, 0) + size_bytes
+            plan.bytes_by_source[event.source] += size_bytes
             actions += [PinBlobs(frozenset((blob,)))] if not self._pins(blob, plan) else []
             actions += self._prepare_if_fetched(plan, now)
         return actions
 
-    def _pins(self, blob: bytes, asking: _Plan) -> bool:
+    def _pins(self, blob: bytes, asking: Plan) -> bool:
         """Whether another plan already holds this blob in the store."""
         others = (plan for plan in self._plans.values() if plan is not asking)
         return any(blob in plan.blobs and blob not in plan.waiting_blobs for plan in others)
@@ -541,7 +359,7 @@ class WorkerState:
             actions += self._fail_deploy(plan, error, now)
         return actions
 
-    def _prepare_if_fetched(self, plan: _Plan, now: float) -> list[Action]:
+    def _prepare_if_fetched(self, plan: Plan, now: float) -> list[Action]:
         if plan.waiting_blobs or plan.prepared:
             return []
         actions: list[Action] = []
@@ -570,33 +388,23 @@ class WorkerState:
         if plan is None:
             return []
         if isinstance(event.error, GraphError):
-            self._forget_graph(plan.parts[part].graph)
+            self._graphs.forget(plan.parts[part].graph)
         event.error.op = event.error.op or f"part {part}"
         return self._fail_deploy(plan, event.error, now)
 
-    def _preparing(self, prepared: int) -> tuple[_Plan | None, int]:
+    def _preparing(self, prepared: int) -> tuple[Plan | None, int]:
         key, part = self._prepared.get(prepared, (None, 0))
         return (self._plans.get(key), part) if key is not None else (None, 0)
 
-    def _finish_deploy(self, plan: _Plan, now: float) -> list[Action]:
+    def _finish_deploy(self, plan: Plan, now: float) -> list[Action]:
         if plan.request is None or plan.waiting_blobs or plan.waiting_links or plan.waiting_parts:
             return []
         request, plan.request = plan.request, None
         del self._requests[request]
         self._tell(now, f"deployed {_label(plan.key)}")
-        by_source = {name: plan.bytes_by_source.get(name, 0) for name in ("socket", "shared", "disk", "resident")}
-        deployed = Deployed(
-            bytes_socket=by_source["socket"],
-            bytes_shared=by_source["shared"],
-            bytes_disk=by_source["disk"],
-            bytes_resident=by_source["resident"],
-            compile_s=plan.compile_s,
-            compiled=plan.compiled,
-            from_cache=plan.from_cache,
-        )
-        return [Reply(request, deployed)]
+        return [Reply(request, plan.answer)]
 
-    def _fail_deploy(self, plan: _Plan, error: MeshError, now: float) -> list[Action]:
+    def _fail_deploy(self, plan: Plan, error: MeshError, now: float) -> list[Action]:
         self._tell(now, f"deploy {_label(plan.key)} failed: {error}")
         return self._drop(plan, error)
 
@@ -610,12 +418,11 @@ class WorkerState:
         if event.plan in self._plans:
             self._tell(now, f"drop {_label(event.plan)}")
             actions = self._drop(self._plans[event.plan], StaleGeneration(f"plan {_label(event.plan)} was dropped"))
-        for key, step in list(self._pending):
-            if key == event.plan:
-                actions += self._purge_pending(key, step)
+        for key, step in self._early.steps(event.plan):
+            actions += self._release_early(key, step)
         return [*actions, Reply(event.request, Done())]
 
-    def _drop(self, plan: _Plan, error: MeshError) -> list[Action]:
+    def _drop(self, plan: Plan, error: MeshError) -> list[Action]:
         """Forget a plan; whoever waits for its deploy or its steps gets `error`."""
         actions: list[Action] = []
         for number in list(plan.steps):
@@ -641,24 +448,23 @@ class WorkerState:
             error = StaleGeneration(f"plan {_label(event.plan)} is not deployed here")
         if error is None and plan is not None and (event.step in plan.steps or event.step in plan.closed):
             error = StaleGeneration(f"step {event.step} of plan {_label(event.plan)} is over or under way")
-        pending = self._pending.get((event.plan, event.step))
-        if error is None and pending is not None and pending.overflowed:
+        if error is None and self._early.overflowed(event.plan, event.step):
             error = LimitExceeded(
-                f"more than {self._bounds.pending_bytes_max} bytes came for steps that had not begun",
+                f"more than {self._bounds.early_bytes_max} bytes came for steps that had not begun",
                 next_step="Run fewer steps at once",
             )
         if error is not None or plan is None:
             assert error is not None
             released = [Release(tensor) for _, _, tensor in event.feeds]
-            return [*released, *self._purge_pending(event.plan, event.step), Refuse(event.request, error)]
+            return [*released, *self._release_early(event.plan, event.step), Refuse(event.request, error)]
         waiting = {part: set(slots) for part, slots in plan.fed.items()}
-        plan.steps[event.step] = _Step(event.request, now, waiting)
+        plan.steps[event.step] = Step(event.request, now, waiting)
         self._requests[event.request] = (plan.key, event.step)
         self._tell(now, f"run {_label(plan.key)} step {event.step}", routine=True)
         for part in sorted(part for part, slots in waiting.items() if not slots):
             self._ready(plan, event.step, part, now)
         actions: list[Action] = []
-        for part, slot, tensor in (*event.feeds, *self._take_pending(event.plan, event.step)):
+        for part, slot, tensor in (*event.feeds, *self._early.take(event.plan, event.step)):
             actions += self._arrive(plan, event.step, part, slot, tensor, now)
         return [*actions, *self._dispatch(now), *self._finish_if_done(plan, event.step, now)]
 
@@ -671,45 +477,24 @@ class WorkerState:
         if not owned or (plan is not None and event.step in plan.closed):
             self._tell(now, f"stale tensor for {_label(event.plan)} step {event.step} part {event.part}", routine=True)
             return [Release(event.tensor)]
-        return self._hold_pending(event)
+        held = self._early.add(event.plan, event.step, event.part, event.slot, event.tensor)
+        return [] if held else [Release(event.tensor)]
 
-    def _hold_pending(self, event: TensorArrived) -> list[Action]:
-        """The Run is still on its way."""
-        pending = self._pending.setdefault((event.plan, event.step), _Pending())
-        size_bytes = size_bytes_of(event.tensor)
-        too_many = self._pending_tensors >= self._bounds.pending_tensors_max
-        if too_many or self._pending_bytes + size_bytes > self._bounds.pending_bytes_max or pending.overflowed:
-            pending.overflowed = True  # its Run will be refused, which is better than waiting for ever
-            return [Release(event.tensor)]
-        pending.tensors.append((event.part, event.slot, event.tensor))
-        pending.size_bytes += size_bytes
-        self._pending_bytes += size_bytes
-        self._pending_tensors += 1
-        return []
+    def _release_early(self, key: PlanKey, step: int) -> list[Action]:
+        return [Release(tensor) for _, _, tensor in self._early.take(key, step)]
 
-    def _take_pending(self, key: PlanKey, step: int) -> list[tuple[int, int, Tensor]]:
-        pending = self._pending.pop((key, step), None)
-        if pending is None:
-            return []
-        self._pending_bytes -= pending.size_bytes
-        self._pending_tensors -= len(pending.tensors)
-        return pending.tensors
-
-    def _purge_pending(self, key: PlanKey, step: int) -> list[Action]:
-        return [Release(tensor) for _, _, tensor in self._take_pending(key, step)]
-
-    def _arrive(self, plan: _Plan, number: int, part: int, slot: int, tensor: Tensor, now: float) -> list[Action]:
+    def _arrive(self, plan: Plan, number: int, part: int, slot: int, tensor: Tensor, now: float) -> list[Action]:
         """A tensor from another node: every slot with the same source gets it."""
         slots = plan.same_source.get((part, slot), ((part, slot),))
         plan.steps[number].bytes_in += size_bytes_of(tensor)
         return self._fill(plan, number, slots, tensor, now)
 
-    def _fill(self, plan: _Plan, number: int, slots: Iterable[Slot], tensor: Tensor, now: float) -> list[Action]:
+    def _fill(self, plan: Plan, number: int, slots: Iterable[Slot], tensor: Tensor, now: float) -> list[Action]:
         step = plan.steps[number]
         vacant = [(part, slot) for part, slot in slots if slot in step.waiting.get(part, ())]
         if not vacant:
             return [Release(tensor)]
-        held = _Held(tensor, len(vacant))
+        held = Held(tensor, len(vacant))
         for part, slot in vacant:
             step.inputs[part, slot] = held
             step.waiting[part].discard(slot)
@@ -717,7 +502,7 @@ class WorkerState:
                 self._ready(plan, number, part, now)
         return []
 
-    def _ready(self, plan: _Plan, number: int, part: int, now: float) -> None:
+    def _ready(self, plan: Plan, number: int, part: int, now: float) -> None:
         step = plan.steps[number]
         step.wait_s[part] = max(0.0, now - step.started_s)
         self._devices[plan.parts[part].device].queue.append((plan.key, number, part))
@@ -761,7 +546,7 @@ class WorkerState:
             actions += self._route(plan, number, route, made, now)
         return [*actions, *self._dispatch(now), *self._finish_if_done(plan, number, now)]
 
-    def _route(self, plan: _Plan, number: int, route: _Route, made: Made, now: float) -> list[Action]:
+    def _route(self, plan: Plan, number: int, route: Route, made: Made, now: float) -> list[Action]:
         step = plan.steps[number]
         files = iter(made.files)
         actions: list[Action] = []
@@ -789,7 +574,7 @@ class WorkerState:
         self._tell(now, f"part {part} of {_label(plan.key)} step {number} failed: {event.error}")
         return [*self._close_step(plan, number, event.error), *self._dispatch(now)]
 
-    def _end_run(self, run: int) -> tuple[_Plan | None, int, int]:
+    def _end_run(self, run: int) -> tuple[Plan | None, int, int]:
         """The device is free; the plan is None if nobody waits for this run any more."""
         for device in self._devices:
             if device.running == run:
@@ -817,7 +602,7 @@ class WorkerState:
         plan.steps[number].pushes.discard(event.push)
         return [*self._close_step(plan, number, event.error), *self._dispatch(now)]
 
-    def _finish_if_done(self, plan: _Plan, number: int, now: float) -> list[Action]:
+    def _finish_if_done(self, plan: Plan, number: int, now: float) -> list[Action]:
         step = plan.steps.get(number)
         if step is None or step.pushes or len(step.done) < len(plan.parts) or self.owner is None:
             return []
@@ -833,7 +618,7 @@ class WorkerState:
         if self.owner is None or self.owner.node != event.node:
             return []
         plan = self._plans.get(event.plan)
-        actions = self._purge_pending(event.plan, event.step)
+        actions = self._release_early(event.plan, event.step)
         if plan is None or event.step in plan.closed:
             return actions
         self._tell(now, f"cancel {_label(event.plan)} step {event.step}", routine=True)
@@ -843,7 +628,7 @@ class WorkerState:
         actions += self._close_step(plan, event.step, Cancelled("the step was cancelled"))
         return actions + self._dispatch(now)
 
-    def _close_step(self, plan: _Plan, number: int, error: MeshError) -> list[Action]:
+    def _close_step(self, plan: Plan, number: int, error: MeshError) -> list[Action]:
         """End a step early: nothing more is dispatched, its tensors are freed, its Run is refused with `error`."""
         step = plan.steps.pop(number)
         plan.closed.add(number)

@@ -384,7 +384,7 @@ def test_wait_time_runs_from_the_run_to_the_last_input() -> None:
 
 
 def test_pushes_before_their_run_are_bounded_and_the_run_is_refused_rather_than_hung() -> None:
-    drive = Driver(bounds=Bounds(pending_bytes_max=10))
+    drive = Driver(bounds=Bounds(early_bytes_max=10))
     drive.deployed(deploy(part(0, [EDGE_IN, Source("edge", 9, 1)], [TO_COORD])))
     assert drive.push(0, 0, SMALL) == []
     assert drive.push(0, 1, big("x")) == [ev.Release(big("x"))]
@@ -589,7 +589,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.drive = Driver(devices=2, bounds=Bounds(pending_bytes_max=1 << 23, fetches_max=2))
+        self.drive = Driver(devices=2, bounds=Bounds(early_bytes_max=1 << 23, fetches_max=2))
         self.alive: set[str] = set()  # files that somebody must consume or release
         self.answered: set[int] = {1}
         self.open: dict[str, list[Any]] = {"fetch": [], "prepare": [], "execute": [], "push": [], "link": []}

@@ -1,0 +1,177 @@
+"""What a plan and its steps are on one worker.
+
+Data, and how a Deploy becomes it: which inputs come with every step, who reads which output here, and where each output
+goes.  When anything happens is decided in `state.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wire.errors import InputError, MeshError
+from wire.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
+
+from .events import Tensor
+
+CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
+SOURCES = ("socket", "shared", "disk", "resident")  # where a blob may come from
+
+Slot = tuple[int, int]  # (part, input position)
+Readers = dict[tuple[int, int], list[Slot]]  # (producing part, its output) -> slots of this worker
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where an output goes: once to each other worker, to positions of the graph's outputs, to slots here."""
+
+    nodes: tuple[tuple[str, int, int], ...]
+    positions: tuple[int, ...]
+    near: tuple[Slot, ...]  # on the same device
+    far: tuple[Slot, ...]  # on another device of this worker
+
+
+@dataclass(slots=True)
+class Held:
+    """A tensor and how many inputs still have to read it."""
+
+    tensor: Tensor
+    uses: int
+
+
+@dataclass(slots=True)
+class Step:
+    request: int
+    started_s: float
+    waiting: dict[int, set[int]]  # part -> input positions that are not there yet
+    inputs: dict[Slot, Held] = field(default_factory=dict)
+    wait_s: dict[int, float] = field(default_factory=dict)
+    began: bool = False
+    done: list[PartRun] = field(default_factory=list)
+    outputs: list[tuple[int, Tensor]] = field(default_factory=list)
+    pushes: set[int] = field(default_factory=set)
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+@dataclass(slots=True)
+class Closed:
+    """The step numbers that are over: all below `floor`, and those in `above`."""
+
+    floor: int = 0
+    above: set[int] = field(default_factory=set)
+
+    def __contains__(self, step: int) -> bool:
+        return step < self.floor or step in self.above
+
+    def add(self, step: int) -> None:
+        if step < self.floor:
+            return
+        self.above.add(step)
+        while self.floor in self.above or len(self.above) > CLOSED_STEPS_MAX:
+            self.floor = min(self.above)
+            self.above.discard(self.floor)
+            self.floor += 1
+
+
+@dataclass(slots=True)
+class Plan:
+    key: PlanKey
+    parts: dict[int, PartSpec]
+    blobs: frozenset[bytes]
+    force: bool
+    request: int | None  # of the Deploy, until it is answered
+    fed: dict[int, frozenset[int]]  # part -> positions that come with every step
+    same_source: dict[Slot, tuple[Slot, ...]]
+    routes: dict[int, tuple[Route, ...]]
+    waiting_blobs: set[bytes]
+    waiting_links: set[str]
+    waiting_parts: set[int]
+    prepared: dict[int, int] = field(default_factory=dict)  # part -> number
+    bytes_by_source: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
+    compile_s: float = 0.0
+    compiled: int = 0
+    from_cache: int = 0
+    steps: dict[int, Step] = field(default_factory=dict)
+    closed: Closed = field(default_factory=Closed)
+
+    @property
+    def deployed(self) -> bool:
+        return self.request is None
+
+    @property
+    def answer(self) -> Deployed:
+        """What the coordinator hears once the plan is deployed."""
+        by_source = {f"bytes_{source}": self.bytes_by_source[source] for source in SOURCES}
+        return Deployed(**by_source, compile_s=self.compile_s, compiled=self.compiled, from_cache=self.from_cache)
+
+
+def plan_of(deploy: Deploy, request: int, node: str, links: set[str]) -> Plan:
+    """The plan that a Deploy describes, for the worker `node` that has `links`."""
+    parts = {part.part: part for part in deploy.parts}
+    readers = _readers(parts)
+    routes = {part.part: _routes(part, node, parts, readers) for part in parts.values()}
+    others = {other for outputs in routes.values() for route in outputs for other, _, _ in route.nodes}
+    blobs = frozenset(spec.blob for spec in deploy.blobs)
+    return Plan(
+        key=deploy.plan,
+        parts=parts,
+        blobs=blobs,
+        force=deploy.force,
+        request=request,
+        fed={
+            part.part: frozenset(i for i, source in enumerate(part.sources) if source.kind != "param")
+            for part in parts.values()
+        },
+        same_source={slot: tuple(slots) for slots in readers.values() for slot in slots},
+        routes=routes,
+        waiting_blobs=set(blobs),
+        waiting_links=others - links,
+        waiting_parts=set(parts),
+    )
+
+
+def wrong_in(deploy: Deploy, node: str, devices: int) -> MeshError | None:
+    """What makes a deploy impossible on worker `node` with that many devices, whatever happens later."""
+    blobs = {spec.blob for spec in deploy.blobs}
+    if len({part.part for part in deploy.parts}) != len(deploy.parts):
+        return InputError("a deploy names a part twice")
+    for part in deploy.parts:
+        if part.device >= devices:
+            return InputError(f"part {part.part} names device {part.device}, this worker has {devices}")
+        for position, source in enumerate(part.sources):
+            if source.kind not in ("input", "edge", "param"):
+                return InputError(f"part {part.part} input {position} comes from {source.kind!r}, which is nothing")
+            if source.kind == "param" and source.blob not in blobs:
+                return InputError(f"part {part.part} input {position} is a param whose blob is not listed")
+        for target in (target for targets in part.targets for target in targets):
+            if target.node not in ("", node) and target.node not in deploy.peers:
+                return InputError(f"part {part.part} sends to node {target.node[:16]}, whose address is not listed")
+    return None
+
+
+def _readers(parts: dict[int, PartSpec]) -> Readers:
+    readers: Readers = {}
+    for part in parts.values():
+        for position, source in enumerate(part.sources):
+            if source.kind == "edge":
+                readers.setdefault((source.part, source.slot), []).append((part.part, position))
+    return readers
+
+
+def _routes(part: PartSpec, node: str, parts: dict[int, PartSpec], readers: Readers) -> tuple[Route, ...]:
+    routes = []
+    for output, targets in enumerate(part.targets):
+        first: dict[str, tuple[str, int, int]] = {}
+        for target in targets:
+            if target.node not in ("", node):
+                first.setdefault(target.node, (target.node, target.part, target.slot))
+        here = readers.get((part.part, output), [])
+        routes.append(
+            Route(
+                nodes=tuple(first.values()),
+                positions=tuple(target.slot for target in targets if target.node == ""),
+                near=tuple(slot for slot in here if parts[slot[0]].device == part.device),
+                far=tuple(slot for slot in here if parts[slot[0]].device != part.device),
+            )
+        )
+    return tuple(routes)
