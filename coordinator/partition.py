@@ -3,7 +3,7 @@
 Every candidate is judged by the one cost function, `CostModel.predict`; the algorithms below only propose.
 
   * Small graphs: branch and bound over all assignments, exact.  The bound is the critical path so far plus the shortest
-    way to the end, and the load of the busiest worker.
+    way to the end, and the load of the busiest device.
   * `single`: everything on one worker.
   * `slices`: contiguous slices of the topological order, one per worker, by dynamic programming over (cut position,
     worker) as in PipeDream (Narayanan et al., SOSP 2019, section 3.1), within each worker's memory; minimising either
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .cost import Assignment, CostModel, Prediction
+from .cost import Assignment, CostModel, Prediction, Site
 
 EXACT_ASSIGNMENTS_MAX = 600_000  # 3 workers to the power of 12 nodes
 POSITIONS_MAX = 160  # cut positions the dynamic program considers
@@ -260,7 +260,7 @@ def _branch_and_bound(model: CostModel, best: Best) -> Best:
     floor = min((device.dispatch_s for worker in workers for device in worker.devices), default=0.0)
     assignment = [0] * count
     finish = [0.0] * count
-    load = [0.0] * len(workers)
+    load: dict[Site, float] = {}  # a site's parts run one after another
 
     def descend(unit: int) -> None:
         nonlocal best
@@ -279,12 +279,13 @@ def _branch_and_bound(model: CostModel, best: Best) -> Best:
                     wait = link.seconds(model.out_bytes[operand]) + floor
                 ready = max(ready, finish[operand] + wait)
             end = ready + seconds
-            if best[0].fits and max(end + tail[unit], load[worker] + seconds) > best[0].seconds * (1 + 1e-9):
+            site = (worker, model.device[worker][unit])
+            before = load.get(site, 0.0)
+            if best[0].fits and max(end + tail[unit], before + seconds) > best[0].seconds * (1 + 1e-9):
                 continue
-            assignment[unit], finish[unit] = worker, end
-            load[worker] += seconds
+            assignment[unit], finish[unit], load[site] = worker, end, before + seconds
             descend(unit + 1)
-            load[worker] -= seconds
+            load[site] = before
 
     descend(0)
     return best
