@@ -274,11 +274,13 @@ def _gather(grower: _Grower) -> int | None:
     source = grower.pick(lambda kind: 1 <= len(kind.shape) <= 3)
     if source is None:
         return None
-    axis = int(grower.rng.integers(len(grower.type(source).shape)))
-    shape = grower.shape(1)
-    if math.prod(grower.type(source).shape) * math.prod(shape) > SIZE_MAX:
+    shape = grower.type(source).shape
+    axis = int(grower.rng.integers(len(shape)))
+    batch = int(grower.rng.integers(axis + 1))
+    picks = grower.shape(2)
+    if math.prod(shape) * math.prod(picks) > SIZE_MAX or len(shape) + len(picks) > 5:
         return None
-    return grower.add("gather", source, _indices(grower, shape), axis=axis, batch_dims=0)
+    return grower.add("gather", source, _indices(grower, shape[:batch] + picks), axis=axis, batch_dims=batch)
 
 
 def _scatter(grower: _Grower) -> int | None:
@@ -287,9 +289,10 @@ def _scatter(grower: _Grower) -> int | None:
         return None
     kind = grower.type(source)
     axis = int(grower.rng.integers(len(kind.shape)))
-    updates = grower.constant((*kind.shape[:axis], 3, *kind.shape[axis + 1 :]), kind.dtype)
+    places = grower.one_of((), (3,), (3,), (2, 2))
+    updates = grower.constant((*kind.shape[:axis], *places, *kind.shape[axis + 1 :]), kind.dtype)
     mode = "set" if kind.dtype is BOOL else grower.one_of("set", "add", "max", "min")
-    return grower.add("scatter", source, _indices(grower, (3,)), updates, axis=axis, mode=mode)
+    return grower.add("scatter", source, _indices(grower, places), updates, axis=axis, mode=mode)
 
 
 def _window(grower: _Grower) -> int | None:

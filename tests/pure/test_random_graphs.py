@@ -1,0 +1,37 @@
+"""The random graphs of the suites: a seed fixes one, the cpu engine runs them, and together they cover the op table."""
+
+from __future__ import annotations
+
+import numpy as np
+from support.random_graphs import big_graph, random_graph
+
+from wire.codec import decode_graph
+from wire.ops import OPS
+from worker.cpu import evaluate
+
+
+def test_a_seed_fixes_graph_and_values() -> None:
+    once, again = random_graph(7), random_graph(7)
+    assert once.graph == again.graph != random_graph(8).graph
+    for name, array in once.inputs.items():
+        np.testing.assert_array_equal(array, again.inputs[name], strict=True)
+
+
+def test_two_hundred_run_on_cpu_and_use_every_op_dtype_and_rank() -> None:
+    ops, dtypes, ranks = set(), set(), set()
+    for seed in range(200):
+        case = random_graph(seed)
+        results = evaluate(case.graph, case.inputs, case.params)
+        kinds = case.graph.output_types.values()
+        assert [(array.shape, array.dtype) for array in results] == [(k.shape, k.dtype.numpy) for k in kinds], seed
+        assert decode_graph(case.graph.encoded).types == case.graph.types, seed
+        ops |= {node.op for node in case.graph}
+        dtypes |= {kind.dtype.name for kind in case.graph.types}
+        ranks |= {len(kind.shape) for kind in case.graph.types}
+    assert ops == OPS.keys()
+    assert len(dtypes) == 13
+    assert ranks >= {0, 1, 2, 3, 4}
+
+
+def test_the_big_graph_has_about_the_nodes_asked_for() -> None:
+    assert 9_900 < len(big_graph(10_000)) <= 10_000
