@@ -31,18 +31,21 @@ _GRAPH, _CONST, _PARAM = "graph", "const/", "param/"
 def save_graph(graph: WireGraph, path: Path, params: Mapping[str, NDArray[Any]]) -> None:
     """Write `graph`, its large constants and the values in `params` (by name) to `path`, whole or not at all.
 
-    InputError if a value does not fit its param, or the file cannot be written.
+    InputError if a value does not fit its param, a constant is not at hand, or the file cannot be written.
     """
     entries = {_GRAPH: np.frombuffer(encode_graph(graph, graph.name), np.uint8)}
-    entries |= {f"{_CONST}{address.hex()}": _as_bytes(array) for address, array in graph.blobs.items()}
+    for address, _ in _large_constants(graph):
+        if address not in graph.blobs:
+            raise InputError(f"the graph's constant {address.hex()[:16]} is not in this process, so it cannot be saved")
+        entries[f"{_CONST}{address.hex()}"] = _as_bytes(graph.blobs[address])
     for name, array in params.items():
         _check_param(graph, name, array)
         entries[f"{_PARAM}{name}"] = _as_bytes(array)
     metadata = {name: hash_bytes(tensor_bytes(data)).hex() for name, data in entries.items()}
     try:
         _replace(path, entries, {**metadata, "format": FORMAT})
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot write {path}", cause=str(error)[:200]) from error
 
 
 def load_graph(path: str | Path) -> WireGraph:
@@ -77,8 +80,6 @@ def _large_constants(graph: WireGraph) -> Iterator[tuple[bytes, TensorType]]:
     for node, kind in zip(graph.nodes, graph.types, strict=True):
         if node.op == "const" and "blob" in node.attrs:
             yield node.attrs["blob"], kind
-        if node.op == "composite":
-            yield from _large_constants(node.attrs["body"])
 
 
 def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -96,16 +97,12 @@ def _check_param(graph: WireGraph, name: str, array: NDArray[Any]) -> None:
 
 def _replace(path: Path, entries: Mapping[str, NDArray[np.uint8]], metadata: Mapping[str, str]) -> None:
     """Write beside `path`, then rename: a reader sees the old file or the new one, also after a power cut."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(descriptor)
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        temporary = Path(folder) / path.name
         save_file(dict(entries), temporary, dict(metadata))
         with open(temporary, "rb+") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path) -> dict[str, NDArray[np.uint8]]:
@@ -114,18 +111,30 @@ def _read(path: Path) -> dict[str, NDArray[np.uint8]]:
         raise InputError(f"there is no file {path}", next_step="Write one with WireGraph.save")
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            entries = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+            hashes = _hashes(path, file)
+            entries = {name: file.get_tensor(name) for name in hashes}
     except SafetensorError as error:
-        raise GraphDecodeError(f"{path} is not a .wire file", cause=str(error)[:200]) from None
+        raise _foreign(path, cause=str(error)[:200]) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    found = metadata.pop("format", "")
-    if found != FORMAT and found.isdigit():
-        raise VersionMismatch(f"{path} has format {found}, this version reads {FORMAT}", expected=FORMAT, got=found)
-    if found != FORMAT or _GRAPH not in entries or metadata.keys() != entries.keys():
-        raise GraphDecodeError(f"{path} is not a .wire file", next_step="Write one with WireGraph.save")
     for name, data in entries.items():
-        if data.dtype != np.uint8 or hash_bytes(tensor_bytes(data)).hex() != metadata[name]:
+        if hash_bytes(tensor_bytes(data)).hex() != hashes[name]:
             raise GraphDecodeError(f"{path} is damaged: {name} does not match its hash")
     return entries
+
+
+def _hashes(path: Path, file: Any) -> dict[str, str]:
+    """The hash of every entry, from the metadata; nothing is read of a file that holds other kinds of tensors."""
+    hashes: dict[str, str] = file.metadata() or {}
+    found = hashes.pop("format", "")
+    if found != FORMAT and found.isdigit():
+        raise VersionMismatch(f"{path} has format {found}, this version reads {FORMAT}", expected=FORMAT, got=found)
+    if found != FORMAT or _GRAPH not in hashes or hashes.keys() != set(file.keys()):
+        raise _foreign(path)
+    if any(file.get_slice(name).get_dtype() != "U8" for name in hashes):
+        raise _foreign(path)
+    return hashes
+
+
+def _foreign(path: Path, cause: str = "") -> GraphDecodeError:
+    return GraphDecodeError(f"{path} is not a .wire file", cause=cause, next_step="Write one with WireGraph.save")

@@ -360,6 +360,8 @@ def _body_type(attrs: Attrs, types: Types) -> TensorType:
     expected = tuple(body.types[node] for node in body.inputs)
     if body.params or len(body.outputs) != 1:
         raise AttrError("a composite's body has no params and one output")
+    if any(node.op == "const" and "blob" in node.attrs for node in body.nodes):
+        raise AttrError("a composite's body has no large constants; pass them as operands")
     if tuple(types) != expected:
         raise ShapeError(
             f"composite {attrs['name']!r} takes ({', '.join(map(str, expected))}), got ({', '.join(map(str, types))})"

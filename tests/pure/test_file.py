@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
 import mesh.numpy as mnp
 from mesh import trace
@@ -80,8 +83,6 @@ def test_a_missing_file_and_a_folder_that_is_not_there_are_named(tmp_path: Path)
 
 
 def test_a_file_of_another_kind_or_version_is_refused(tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
     path = tmp_path / "g.wire"
     save_file({"weights": np.ones(3)}, path)
     with pytest.raises(GraphDecodeError, match=r"not a \.wire file"):
@@ -89,6 +90,31 @@ def test_a_file_of_another_kind_or_version_is_refused(tmp_path: Path) -> None:
     save_file({"graph": np.ones(3, np.uint8)}, path, {"format": "2", "graph": "00"})
     with pytest.raises(VersionMismatch, match="format 2, this version reads 1"):
         load_graph(path)
+
+
+@pytest.mark.parametrize("dtype", ["BOOL", "I8", "F8_E4M3", "F8_E8M0", "BF16", "F64", "C64"])
+def test_entries_of_another_dtype_are_refused(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "g.wire"
+    small().save(path)
+    whole = path.read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + size])
+    header["graph"]["dtype"] = dtype
+    header["graph"]["shape"][0] //= {"BF16": 2, "F64": 8, "C64": 8}.get(dtype, 1)
+    changed = json.dumps(header).encode()
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + whole[8 + size :])
+    for load in (load_graph, load_params):
+        with pytest.raises(GraphDecodeError, match=r"not a \.wire file"):
+            load(path)
+
+
+def test_a_file_without_one_of_its_constants_is_refused(tmp_path: Path) -> None:
+    path, graph = tmp_path / "g.wire", with_param_and_constant()
+    save_file({"graph": np.frombuffer(graph.encoded, np.uint8)}, path, {"format": "1", "graph": graph.hash.hex()})
+    with pytest.raises(GraphDecodeError, match="lacks the constant"):
+        load_graph(path)
+    with pytest.raises(InputError, match="is not in this process"):
+        replace(graph, blobs={}).save(path)
 
 
 def test_every_truncation_and_any_flipped_byte_is_refused(tmp_path: Path) -> None:
