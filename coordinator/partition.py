@@ -27,6 +27,7 @@ POSITIONS_MAX = 160  # cut positions the dynamic program considers
 ORDERS_MAX = 24  # orders of workers along a pipeline that are tried
 REFINE_UNITS_MAX = 600  # above this a single prediction is too dear to try moves
 REFINE_TRIES = 120
+PROPOSALS_OF_LARGE_MAX = 2  # orders of a large graph that are predicted, for every number of workers
 
 Best = tuple[Prediction, list[int]]
 
@@ -36,7 +37,7 @@ def best_assignment(model: CostModel, strategy: str) -> Best:
     if not model.units:
         return model.predict([]), []
     if strategy == "pipeline":
-        return _best(model, _pipelines(model))
+        return _best(model, _pipelines(_Slices(model)))
     if strategy == "single":
         return _best(model, _singles(model))
     found = _best(model, _proposals(model))
@@ -67,14 +68,17 @@ def _proposals(model: CostModel) -> Iterator[list[int]]:
     workers = _by_speed(model)
     if len(workers) > 1:
         yield _earliest_finish(model)
+        slices = _Slices(model)
         for count in range(2, len(workers) + 1):
-            yield from _sliced(model, count, np.add)
+            yield from _sliced(slices, count, np.add)
+        yield from _pipelines(slices)
 
 
-def _pipelines(model: CostModel) -> Iterator[list[int]]:
+def _pipelines(slices: _Slices) -> Iterator[list[int]]:
     """Slices over every worker, each with at least one unit where the graph has enough."""
+    model = slices.model
     count = min(len(model.profiles.workers), len(model.units))
-    yield from _sliced(model, count, np.maximum)
+    yield from _sliced(slices, count, np.maximum)
     yield _repaired(model, [unit * count // len(model.units) for unit in range(len(model.units))])
 
 
@@ -100,18 +104,21 @@ def _repaired(model: CostModel, assignment: list[int]) -> list[int]:
 # -- contiguous slices ------------------------------------------------------------------------------------
 
 
-def _sliced(model: CostModel, count: int, combine: Callable[..., NDArray[np.float64]]) -> Iterator[list[int]]:
+def _sliced(slices: _Slices, count: int, combine: Callable[..., NDArray[np.float64]]) -> Iterator[list[int]]:
     """For several orders of `count` workers, the best cuts of the topological order by dynamic programming.
 
-    `combine` joins a stage's cost to what came before: np.maximum for the bottleneck, np.add for the sum.
+    `combine` joins a stage's cost to what came before: np.maximum for the bottleneck, np.add for the sum.  Of a large
+    graph only the orders that look best are proposed, because a prediction of it is dear.
     """
-    slices = _Slices(model)
+    model = slices.model
     fast = _by_speed(model)
     roomy = sorted(fast, key=lambda worker: -model.profiles.workers[worker].memory_bytes)
     orders = itertools.chain(itertools.permutations(fast[:count]), itertools.permutations(roomy[:count]))
-    for order in dict.fromkeys(itertools.islice(orders, ORDERS_MAX)):
-        cuts = slices.cut(order, combine)
-        if cuts is not None:
+    found = [(*slices.cut(order, combine), order) for order in dict.fromkeys(itertools.islice(orders, ORDERS_MAX))]
+    found.sort(key=lambda each: each[0])
+    large = len(model.units) > REFINE_UNITS_MAX
+    for cost, cuts, order in found[: PROPOSALS_OF_LARGE_MAX if large else ORDERS_MAX]:
+        if cost < float("inf"):
             yield _repaired(model, slices.assignment(order, cuts))
 
 
@@ -139,28 +146,27 @@ class _Slices:
         prefix = np.concatenate([[0.0], np.cumsum(new)])[self.positions]
         return prefix[None, :] - prefix[:, None] + 2.0 * self._crossing[:, None]
 
-    def cut(self, order: Sequence[int], combine: Callable[..., NDArray[np.float64]]) -> list[int] | None:
-        """Positions (indices) where each worker's slice ends, or None where memory admits none."""
+    def cut(self, order: Sequence[int], combine: Callable[..., NDArray[np.float64]]) -> tuple[float, list[int]]:
+        """The best cuts' cost (inf: memory admits none) and the positions (indices) where each worker's slice ends."""
         places = len(self.positions)
         if places - 1 < len(order):
-            return None
+            return float("inf"), []
         best = np.full(places, np.inf)
         best[0] = 0.0
         choices = []
-        for stage, worker in enumerate(order):
+        for stage in range(len(order)):
             cost = self._stage_cost(order, stage)
             total = combine(best[:, None], cost)
             total[~np.isfinite(best)] = np.inf
             choices.append(total.argmin(axis=0))
             best = total.min(axis=0)
-            del worker
         if not np.isfinite(best[-1]):
-            return None
+            return float("inf"), []
         cuts, place = [places - 1], places - 1
         for choice in reversed(choices[1:]):
             place = int(choice[place])
             cuts.append(place)
-        return cuts[::-1]
+        return float(best[-1]), cuts[::-1]
 
     def _stage_cost(self, order: Sequence[int], stage: int) -> NDArray[np.float64]:
         worker = order[stage]

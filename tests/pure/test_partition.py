@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.brute_force import assignment_count, best_of_all
+from support.brute_force import best_of_all
 from support.profiles import random_profiles
 from support.random_graphs import random_graph
 
@@ -16,7 +16,6 @@ from wire.graph import WireGraph
 
 NODES_MAX = 12
 GRAPHS = 300
-QUICK_ASSIGNMENTS_MAX = 3_000  # in the default run; the long one tries every assignment of every graph
 
 
 def small_graphs(count: int) -> Iterator[tuple[int, WireGraph]]:
@@ -39,33 +38,16 @@ def model_for(seed: int, graph: WireGraph, workers: int) -> CostModel:
     return CostModel(graph, random_profiles(rng, workers, memory_bytes=int(one * rng.uniform(0.4, 1.1)) + 1))
 
 
-def compare(assignments_max: float) -> tuple[int, int]:
-    """How many were compared, and how many of those are best cut across several workers."""
-    compared = cut = 0
+def test_small_graphs_get_the_cheapest_of_all_assignments() -> None:
+    cut = 0
     for seed, graph in small_graphs(GRAPHS):
         for workers in (2, 3):
             model = model_for(seed, graph, workers)
-            if assignment_count(model) > assignments_max:
-                continue
             found, assignment = best_assignment(model, "auto")
             best = best_of_all(model)
             assert found.objective[:2] == pytest.approx(best.objective[:2], rel=1e-12), (
                 f"seed {seed}, {workers} workers"
             )
             assert model.predict(assignment).objective == found.objective
-            compared += 1
             cut += len(set(assignment)) > 1
-    return compared, cut
-
-
-def test_small_graphs_get_the_cheapest_of_all_assignments() -> None:
-    compared, cut = compare(QUICK_ASSIGNMENTS_MAX)
-    assert compared >= 300
-    assert cut >= compared // 4, "too few of the cases are worth cutting"
-
-
-@pytest.mark.long
-def test_every_small_graph_on_two_and_three_workers_gets_the_cheapest_of_all_assignments() -> None:
-    compared, cut = compare(float("inf"))
-    assert compared == 2 * GRAPHS
-    assert cut >= compared // 4
+    assert cut >= GRAPHS // 2, "too few of the cases are worth cutting"

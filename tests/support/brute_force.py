@@ -11,10 +11,3 @@ def best_of_all(model: CostModel) -> Prediction:
     """The prediction that `Prediction.objective` likes best, over every worker for every unit."""
     choices = [model.able(unit) for unit in range(len(model.units))]
     return min((model.predict(each) for each in itertools.product(*choices)), key=lambda found: found.objective)
-
-
-def assignment_count(model: CostModel) -> int:
-    count = 1
-    for unit in range(len(model.units)):
-        count *= len(model.able(unit))
-    return count

@@ -13,15 +13,9 @@ ALL_OPS = frozenset(OPS)
 MEMORY_BYTES = 1 << 34
 
 
-def device(
-    index: int,
-    gflops: float,
-    gbytes_per_s: float,
-    memory_bytes: int = MEMORY_BYTES,
-    dtypes: tuple[str, ...] = EVERYTHING,
-) -> DeviceProfile:
+def device(index: int, gflops: float, gbytes_per_s: float, dtypes: tuple[str, ...] = EVERYTHING) -> DeviceProfile:
     able = dict.fromkeys(OPS, dtypes)
-    return DeviceProfile(index, "cpu", f"made up {index}", gflops, gbytes_per_s, 2e-5, memory_bytes, able)
+    return DeviceProfile(index, "cpu", f"made up {index}", gflops, gbytes_per_s, 2e-5, MEMORY_BYTES, able)
 
 
 def worker(number: int, *devices: DeviceProfile, memory_bytes: int = MEMORY_BYTES) -> WorkerProfile:

@@ -1,0 +1,168 @@
+"""Plans: whole, within every budget, on devices that can, and right when carried out part by part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.profiles import device, random_profiles, worker
+from support.random_graphs import big_graph, random_graph
+from support.run_plan import run_plan
+
+from coordinator.cost import DUPLICATED, CostModel, needs
+from coordinator.plan import FromPart, Plan
+from coordinator.planner import STRATEGIES, make_plan
+from coordinator.profile import CLIENT, Profiles
+from wire.dtypes import F32, F64
+from wire.errors import InputError, PlacementError
+from wire.graph import GraphBuilder, WireGraph
+from worker.cpu import evaluate
+
+GRAPHS = 120
+GRAPHS_LONG = 1000
+
+
+def check(plan: Plan, graph: WireGraph, profiles: Profiles) -> None:
+    """What holds for every plan."""
+    computing = [node for node in graph if node.op not in DUPLICATED]
+    placed = sum(node.op not in DUPLICATED for part in plan.parts for node in part.graph)
+    assert placed == len(computing), "every node runs exactly once"
+    by_node = {each.node_id: each for each in profiles.workers}
+    for part in plan.parts:
+        able = by_node[part.node].devices[part.device]
+        for index, node in enumerate(part.graph.nodes):
+            if node.op not in DUPLICATED:
+                assert all(able.supports(*need) for need in needs(part.graph, index)), "a device gets what it cannot do"
+        assert len(part.graph.inputs) == len(part.sources)
+        for source in part.sources:
+            assert not isinstance(source, FromPart) or source.part < part.index, "parts are not in order"
+    for edge in plan.edges:
+        assert edge.source.part < edge.part
+    for share in plan.workers:
+        assert share.memory_bytes <= by_node[share.node].memory_bytes, "over a budget"
+
+
+def assert_same_bits(plan: Plan, seed: int, strategy: str) -> None:
+    case = random_graph(seed)
+    expected = evaluate(case.graph, case.inputs, case.params)
+    found = run_plan(plan, case.graph, case.inputs, case.params)
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.dtype == wanted.dtype, (seed, strategy)
+        assert np.ascontiguousarray(got).tobytes() == np.ascontiguousarray(wanted).tobytes(), (seed, strategy)
+
+
+def sweep(count: int) -> int:
+    """Plans of random graphs under random budgets, checked and carried out; how many were possible."""
+    possible = 0
+    for seed in range(count):
+        graph = random_graph(seed).graph
+        rng = np.random.default_rng([seed, 1])
+        workers = int(rng.integers(2, 6))
+        budget = int(rng.uniform(0.2, 2.0) * sum(kind.size_bytes for kind in graph.types))
+        profiles = random_profiles(rng, workers, budget)
+        for strategy in STRATEGIES:
+            try:
+                plan = make_plan(graph, profiles, strategy)
+            except PlacementError:
+                continue
+            check(plan, graph, profiles)
+            assert_same_bits(plan, seed, strategy)
+            possible += 1
+    return possible
+
+
+def test_plans_are_whole_within_budget_and_right() -> None:
+    assert sweep(GRAPHS) >= GRAPHS
+
+
+@pytest.mark.long
+def test_a_thousand_plans_are_whole_within_budget_and_right() -> None:
+    assert sweep(GRAPHS_LONG) >= GRAPHS_LONG
+
+
+def test_pipeline_uses_every_worker_and_single_one() -> None:
+    for seed in range(40):
+        graph = random_graph(seed).graph
+        profiles = random_profiles(np.random.default_rng([seed, 2]), 4)
+        pipeline = make_plan(graph, profiles, "pipeline")
+        assert len({part.node for part in pipeline.parts}) >= 3  # a worker's device may not know any op of its slice
+        everywhere = Profiles(tuple(worker(n, device(0, 1.0, 1.0)) for n in range(4)))
+        assert {part.node for part in make_plan(graph, everywhere, "pipeline").parts} == {f"node-{n}" for n in range(4)}
+        assert len({part.node for part in make_plan(graph, everywhere, "single").parts}) == 1
+
+
+def test_auto_is_never_slower_than_the_other_strategies() -> None:
+    for seed in range(40):
+        graph = random_graph(seed).graph
+        profiles = random_profiles(np.random.default_rng([seed, 3]), 3)
+        seconds = {strategy: make_plan(graph, profiles, strategy).seconds for strategy in STRATEGIES}
+        assert seconds["auto"] <= min(seconds.values()) * (1 + 1e-9), seed
+
+
+def test_the_same_question_gets_the_same_plan() -> None:
+    graph = random_graph(7).graph
+    for strategy in STRATEGIES:
+        plans = [make_plan(graph, random_profiles(np.random.default_rng(7), 4), strategy) for _ in range(2)]
+        assert plans[0] == plans[1]
+
+
+def test_what_a_device_lacks_goes_to_one_that_has_it() -> None:
+    builder = GraphBuilder()
+    wide = builder.add("exp", builder.input("x", (8,), F64))
+    narrow = builder.add("tanh", builder.add("cast", wide, dtype="f32"))
+    graph = builder.build([narrow])
+    some = worker(0, device(0, 100.0, 100.0, dtypes=("f32",)))
+    every = worker(1, device(0, 1.0, 1.0))
+    plan = make_plan(graph, Profiles((some, every)), "auto")
+    assert {node.op for part in plan.parts if part.node == "node-1" for node in part.graph} >= {"exp", "cast"}
+    with pytest.raises(PlacementError, match=r"no worker can compute exp on f64\[8\].*Add a worker"):
+        make_plan(graph, Profiles((some,)), "auto")
+
+
+def test_a_graph_that_fits_nowhere_says_need_and_have() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", (1024, 1024), F32)
+    graph = builder.build([builder.add("exp", x)])
+    small = Profiles((worker(0, device(0, 1.0, 1.0), memory_bytes=1 << 20),))
+    with pytest.raises(PlacementError, match=r"worker-0 needs \d+ bytes and has 1048576.*Raise --max-memory by \d+"):
+        make_plan(graph, small)
+
+
+def test_a_graph_too_large_for_one_worker_is_cut() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", (256, 256), F32)
+    for number in range(8):
+        weight = builder.param(f"w{number}", (256, 256), F32)
+        x = builder.add("dot", x, weight, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
+    graph = builder.build([x])
+    half = 5 * 256 * 256 * 4 + (1 << 20)
+    profiles = Profiles(tuple(worker(n, device(0, 10.0, 10.0), memory_bytes=half) for n in range(2)))
+    plan = make_plan(graph, profiles, "auto")
+    assert len(plan.parts) == 2
+    check(plan, graph, profiles)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "pipeline"])
+def test_ten_thousand_nodes_are_planned(strategy: str) -> None:
+    graph = big_graph(10_000)
+    near = frozenset([CLIENT, *(f"node-{n}" for n in range(8))])
+    profiles = Profiles(tuple(worker(n, device(0, 1.0 + n, 1.0)) for n in range(8)), near)
+    plan = make_plan(graph, profiles, strategy)
+    check(plan, graph, profiles)
+    assert len(plan.parts) <= 16
+
+
+def test_nonsense_is_refused() -> None:
+    graph = random_graph(1).graph
+    with pytest.raises(InputError, match=r"strategy 'fast'.*auto, single, pipeline"):
+        make_plan(graph, Profiles((worker(0, device(0, 1.0, 1.0)),)), "fast")
+    with pytest.raises(PlacementError, match="Start mesh-worker"):
+        make_plan(graph, Profiles(()))
+
+
+def test_a_graph_without_work_needs_no_worker_time() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", (2,), F32)
+    graph = builder.build([x, builder.const(np.ones(3, np.float32))])
+    plan = make_plan(graph, Profiles((worker(0, device(0, 1.0, 1.0)),)))
+    assert plan.parts == ()
+    assert CostModel(graph, Profiles((worker(0, device(0, 1.0, 1.0)),))).units == []
