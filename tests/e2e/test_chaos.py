@@ -1,0 +1,72 @@
+"""Workers killed, stopped and continued at random under concurrent calls: every answer right, no call lost or stuck."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from support.faults import WIDTH, tower, weights
+
+from mesh import Mesh
+
+WORKERS = 5
+KILLED_MAX = 3
+ROWS = (1, 7, 32, 64)
+
+
+@contextmanager
+def mischief(mesh: Mesh, rng: random.Random) -> Iterator[None]:
+    """Signals to random workers, one every third of a second or so, until the block ends; all run again then."""
+    alive = {node.name: node.pid for node in mesh.nodes}
+    over = threading.Event()
+
+    def play() -> None:
+        while not over.wait(rng.uniform(0.05, 0.6)):
+            name = rng.choice(sorted(alive))
+            if rng.random() < 0.25 and len(alive) > WORKERS - KILLED_MAX:
+                os.kill(alive.pop(name), signal.SIGKILL)
+            elif rng.random() < 0.5:
+                os.kill(alive[name], signal.SIGSTOP)
+                over.wait(rng.uniform(0.1, 1.6))
+                os.kill(alive[name], signal.SIGCONT)
+
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        yield
+    finally:
+        over.set()
+        player.join()
+
+
+@pytest.mark.parametrize(
+    ("seed", "seconds"), [(1, 4.0), *(pytest.param(seed, 20.0, marks=pytest.mark.long) for seed in range(2, 8))]
+)
+def test_calls_survive_any_mischief(seed: int, seconds: float) -> None:
+    rng = random.Random(seed)
+    layers = weights(seed)
+    x = np.random.default_rng(seed).standard_normal((max(ROWS), WIDTH)).astype(np.float32)
+    with Mesh.builder().mesh(f"chaos-{seed}").local(WORKERS, "cpu").build() as mesh:
+        expected = {rows: mesh.run(tower, layers, x[:rows], mode="off") for rows in ROWS}
+        held = mesh.put(layers)
+        answered = 0
+        with mischief(mesh, rng):
+            end_s = time.monotonic() + seconds
+            while time.monotonic() < end_s:
+                strategies = [rng.choice(("pipeline", "auto", "single")) for _ in range(6)]
+                asked = [(rng.choice(ROWS), strategy) for strategy in strategies]
+                jobs = [(rows, mesh.submit(tower, held, x[:rows], strategy=strategy)) for rows, strategy in asked]
+                for rows, job in jobs:
+                    if rng.random() < 0.05:
+                        job.cancel()
+                        continue
+                    assert job.result(timeout_s=30.0).tobytes() == expected[rows].tobytes()
+                    answered += 1
+        assert answered > 6
