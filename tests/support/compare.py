@@ -1,0 +1,90 @@
+"""Whether two engines agree: the tolerance column of the op table, applied.
+
+NaN must stand at the same places, infinities must be equal, integers and bool too.  Where a row is EXACT, floats must
+be equal with the signs of zeros, and no denormal may be flushed.  Elsewhere |a - b| <= atol + rtol * scale, where the
+scale is |b|, or for summed ops the magnitude of what was summed if that is larger: cancellation makes the order of a
+sum visible in |b| but not in the sum of absolute values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import F64, DType
+from wire.ops import EXACT, Tolerance, tolerance_for
+from worker.cpu import evaluate
+
+from .op_cases import Case
+
+SUMS = frozenset({"reduce_sum", "dot", "scatter"})  # whose magnitude is the op itself over absolute values
+
+
+def assert_close(
+    actual: NDArray[Any],
+    expected: NDArray[Any],
+    op: str,
+    dtype: DType,
+    magnitude: NDArray[Any] | float | None = None,
+    tolerance: Tolerance | None = None,
+) -> None:
+    """AssertionError naming the op, the first index that differs and both values; `magnitude` as in `magnitude_of`.
+
+    `tolerance` replaces the table's, for a comparison that should be closer.
+    """
+    assert actual.shape == expected.shape, f"{op}: shape {actual.shape}, expected {expected.shape}"
+    assert actual.dtype == expected.dtype, f"{op}: dtype {actual.dtype}, expected {expected.dtype}"
+    allowed = tolerance_for(op, dtype) if tolerance is None else tolerance
+    wrong = ~_agree(actual, expected, dtype, allowed, magnitude)
+    if not wrong.any():
+        return
+    first = tuple(int(place) for place in np.argwhere(wrong)[0])
+    raise AssertionError(
+        f"{op} {dtype.name}: {np.count_nonzero(wrong)} of {wrong.size} differ, first at {list(first)}: "
+        f"got {_shown(actual[first])}, expected {_shown(expected[first])} (rtol {allowed.rtol}, atol {allowed.atol})"
+    )
+
+
+def magnitude_of(case: Case) -> list[NDArray[Any] | float | None]:
+    """For each output of a case, what a summed op's tolerance is scaled by; None where it is |expected| alone.
+
+    For sums the op over absolute values, for programs of several ops the largest value of the output.
+    """
+    if case.op == "composite":
+        return [_largest(array) for array in evaluate(case.graph, case.inputs)]
+    if case.op not in SUMS or case.dtype.kind != "f":
+        return [None] * len(case.graph.outputs)
+    positive = {name: np.abs(a) if a.dtype == case.dtype.numpy else a for name, a in case.inputs.items()}
+    return list(evaluate(case.graph, positive))
+
+
+def _agree(
+    actual: NDArray[Any], expected: NDArray[Any], dtype: DType, allowed: Tolerance, magnitude: Any
+) -> NDArray[np.bool_]:
+    if dtype.kind != "f":
+        return np.asarray(actual == expected)
+    wide = np.longdouble if dtype is F64 else np.float64
+    a, b = actual.astype(wide), expected.astype(wide)
+    both_nan = np.isnan(a) & np.isnan(b)
+    if allowed == EXACT:
+        return np.asarray(both_nan | ((a == b) & (np.signbit(a) == np.signbit(b))))
+    with np.errstate(invalid="ignore"):
+        scale = np.abs(b)
+        if magnitude is not None:
+            scale = np.fmax(scale, np.where(np.isfinite(np.asarray(magnitude, wide)), magnitude, 0).astype(wide))
+        near = np.isfinite(b) & (np.abs(a - b) <= allowed.atol + allowed.rtol * scale)
+    return np.asarray(both_nan | (a == b) | near)
+
+
+def _largest(array: NDArray[Any]) -> float:
+    finite = np.abs(array[np.isfinite(array)].astype(np.float64)) if array.dtype.kind != "b" else np.zeros(0)
+    return float(finite.max(initial=0.0))
+
+
+def _shown(value: Any) -> str:
+    """A value, and for floats the bits that a decimal number hides."""
+    if value.dtype.kind in "biu":
+        return repr(value.item())
+    return f"{float(value)!r} (0x{value.tobytes()[::-1].hex()})"
