@@ -1,0 +1,99 @@
+"""verify: everything the decoder promises of a graph, checked on one that is already in memory.
+
+GraphBuilder and the decoder only make graphs that pass.  Code that puts a WireGraph together by hand (the text form,
+a rewriting pass) calls this before it lets the graph go.  What one op demands is in `ops.py` and `rules.py`; how
+large a graph may be is in `limits.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import AttrError, GraphError, LimitExceeded
+from .graph import WireGraph, infer
+from .limits import DEFAULT, Limits
+from .types import Attrs
+
+
+def verify(graph: WireGraph, limits: Limits = DEFAULT) -> None:
+    """Return if `graph` is valid; otherwise raise a GraphError (or a subclass, as decoding does) naming op and node.
+
+    Checked: every index refers to an earlier node, arities, attributes, stored types against derived ones, names
+    distinct, every limit, composite bodies likewise, and the size of each constant that is held.
+    """
+    _verify(graph, limits, depth=0)
+    if len(graph.encoded) > limits.graph_bytes_max:
+        raise LimitExceeded(f"a graph of {len(graph.encoded)} bytes exceeds {limits.graph_bytes_max}")
+
+
+def _verify(graph: WireGraph, limits: Limits, depth: int) -> None:
+    if depth > limits.nesting_max:
+        raise LimitExceeded(f"graphs nest deeper than {limits.nesting_max}")
+    count = len(graph.nodes)
+    if count > limits.graph_nodes_max:
+        raise LimitExceeded(f"{count} nodes exceed {limits.graph_nodes_max}")
+    if len(graph.types) != count:
+        raise GraphError(f"{count} nodes have {len(graph.types)} types")
+    for index in range(count):
+        try:
+            _check_node(graph, index, limits, depth)
+        except GraphError as error:
+            error.op = f"{graph.nodes[index].op} (node {index})"
+            raise
+    edges = sum(len(node.inputs) for node in graph.nodes)
+    if edges > limits.graph_edges_max:
+        raise LimitExceeded(f"{edges} edges exceed {limits.graph_edges_max}")
+    if not _are_indices(graph.outputs, count):
+        raise GraphError(f"the outputs {graph.outputs} are not indices of {count} nodes")
+    if len(graph.output_names) != len(graph.outputs):
+        raise GraphError(f"{len(graph.outputs)} outputs have {len(graph.output_names)} names")
+    _check_distinct(graph.output_names, "outputs", limits)
+    _check_distinct([graph.nodes[leaf].attrs["name"] for leaf in (*graph.inputs, *graph.params)], "leaves", limits)
+    _check_text(graph.name, limits)
+
+
+def _check_node(graph: WireGraph, index: int, limits: Limits, depth: int) -> None:
+    op, inputs, attrs = node = graph.nodes[index]
+    if not _are_indices(inputs, index):
+        raise GraphError(f"an input of {inputs} does not come before the node")
+    _check_attr_sizes(attrs, limits)
+    if op == "composite" and isinstance(attrs.get("body"), WireGraph):
+        _verify(attrs["body"], limits, depth + 1)
+    derived = infer(node, [graph.types[source] for source in inputs], limits)
+    if graph.types[index] != derived:
+        raise GraphError(f"the stored type {graph.types[index]} is not the derived one, {derived}")
+    held = graph.blobs.get(attrs["blob"]) if op == "const" and "blob" in attrs else None
+    if held is not None and held.nbytes != derived.size_bytes:
+        raise GraphError(f"the constant held has {held.nbytes} bytes, {derived} needs {derived.size_bytes}")
+
+
+def _check_attr_sizes(attrs: Attrs, limits: Limits) -> None:
+    if not isinstance(attrs, Attrs):
+        raise AttrError(f"a node's attributes are Attrs, got {type(attrs).__name__}")
+    if len(attrs) > limits.attrs_per_node_max:
+        raise LimitExceeded(f"{len(attrs)} attributes exceed {limits.attrs_per_node_max}")
+    for value in attrs.values():
+        if isinstance(value, str):
+            _check_text(value, limits)
+        if isinstance(value, bytes) and len(value) > limits.inline_const_bytes_max:
+            raise LimitExceeded(f"an inline constant has at most {limits.inline_const_bytes_max} bytes")
+
+
+def _are_indices(values: Sequence[Any], bound: int) -> bool:
+    return type(values) is tuple and all(type(value) is int and 0 <= value < bound for value in values)
+
+
+def _check_distinct(names: Sequence[Any], what: str, limits: Limits) -> None:
+    for name in names:
+        _check_text(name, limits)
+    if len(set(names)) != len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise GraphError(f"two {what} are named {twice!r}")
+
+
+def _check_text(text: Any, limits: Limits) -> None:
+    if not isinstance(text, str):
+        raise GraphError(f"a name is a string, got {type(text).__name__}")
+    if len(text.encode("utf-8", "surrogatepass")) > limits.name_bytes_max:
+        raise LimitExceeded(f"a name has at most {limits.name_bytes_max} bytes")
