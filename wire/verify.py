@@ -95,5 +95,9 @@ def _check_distinct(names: Sequence[Any], what: str, limits: Limits) -> None:
 def _check_text(text: Any, limits: Limits) -> None:
     if not isinstance(text, str):
         raise GraphError(f"a name is a string, got {type(text).__name__}")
-    if len(text.encode("utf-8", "surrogatepass")) > limits.name_bytes_max:
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise GraphError(f"the name {text!r} is not text: it holds half a surrogate pair") from None
+    if size_bytes > limits.name_bytes_max:
         raise LimitExceeded(f"a name has at most {limits.name_bytes_max} bytes")

@@ -68,6 +68,7 @@ BROKEN: dict[str, tuple[WireGraph, type[GraphError], str]] = {
     "an output name twice": (graph(outputs=(0, 0), output_names=("y", "y")), GraphError, "two outputs are named 'y'"),
     "a leaf name twice": (graph(INPUT), GraphError, "two leaves are named 'x'"),
     "a name that is no string": (graph(output_names=(3,)), GraphError, "a name is a string"),
+    "a name that is no text": (graph(output_names=("\ud800",)), GraphError, "half a surrogate pair"),
     "a long name": (graph(name="n" * 257), LimitExceeded, "at most 256 bytes"),
     "a long output name": (graph(output_names=("n" * 257,)), LimitExceeded, "at most 256 bytes"),
     "a large inline constant": (
