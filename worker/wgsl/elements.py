@@ -23,6 +23,7 @@ Index = tuple[Expr, ...]
 Anchor = Callable[[Index], Expr]
 
 ROUNDLESS = frozenset({"neg", "abs", "sign", "max", "min", "floor", "round", "select"})  # f16 in, f16 out
+BITWISE = frozenset({"neg", "abs", "sign"})  # no algebra a driver knows changes them
 TESTS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
@@ -62,10 +63,21 @@ class Elements:
 
     def scalar(self, op: str, args: Sequence[Expr], dtype: str, attr: Any = None) -> Expr:
         """A scalar op on registers of one tensor dtype; f16 is computed in f32 and rounded."""
+        if op not in BITWISE and register(dtype) == "f32":
+            args = [self.apart(arg, again=op == "div" and arg in args[:place]) for place, arg in enumerate(args)]
         if dtype != "f16":
             return self.build.make(op, args, register(dtype), attr)
         wide = self.build.make(op, args, "f32", attr)
         return wide if op in ROUNDLESS else self.build.make("to_f16", [wide], "f32")
+
+    def apart(self, value: Expr, again: bool = False) -> Expr:
+        """A float as if it came from memory.
+
+        Drivers may simplify across ops as if NaN, Inf, -0.0 and rounding did not exist: x + (-x) becomes 0,
+        x / x becomes 1, (x + 1e8) + -1e8 becomes x.  `again`: it is an operand of the same op already.
+        """
+        known = value.op == "opaque" or (value.op == "load" and not again)
+        return value if known else self.build.make("opaque", [value], "f32")
 
     def truth(self, value: Expr) -> Expr:
         """A condition from a bool, or from a float by `> 0`."""

@@ -35,7 +35,7 @@ from .profile import Profile
 
 STORAGE = {"f32": "f32", "i32": "i32", "u32": "u32", "bool": "u32", "f16": "f16"}
 FROM_STORAGE = {"bool": "({} != 0u)", "f16": "gm_from_f16({})"}
-_INDEXED = ("load", "read", "shared", "bounded")  # their literals are indices: nothing to fold
+_UNFOLDED = ("load", "read", "shared", "bounded", "opaque")  # their literals are indices, or hidden already
 TO_STORAGE = {"bool": "select(0u, 1u, {})", "f16": "gm_to_f16({})"}
 
 
@@ -113,6 +113,8 @@ class _Printer:
 
     def function(self) -> str:
         self.block(self.kernel.body)
+        if any("gm_zero" in line for line in self.lines):
+            self.lines.insert(0, "  gm_zero = grid.z - 1u;")  # grids are flat: 0, but no compiler knows
         body = "\n".join(self.lines)
         return (
             f"@compute @workgroup_size({self.kernel.invocations})\n"
@@ -232,7 +234,7 @@ class _Printer:
         return None
 
     def named(self, expr: Expr, args: list[str]) -> str:
-        if expr.op not in _INDEXED and expr.args and all(arg.op == "lit" for arg in expr.args):
+        if expr.op not in _UNFOLDED and expr.args and all(arg.op == "lit" for arg in expr.args):
             args = [self.opaque(expr.args[0], args[0]), *args[1:]]
         text = self.text(expr, args)
         if expr.volatile or expr.op in ("bounded",):

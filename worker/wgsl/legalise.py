@@ -167,4 +167,5 @@ _SPECIAL: dict[str, Callable[[Expr, list[str]], str]] = {
     "lane": lambda expr, args: f"{args[0]}.{'xyzw'[expr.attr]}",
     "fma": lambda expr, args: f"({args[0]} + {args[1]} * {args[2]})",
     "bounded": lambda expr, args: args[0],
+    "opaque": lambda expr, args: f"bitcast<f32>(bitcast<u32>({args[0]}) ^ gm_zero)",
 }

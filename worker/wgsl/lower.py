@@ -19,7 +19,7 @@ from .memory import assign_slots
 from .profile import Profile
 from .program import Buffer, Dispatch, Module, Program, padded
 
-VERSION = 1
+VERSION = 2
 
 
 def lower(graph: WireGraph, profile: Profile) -> Program:

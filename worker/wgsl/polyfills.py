@@ -35,7 +35,7 @@ fn gm_rank(x: f32) -> u32 {
 }
 fn gm_max(a: f32, b: f32) -> f32 { return select(select(b, a, a > b || gm_is_nan(a)), b, gm_is_nan(b)); }
 fn gm_min(a: f32, b: f32) -> f32 { return select(select(b, a, a < b || gm_is_nan(a)), b, gm_is_nan(b)); }
-fn gm_sign(x: f32) -> f32 { return select(x, gm_with_sign(1.0f, x), gm_nonzero(x) && !gm_is_nan(x)); }
+fn gm_sign(x: f32) -> f32 { return select(select(0.0f, gm_with_sign(1.0f, x), gm_nonzero(x)), x, gm_is_nan(x)); }
 fn gm_pow2(k: i32) -> f32 { return bitcast<f32>(u32(k + 127) << 23u); }
 fn gm_scale(x: f32, k: i32) -> f32 { let h = k >> 1u; return x * gm_pow2(h) * gm_pow2(k - h); }
 fn gm_exp_poly(r: f32) -> f32 {

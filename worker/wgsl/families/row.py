@@ -159,7 +159,7 @@ class _Row:
             return [self.build.make("rank", [value], "u32") for value in values]
         if values[0].dtype == "bool":
             return [self.build.make("cast", [value], "u32", "bool") for value in values]
-        return values
+        return [self.elements.apart(value) for value in values] if values[0].dtype == "f32" else values
 
     def _states(self, anchor: int, lane: int) -> list[_State]:
         if self.op(anchor) == "argmax":
