@@ -57,7 +57,7 @@ fn gm_exp2(x: f32) -> f32 {
 fn gm_expm1(x: f32) -> f32 {
   let h = 0.00833333333f + x * (0.00138888889f + x * (0.000198412698f + x * 2.48015873e-5f));
   let q = 0.5f + x * (0.166666667f + x * (0.0416666667f + x * h));
-  return select(gm_exp(x) - 1.0f, x + x * x * q, abs(x) < 0.35f);
+  return gm_with_sign(select(gm_exp(x) - 1.0f, x + x * x * q, abs(x) < 0.35f), x);
 }
 fn gm_log_poly(f: f32) -> f32 {
   let s = f / (2.0f + f);
@@ -187,10 +187,11 @@ fn gm_wave(x: f32, shift: u32) -> f32 {
   let v = select(gm_sin_poly(t.x), gm_cos_poly(t.x), (q & 1u) == 1u);
   return select(v, -v, (q & 2u) == 2u);
 }
-fn gm_sin(x: f32) -> f32 { return gm_wave(x, 0u); }
+fn gm_sin(x: f32) -> f32 { return select(x, gm_wave(x, 0u), gm_nonzero(x)); }
 fn gm_cos(x: f32) -> f32 { return gm_wave(x, 1u); }
 fn gm_tan(x: f32) -> f32 {
   if (gm_unturned(x)) { return gm_bits(0x7fc00000u); }
+  if (!gm_nonzero(x)) { return x; }
   let t = gm_turn(x);
   let s = gm_sin_poly(t.x);
   let c = gm_cos_poly(t.x);
