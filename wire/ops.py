@@ -15,9 +15,9 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * integer `pow` with a negative exponent is 1 for 1, 1 or -1 for -1, and 0 otherwise.
   * `shl` and `shr` by the width or more (or by a negative count) give 0, or -1 for `shr` of a negative number.
   * `max`, `min`, reduce_max and reduce_min return NaN if any operand is NaN; argmax returns the first NaN,
-    else the first maximum.
+    else the first maximum.  Which of 0.0 and -0.0 is the larger is open.
   * `select` takes a where cond is true; for a float cond where cond > 0, so NaN, 0 and -0.0 take b.
-  * `round` is half to even.  `sign(NaN)` is NaN.
+  * `round` is half to even.  `sign(NaN)` is NaN, `sign` of either zero is 0.0.
   * `cast` from float to integer truncates, saturates, and turns NaN into 0; to bool it is x != 0;
     between integers it wraps.
   * f16 and bf16 sums, products and dots accumulate in f32 and round once.
@@ -95,7 +95,8 @@ def _dot_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
 
 
 def _body_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
-    return int(attrs["body"].flops)
+    flops: int = attrs["body"].flops
+    return flops
 
 
 # -- rows -------------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ def _is_int(value: object) -> bool:
 
 _KINDS: dict[str, Callable[[object], bool]] = {
     "int": _is_int,
-    "ints": lambda value: type(value) is tuple and all(_is_int(item) for item in value),
+    "ints": lambda value: type(value) is tuple and all(map(_is_int, value)),
     "float": lambda value: type(value) is float,
     "str": lambda value: type(value) is str,
     "bytes": lambda value: type(value) is bytes,
@@ -236,19 +237,26 @@ _KINDS: dict[str, Callable[[object], bool]] = {
 }
 
 
+@cache
+def _attr_checks(name: str) -> tuple[frozenset[str], dict[str, Callable[[object], bool]]]:
+    """Which attributes an op must have, and the check of every one that it may have."""
+    kinds = OPS[name].attrs.items()
+    required = frozenset(attr for attr, kind in kinds if not kind.endswith("?"))
+    return required, {attr: _KINDS[kind.rstrip("?")] for attr, kind in kinds}
+
+
 def check_attrs(op: Op, attrs: Attrs) -> None:
     """AttrError unless `attrs` has exactly the attributes of the row, each of its kind."""
-    for name, kind in op.attrs.items():
-        if name not in attrs:
-            if not kind.endswith("?"):
-                raise AttrError(f"{op.name} needs the attribute {name!r} ({kind})", op=op.name)
-        elif not _KINDS[kind.rstrip("?")](attrs[name]):
-            raise AttrError(
-                f"{op.name}.{name} must be {kind.rstrip('?')}, got {type(attrs[name]).__name__}", op=op.name
-            )
-    for name in attrs:
-        if name not in op.attrs:
+    required, checks = _attr_checks(op.name)
+    for name, value in attrs.items():
+        check = checks.get(name)
+        if check is None:
             raise AttrError(f"{op.name} has no attribute {name!r}", op=op.name)
+        if not check(value):
+            kind = op.attrs[name].rstrip("?")
+            raise AttrError(f"{op.name}.{name} must be {kind}, got {type(value).__name__}", op=op.name)
+    for name in required - attrs.keys():
+        raise AttrError(f"{op.name} needs the attribute {name!r} ({op.attrs[name]})", op=op.name)
 
 
 # -- agreement between nodes ------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Whether two engines agree: the tolerance column of the op table, applied.
 
 NaN must stand at the same places, infinities must be equal, integers and bool too.  Where a row is EXACT, floats must
-be equal with the signs of zeros, and no denormal may be flushed.  Elsewhere |a - b| <= atol + rtol * scale, where the
-scale is |b|, or for summed ops the magnitude of what was summed if that is larger: cancellation makes the order of a
-sum visible in |b| but not in the sum of absolute values.
+be equal with the signs of zeros (but max and min of 0.0 and -0.0 are open), and no denormal may be flushed.  Elsewhere
+|a - b| <= atol + rtol * scale, where the scale is |b|, or for summed ops the magnitude of what was summed if that is
+larger: cancellation makes the order of a sum visible in |b| but not in the sum of absolute values.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from worker.cpu import evaluate
 
 from .op_cases import Case
 
+EITHER_ZERO = frozenset({"max", "min", "reduce_max", "reduce_min"})
 SUMS = frozenset({"reduce_sum", "dot", "scatter"})  # whose magnitude is the op itself over absolute values
 
 
@@ -37,7 +38,7 @@ def assert_close(
     assert actual.shape == expected.shape, f"{op}: shape {actual.shape}, expected {expected.shape}"
     assert actual.dtype == expected.dtype, f"{op}: dtype {actual.dtype}, expected {expected.dtype}"
     allowed = tolerance_for(op, dtype) if tolerance is None else tolerance
-    wrong = ~_agree(actual, expected, dtype, allowed, magnitude)
+    wrong = ~_agree(actual, expected, dtype, allowed, magnitude, op in EITHER_ZERO)
     if not wrong.any():
         return
     first = tuple(int(place) for place in np.argwhere(wrong)[0])
@@ -61,16 +62,16 @@ def magnitude_of(case: Case) -> list[NDArray[Any] | float | None]:
 
 
 def _agree(
-    actual: NDArray[Any], expected: NDArray[Any], dtype: DType, allowed: Tolerance, magnitude: Any
+    actual: NDArray[Any], expected: NDArray[Any], dtype: DType, allowed: Tolerance, magnitude: Any, either_zero: bool
 ) -> NDArray[np.bool_]:
     if dtype.kind != "f":
         return np.asarray(actual == expected)
     wide = np.longdouble if dtype is F64 else np.float64
-    a, b = actual.astype(wide), expected.astype(wide)
-    both_nan = np.isnan(a) & np.isnan(b)
-    if allowed == EXACT:
-        return np.asarray(both_nan | ((a == b) & (np.signbit(a) == np.signbit(b))))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # NaN that signals, infinity minus infinity
+        a, b = actual.astype(wide), expected.astype(wide)
+        both_nan = np.isnan(a) & np.isnan(b)
+        if allowed == EXACT:
+            return np.asarray(both_nan | ((a == b) & ((np.signbit(a) == np.signbit(b)) | either_zero)))
         scale = np.abs(b)
         if magnitude is not None:
             scale = np.fmax(scale, np.where(np.isfinite(np.asarray(magnitude, wide)), magnitude, 0).astype(wide))

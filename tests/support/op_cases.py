@@ -124,6 +124,14 @@ def _cast(dtype: DType) -> Examples:
         yield Example(f"{target.name}-values", (all_values(dtype),), {"dtype": target.name})
         yield Example(f"{target.name}-0-d", (ordinary(dtype),), {"dtype": target.name})
     yield Example("empty", (ordinary(dtype, 2, 0),), {"dtype": "i32"})
+    if dtype.kind in "iu" and dtype.itemsize >= 4:  # a rounding in two steps would first make these ties
+        above = np.array([(1 << 25) + (1 << 17) + 1, (1 << 25) + (3 << 17) - 1, (1 << 28) + (1 << 20) + 1], dtype.numpy)
+        yield Example(
+            "rounded-once", (np.concatenate([above, ~above + 1 if dtype.kind == "i" else above]),), {"dtype": "bf16"}
+        )
+    if dtype is F64:
+        near_ties = np.array([1 + 2.0**-8 + 2.0**-40, 1 + 3 * 2.0**-8 - 2.0**-40])
+        yield Example("rounded-once", (np.concatenate([near_ties, -near_ties]),), {"dtype": "bf16"})
     yield Example("large", (ordinary(dtype, LARGE),), {"dtype": "f32"})
 
 

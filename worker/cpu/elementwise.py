@@ -119,10 +119,6 @@ _ERFX_Q = (
 # fmt: on
 
 
-def _sign(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-    return np.asarray(np.sign(operands[0]))
-
-
 def _divide(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     if out.dtype.kind == "f":
         return _wide(np.divide)(attrs, operands, out)
@@ -154,19 +150,14 @@ def _select(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return np.where(chosen, taken, other).astype(out.dtype.numpy, copy=False)
 
 
-def _shift(function: Callable[..., Any]) -> Kernel:
-    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-        return np.asarray(function(*operands))
-
-    return kernel
-
-
 def _cast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     source, target = operands[0], out.dtype
     if target.kind == "b":
         return np.asarray(source != 0)
     if target.kind in "iu" and source.dtype.kind not in "biu":
         return _saturating(source, target.numpy)
+    if target is BF16 and source.dtype.itemsize > 2:
+        return _to_bf16(source)
     return source.astype(target.numpy)
 
 
@@ -179,12 +170,19 @@ def _saturating(source: Array, target: np.dtype[Any]) -> Array:
     return np.where(np.isnan(wide), target.type(0), result).astype(target)
 
 
+def _to_bf16(source: Array) -> Array:
+    """Rounded once: where f32 landed on a tie of bf16, it is moved off it, towards what it was rounded from."""
+    near = source.astype(np.float32)
+    ties = (near.view(np.uint32) & 0xFFFF) == 0x8000
+    tied, exact = near[ties], source[ties]
+    back = tied.astype(source.dtype)
+    towards = np.where(exact > back, np.inf, np.where(exact < back, -np.inf, tied))
+    near[ties] = np.nextafter(tied, towards.astype(np.float32))
+    return near.astype(BF16.numpy)
+
+
 def _bitcast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return operands[0].view(out.dtype.numpy)
-
-
-def _exp2(x: Array) -> Array:
-    return np.exp2(x)
 
 
 ELEMENTWISE: dict[str, Kernel] = {
@@ -192,7 +190,7 @@ ELEMENTWISE: dict[str, Kernel] = {
     "recip": _wide(lambda x: x.dtype.type(1) / x),
     "sqrt": _wide(np.sqrt),
     "sin": _wide(np.sin),
-    "exp2": _wide(_exp2),
+    "exp2": _wide(np.exp2),
     "log2": _wide(np.log2),
     "exp": _wide(np.exp),
     "log": _wide(np.log),
@@ -204,7 +202,7 @@ ELEMENTWISE: dict[str, Kernel] = {
     "erf": _wide(erf),
     "floor": _wide(np.floor),
     "round": _wide(np.rint),
-    "sign": _sign,
+    "sign": _wide(np.sign),
     "abs": _plain(np.abs),
     "not": _plain(np.invert),
     "is_nan": _plain(np.isnan),
@@ -225,8 +223,8 @@ ELEMENTWISE: dict[str, Kernel] = {
     "and": _plain(np.bitwise_and),
     "or": _plain(np.bitwise_or),
     "xor": _plain(np.bitwise_xor),
-    "shl": _shift(np.left_shift),
-    "shr": _shift(np.right_shift),
+    "shl": _plain(np.left_shift),
+    "shr": _plain(np.right_shift),
     "select": _select,
     "cast": _cast,
     "bitcast": _bitcast,

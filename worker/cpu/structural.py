@@ -68,7 +68,7 @@ def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     b = np.ascontiguousarray(right.transpose(*attrs["rhs_batch"], *attrs["rhs_contract"], *right_free)).reshape(
         batch, inner, columns
     )
-    return np.matmul(a, b).reshape(out.shape).astype(out.dtype.numpy, copy=False)
+    return np.asarray(np.matmul(a, b).reshape(out.shape).astype(out.dtype.numpy, copy=False))
 
 
 def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:

@@ -1,0 +1,55 @@
+"""The cpu engine against references written independently of it, over every case of the op table."""
+
+import pytest
+from support.compare import assert_close, magnitude_of
+from support.op_cases import ROWS, cases
+from support.references import REFERENCES, reference, threefry2x32
+
+from wire.dtypes import F64, DType
+from wire.ops import LEAVES, OPS, Tolerance, tolerance_for
+from worker.cpu import evaluate
+
+F64_FACTOR = 2.0**-29  # the table's numbers are for f32; here f64 must be as much closer as its rounding is
+
+
+def closeness(op: str, dtype: DType) -> Tolerance:
+    allowed = tolerance_for(op, dtype)
+    return Tolerance(allowed.rtol * F64_FACTOR, allowed.atol * F64_FACTOR) if dtype is F64 else allowed
+
+
+@pytest.mark.parametrize("op", [*ROWS, "composite"])
+def test_cpu_agrees_with_the_reference(op: str) -> None:
+    wrong = []
+    for case in cases(op):
+        types = case.graph.output_types.values()
+        found = zip(
+            evaluate(case.graph, case.inputs),
+            reference(case.graph, case.inputs),
+            types,
+            magnitude_of(case),
+            strict=True,
+        )
+        for actual, expected, kind, magnitude in found:
+            try:
+                assert_close(actual, expected, op, kind.dtype, magnitude, closeness(op, kind.dtype))
+            except AssertionError as error:
+                wrong.append(f"{case.id}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_op_has_a_reference() -> None:
+    assert set(REFERENCES) == set(OPS) - LEAVES - {"composite"}
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "words"),
+    [  # Random123, tests/kat_vectors, threefry2x32 with 20 rounds
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_threefry_gives_the_published_words(
+    key: tuple[int, int], counter: tuple[int, int], words: tuple[int, int]
+) -> None:
+    assert threefry2x32(key, counter) == words

@@ -1,0 +1,486 @@
+"""What every op means, written a second time: the judge of the cpu engine, which judges the others.
+
+Nothing here uses what worker/cpu uses: floats are computed in long double and rounded once (the C library's functions,
+not numpy's SIMD ones), integers are Python's and wrapped, views and indexing are arithmetic on coordinates, random
+bits follow the published algorithm on Python's integers.  Slow and plain on purpose.
+
+A reference takes `(attrs, operands, result type)`.  One that returns long doubles or Python integers is rounded or
+wrapped to the result's dtype by `reference`.  To add an op, add a row to REFERENCES.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import BF16, DType, dtype_of
+from wire.graph import WireGraph, const_value
+from wire.types import Attrs, TensorType
+
+Array = NDArray[Any]
+Reference = Callable[[Attrs, list[Array], TensorType], Array]
+
+
+def reference(graph: WireGraph, inputs: Mapping[str, Array]) -> list[Array]:
+    """The outputs of `graph`, every node rounded to its dtype."""
+    values: list[Array] = []
+    for node, kind in zip(graph.nodes, graph.types, strict=True):
+        operands = [values[source] for source in node.inputs]
+        if node.op in ("input", "param"):
+            values.append(inputs[node.attrs["name"]])
+        elif node.op == "const":
+            values.append(const_value(node, graph.blobs))
+        elif node.op == "composite":
+            body = node.attrs["body"]
+            values.append(reference(body, dict(zip(body.input_types, operands, strict=True)))[0])
+        else:
+            with np.errstate(all="ignore"):
+                values.append(settled(REFERENCES[node.op](node.attrs, operands, kind), kind))
+    return [values[index] for index in graph.outputs]
+
+
+def settled(array: Array, kind: TensorType) -> Array:
+    """The array in the dtype of `kind`: long doubles rounded once, Python integers wrapped."""
+    if array.dtype == object:
+        flat = [wrapped(int(value), kind.dtype) for value in array.reshape(-1)]
+        array = np.array(flat, kind.dtype.numpy)
+    elif array.dtype == np.longdouble:
+        array = rounded(array, kind.dtype)
+    assert array.dtype == kind.dtype.numpy, f"a reference gave {array.dtype} for {kind}"
+    return array.reshape(kind.shape)
+
+
+def wrapped(value: int, dtype: DType) -> int:
+    """`value` modulo 2^width, in the range of `dtype`."""
+    width = 8 * dtype.itemsize
+    value &= (1 << width) - 1
+    return value - (1 << width) if dtype.kind == "i" and value >> (width - 1) else value
+
+
+def rounded(array: Array, dtype: DType) -> Array:
+    """Long doubles to the nearest of `dtype`, ties to even, in one step."""
+    if dtype is not BF16:
+        return array.astype(dtype.numpy)
+    nearest = array.astype(np.float32).reshape(-1)
+    for place, exact in enumerate(array.reshape(-1)):  # to odd first, so that the second rounding sees what was lost
+        if np.isfinite(nearest[place]) and nearest[place] != exact:
+            bits = struct.unpack("<I", struct.pack("<f", nearest[place]))[0]
+            if not bits & 1:
+                away = abs(exact) > abs(np.longdouble(nearest[place]))
+                bits += 1 if away else -1
+            nearest[place] = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return nearest.astype(BF16.numpy).reshape(array.shape)
+
+
+def integers(values: Iterable[int], shape: tuple[int, ...]) -> Array:
+    """Python integers, not yet wrapped."""
+    found = list(values)
+    array = np.empty(len(found), object)
+    array[:] = found
+    return array.reshape(shape)
+
+
+def wide(array: Array) -> Array:
+    return array.astype(np.longdouble)
+
+
+# -- elementwise ------------------------------------------------------------------------------------------
+
+
+def _float(function: Callable[..., Any]) -> Reference:
+    """A function of long doubles."""
+    return lambda attrs, operands, out: np.asarray(function(*map(wide, operands)), np.longdouble)
+
+
+def _scalars(function: Callable[..., float]) -> Reference:
+    """A function of Python floats."""
+
+    def row(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        columns = [array.astype(np.float64).reshape(-1).tolist() for array in np.broadcast_arrays(*operands)]
+        return np.array([function(*values) for values in zip(*columns, strict=True)], np.longdouble)
+
+    return row
+
+
+def _whole(function: Callable[..., int]) -> Reference:
+    """A function of Python integers."""
+
+    def row(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        columns = [array.reshape(-1).tolist() for array in np.broadcast_arrays(*operands)]
+        return integers((function(*values) for values in zip(*columns, strict=True)), out.shape)
+
+    return row
+
+
+def _by_kind(floats: Reference, whole: Reference) -> Reference:
+    return lambda attrs, operands, out: (floats if out.dtype.kind == "f" else whole)(attrs, operands, out)
+
+
+def _test(function: Callable[..., bool]) -> Reference:
+    """A function of Python numbers that gives a bool."""
+
+    def row(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        exact = [array.astype(np.float64) if array.dtype.kind not in "biu" else array for array in operands]
+        columns = [array.reshape(-1).tolist() for array in np.broadcast_arrays(*exact)]
+        return np.array([function(*values) for values in zip(*columns, strict=True)], np.bool_)
+
+    return row
+
+
+def _logic(function: Callable[..., int]) -> Reference:
+    """A function of Python integers, bools among them."""
+    whole = _whole(function)
+
+    def row(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        result = whole(attrs, operands, out)
+        return np.array([bool(x & 1) for x in result.reshape(-1)], np.bool_) if out.dtype.kind == "b" else result
+
+    return row
+
+
+def _sign(x: float) -> float:
+    return x if math.isnan(x) else float((x > 0) - (x < 0))
+
+
+def _larger(x: float, y: float) -> float:
+    return math.nan if math.isnan(x) or math.isnan(y) else max(x, y)
+
+
+def _smaller(x: float, y: float) -> float:
+    return math.nan if math.isnan(x) or math.isnan(y) else min(x, y)
+
+
+def _float_rem(x: float, y: float) -> float:
+    return math.nan if y == 0 or math.isinf(x) else x % y
+
+
+def _whole_pow(out: DType) -> Callable[[int, int], int]:
+    modulus = 1 << (8 * out.itemsize)
+
+    def power(x: int, y: int) -> int:
+        if y >= 0:
+            return pow(x, y, modulus)
+        return {1: 1, -1: -1 if y % 2 else 1}.get(x, 0)
+
+    return power
+
+
+def _shl(width: int) -> Callable[[int, int], int]:
+    return lambda x, count: x << count if 0 <= count < width else 0
+
+
+def _shr(width: int) -> Callable[[int, int], int]:
+    return lambda x, count: x >> count if 0 <= count < width else (-1 if x < 0 else 0)
+
+
+def _select(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    condition, taken, other = (np.broadcast_to(array, out.shape).reshape(-1) for array in operands)
+    chosen = [bool(float(value) > 0) for value in condition]
+    return np.array([taken[i] if yes else other[i] for i, yes in enumerate(chosen)], out.dtype.numpy)
+
+
+def _cast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source, kind = operands[0], dtype_of(operands[0]).kind
+    if out.dtype.kind == "b":
+        return np.array([bool(value != 0) for value in source.reshape(-1)], np.bool_)
+    if out.dtype.kind == "f":
+        return wide(source)
+    if kind != "f":
+        return integers((int(value) for value in source.reshape(-1)), out.shape)
+    limits = np.iinfo(out.dtype.numpy)
+    low, high = int(limits.min), int(limits.max)
+    return integers((_saturated(float(value), low, high) for value in source.reshape(-1)), out.shape)
+
+
+def _saturated(value: float, low: int, high: int) -> int:
+    if math.isnan(value):
+        return 0
+    if math.isinf(value):
+        return high if value > 0 else low
+    return min(max(int(value), low), high)
+
+
+def _bitcast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    return np.frombuffer(operands[0].tobytes(), out.dtype.numpy)
+
+
+# -- reduce -----------------------------------------------------------------------------------------------
+
+
+def _rows(source: Array, axes: tuple[int, ...]) -> Array:
+    """One row per result: the reduced axes, in their order, made the last."""
+    kept = [axis for axis in range(source.ndim) if axis not in axes]
+    count, length = (math.prod(source.shape[axis] for axis in each) for each in (kept, axes))
+    return source.transpose(*kept, *sorted(axes)).reshape(count, length)
+
+
+def _sum(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    rows = _rows(operands[0], attrs["axes"])
+    if out.dtype.kind == "f":
+        return np.asarray(wide(rows).sum(axis=1))
+    return integers((sum(row) for row in rows.tolist()), out.shape)
+
+
+def _product(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    rows = _rows(operands[0], attrs["axes"])
+    if out.dtype.kind == "f":
+        return np.asarray(wide(rows).prod(axis=1))
+    totals = []
+    for row in rows.tolist():
+        total = 1
+        for value in row:
+            total = wrapped(total * value, out.dtype)
+        totals.append(total)
+    return integers(totals, out.shape)
+
+
+def _extreme(choose: Callable[[list[Any]], Any]) -> Reference:
+    def row(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        found = []
+        for values in _rows(operands[0], attrs["axes"]):
+            bad = [value for value in values if value != value]
+            found.append(bad[0] if bad else choose(list(values)))
+        return np.array(found, out.dtype.numpy)
+
+    return row
+
+
+def _argmax(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    found = []
+    for values in _rows(operands[0], (attrs["axis"],)):
+        best = 0
+        for place, value in enumerate(values.tolist()):
+            if value != value:
+                best = place
+                break
+            if value > values[best]:
+                best = place
+        found.append(best)
+    return np.array(found, np.int32)
+
+
+# -- views: coordinates of the result, and from them coordinates of the source ------------------------------
+
+
+def _coordinates(shape: tuple[int, ...]) -> list[Array]:
+    return list(np.indices(shape, np.int64, sparse=False)) if shape else []
+
+
+def _transpose(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    at = dict(zip(attrs["perm"], _coordinates(out.shape), strict=True))
+    return operands[0][tuple(at[axis] for axis in range(len(out.shape)))]
+
+
+def _broadcast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source = operands[0]
+    at = _coordinates(out.shape)[len(out.shape) - source.ndim :]
+    picked = source[tuple(c * (dim != 1) for c, dim in zip(at, source.shape, strict=True))]
+    return np.array([picked] * out.size, out.dtype.numpy) if source.ndim == 0 else picked
+
+
+def _slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    at = zip(_coordinates(out.shape), attrs["start"], attrs["step"], strict=True)
+    return operands[0][tuple(start + c * step for c, start, step in at)]
+
+
+def _reverse(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    at = enumerate(_coordinates(out.shape))
+    return operands[0][tuple(out.shape[axis] - 1 - c if axis in attrs["axes"] else c for axis, c in at)]
+
+
+def _pad(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source, fill = operands
+    if not out.shape:
+        return source
+    inside, at = np.ones(out.shape, bool), []
+    widths = zip(_coordinates(out.shape), source.shape, attrs["low"], attrs["interior"], strict=True)
+    for c, dim, low, interior in widths:
+        place, off = (c - low) // (interior + 1), (c - low) % (interior + 1)
+        inside &= (off == 0) & (place >= 0) & (place < dim)
+        at.append(place)
+    result = np.array([fill] * out.size, out.dtype.numpy).reshape(out.shape)
+    result[inside] = source[tuple(place[inside] for place in at)]
+    return result
+
+
+def _concat(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    axis, result, first = attrs["axis"], np.zeros(out.shape, out.dtype.numpy), 0
+    for source in operands:
+        at = _coordinates(source.shape)
+        at[axis] = at[axis] + first
+        result[tuple(at)] = source
+        first += source.shape[axis]
+    return result
+
+
+# -- contraction and indexing -----------------------------------------------------------------------------
+
+
+def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    """einsum in long double, or modulo 2^64 and so modulo any smaller width."""
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    left, right = [next(letters) for _ in operands[0].shape], [next(letters) for _ in operands[1].shape]
+    for pair in ("batch", "contract"):
+        for at_left, at_right in zip(attrs[f"lhs_{pair}"], attrs[f"rhs_{pair}"], strict=True):
+            right[at_right] = left[at_left]
+    batch = [left[axis] for axis in attrs["lhs_batch"]]
+    gone = {*batch, *(left[axis] for axis in attrs["lhs_contract"])}
+    result = batch + [name for name in left if name not in gone] + [name for name in right if name not in gone]
+    formula = f"{''.join(left)},{''.join(right)}->{''.join(result)}"
+    if out.dtype.kind == "f":
+        return np.asarray(np.einsum(formula, *map(wide, operands)), np.longdouble)
+    total = np.einsum(formula, *(array.astype(np.int64).view(np.uint64) for array in operands))
+    return integers((int(value) for value in np.asarray(total).reshape(-1)), out.shape)
+
+
+def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source, indices = operands
+    axis, batch = attrs["axis"], attrs["batch_dims"]
+    at, rank = _coordinates(out.shape), indices.ndim - batch
+    asked = indices[(*at[:batch], *at[axis : axis + rank])] if indices.ndim else indices
+    last = source.shape[axis] - 1
+    clamped = np.array([min(max(int(i), 0), last) for i in np.asarray(asked).reshape(-1)], np.int64)
+    picked = clamped.reshape(np.shape(asked))
+    return source[(*at[:axis], picked, *at[axis + rank :])]
+
+
+def _scatter(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source, indices, updates = operands
+    axis, mode = attrs["axis"], attrs["mode"]
+    adding = mode == "add"
+    result = (wide(source) if out.dtype.kind == "f" else source.astype(object)) if adding else source.copy()
+    for place in itertools.product(*map(range, indices.shape)):
+        index = int(indices[place])
+        if not 0 <= index < source.shape[axis]:
+            continue
+        lead = (slice(None),) * axis
+        update, target = updates[(*lead, *place)], (*lead, index)
+        if mode == "set":
+            result[target] = update
+        elif adding:
+            result[target] = result[target] + (wide(update) if out.dtype.kind == "f" else update.astype(object))
+        else:
+            kept = result[target] != result[target]
+            better = update > result[target] if mode == "max" else update < result[target]
+            result[target] = np.where(~kept & (better | (update != update)), update, result[target])
+    return result
+
+
+def _starts(shape: tuple[int, ...], window: tuple[int, ...], starts: Array) -> list[int]:
+    dims = zip((int(start) for start in starts), shape, window, strict=True)
+    return [max(0, min(start, dim - size)) for start, dim, size in dims]
+
+
+def _dynamic_slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source, starts = operands
+    firsts = _starts(source.shape, out.shape, starts)
+    return source[tuple(first + c for first, c in zip(firsts, _coordinates(out.shape), strict=True))]
+
+
+def _dynamic_update_slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source, update, starts = operands
+    firsts, result = _starts(source.shape, update.shape, starts), source.copy()
+    result[tuple(first + c for first, c in zip(firsts, _coordinates(update.shape), strict=True))] = update
+    return result
+
+
+# -- made up ----------------------------------------------------------------------------------------------
+
+
+def _iota(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    at = _coordinates(out.shape)[attrs["axis"]]
+    return wide(at) if out.dtype.kind == "f" else at.astype(object)
+
+
+def threefry2x32(key: tuple[int, int], counter: tuple[int, int], rounds: int = 20) -> tuple[int, int]:
+    """J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; Random123's threefry.h."""
+    mask = 0xFFFFFFFF
+    keys = (*key, 0x1BD11BDA ^ key[0] ^ key[1])
+    x, y = (counter[0] + keys[0]) & mask, (counter[1] + keys[1]) & mask
+    for turn in range(rounds):
+        x = (x + y) & mask
+        by = (13, 15, 26, 6, 17, 29, 16, 24)[turn % 8]
+        y = ((y << by) | (y >> (32 - by))) & mask
+        y ^= x
+        if turn % 4 == 3:
+            step = turn // 4 + 1
+            x, y = (x + keys[step % 3]) & mask, (y + keys[(step + 1) % 3] + step) & mask
+    return x, y
+
+
+def _random_bits(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    key = (int(operands[0][0]), int(operands[0][1]))
+    return integers((threefry2x32(key, (0, place))[0] for place in range(out.size)), out.shape)
+
+
+# -- the table --------------------------------------------------------------------------------------------
+
+REFERENCES: dict[str, Reference] = {
+    "iota": _iota,
+    "random_bits": _random_bits,
+    "neg": _by_kind(_float(lambda x: -x), _whole(lambda x: -x)),
+    "recip": _float(lambda x: 1 / x),
+    "sqrt": _float(np.sqrt),
+    "sin": _float(np.sin),
+    "exp2": _float(np.exp2),
+    "log2": _float(np.log2),
+    "exp": _float(np.exp),
+    "log": _float(np.log),
+    "expm1": _float(np.expm1),
+    "log1p": _float(np.log1p),
+    "cos": _float(np.cos),
+    "tan": _float(np.tan),
+    "tanh": _float(np.tanh),
+    "erf": _scalars(math.erf),
+    "floor": _scalars(lambda x: x if math.isinf(x) or math.isnan(x) or x == 0 else float(math.floor(x))),
+    "round": _scalars(lambda x: x if math.isinf(x) or math.isnan(x) else round(x, 0)),
+    "sign": _by_kind(_scalars(_sign), _whole(lambda x: (x > 0) - (x < 0))),
+    "abs": _by_kind(_scalars(abs), _whole(abs)),
+    "not": _logic(lambda x: ~x),
+    "is_nan": _test(math.isnan),
+    "add": _by_kind(_float(lambda x, y: x + y), _whole(lambda x, y: x + y)),
+    "mul": _by_kind(_float(lambda x, y: x * y), _whole(lambda x, y: x * y)),
+    "atan2": _float(np.arctan2),
+    "max": _by_kind(_scalars(_larger), _whole(max)),
+    "min": _by_kind(_scalars(_smaller), _whole(min)),
+    "div": _by_kind(_float(lambda x, y: x / y), _whole(lambda x, y: x // y if y else 0)),
+    "rem": _by_kind(_scalars(_float_rem), _whole(lambda x, y: x % y if y else 0)),
+    "pow": lambda attrs, operands, out: _by_kind(_float(np.power), _whole(_whole_pow(out.dtype)))(attrs, operands, out),
+    "eq": _test(lambda x, y: x == y),
+    "ne": _test(lambda x, y: x != y),
+    "lt": _test(lambda x, y: x < y),
+    "le": _test(lambda x, y: x <= y),
+    "gt": _test(lambda x, y: x > y),
+    "ge": _test(lambda x, y: x >= y),
+    "and": _logic(lambda x, y: x & y),
+    "or": _logic(lambda x, y: x | y),
+    "xor": _logic(lambda x, y: x ^ y),
+    "shl": lambda attrs, operands, out: _whole(_shl(8 * out.dtype.itemsize))(attrs, operands, out),
+    "shr": lambda attrs, operands, out: _whole(_shr(8 * out.dtype.itemsize))(attrs, operands, out),
+    "select": _select,
+    "cast": _cast,
+    "bitcast": _bitcast,
+    "reduce_sum": _sum,
+    "reduce_prod": _product,
+    "reduce_max": _extreme(max),
+    "reduce_min": _extreme(min),
+    "argmax": _argmax,
+    "reshape": lambda attrs, operands, out: operands[0],
+    "transpose": _transpose,
+    "broadcast": _broadcast,
+    "slice": _slice,
+    "pad": _pad,
+    "concat": _concat,
+    "reverse": _reverse,
+    "dot": _dot,
+    "gather": _gather,
+    "scatter": _scatter,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+}
