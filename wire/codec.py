@@ -5,9 +5,9 @@ A graph is one msgpack array of columns (docs/protocol.md, "Graph encoding"):
     [format, op names, op column, arity column, input column, attr column, attr table, outputs, output names, name]
 
 Columns are little-endian integer arrays in the narrowest width that fits; an input is stored as its distance
-back, so a node can only refer to earlier nodes.  The attr table holds each distinct attribute set once.  A
-composite's body is the encoding of its graph.  The canonical bytes, over which the hash is taken, are this
-encoding with an empty name.
+back, so a node can only refer to earlier nodes.  The attr table holds each distinct attribute set once; an array
+there is a tuple of ints.  A composite's body is the encoding of its graph.  The canonical bytes, over which the
+hash is taken, are this encoding with an empty name.
 
 Decoding checks the structure of all columns at once with numpy before any node is made, then derives types
 with the op table's rules, one rule evaluation per distinct (op, attrs, operand types).
@@ -16,7 +16,9 @@ with the op table's rules, one rule evaluation per distinct (op, attrs, operand 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
@@ -30,26 +32,27 @@ from .ops import OPS, check_attrs, op_named
 from .types import Attrs, TensorType
 
 FORMAT = 1
-_WIDTHS = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _GRAPH_EXT = 1  # msgpack extension type of a nested graph
-_TUPLE_EXT = 2  # and of a tuple of ints
 
 
 def encode_graph(graph: WireGraph, name: str = "") -> bytes:
     """The graph as bytes; with the default name these are the canonical bytes."""
-    op_codes: dict[str, int] = {}
-    attr_codes: dict[Attrs, int] = {}
-    ops, attrs, arities, distances = [], [], [], []
-    for index, (op, inputs, attributes) in enumerate(graph.nodes):
-        ops.append(op_codes.setdefault(op, len(op_codes)))
-        attrs.append(attr_codes.setdefault(attributes, len(attr_codes)))
-        arities.append(len(inputs))
-        for source in inputs:
-            distances.append(index - source)
-    columns = [_column(values) for values in (ops, arities, distances, attrs)]
-    table = [{key: _pack_value(value) for key, value in attributes.items()} for attributes in attr_codes]
-    fields = [FORMAT, list(op_codes), *columns, table, list(graph.outputs), list(graph.output_names), name]
-    packed: bytes = msgpack.packb(fields)
+    ops, inputs, attrs = zip(*graph.nodes, strict=True) if graph.nodes else ((), (), ())
+    op_codes = {op: code for code, op in enumerate(dict.fromkeys(ops))}
+    table, attr_codes = _attr_table(attrs)
+    arities = np.fromiter(map(len, inputs), np.int64, len(inputs))
+    sources = np.fromiter(itertools.chain.from_iterable(inputs), np.int64, int(arities.sum()))
+    columns = (
+        np.fromiter(map(op_codes.__getitem__, ops), np.int64, len(ops)),
+        arities,
+        np.repeat(np.arange(len(arities)), arities) - sources,
+        attr_codes,
+    )
+    packed: bytes = msgpack.packb(
+        [FORMAT, list(op_codes), *map(_column, columns), table, graph.outputs, graph.output_names, name],
+        default=_pack_graph,
+    )
     return packed
 
 
@@ -89,7 +92,7 @@ class Structure:
 def decode_structure(data: bytes, limits: Limits = DEFAULT, depth: int = 0) -> Structure:
     """The nodes and outputs in `data`, with every index, arity and attribute checked but no type derived."""
     fields = _unpack(data, limits)
-    if not isinstance(fields, list) or not fields or type(fields[0]) is not int:
+    if not isinstance(fields, tuple) or not fields or type(fields[0]) is not int:
         raise GraphDecodeError("not a graph: no format number")
     if fields[0] != FORMAT:
         older = "this node" if fields[0] > FORMAT else "the sender"
@@ -115,7 +118,7 @@ def decode_structure(data: bytes, limits: Limits = DEFAULT, depth: int = 0) -> S
     if edges > limits.graph_edges_max:
         raise LimitExceeded(f"{edges} edges exceed {limits.graph_edges_max}")
     distances = _read_column(input_bytes, "input", edges)
-    if not isinstance(table, list) or len(table) > max(count, 1):
+    if not isinstance(table, tuple) or len(table) > max(count, 1):
         raise GraphDecodeError("the attribute table is not a list of at most one entry per node")
     _check_below(ops, len(op_names), "op")
     _check_below(attr_codes, len(table), "attr")
@@ -125,13 +128,13 @@ def decode_structure(data: bytes, limits: Limits = DEFAULT, depth: int = 0) -> S
     _check_arities(ops, arities, op_names, limits)
     attributes = [_read_attrs(entry, limits, depth) for entry in table]
     _check_attr_kinds(ops, attr_codes, op_names, attributes)
+    _check_leaf_names(ops, attr_codes, op_names, attributes)
     nodes = _make_nodes(ops, arities, attr_codes, sources, op_names, attributes)
-    _check_leaf_names(nodes, limits)
     wanted = _indices(outputs, count)
     labels = _strings(output_names, limits, "output names")
     if len(labels) != len(wanted) or len(set(labels)) != len(labels):
         raise GraphDecodeError("outputs and output names differ in number, or a name stands twice")
-    return Structure(nodes, wanted, tuple(labels), _strings([name], limits, "name")[0])
+    return Structure(nodes, wanted, labels, _strings((name,), limits, "name")[0])
 
 
 def derive_types(nodes: tuple[Node, ...], limits: Limits = DEFAULT) -> tuple[TensorType, ...]:
@@ -169,7 +172,7 @@ def hash_array(array: NDArray[Any]) -> bytes:
 def tensor_bytes(array: NDArray[Any]) -> memoryview:
     """The little-endian C-order bytes of a tensor, without a copy where memory already has that layout."""
     flat = little_endian(np.ascontiguousarray(array)).reshape(-1)
-    return memoryview(flat.view(np.uint8)) if flat.size else memoryview(b"")
+    return flat.view(np.uint8).data if flat.size else memoryview(b"")
 
 
 def tensor_from(data: Any, kind: TensorType) -> NDArray[Any]:
@@ -184,18 +187,23 @@ def tensor_from(data: Any, kind: TensorType) -> NDArray[Any]:
 # -- packing ----------------------------------------------------------------------------------------------
 
 
-def _column(values: list[int]) -> bytes:
-    largest = max(values, default=0)
+def _attr_table(attrs: Sequence[Attrs]) -> tuple[list[Attrs], NDArray[np.int64]]:
+    """Each distinct attribute set once, in order of first use, and every node's place in that list."""
+    ids = list(map(id, attrs))  # most nodes share the object with others, and an id is quick to hash
+    codes: dict[Attrs, int] = {}
+    code_of = {known: codes.setdefault(each, len(codes)) for known, each in dict(zip(ids, attrs, strict=True)).items()}
+    return list(codes), np.fromiter(map(code_of.__getitem__, ids), np.int64, len(ids))
+
+
+def _column(values: NDArray[np.int64]) -> bytes:
+    largest = int(values.max()) if len(values) else 0
     width = 1 if largest < 1 << 8 else 2 if largest < 1 << 16 else 4
-    return bytes([width]) + np.array(values, _WIDTHS[width]).tobytes()
+    return bytes([width]) + values.astype(_WIDTHS[width]).tobytes()
 
 
-def _pack_value(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return msgpack.ExtType(_TUPLE_EXT, msgpack.packb(value))
-    if isinstance(value, WireGraph):
-        return msgpack.ExtType(_GRAPH_EXT, value.encoded)
-    return value
+def _pack_graph(value: object) -> msgpack.ExtType:
+    assert isinstance(value, WireGraph), f"an attribute may not be {type(value).__name__}"
+    return msgpack.ExtType(_GRAPH_EXT, value.encoded)
 
 
 # -- unpacking --------------------------------------------------------------------------------------------
@@ -206,7 +214,11 @@ def _unpack(data: bytes, limits: Limits) -> Any:
         raise LimitExceeded(f"a graph of {len(data)} bytes exceeds {limits.graph_bytes_max}")
     try:
         return msgpack.unpackb(
-            data, strict_map_key=True, max_ext_len=limits.graph_bytes_max, max_bin_len=limits.graph_bytes_max
+            data,
+            use_list=False,
+            strict_map_key=True,
+            max_ext_len=limits.graph_bytes_max,
+            max_bin_len=limits.graph_bytes_max,
         )
     except (
         ValueError,
@@ -234,45 +246,65 @@ def _check_below(column: NDArray[Any], bound: int, what: str) -> None:
         raise GraphDecodeError(f"the {what} column refers past its table of {bound}")
 
 
-def _check_arities(ops: NDArray[Any], arities: NDArray[Any], op_names: list[str], limits: Limits) -> None:
+def _check_arities(ops: NDArray[Any], arities: NDArray[Any], op_names: tuple[str, ...], limits: Limits) -> None:
     seen = np.unique(ops.astype(np.int64) << 32 | arities.astype(np.int64))
     for pair in seen.tolist():
         check_arity(op_names[pair >> 32], pair & 0xFFFFFFFF, limits)
 
 
 def _read_attrs(entry: Any, limits: Limits, depth: int) -> Attrs:
-    if not isinstance(entry, dict) or len(entry) > limits.attrs_per_node_max:
+    if type(entry) is not dict or len(entry) > limits.attrs_per_node_max:
         raise GraphDecodeError(f"a node's attributes are a map of at most {limits.attrs_per_node_max} entries")
-    if any(type(key) is not str for key in entry):
-        raise GraphDecodeError("attribute names are strings")
-    return Attrs({key: _read_value(value, limits, depth) for key, value in entry.items()})
+    for key, value in entry.items():
+        if type(key) is not str:
+            raise GraphDecodeError("attribute names are strings")
+        kind = type(value)
+        if kind in _VALUE_CHECKS:
+            check = _VALUE_CHECKS[kind]
+            if check is not None:
+                check(value, limits)
+        elif kind is msgpack.ExtType and value.code == _GRAPH_EXT:
+            entry[key] = _read_graph(value.data, limits, depth)
+        else:
+            raise GraphDecodeError(f"an attribute may not be {kind.__name__}")
+    return Attrs(entry)
 
 
-def _read_value(value: Any, limits: Limits, depth: int) -> Any:
-    if isinstance(value, msgpack.ExtType):
-        if value.code == _TUPLE_EXT:
-            items = _unpack(value.data, limits)
-            if not isinstance(items, list) or any(type(item) is not int for item in items):
-                raise GraphDecodeError("a tuple attribute holds ints")
-            return tuple(items)
-        if value.code == _GRAPH_EXT:
-            if depth >= limits.nesting_max:
-                raise LimitExceeded(f"graphs nest deeper than {limits.nesting_max}")
-            inner = decode_structure(value.data, limits, depth + 1)
-            return WireGraph(
-                inner.nodes, inner.outputs, inner.output_names, derive_types(inner.nodes, limits), inner.name
-            )
-    if type(value) is str and len(value.encode("utf-8", "surrogatepass")) > limits.name_bytes_max:
+def _read_graph(data: bytes, limits: Limits, depth: int) -> WireGraph:
+    if depth >= limits.nesting_max:
+        raise LimitExceeded(f"graphs nest deeper than {limits.nesting_max}")
+    inner = decode_structure(data, limits, depth + 1)
+    return WireGraph(inner.nodes, inner.outputs, inner.output_names, derive_types(inner.nodes, limits), inner.name)
+
+
+def _check_str(value: str, limits: Limits) -> None:
+    if _longer(value, limits.name_bytes_max):
         raise LimitExceeded(f"a string attribute has at most {limits.name_bytes_max} bytes")
-    if type(value) is bytes and len(value) > limits.inline_const_bytes_max:
+
+
+def _check_bytes(value: bytes, limits: Limits) -> None:
+    if len(value) > limits.inline_const_bytes_max:
         raise LimitExceeded(f"an inline constant has at most {limits.inline_const_bytes_max} bytes; send it as a blob")
-    if type(value) in (bool, int, float, str, bytes):
-        return value
-    raise GraphDecodeError(f"an attribute may not be {type(value).__name__}")
+
+
+def _longer(text: str, bytes_max: int) -> bool:
+    """Whether a string has more UTF-8 bytes than that; a character has at most four."""
+    return 4 * len(text) > bytes_max and len(text.encode("utf-8", "surrogatepass")) > bytes_max
+
+
+# What a value of each type must be before `check_attrs` sees it; None: nothing.
+_VALUE_CHECKS: dict[type, Callable[[Any, Limits], None] | None] = {
+    str: _check_str,
+    bytes: _check_bytes,
+    tuple: None,
+    bool: None,
+    int: None,
+    float: None,
+}
 
 
 def _check_attr_kinds(
-    ops: NDArray[Any], attr_codes: NDArray[Any], op_names: list[str], attributes: list[Attrs]
+    ops: NDArray[Any], attr_codes: NDArray[Any], op_names: tuple[str, ...], attributes: list[Attrs]
 ) -> None:
     seen = np.unique(ops.astype(np.int64) << 32 | attr_codes.astype(np.int64))
     for pair in seen.tolist():
@@ -284,37 +316,39 @@ def _make_nodes(
     arities: NDArray[Any],
     attr_codes: NDArray[Any],
     sources: NDArray[Any],
-    op_names: list[str],
+    op_names: tuple[str, ...],
     attributes: list[Attrs],
 ) -> tuple[Node, ...]:
     ends = np.cumsum(arities, dtype=np.int64).tolist()
-    flat = sources.tolist()
-    nodes, start, make = [], 0, Node._make
-    for op, end, code in zip(ops.tolist(), ends, attr_codes.tolist(), strict=True):
-        nodes.append(make((op_names[op], tuple(flat[start:end]), attributes[code])))
-        start = end
-    return tuple(nodes)
+    flat = tuple(sources.tolist())
+    names = map(op_names.__getitem__, ops.tolist())
+    inputs = [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    fields = zip(names, inputs, map(attributes.__getitem__, attr_codes.tolist()), strict=True)
+    new = tuple.__new__  # as Node._make, without a Python call per node
+    return tuple([new(Node, each) for each in fields])
 
 
-def _check_leaf_names(nodes: tuple[Node, ...], limits: Limits) -> None:
+def _check_leaf_names(
+    ops: NDArray[Any], attr_codes: NDArray[Any], op_names: tuple[str, ...], attributes: list[Attrs]
+) -> None:
+    named = [code for code, name in enumerate(op_names) if name in ("input", "param")]
     seen: set[str] = set()
-    for node in nodes:
-        if node.op in ("input", "param"):
-            name = node.attrs["name"]
-            if name in seen:
-                raise AttrError(f"two leaves are named {name!r}", op=node.op)
-            seen.add(name)
+    for code in attr_codes[np.isin(ops, named)].tolist():
+        name = attributes[code]["name"]
+        if name in seen:
+            raise AttrError(f"two leaves are named {name!r}")
+        seen.add(name)
 
 
 def _indices(values: Any, count: int) -> tuple[int, ...]:
-    if not isinstance(values, list) or any(type(value) is not int or not 0 <= value < count for value in values):
+    if not isinstance(values, tuple) or any(type(value) is not int or not 0 <= value < count for value in values):
         raise GraphDecodeError("the outputs are not indices of nodes")
-    return tuple(values)
+    return values
 
 
-def _strings(values: Any, limits: Limits, what: str) -> list[str]:
-    if not isinstance(values, list) or any(type(value) is not str for value in values):
+def _strings(values: Any, limits: Limits, what: str) -> tuple[str, ...]:
+    if not isinstance(values, tuple) or any(type(value) is not str for value in values):
         raise GraphDecodeError(f"the {what} are not strings")
-    if any(len(value.encode("utf-8", "surrogatepass")) > limits.name_bytes_max for value in values):
+    if any(_longer(value, limits.name_bytes_max) for value in values):
         raise LimitExceeded(f"one of the {what} is longer than {limits.name_bytes_max} bytes")
     return values

@@ -150,6 +150,7 @@ class GraphBuilder:
         self.blobs: dict[bytes, NDArray[Any]] = {}
         self._limits = limits
         self._index: dict[Node, int] = {}
+        self._attrs: dict[Attrs, Attrs] = {}  # equal attributes are one object, which makes encoding quick
         self._names: dict[str, Node] = {}
 
     def input(self, name: str, shape: Sequence[int], dtype: DType) -> int:
@@ -220,6 +221,7 @@ class GraphBuilder:
         return self._push(node)
 
     def _push(self, node: Node) -> int:
+        node = node._replace(attrs=self._attrs.setdefault(node.attrs, node.attrs))
         found = self._index.get(node)
         if found is not None:
             return found

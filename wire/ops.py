@@ -91,7 +91,8 @@ def _per_input(attrs: Attrs, types: Types, out: TensorType) -> int:
 
 
 def _dot_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
-    return 2 * out.size * math.prod(types[0].shape[axis] for axis in attrs["lhs_contract"])
+    inner: int = math.prod(types[0].shape[axis] for axis in attrs["lhs_contract"])
+    return 2 * out.size * inner
 
 
 def _body_flops(attrs: Attrs, types: Types, out: TensorType) -> int:

@@ -36,17 +36,24 @@ class Attrs(dict[str, Any]):
     """
 
     __slots__ = ("_hash", "_key")
+    _hash: int
+    _key: tuple[tuple[str, type, Any], ...]
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        super().__init__(sorted((values or {}).items()))
-        self._key = tuple((name, type(value), _comparable(value)) for name, value in self.items())
-        self._hash = hash(self._key)
+        values = values or {}
+        order = sorted(values)
+        super().__init__(values if order == list(values) else {name: values[name] for name in order})
 
-    def __hash__(self) -> int:  # type: ignore[override]  # immutable, unlike dict
-        return self._hash
+    def __hash__(self) -> int:  # type: ignore[override]  # dict has none, being mutable
+        try:
+            return self._hash
+        except AttributeError:  # computed when first asked for: most decoded attributes never are
+            self._key = tuple((name, type(value), _comparable(value)) for name, value in self.items())
+            self._hash = hash(self._key)
+            return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Attrs) and self._key == other._key
+        return self is other or (isinstance(other, Attrs) and hash(self) == hash(other) and self._key == other._key)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -54,7 +61,7 @@ class Attrs(dict[str, Any]):
     def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise TypeError("Attrs are immutable")
 
-    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _refuse
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("Attrs travel by the graph codec only")
