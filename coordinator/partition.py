@@ -144,7 +144,8 @@ class _Slices:
             seen.update(fresh)
             new.append(float(sum(self.model.leaf_bytes[leaf] for leaf in fresh)))
         prefix = np.concatenate([[0.0], np.cumsum(new)])[self.positions]
-        return prefix[None, :] - prefix[:, None] + 2.0 * self._crossing[:, None]
+        held: NDArray[np.float64] = prefix[None, :] - prefix[:, None] + 2.0 * self._crossing[:, None]
+        return held
 
     def cut(self, order: Sequence[int], combine: Callable[..., NDArray[np.float64]]) -> tuple[float, list[int]]:
         """The best cuts' cost (inf: memory admits none) and the positions (indices) where each worker's slice ends."""

@@ -42,7 +42,7 @@ from wire.messages import (
 from wire.transport import Link
 from wire.types import TensorType
 
-from .jobs import Job, JobTable
+from .jobs import FINAL, Job, JobTable
 from .program import Program
 from .report import Event
 from .runtime import Coordinator
@@ -113,7 +113,10 @@ class JobService:
         return JobResult(job.outputs, job.report)
 
     async def _cancel(self, link: Link, body: CancelJob) -> Done:
-        self._stop(self._table.get(body.job))
+        job = self._table.get(body.job)
+        if job.state in FINAL:
+            raise InputError(f"job {body.job} is over already: {job.state}")
+        self._stop(job)
         return Done()
 
     async def _nodes(self, link: Link, body: AskNodes) -> Nodes:

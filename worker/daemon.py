@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import os
 import signal
@@ -32,6 +33,7 @@ from wire.errors import (
 from wire.exchange import BlobExchange
 from wire.identity import identity_here
 from wire.limits import KIB
+from wire.logs import LogRing, start_logging
 from wire.messages import (
     INLINE_BYTES_MAX,
     Beat,
@@ -64,10 +66,9 @@ from .blobs import BlobStore
 from .config import WorkerConfig
 from .devices import BEST, selections
 from .host_process import HostProcess
-from .logs import LOGGER, LogRing, start_logging
 from .state import WorkerState
 
-EXIT_FAILED = 1  # it could not start
+log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
 FETCH_S_MIN = 10.0  # a holder that is alive answers within a round trip; this is for one that is not
 FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is tried
@@ -79,15 +80,12 @@ LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
 
 
 async def run_worker(config: WorkerConfig) -> int:
-    """Serve until told to stop; the exit code: 0 drained, 1 could not start, 3 an engine host was lost."""
+    """Serve until told to stop; the exit code: 0 drained, 3 an engine host was lost.  MeshError if it cannot start."""
     ring = start_logging(config.verbosity, config.log_json)
     try:
         async with contextlib.AsyncExitStack() as stack:
             daemon = Daemon(config, ring, stack)
             return await daemon.run()
-    except MeshError as error:
-        LOGGER.error("%s", error)
-        return EXIT_FAILED
     finally:
         ring.close()
 
@@ -203,7 +201,7 @@ class Daemon:
                 error = from_fields(answer.error)
                 if host.selection != BEST:
                     raise error
-                LOGGER.warning("the best adapter cannot be used, going on without it: %s", error)
+                log.warning("the best adapter cannot be used, going on without it: %s", error)
             elif answer.device is not None:
                 host.device = len(self._hosts)
                 self._hosts.append(host)
@@ -215,7 +213,7 @@ class Daemon:
     def _announce(self, port: int) -> None:
         devices = ", ".join(f"{each.engine} {each.adapter} ({each.gflops:.0f} GFLOP/s)" for each in self._reports)
         address = f"{self._config.host}:{port}"
-        LOGGER.info("mesh-worker %s ready on %s with %s", self._folder.name, address, devices)
+        log.info("mesh-worker %s ready on %s with %s", self._folder.name, address, devices)
         if not self._config.announce_json:
             return
         line = {
@@ -283,7 +281,7 @@ class Daemon:
         try:
             while self._inbox:
                 event = self._inbox.popleft()
-                LOGGER.debug("%s", event)
+                log.debug("%s", event)
                 for action in state.handle(event, self._loop.time()):
                     self._performers[type(action)](action)
         finally:
@@ -389,11 +387,11 @@ class Daemon:
                     self._feed(ev.TensorArrived(link.peer.node_id, plan, step, part, slot, tensor))
 
     def on_linked(self, link: Link) -> None:
-        LOGGER.info("linked to %s %s", link.peer.role, link.peer.name)
+        log.info("linked to %s %s", link.peer.role, link.peer.name)
         self._feed(ev.NodeLinked(link.peer.node_id))
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
-        LOGGER.info("link to %s %s ended%s", link.peer.role, link.peer.name, f": {error}" if error else "")
+        log.info("link to %s %s ended%s", link.peer.role, link.peer.name, f": {error}" if error else "")
         self._feed(ev.NodeUnlinked(link.peer.node_id))
 
     async def _keep_linked(self, peer: str) -> None:
@@ -407,7 +405,7 @@ class Daemon:
                 await link.wait_closed()
             except MeshError as error:
                 if str(error) != told:
-                    LOGGER.warning("%s: %s", peer, error)
+                    log.warning("%s: %s", peer, error)
                     told = str(error)
                 wait_s = min(wait_s * 2, REDIAL_S_MAX)
             await asyncio.sleep(wait_s)
@@ -470,7 +468,7 @@ class Daemon:
         try:
             await link.send_stream(header, take(tensor.directory, tensor.name, ev.size_bytes_of(tensor)))
         except MeshError as error:
-            LOGGER.warning("output %d of step %d was not sent: %s", header.slot, header.step, error)
+            log.warning("output %d of step %d was not sent: %s", header.slot, header.step, error)
 
     # -- actions: heartbeats and links
 
@@ -621,7 +619,7 @@ class Daemon:
         )
 
     def _host_lost(self, host: HostProcess, reason: str) -> None:
-        LOGGER.error("the engine host of device %d (%s) is gone: %s", host.device, host.selection, reason)
+        log.error("the engine host of device %d (%s) is gone: %s", host.device, host.selection, reason)
         self._feed(ev.HostLost(host.device, reason))
 
     # -- actions: pushes
@@ -670,7 +668,7 @@ class Daemon:
         self._notify(action.node, Leaving(action.reason[:4096], tuple(self._ring.lines)[-LEAVING_LOG_LINES:]))
 
     def _stop(self, action: ev.Stop) -> None:
-        LOGGER.info("leaving: %s", action.reason)
+        log.info("leaving: %s", action.reason)
         if not self._stopped.done():
             self._stopped.set_result(action.code)
 

@@ -7,6 +7,7 @@ nonsense, or did not answer in time.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from typing import cast
@@ -32,8 +33,8 @@ from .host_messages import (
     unpack_from_host,
 )
 from .launch import python_command
-from .logs import LOGGER
 
+log = logging.getLogger("graph_mesh.worker")
 STDERR_LINE_BYTES_MAX = 4096
 _ANSWERS = (Prepared, PrepareFailed, Executed, ExecuteFailed)
 
@@ -74,6 +75,7 @@ class HostProcess(asyncio.SubprocessProtocol):
     async def start(self) -> None:
         """Start the child; it opens its device while we go on."""
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment.setdefault("XDG_RUNTIME_DIR", self._opening.shared_dir)  # Mesa complains of none, four times
         command = python_command("worker.host")
         await self._loop.subprocess_exec(lambda: self, *command, env=environment)
 
@@ -172,4 +174,4 @@ class HostProcess(asyncio.SubprocessProtocol):
         *lines, rest = self._stderr.split(b"\n")
         self._stderr = rest[-STDERR_LINE_BYTES_MAX:]
         for line in lines:
-            LOGGER.warning("engine host %s: %s", self.selection, line.decode("utf-8", "replace"))
+            log.warning("engine host %s: %s", self.selection, line.decode("utf-8", "replace"))

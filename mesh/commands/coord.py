@@ -9,23 +9,24 @@ import argparse
 import asyncio
 import dataclasses
 import json
-import logging
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from wire.file import load_params
 
 from wire.address import parse_address
 from wire.errors import ConfigError, ConnectFailed, InputError, MeshError, WrongMesh, from_fields
+from wire.file import load_params
 from wire.graph import WireGraph
 from wire.identity import package_version
+from wire.logs import start_logging
 from wire.messages import JobReport
 
 from ..config import DEFAULT_PORT, default_mesh_name
@@ -36,15 +37,18 @@ from .tables import print_table
 
 LAST_PORT = 7131
 POLL_S = 0.2
-LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 Options = argparse.Namespace
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
-    _start_logging(options)
-    sys.exit(run_command("mesh-coord", lambda: options.run(options)))
+    ring = start_logging(int(options.verbose) - int(options.quiet), options.log_json)
+    try:
+        code = run_command("mesh-coord", lambda: options.run(options))
+    finally:
+        ring.close()
+    sys.exit(code)
 
 
 # -- verbs ------------------------------------------------------------------------------------------------
@@ -116,7 +120,7 @@ async def status(options: Options, remote: Remote) -> int:
 
 async def logs(options: Options, remote: Remote) -> int:
     (job,) = await remote.jobs(options.job)
-    _say(options, {"job": job.job, "log": job.log}, "\n".join(job.log))
+    _say(options, {"job": job.job, "log": job.log}, "\n".join(map(_log_line, job.log)))
     return OK
 
 
@@ -326,6 +330,12 @@ async def _save_result(options: Options, remote: Remote, job: str) -> int:
     return OK
 
 
+def _log_line(line: str) -> str:
+    """A line of a job's log, its Unix time as a clock shows it."""
+    at_s, _, text = line.partition(" ")
+    return f"{datetime.fromtimestamp(float(at_s)):%H:%M:%S.%f} {text}"
+
+
 def _file_name(output: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in output) or "output"
 
@@ -348,21 +358,6 @@ def _say(options: Options, data: Any, text: str) -> None:
 
 def _print_json(data: Any) -> None:
     print(json.dumps(data, default=str))
-
-
-def _start_logging(options: Options) -> None:
-    level = logging.ERROR if options.quiet else logging.DEBUG if options.verbose else logging.INFO
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JsonFormatter() if options.log_json else logging.Formatter(LOG_FORMAT, "%H:%M:%S"))
-    root = logging.getLogger("graph_mesh")
-    root.addHandler(handler)
-    root.setLevel(level)
-
-
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {"time": round(record.created, 6), "level": record.levelname.lower(), "message": record.getMessage()}
-        return json.dumps(fields)
 
 
 if __name__ == "__main__":

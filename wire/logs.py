@@ -1,4 +1,4 @@
-"""The worker's log: lines on stderr, and the last of them in memory for whoever asks.
+"""A daemon's log: lines on stderr, and the last of them in memory for whoever asks.
 
 Lines are written by a thread of their own: a terminal that is stopped, or a pipe nobody reads, must not delay
 heartbeats.  When the reader falls too far behind, lines are dropped and counted.
@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 
-LOGGER = logging.getLogger("graph_mesh.worker")
+LOGGER = logging.getLogger("graph_mesh")  # every package has a child of it
 RING_LINES = 200
 QUEUED_LINES_MAX = 10_000
 LINE_CHARS_MAX = 2000
@@ -65,7 +65,7 @@ class LogRing(logging.Handler):
 
 
 def start_logging(verbosity: int, as_json: bool) -> LogRing:
-    """Send the worker's log to stderr; close the result at the end."""
+    """Send this process's log to stderr, from errors only (-1) to everything (1); close the result at the end."""
     ring = LogRing(as_json)
     LOGGER.handlers[:] = [ring]
     LOGGER.propagate = False
