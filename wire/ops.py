@@ -5,8 +5,8 @@ work it is, and how far two engines may differ.  Everything else (sub, mean, sof
 composed in `mesh` from these.  Every rule table in the project (evaluate, render, vjp, ...) is swept against
 this one by a test.
 
-To add an op: one row here, one row in `worker/cpu/kernels.py`, and either a row in `worker/wgsl` or nothing
-(the planner then routes it to cpu).  To change what an op means: raise its `version`; `row_hash` changes and
+To add an op: one row here, one row in `worker/cpu` (elementwise or structural), and either a row in `worker/wgsl` or
+nothing (the planner then routes it to cpu).  To change what an op means: raise its `version`; `row_hash` changes and
 nodes that disagree never exchange it.
 
 Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine is their reference:

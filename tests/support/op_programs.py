@@ -13,6 +13,7 @@ from typing import Any
 import mesh.numpy as mnp
 from mesh import nn, trace_full
 from wire.dtypes import BF16, BOOL, F16, F32, F64, I32, I64, U32
+from wire.graph import GraphBuilder
 
 from .op_cases import Case
 from .values import any_bits, ordinary
@@ -23,13 +24,25 @@ Program = Callable[..., Any]
 @cache
 def programs() -> tuple[Case, ...]:
     """Every program as a case of the op `composite`, whose tolerance is that of sums."""
-    return tuple(_program(label, function, arguments) for label, function, arguments in PROGRAMS)
+    return (_other_order(), *(_program(label, function, arguments) for label, function, arguments in PROGRAMS))
 
 
 def _program(label: str, function: Program, arguments: tuple[Any, ...]) -> Case:
     traced = trace_full(function, *arguments)
     dtype = next(iter(traced.graph.output_types.values())).dtype
     return Case(f"program/{dtype.name}/{label}", "composite", dtype, traced.graph, traced.bind(*arguments).inputs)
+
+
+def _other_order() -> Case:
+    """A composite over params whose body reads the second first and the third not at all."""
+    body = GraphBuilder()
+    a, b, _ = (body.input(name, (2, 3), F32) for name in "abc")
+    quotient = body.build([body.add("div", body.add("exp", b), a)])
+    builder = GraphBuilder()
+    params = [builder.param(name, (2, 3), F32) for name in "pqr"]
+    graph = builder.build([builder.add("composite", *params, name="quotient", body=quotient)])
+    inputs = {name: ordinary(F32, 2, 3, seed=seed) for seed, name in enumerate("pqr")}
+    return Case("program/f32/other-order", "composite", F32, graph, inputs)
 
 
 def _chain_with_views(x: Any) -> Any:

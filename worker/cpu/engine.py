@@ -1,7 +1,7 @@
 """CpuEngine: a part compiled to a list of numpy calls with every tensor freed after its last use.
 
-Any cut of a graph gives the same bits: every kernel computes from C-contiguous operands, so that numpy's choice of
-inner loop and order of summation follows from shapes alone, and BLAS runs on one thread.
+Any cut of a graph gives the same bits: every kernel computes from operands of one layout (`_canonical`), so that
+numpy's choice of inner loop and order of summation follows from shapes alone, and BLAS runs on one thread.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
-from wire.dtypes import DTYPES
+from wire.dtypes import DTYPES, F32
 from wire.errors import ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
-from wire.graph import Node, WireGraph, const_value
-from wire.ops import OPS
+from wire.graph import GraphBuilder, Node, WireGraph, const_value
+from wire.ops import LEAVES, OPS
 from wire.types import TensorType
 
 from ..engine import EngineInfo, Measured
 from .elementwise import ELEMENTWISE, Kernel
+from .inline import inline_composites
 from .process import keep_memory, one_thread
 from .structural import STRUCTURAL
 
 KERNELS: dict[str, Kernel] = {**ELEMENTWISE, **STRUCTURAL}
-HANDLED = frozenset({"input", "param", "const", "composite"})  # by the engine itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,12 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class CpuExecutable:
-    """A compiled part."""
+    """A compiled part.  `arguments` are in the order of a run's inputs, None for one that no call reads."""
 
-    arguments: tuple[int, ...]
+    arguments: tuple[int | None, ...]
     constants: tuple[tuple[int, NDArray[Any]], ...]
     calls: tuple[_Call, ...]
     outputs: tuple[int, ...]
-    types: tuple[TensorType, ...]
     memory_bytes: int
     from_cache: bool = True  # there are no kernels to generate
 
@@ -80,7 +80,8 @@ class CpuEngine:
         into = np.empty_like(line)
         gflops = 2 * 512**3 / _fastest(lambda: np.matmul(square, square)) / 1e9
         gbytes_per_s = 2 * line.nbytes / _fastest(lambda: np.multiply(line, 2.0, out=into)) / 1e9
-        return Measured(gflops, gbytes_per_s, 2e-5)
+        executable, given = compile_graph(_trivial_graph()), [np.ones(1, np.float32)]
+        return Measured(gflops, gbytes_per_s, _fastest(lambda: run(executable, given)))
 
     def compile(self, graph: WireGraph, force: bool = False) -> CpuExecutable:
         return compile_graph(graph)
@@ -118,58 +119,97 @@ def evaluate(
 
 def compile_graph(graph: WireGraph) -> CpuExecutable:
     """The schedule of a graph; BlobMissing if a large constant is not here."""
-    flat = inline(graph)
+    flat = inline_composites(graph)
     last_use = {source: index for index, node in enumerate(flat.nodes) for source in node.inputs}
-    kept = {*flat.outputs, *flat.inputs, *flat.params}
+    kept = {*flat.outputs, *(index for index, node in enumerate(flat.nodes) if node.op in LEAVES)}
     calls, constants = [], []
     for index, node in enumerate(flat.nodes):
         if node.op == "const":
-            constants.append((index, const_value(node, flat.blobs)))
-        elif node.op not in ("input", "param"):
+            constants.append((index, _canonical(const_value(node, flat.blobs))))
+        elif node.op not in LEAVES:
             kernel = KERNELS.get(node.op)
             if kernel is None:
                 raise Unsupported(f"the cpu engine has no op {node.op!r}", op=node.op)
             frees = tuple({source for source in node.inputs if last_use[source] == index and source not in kept})
             calls.append(_Call(kernel, node, flat.types[index], index, frees))
-    arguments = (*flat.inputs, *flat.params)
-    peak = sum(flat.types[call.index].size_bytes for call in calls)
-    return CpuExecutable(arguments, tuple(constants), tuple(calls), flat.outputs, flat.types, peak)
+    return CpuExecutable(
+        _arguments(graph, flat), tuple(constants), tuple(calls), flat.outputs, _peak_bytes(flat, calls)
+    )
+
+
+def _arguments(graph: WireGraph, flat: WireGraph) -> tuple[int | None, ...]:
+    """Where the inputs and params of `graph` went: a body may read its operands in another order, or not at all."""
+    places = {flat.nodes[index].attrs["name"]: index for index in (*flat.inputs, *flat.params)}
+    return tuple(places.get(graph.nodes[index].attrs["name"]) for index in (*graph.inputs, *graph.params))
 
 
 def run(executable: CpuExecutable, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """Perform a schedule."""
     values: dict[int, NDArray[Any]] = dict(executable.constants)
     for index, array in zip(executable.arguments, inputs, strict=True):
-        values[index] = array
+        if index is not None:
+            values[index] = _canonical(array)
+    foreign = {id(_root(array)) for array in values.values()}
     with np.errstate(all="ignore"):
         for call in executable.calls:
-            operands = [values[source] for source in call.node.inputs]
-            try:
-                result = call.kernel(call.node.attrs, operands, call.result)
-            except MeshError:
-                raise
-            except MemoryError as error:
-                raise OutOfMemory(f"no memory for {call.result}", op=call.node.op, cause=str(error)) from None
-            except Exception as error:
-                raise ExecuteFailed(
-                    "a numpy kernel failed", op=call.node.op, cause=f"{type(error).__name__}: {error}"
-                ) from error
-            values[call.index] = np.ascontiguousarray(result).reshape(call.result.shape)
+            values[call.index] = _perform(call, [values[source] for source in call.node.inputs])
             for source in call.frees:
                 values.pop(source, None)
-    return [_own(values[index], executable) for index in executable.outputs]
+    return _own([values[index] for index in executable.outputs], foreign)
 
 
-def inline(graph: WireGraph) -> WireGraph:
-    """The graph with every composite replaced by its body."""
-    from .inline import inline_composites
+def _perform(call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
+    try:
+        return _canonical(call.kernel(call.node.attrs, operands, call.result))
+    except MeshError:
+        raise
+    except MemoryError as error:
+        raise OutOfMemory(f"no memory for {call.result}", op=call.node.op, cause=str(error)) from None
+    except Exception as error:
+        raise ExecuteFailed(
+            "a numpy kernel failed", op=call.node.op, cause=f"{type(error).__name__}: {error}"
+        ) from error
 
-    return inline_composites(graph)
+
+def _canonical(array: NDArray[Any]) -> NDArray[Any]:
+    """The array in C order and aligned: numpy sums other layouts, and even unaligned memory, in another order."""
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
 
-def _own(array: NDArray[Any], executable: CpuExecutable) -> NDArray[Any]:
-    """An output never shares memory with an input or a constant."""
-    return array.copy() if not array.flags.owndata or not array.flags.writeable else array
+def _own(outputs: list[NDArray[Any]], foreign: set[int]) -> list[NDArray[Any]]:
+    """Outputs that share memory neither with inputs and constants (`foreign`) nor with each other, and keep no more
+    alive than they show."""
+    taken, owned = set(foreign), []
+    for array in outputs:
+        root = _root(array)
+        if id(root) in taken or root.nbytes != array.nbytes or not array.flags.writeable:
+            array = root = array.copy()
+        taken.add(id(root))
+        owned.append(array)
+    return owned
+
+
+def _root(array: NDArray[Any]) -> NDArray[Any]:
+    """The array that owns the memory, or borrowed it from something that is no array."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _peak_bytes(graph: WireGraph, calls: Sequence[_Call]) -> int:
+    """The most bytes of results that are alive at once."""
+    alive = peak = 0
+    for call in calls:
+        alive += call.result.size_bytes
+        peak = max(peak, alive)
+        alive -= sum(graph.types[index].size_bytes for index in call.frees)
+    return peak
+
+
+def _trivial_graph() -> WireGraph:
+    builder = GraphBuilder()
+    x = builder.input("x", (1,), F32)
+    return builder.build([builder.add("add", x, x)])
 
 
 def _fastest(work: Any) -> float:
@@ -194,6 +234,4 @@ def cpu_model() -> str:
 
 def available_bytes() -> int:
     """Half of the machine's memory: the other half is the owner's."""
-    import psutil
-
     return int(psutil.virtual_memory().total // 2)

@@ -1,0 +1,166 @@
+"""The cpu engine gives the same bits however a graph is cut, however often it runs, and on however many threads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.op_cases import cases
+from support.random_graphs import random_graph
+from support.values import ordinary
+
+import mesh.numpy as mnp
+from mesh import trace_full
+from wire.dtypes import F32, F64
+from wire.graph import GraphBuilder, WireGraph
+from worker.cpu import evaluate
+
+Tensors = Mapping[str, NDArray[Any]]
+
+
+def cut_in_two(graph: WireGraph, position: int, inputs: Tensors) -> list[NDArray[Any]]:
+    """The outputs, with the nodes before `position` run as one graph and the others as another."""
+    ahead = _part(graph, range(position), {})
+    needed = {source for node in graph.nodes[position:] for source in node.inputs if source < position}
+    crossing = sorted(needed | {index for index in graph.outputs if index < position})
+    first = _run(ahead, crossing, graph, inputs)
+    behind = _part(graph, range(position, len(graph)), {index: f"crossing{index}" for index in crossing})
+    given = {f"crossing{index}": travelled(array) for index, array in zip(crossing, first, strict=True)}
+    return _run(behind, graph.outputs, graph, {**inputs, **given})
+
+
+def _part(graph: WireGraph, places: range, received: Mapping[int, str]) -> tuple[GraphBuilder, dict[int, int]]:
+    builder, placed = GraphBuilder(), {}
+    builder.blobs.update(graph.blobs)
+    for index, name in received.items():
+        placed[index] = builder.input(name, *graph.types[index])
+    for index in places:
+        node = graph.nodes[index]
+        placed[index] = builder.add(node.op, *(placed[source] for source in node.inputs), **node.attrs)
+    return builder, placed
+
+
+def _run(
+    part: tuple[GraphBuilder, dict[int, int]], wanted: Any, graph: WireGraph, given: Tensors
+) -> list[NDArray[Any]]:
+    builder, placed = part
+    distinct = list(dict.fromkeys(placed[index] for index in wanted))
+    built = builder.build(distinct)
+    found = dict(zip(distinct, evaluate(built, given), strict=True))
+    return [found[placed[index]] for index in wanted]
+
+
+def travelled(array: NDArray[Any]) -> NDArray[Any]:
+    """The array as it arrives at another worker: read-only, in C order, in memory of its own."""
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
+def same_bits(found: list[NDArray[Any]], expected: list[NDArray[Any]]) -> bool:
+    return [a.tobytes() for a in found] == [b.tobytes() for b in expected]
+
+
+def check_cuts(graph: WireGraph, inputs: Tensors, positions: Any) -> None:
+    whole = evaluate(graph, inputs)
+    assert same_bits(evaluate(graph, inputs), whole), f"{graph.name}: a second run gives other bits"
+    for position in positions:
+        assert same_bits(cut_in_two(graph, position, inputs), whole), (
+            f"{graph.name}, cut before node {position}:\n{graph}"
+        )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_graph_cut_anywhere_gives_the_same_bits(seed: int) -> None:
+    random = random_graph(seed)
+    positions = np.random.default_rng(seed).integers(1, len(random.graph), 6)
+    check_cuts(random.graph, {**random.inputs, **random.params}, positions.tolist())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1000, 2000, 50))
+def test_many_random_graphs_cut_everywhere_give_the_same_bits(first: int) -> None:
+    for seed in range(first, first + 50):
+        random = random_graph(seed)
+        check_cuts(random.graph, {**random.inputs, **random.params}, range(1, len(random.graph)))
+
+
+@pytest.mark.parametrize("case", cases("composite"), ids=lambda case: case.id)
+def test_a_program_cut_anywhere_gives_the_same_bits(case: Any) -> None:
+    check_cuts(case.graph, case.inputs, range(1, len(case.graph)))
+
+
+def _odd_layouts(x: Any, w: Any) -> Any:
+    """Views whose axes of one element have other strides than a fresh array, into a dot and sums."""
+    row = mnp.flip(x[:, :1, :], axis=1)
+    wide = mnp.broadcast_to(x[0], (1, *x.shape[1:]))
+    column = x[:, ::40, :]
+    return (
+        row @ w,
+        wide @ w,
+        column @ w,
+        mnp.flip(x.sum(axis=0, keepdims=True), axis=0) @ w,
+        (wide * wide).sum(axis=(0, 2)),
+    )
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("shape", [(1, 37, 300), (4, 1, 300), (1, 1, 300)])
+def test_axes_of_one_element_do_not_choose_other_kernels(shape: tuple[int, ...], dtype: Any) -> None:
+    x, w = ordinary(dtype, *shape), ordinary(dtype, 300, 41)
+    traced = trace_full(_odd_layouts, x, w)
+    check_cuts(traced.graph, traced.bind(x, w).inputs, range(1, len(traced.graph)))
+
+
+def test_the_layout_of_the_inputs_does_not_matter() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", (130, 70), F32)
+    contract = {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (0,), "rhs_contract": (0,)}
+    graph = builder.build([builder.add("reduce_sum", x, axes=(0, 1)), builder.add("dot", x, x, **contract)])
+    array = ordinary(F32, 130, 70)
+    room = np.zeros(array.nbytes + 1, np.uint8)
+    unaligned = room[1:].view(np.float32).reshape(array.shape)
+    unaligned[...] = array
+    spread = np.zeros((130, 140), np.float32)
+    spread[:, ::2] = array
+    expected = evaluate(graph, {"x": array})
+    for other in (np.asfortranarray(array), unaligned, spread[:, ::2], array[::-1].copy()[::-1]):
+        assert same_bits(evaluate(graph, {"x": other}), expected)
+
+
+_HASH = """
+import hashlib, sys
+from test_cpu_determinism import bits_of_everything
+sys.stdout.write(bits_of_everything())
+"""
+
+
+def bits_of_everything() -> str:
+    """A hash over the outputs of all programs, of every dot, and of products large enough for BLAS to share out."""
+    digest = hashlib.blake2b()
+    big = ordinary(F32, 400, 300), ordinary(F32, 300, 500), ordinary(F32, 2, 300, 200)
+    traced = trace_full(lambda a, b, c: (a @ b, a @ c, a @ c[0, :, 0], (a @ b).sum()), *big)
+    for graph, inputs in (
+        *((case.graph, case.inputs) for case in (*cases("composite"), *cases("dot"))),
+        (traced.graph, traced.bind(*big).inputs),
+    ):
+        for array in evaluate(graph, inputs):
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def test_the_number_of_threads_does_not_matter() -> None:
+    here = os.path.dirname(__file__)
+    roots = [os.path.join(here, "..", ".."), os.path.join(here, ".."), here]
+    for threads in ("1", "4"):
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+        environment["PYTHONPATH"] = os.pathsep.join(roots)
+        done = subprocess.run(
+            [sys.executable, "-c", _HASH], env=environment, capture_output=True, text=True, check=True, timeout=120
+        )
+        assert done.stdout == bits_of_everything(), f"with {threads} BLAS threads"
