@@ -52,6 +52,7 @@ class Rewriter:
         placed: list[int] = []
         for node, type_ in zip(graph.nodes, graph.types, strict=True):
             inputs = [placed[index] for index in node.inputs]
+            self._check(node, type_)
             if node.op == "input":
                 placed.append(bindings[node.attrs["name"]])
             elif node.op == "composite":
@@ -62,7 +63,6 @@ class Rewriter:
 
     def place(self, node: Node, inputs: Sequence[int], type_: TensorType) -> int:
         """`node` over `inputs` in the new graph, rewritten by its rule if it has one."""
-        self._check(node, type_)
         if type_.size == 0 and node.op not in ("param", "const"):
             return self.builder.const(np.zeros(type_.shape, type_.dtype.numpy))
         rule = RULES.get(node.op)
@@ -72,6 +72,7 @@ class Rewriter:
     def add(self, op: str, *inputs: int, **attrs: Any) -> int:
         """A new node, itself subject to the rules."""
         probe = self.builder.add(op, *inputs, **attrs)
+        self._check(self.builder.nodes[probe], self.builder.types[probe])
         return self.place(self.builder.nodes[probe], inputs, self.builder.types[probe])
 
     def shape(self, index: int) -> tuple[int, ...]:

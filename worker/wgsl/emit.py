@@ -114,7 +114,7 @@ class _Printer:
     def function(self) -> str:
         self.block(self.kernel.body)
         if any("gm_zero" in line for line in self.lines):
-            self.lines.insert(0, "  gm_zero = grid.z - 1u;")  # grids are flat: 0, but no compiler knows
+            self.lines.insert(0, "  gm_zero = grid.z >> 1u;")  # grids are flat: 0, but no compiler knows
         body = "\n".join(self.lines)
         return (
             f"@compute @workgroup_size({self.kernel.invocations})\n"
