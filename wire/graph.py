@@ -197,6 +197,8 @@ class GraphBuilder:
             names = tuple(str(position) for position in range(len(wanted)))
         if len(set(names)) != len(wanted):
             raise GraphError(f"{len(wanted)} outputs need as many distinct names, got {list(names)}")
+        for each in (*names, name):
+            check_name(each, self._limits)
         order = self._canonical_order(wanted)
         place = {index: position for position, index in enumerate(order)}
         nodes = tuple(
@@ -213,15 +215,18 @@ class GraphBuilder:
         )
 
     def _named(self, op: str, name: str, shape: Sequence[int], dtype: DType) -> int:
-        if len(name.encode()) > self._limits.name_bytes_max:
-            raise LimitExceeded(f"a name has at most {self._limits.name_bytes_max} bytes", op=op)
+        check_name(name, self._limits)
         node = Node(op, (), Attrs({"name": name, "shape": tuple(int(dim) for dim in shape), "dtype": dtype.name}))
         if self._names.setdefault(name, node) != node:
             raise GraphError(f"{op} {name!r} is already declared with another shape, dtype or kind", op=op)
         return self._push(node)
 
     def _push(self, node: Node) -> int:
-        node = node._replace(attrs=self._attrs.setdefault(node.attrs, node.attrs))
+        try:
+            node = node._replace(attrs=self._attrs.setdefault(node.attrs, node.attrs))
+        except TypeError:  # a value that cannot be hashed, such as a list, is of no attribute's kind
+            check_attrs(op_named(node.op), node.attrs)
+            raise
         found = self._index.get(node)
         if found is not None:
             return found
@@ -296,6 +301,18 @@ def check_type(result: TensorType, limits: Limits) -> None:
         raise LimitExceeded(f"a tensor of shape {shape} exceeds {limits.tensor_bytes_max} bytes")
 
 
+def check_name(name: Any, limits: Limits) -> None:
+    """GraphError or LimitExceeded unless this is text that may be the name of something."""
+    if not isinstance(name, str):
+        raise GraphError(f"a name is a string, got {type(name).__name__}")
+    try:
+        size_bytes = len(name.encode())
+    except UnicodeEncodeError:
+        raise GraphError(f"the name {name!r} is not text: it holds half a surrogate pair") from None
+    if size_bytes > limits.name_bytes_max:
+        raise LimitExceeded(f"a name has at most {limits.name_bytes_max} bytes")
+
+
 def little_endian(array: NDArray[Any]) -> NDArray[Any]:
     """The array with little-endian items, which is how every tensor travels; no copy where it already is."""
     return array if array.dtype.byteorder not in (">",) else array.astype(array.dtype.newbyteorder("<"))
@@ -321,6 +338,7 @@ __all__ = [
     "Node",
     "WireGraph",
     "check_arity",
+    "check_name",
     "check_type",
     "const_value",
     "infer",

@@ -4,7 +4,7 @@ A rule takes `(attrs, types)` and returns a shape or a dtype, or raises ShapeErr
 saying what was expected and what came.  Rules allocate nothing and trust nothing: attributes may come from a
 stranger.  The tracer, the builder and every reader of a graph use these same functions (autodidax's
 `abstract_eval_rules`).  Rules are named in the rows of `ops.py`; a row's hash covers their names, so a rule
-whose meaning changes gets a new name.
+whose meaning changes gets a new name.  A rule's docstring is its text in docs/ops.md.
 """
 
 from __future__ import annotations
@@ -45,46 +45,56 @@ _KIND_NAMES = {
 
 
 def any_dtype(attrs: Attrs, types: Types) -> DType:
+    """The operands' one dtype."""
     return _same(types, "biuf")
 
 
 def number(attrs: Attrs, types: Types) -> DType:
+    """The operands' one dtype, which is not bool."""
     return _same(types, "iuf")
 
 
 def floating(attrs: Attrs, types: Types) -> DType:
+    """The operands' one dtype, a float."""
     return _same(types, "f")
 
 
 def integer(attrs: Attrs, types: Types) -> DType:
+    """The operands' one dtype, an integer."""
     return _same(types, "iu")
 
 
 def bits(attrs: Attrs, types: Types) -> DType:
+    """The operands' one dtype, an integer or bool."""
     return _same(types, "biu")
 
 
 def compare(attrs: Attrs, types: Types) -> DType:
+    """bool, from operands of one dtype."""
     _same(types, "biuf")
     return BOOL
 
 
 def test_float(attrs: Attrs, types: Types) -> DType:
+    """bool, from a float."""
     _same(types, "f")
     return BOOL
 
 
 def choose(attrs: Attrs, types: Types) -> DType:
+    """The one dtype of the last two operands; the first is bool or a float."""
     if types[0].dtype.kind not in "bf":
         raise DTypeError(f"a condition is bool or float (true where > 0), got {types[0].dtype.name}")
     return _same(types[1:], "biuf")
 
 
 def named_dtype(attrs: Attrs, types: Types) -> DType:
+    """The attribute `dtype`."""
     return dtype_named(attrs["dtype"])
 
 
 def named_number(attrs: Attrs, types: Types) -> DType:
+    """The attribute `dtype`, which is not bool."""
     dtype = dtype_named(attrs["dtype"])
     if dtype.kind == "b":
         raise DTypeError("expected a number dtype, got bool")
@@ -92,6 +102,7 @@ def named_number(attrs: Attrs, types: Types) -> DType:
 
 
 def reinterpreted(attrs: Attrs, types: Types) -> DType:
+    """The attribute `dtype`, of the same item size; neither is bool."""
     source, target = types[0].dtype, dtype_named(attrs["dtype"])
     if "b" in (source.kind, target.kind) or source.itemsize != target.itemsize:
         raise DTypeError(f"bitcast needs two number dtypes of one size, got {source.name} and {target.name}")
@@ -99,22 +110,26 @@ def reinterpreted(attrs: Attrs, types: Types) -> DType:
 
 
 def random_words(attrs: Attrs, types: Types) -> DType:
+    """u32, from a u32 key."""
     if types[0].dtype is not U32:
         raise DTypeError(f"a random key is u32, got {types[0].dtype.name}")
     return U32
 
 
 def index_i32(attrs: Attrs, types: Types) -> DType:
+    """i32, from a number dtype."""
     _same(types, "iuf")
     return I32
 
 
 def gathered(attrs: Attrs, types: Types) -> DType:
+    """That of the first operand; the second is an integer."""
     _same(types[1:2], "iu")
     return types[0].dtype
 
 
 def scattered(attrs: Attrs, types: Types) -> DType:
+    """The one dtype of data and updates, not bool unless the mode is `set`; indices are an integer."""
     _same(types[1:2], "iu")
     dtype = _same((types[0], types[2]), "biuf")
     if dtype.kind == "b" and attrs["mode"] != "set":
@@ -123,11 +138,13 @@ def scattered(attrs: Attrs, types: Types) -> DType:
 
 
 def sliced_at(attrs: Attrs, types: Types) -> DType:
+    """The one dtype of the operands before the last; the last is an integer."""
     _same(types[-1:], "iu")
     return _same(types[:-1], "biuf")
 
 
 def body_dtype(attrs: Attrs, types: Types) -> DType:
+    """That of the body's output."""
     return _body_type(attrs, types).dtype
 
 
@@ -135,10 +152,12 @@ def body_dtype(attrs: Attrs, types: Types) -> DType:
 
 
 def named_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """The attribute `shape`."""
     return _dims(attrs["shape"])
 
 
 def const_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """The attribute `shape`; `data` has exactly its bytes, or `blob` a 32-byte address."""
     shape = _dims(attrs["shape"])
     expected = math.prod(shape) * dtype_named(attrs["dtype"]).itemsize
     if ("data" in attrs) == ("blob" in attrs):
@@ -151,22 +170,26 @@ def const_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def iota_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """The attribute `shape`, which has the axis."""
     shape = _dims(attrs["shape"])
     _axis(attrs["axis"], len(shape))
     return shape
 
 
 def random_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """The attribute `shape`; the key has shape (2,)."""
     if types[0].shape != (2,):
         raise ShapeError(f"a random key has shape (2,), got {types[0].shape}")
     return _dims(attrs["shape"])
 
 
 def same_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of the operand."""
     return types[0].shape
 
 
 def broadcast_together(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """The operands' shapes, broadcast as numpy does."""
     shape = types[0].shape
     for other in types[1:]:
         if other.shape != shape:
@@ -175,6 +198,7 @@ def broadcast_together(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def broadcast_to(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """The attribute `shape`, to which the operand broadcasts."""
     source, target = types[0].shape, _dims(attrs["shape"])
     if _broadcast_two(source, target) != target:
         raise ShapeError(f"shape {source} does not broadcast to {target}")
@@ -182,12 +206,14 @@ def broadcast_to(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def reduced(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """Without the axes."""
     shape = types[0].shape
     gone = set(_distinct_axes(attrs["axes"], len(shape)))
     return tuple(dim for axis, dim in enumerate(shape) if axis not in gone)
 
 
 def reduced_not_empty(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """Without the axes, none of which is empty."""
     shape = types[0].shape
     result = reduced(attrs, types)
     if 0 in (shape[axis] for axis in attrs["axes"]):
@@ -196,6 +222,7 @@ def reduced_not_empty(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def one_axis_gone(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """Without the axis, which is not empty."""
     shape = types[0].shape
     axis = _axis(attrs["axis"], len(shape))
     if shape[axis] == 0:
@@ -204,6 +231,7 @@ def one_axis_gone(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def reshaped(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """The attribute `shape`, of as many elements."""
     shape = _dims(attrs["shape"])
     if math.prod(shape) != math.prod(types[0].shape):
         raise ShapeError(f"cannot reshape {types[0].shape} ({types[0].size} elements) to {shape} ({math.prod(shape)})")
@@ -211,6 +239,7 @@ def reshaped(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def transposed(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """Axis i is axis perm[i] of the operand."""
     shape = types[0].shape
     perm = attrs["perm"]
     if sorted(perm) != list(range(len(shape))):
@@ -219,6 +248,7 @@ def transposed(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def sliced(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """ceil((stop - start) / step) per axis, with 0 <= start <= stop <= dim and step >= 1."""
     shape = types[0].shape
     start, stop, step = attrs["start"], attrs["stop"], attrs["step"]
     if not len(start) == len(stop) == len(step) == len(shape):
@@ -230,6 +260,7 @@ def sliced(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def padded(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """low + dim + max(dim - 1, 0) * interior + high per axis, no width negative; the fill is a scalar."""
     shape = types[0].shape
     low, high, interior = attrs["low"], attrs["high"], attrs["interior"]
     if types[1].shape != ():
@@ -243,6 +274,7 @@ def padded(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def concatenated(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """The sum along the axis; the other dimensions are equal."""
     first = types[0].shape
     axis = _axis(attrs["axis"], len(first))
     for other in types[1:]:
@@ -253,11 +285,13 @@ def concatenated(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def reversed_axes(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of the operand."""
     _distinct_axes(attrs["axes"], len(types[0].shape))
     return types[0].shape
 
 
 def dot_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """Batch axes, then the left's free axes, then the right's; paired axes have equal dimensions."""
     left, right = types[0].shape, types[1].shape
     left_axes, right_axes = (*attrs["lhs_batch"], *attrs["lhs_contract"]), (*attrs["rhs_batch"], *attrs["rhs_contract"])
     _distinct_axes(left_axes, len(left))
@@ -274,6 +308,7 @@ def dot_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def gather_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """data[:axis] + indices[batch_dims:] + data[axis + 1:]; the first batch_dims axes of both are paired."""
     data, indices = types[0].shape, types[1].shape
     axis, batch = _axis(attrs["axis"], len(data)), attrs["batch_dims"]
     if not 0 <= batch <= min(axis, len(indices)) or data[:batch] != indices[:batch]:
@@ -284,6 +319,7 @@ def gather_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def scatter_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of data; updates have shape data[:axis] + indices + data[axis + 1:]."""
     data, indices, updates = (t.shape for t in types)
     axis = _axis(attrs["axis"], len(data))
     if attrs["mode"] not in SCATTER_MODES:
@@ -298,18 +334,21 @@ SCATTER_MODES = ("set", "add", "max", "min")
 
 
 def dynamic_slice_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """The attribute `sizes`, none larger than the operand's; one start per axis."""
     shape, sizes = types[0].shape, _dims(attrs["sizes"])
     _check_window(shape, sizes, types[1].shape)
     return sizes
 
 
 def dynamic_update_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of data; the update is no larger, with one start per axis."""
     shape, update, starts = (t.shape for t in types)
     _check_window(shape, update, starts)
     return shape
 
 
 def body_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of the body's output; the operands are of its inputs' types."""
     return _body_type(attrs, types).shape
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import AttrError, GraphError, LimitExceeded
-from .graph import WireGraph, infer
+from .graph import WireGraph, check_name, infer
 from .limits import DEFAULT, Limits
 from .types import Attrs
 
@@ -50,7 +50,7 @@ def _verify(graph: WireGraph, limits: Limits, depth: int) -> None:
         raise GraphError(f"{len(graph.outputs)} outputs have {len(graph.output_names)} names")
     _check_distinct(graph.output_names, "outputs", limits)
     _check_distinct([graph.nodes[leaf].attrs["name"] for leaf in (*graph.inputs, *graph.params)], "leaves", limits)
-    _check_text(graph.name, limits)
+    check_name(graph.name, limits)
 
 
 def _check_node(graph: WireGraph, index: int, limits: Limits, depth: int) -> None:
@@ -75,7 +75,7 @@ def _check_attr_sizes(attrs: Attrs, limits: Limits) -> None:
         raise LimitExceeded(f"{len(attrs)} attributes exceed {limits.attrs_per_node_max}")
     for value in attrs.values():
         if isinstance(value, str):
-            _check_text(value, limits)
+            check_name(value, limits)
         if isinstance(value, bytes) and len(value) > limits.inline_const_bytes_max:
             raise LimitExceeded(f"an inline constant has at most {limits.inline_const_bytes_max} bytes")
 
@@ -86,18 +86,7 @@ def _are_indices(values: Sequence[Any], bound: int) -> bool:
 
 def _check_distinct(names: Sequence[Any], what: str, limits: Limits) -> None:
     for name in names:
-        _check_text(name, limits)
+        check_name(name, limits)
     if len(set(names)) != len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])
         raise GraphError(f"two {what} are named {twice!r}")
-
-
-def _check_text(text: Any, limits: Limits) -> None:
-    if not isinstance(text, str):
-        raise GraphError(f"a name is a string, got {type(text).__name__}")
-    try:
-        size_bytes = len(text.encode())
-    except UnicodeEncodeError:
-        raise GraphError(f"the name {text!r} is not text: it holds half a surrogate pair") from None
-    if size_bytes > limits.name_bytes_max:
-        raise LimitExceeded(f"a name has at most {limits.name_bytes_max} bytes")

@@ -1,0 +1,433 @@
+"""The op table, swept: every row is documented, has a cpu kernel, and refuses what does not fit with a typed error."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wire import ops, rules
+from wire.dtypes import BOOL, DTYPES, F32, I32, U32, DType
+from wire.errors import AttrError, DTypeError, GraphError, LimitExceeded, ShapeError, UnknownOp
+from wire.graph import GraphBuilder, Node, infer
+from wire.ops import LEAVES, OPS, check_attrs, op_named, row_hash, table_hash, tolerance_for
+from wire.ops_doc import FAMILIES, OPERANDS, markdown
+from wire.types import Attrs, TensorType
+from worker.cpu.engine import KERNELS
+
+SHAPE = (2, 3)
+
+
+def body(*dtypes: DType) -> Any:
+    """A composite's body over operands of SHAPE: the first, negated."""
+    builder = GraphBuilder()
+    operands = [builder.input(str(place), SHAPE, dtype) for place, dtype in enumerate(dtypes)]
+    return builder.build([builder.add("neg", operands[0])])
+
+
+def f32(*shape: int) -> TensorType:
+    return TensorType(shape, F32)
+
+
+def i32(*shape: int) -> TensorType:
+    return TensorType(shape, I32)
+
+
+# One good use of every op: its operands' types, attributes, and the result.
+GOOD: dict[str, tuple[tuple[TensorType, ...], dict[str, Any], TensorType]] = {
+    "input": ((), {"name": "x", "shape": SHAPE, "dtype": "f32"}, f32(2, 3)),
+    "param": ((), {"name": "x", "shape": SHAPE, "dtype": "bf16"}, TensorType(SHAPE, rules.dtype_named("bf16"))),
+    "const": ((), {"shape": (2,), "dtype": "i32", "data": bytes(8)}, i32(2)),
+    "iota": ((), {"shape": SHAPE, "dtype": "i32", "axis": 1}, i32(2, 3)),
+    "random_bits": ((TensorType((2,), U32),), {"shape": SHAPE}, TensorType(SHAPE, U32)),
+    **{name: ((f32(2, 3),), {}, f32(2, 3)) for name, op in OPS.items() if op.family == "unary"},
+    **{name: ((f32(2, 1), f32(3)), {}, f32(2, 3)) for name, op in OPS.items() if op.family == "binary"},
+    "not": ((i32(2, 3),), {}, i32(2, 3)),
+    "is_nan": ((f32(2, 3),), {}, TensorType(SHAPE, BOOL)),
+    **{name: ((i32(2, 1), i32(3)), {}, i32(2, 3)) for name in ("and", "or", "xor", "shl", "shr")},
+    **{name: ((f32(2, 1), f32(3)), {}, TensorType(SHAPE, BOOL)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "select": ((TensorType((), BOOL), f32(2, 1), f32(3)), {}, f32(2, 3)),
+    "cast": ((f32(2, 3),), {"dtype": "i32"}, i32(2, 3)),
+    "bitcast": ((f32(2, 3),), {"dtype": "i32"}, i32(2, 3)),
+    **{f"reduce_{name}": ((f32(2, 3),), {"axes": (1,)}, f32(2)) for name in ("sum", "prod", "max", "min")},
+    "argmax": ((f32(2, 3),), {"axis": 0}, i32(3)),
+    "reshape": ((f32(2, 3),), {"shape": (3, 2)}, f32(3, 2)),
+    "transpose": ((f32(2, 3),), {"perm": (1, 0)}, f32(3, 2)),
+    "broadcast": ((f32(2, 1),), {"shape": (4, 2, 3)}, f32(4, 2, 3)),
+    "slice": ((f32(2, 7),), {"start": (0, 1), "stop": (2, 6), "step": (1, 2)}, f32(2, 3)),
+    "pad": ((f32(2, 3), f32()), {"low": (1, 0), "high": (0, 2), "interior": (0, 1)}, f32(3, 7)),
+    "concat": ((f32(2, 3), f32(4, 3)), {"axis": 0}, f32(6, 3)),
+    "reverse": ((f32(2, 3),), {"axes": (1,)}, f32(2, 3)),
+    "dot": ((f32(5, 2, 3), f32(5, 3, 4)),
+            {"lhs_batch": (0,), "rhs_batch": (0,), "lhs_contract": (2,), "rhs_contract": (1,)}, f32(5, 2, 4)),
+    "gather": ((f32(2, 3, 4), i32(2, 5)), {"axis": 1, "batch_dims": 1}, f32(2, 5, 4)),
+    "scatter": ((f32(2, 3), i32(5), f32(2, 5)), {"axis": 1, "mode": "add"}, f32(2, 3)),
+    "dynamic_slice": ((f32(2, 3), i32(2)), {"sizes": (1, 2)}, f32(1, 2)),
+    "dynamic_update_slice": ((f32(2, 3), f32(1, 2), i32(2)), {}, f32(2, 3)),
+    "composite": ((f32(2, 3),), {"name": "c", "body": body(F32)}, f32(2, 3)),
+}  # fmt: skip
+
+
+def inferred(op: str, types: tuple[TensorType, ...], attrs: dict[str, Any]) -> TensorType:
+    return infer(Node(op, tuple(range(len(types))), Attrs(attrs)), types)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_good_use_has_the_type_the_rules_say(op: str) -> None:
+    types, attrs, result = GOOD[op]
+    assert inferred(op, types, attrs) == result
+    assert OPS[op].flops(Attrs(attrs), types, result) >= 0
+
+
+def test_docs_are_generated_from_the_table() -> None:
+    stored = Path(__file__).parents[2] / "docs" / "ops.md"
+    assert stored.read_text() == markdown(), "run: python -m wire.ops_doc > docs/ops.md"
+
+
+def test_every_row_stands_in_the_docs() -> None:
+    text = markdown()
+    assert {op.family for op in OPS.values()} == FAMILIES.keys()
+    for op in OPS.values():
+        assert f"| `{op.name}(" in text
+        assert all(inspect.getdoc(rule) for rule in (op.shape, op.dtype)), op.name
+    assert {name: OPS[name].inputs for name in OPERANDS} == {name: len(words) for name, words in OPERANDS.items()}
+
+
+def test_every_op_has_exactly_one_cpu_row() -> None:
+    assert KERNELS.keys() == OPS.keys() - LEAVES - {"composite"}, "the engine itself places leaves and inlines bodies"
+
+
+def test_names_are_keys_and_every_rule_belongs_to_the_rules() -> None:
+    for name, op in OPS.items():
+        assert op.name == name
+        assert getattr(rules, op.shape.__name__) is op.shape
+        assert getattr(rules, op.dtype.__name__) is op.dtype
+
+
+def test_attribute_kinds_are_known_and_what_a_type_says_is_the_attribute() -> None:
+    for op, (types, attrs, _) in GOOD.items():
+        assert {kind.rstrip("?") for kind in OPS[op].attrs.values()} <= {
+            "int",
+            "ints",
+            "float",
+            "str",
+            "bytes",
+            "graph",
+        }
+        result = inferred(op, types, attrs)
+        assert attrs.get("shape", result.shape) == result.shape, "the text form relies on it"
+        assert attrs.get("dtype", result.dtype.name) == result.dtype.name
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_attributes_are_exactly_those_of_the_row(op: str) -> None:
+    _, attrs, _ = GOOD[op]
+    kinds = {"int": 1.0, "ints": [1], "float": 1, "str": b"f32", "bytes": "f32", "graph": 3}
+    wrong = [{**attrs, "surplus": 1}]
+    for name, kind in OPS[op].attrs.items():
+        wrong.append({**attrs, name: kinds[kind.rstrip("?")]})
+        wrong.append({**attrs, name: None})
+        if not kind.endswith("?"):
+            wrong.append({key: value for key, value in attrs.items() if key != name})
+        if kind == "ints":
+            wrong.extend({**attrs, name: (value,)} for value in (1.0, True, "1", 1 << 63, -(1 << 63) - 1))
+        if kind.startswith("int"):
+            wrong.extend({**attrs, name: value} for value in (True, 1 << 63))
+    for case in wrong:
+        with pytest.raises(AttrError) as caught:
+            check_attrs(OPS[op], Attrs(case))
+        assert caught.value.op == op
+
+
+def test_a_builder_names_an_attribute_that_cannot_be_hashed() -> None:
+    builder = GraphBuilder()
+    with pytest.raises(AttrError, match="axes must be ints, got list"):
+        builder.add("reduce_sum", builder.input("x", SHAPE, F32), axes=[1])
+
+
+@pytest.mark.parametrize(("name", "said"), [("\ud800", "half a surrogate pair"), ("n" * 257, "at most 256 bytes")])
+def test_a_builder_refuses_names_that_cannot_travel(name: str, said: str) -> None:
+    builder = GraphBuilder()
+    for use in (lambda: builder.param(name, (), F32), lambda: builder.build([], name=name)):
+        with pytest.raises(GraphError, match=said):
+            use()
+    with pytest.raises(GraphError, match=said):
+        builder.build([builder.input("x", (), F32)], names=[name])
+
+
+# -- dtypes -----------------------------------------------------------------------------------------------
+
+NUMBER, FLOAT, BITS, INTEGER, ANY = "iuf", "f", "biu", "iu", "biuf"
+ACCEPTED = {
+    **dict.fromkeys(("neg", "sign", "abs", "add", "mul", "max", "min", "div", "rem", "pow"), NUMBER),
+    **dict.fromkeys(("reduce_sum", "reduce_prod", "argmax", "dot"), NUMBER),
+    **dict.fromkeys(("not", "and", "or", "xor"), BITS),
+    **dict.fromkeys(("shl", "shr"), INTEGER),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "reduce_max", "reduce_min", "cast"), ANY),
+    **dict.fromkeys((name for name, op in OPS.items() if op.family == "view"), ANY),
+}
+
+
+ROLES = OPERANDS.keys() - {"dot", "atan2"}  # operands of different kinds: rows of WRONG_DTYPES
+
+
+@pytest.mark.parametrize("op", [name for name in OPS if OPS[name].inputs and name not in ROLES])
+def test_operands_have_one_dtype_of_the_kinds_the_op_takes(op: str) -> None:
+    types, attrs, _ = GOOD[op]
+    for dtype in DTYPES:
+        alike = tuple(kind._replace(dtype=dtype) for kind in types)
+        if op == "bitcast":
+            accepted = dtype.kind != "b" and dtype.itemsize == 4
+        else:
+            accepted = dtype.kind in ACCEPTED.get(op, FLOAT)
+        if accepted:
+            inferred(op, alike, attrs)
+        else:
+            with pytest.raises(DTypeError) as caught:
+                inferred(op, alike, attrs)
+            assert caught.value.op == op
+    if len(types) > 1:
+        with pytest.raises(DTypeError, match="operands must have one dtype"):
+            inferred(op, (types[0], types[1]._replace(dtype=DTYPES[-1])), attrs)
+
+
+U8 = next(dtype for dtype in DTYPES if dtype.name == "u8")
+WRONG_DTYPES = [
+    ("iota", (), {"dtype": "bool"}, "expected a number dtype"),
+    ("iota", (), {"dtype": "f33"}, "unknown dtype 'f33'"),
+    ("input", (), {"dtype": ""}, "unknown dtype ''"),
+    ("param", (), {"dtype": "float32"}, "unknown dtype"),
+    ("const", (), {"dtype": "F32"}, "unknown dtype"),
+    ("cast", (f32(2, 3),), {"dtype": "f128"}, "unknown dtype"),
+    ("bitcast", (f32(2, 3),), {"dtype": "f64"}, "two number dtypes of one size"),
+    ("bitcast", (TensorType(SHAPE, U8),), {"dtype": "bool"}, "two number dtypes of one size"),
+    ("random_bits", (i32(2),), {}, "a random key is u32"),
+    ("select", (i32(), f32(3), f32(3)), {}, "a condition is bool or float"),
+    ("select", (f32(), i32(3), f32(3)), {}, "operands must have one dtype"),
+    ("pad", (f32(2, 3), i32()), {}, "operands must have one dtype"),
+    ("concat", (f32(2, 3), i32(4, 3)), {}, "operands must have one dtype"),
+    ("gather", (f32(2, 3, 4), f32(2, 5)), {}, "expected an integer dtype, got f32"),
+    ("scatter", (f32(2, 3), f32(5), f32(2, 5)), {}, "expected an integer dtype"),
+    ("scatter", (f32(2, 3), i32(5), i32(2, 5)), {}, "operands must have one dtype"),
+    ("scatter", (TensorType(SHAPE, BOOL), i32(5), TensorType((2, 5), BOOL)), {}, "mode 'add' needs a number dtype"),
+    ("dynamic_slice", (f32(2, 3), f32(2)), {}, "expected an integer dtype"),
+    ("dynamic_update_slice", (f32(2, 3), f32(1, 2), f32(2)), {}, "expected an integer dtype"),
+    ("dynamic_update_slice", (f32(2, 3), i32(1, 2), i32(2)), {}, "operands must have one dtype"),
+]
+
+
+@pytest.mark.parametrize(("op", "types", "changes", "said"), WRONG_DTYPES)
+def test_a_wrong_dtype_is_named(op: str, types: tuple[TensorType, ...], changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(DTypeError, match=said) as caught:
+        inferred(op, types, {**GOOD[op][1], **changes})
+    assert caught.value.op == op
+
+
+# -- shapes -----------------------------------------------------------------------------------------------
+
+DOT = GOOD["dot"][1]
+SLICE = GOOD["slice"][1]
+WRONG_SHAPES: list[tuple[str, tuple[TensorType, ...], dict[str, Any], type[GraphError]]] = [
+    *[(op, (), {**GOOD[op][1], "shape": (2, -1)}, ShapeError) for op in ("input", "param", "iota")],
+    *[(op, (), {**GOOD[op][1], "shape": (2, (1 << 31) + 1)}, LimitExceeded) for op in ("input", "param", "iota")],
+    *[(op, (), {**GOOD[op][1], "shape": (1 << 31, 1 << 31)}, LimitExceeded) for op in ("input", "param", "iota")],
+    *[(op, (), {**GOOD[op][1], "shape": (1 << 31, 0, 1 << 31)}, LimitExceeded) for op in ("input", "param", "iota")],
+    *[(op, (), {**GOOD[op][1], "shape": (1,) * 9}, LimitExceeded) for op in ("input", "param", "iota")],
+    ("const", (), {"shape": (3,), "dtype": "i32", "data": bytes(8)}, ShapeError),
+    ("const", (), {"shape": (-2,), "dtype": "i32", "data": bytes(8)}, ShapeError),
+    ("const", (), {"shape": (1 << 62,), "dtype": "i32", "blob": bytes(32)}, LimitExceeded),
+    ("const", (), {"shape": (2,), "dtype": "i32"}, AttrError),
+    ("const", (), {"shape": (2,), "dtype": "i32", "data": bytes(8), "blob": bytes(32)}, AttrError),
+    ("const", (), {"shape": (2,), "dtype": "i32", "blob": bytes(31)}, AttrError),
+    ("iota", (), {"shape": (2,), "dtype": "i32", "axis": 1}, AttrError),
+    ("iota", (), {"shape": (), "dtype": "i32", "axis": 0}, AttrError),
+    ("random_bits", (TensorType((3,), U32),), {"shape": (2,)}, ShapeError),
+    ("random_bits", (TensorType((), U32),), {"shape": (2,)}, ShapeError),
+    ("random_bits", (TensorType((2,), U32),), {"shape": (-2,)}, ShapeError),
+    ("random_bits", (TensorType((2,), U32),), {"shape": (1 << 40,)}, LimitExceeded),
+    *[(op, tuple(kind._replace(shape=shape) for kind, shape in zip(GOOD[op][0], (SHAPE, (2,)), strict=True)), {},
+       ShapeError) for op in OPS if OPS[op].family == "binary"],
+    ("add", (f32(1 << 20, 1), f32(1 << 20)), {}, LimitExceeded),
+    ("select", (f32(2), f32(3), f32(3)), {}, ShapeError),
+    *[(f"reduce_{name}", (f32(2, 3),), {"axes": axes}, AttrError)
+      for name in ("sum", "prod", "max", "min") for axes in ((2,), (-1,), (0, 0), (1 << 62,))],
+    *[(f"reduce_{name}", (f32(2, 0),), {"axes": (1,)}, ShapeError) for name in ("max", "min")],
+    *[("argmax", (f32(2, 3),), {"axis": axis}, AttrError) for axis in (-1, 2, 1 << 62)],
+    ("argmax", (f32(2, 0),), {"axis": 1}, ShapeError),
+    ("argmax", (f32(),), {"axis": 0}, AttrError),
+    ("reshape", (f32(2, 3),), {"shape": (7,)}, ShapeError),
+    ("reshape", (f32(2, 3),), {"shape": (-2, -3)}, ShapeError),
+    ("reshape", (f32(0,),), {"shape": (0, 1 << 40)}, LimitExceeded),
+    *[("transpose", (f32(2, 3),), {"perm": perm}, AttrError) for perm in ((0,), (0, 0), (0, 2), (1, 0, 2), (-1, 0))],
+    ("broadcast", (f32(2, 3),), {"shape": (3,)}, ShapeError),
+    ("broadcast", (f32(2, 3),), {"shape": (2, 1)}, ShapeError),
+    ("broadcast", (f32(2, 1),), {"shape": (2, -1)}, ShapeError),
+    ("broadcast", (f32(2, 1),), {"shape": (1 << 30, 2, 100)}, LimitExceeded),
+    ("slice", (f32(2, 7),), {**SLICE, "start": (0,)}, AttrError),
+    ("slice", (f32(2, 7),), {**SLICE, "stop": (2, 8)}, ShapeError),
+    ("slice", (f32(2, 7),), {**SLICE, "start": (0, -1)}, ShapeError),
+    ("slice", (f32(2, 7),), {**SLICE, "start": (0, 7)}, ShapeError),
+    ("slice", (f32(2, 7),), {**SLICE, "step": (1, 0)}, ShapeError),
+    ("pad", (f32(2, 3), f32(1)), GOOD["pad"][1], ShapeError),
+    ("pad", (f32(2, 3), f32()), {**GOOD["pad"][1], "low": (1,)}, AttrError),
+    ("pad", (f32(2, 3), f32()), {**GOOD["pad"][1], "high": (0, -1)}, AttrError),
+    ("pad", (f32(2, 3), f32()), {**GOOD["pad"][1], "interior": (1 << 62, 0)}, LimitExceeded),
+    ("concat", (f32(2, 3), f32(2, 4)), {"axis": 0}, ShapeError),
+    ("concat", (f32(2, 3), f32(2)), {"axis": 0}, ShapeError),
+    ("concat", (f32(2, 3),), {"axis": 2}, AttrError),
+    ("concat", (f32(),), {"axis": 0}, AttrError),
+    ("concat", (), {"axis": 0}, LimitExceeded),
+    ("concat", (f32(2, 3),) * 4097, {"axis": 0}, LimitExceeded),
+    ("reverse", (f32(2, 3),), {"axes": (2,)}, AttrError),
+    ("reverse", (f32(2, 3),), {"axes": (1, 1)}, AttrError),
+    ("dot", (f32(5, 2, 3), f32(5, 4, 4)), DOT, ShapeError),
+    ("dot", (f32(5, 2, 3), f32(6, 3, 4)), DOT, ShapeError),
+    ("dot", (f32(5, 2, 3), f32(3,)), DOT, AttrError),
+    ("dot", (f32(5, 2, 3), f32(5, 3, 4)), {**DOT, "lhs_contract": ()}, AttrError),
+    ("dot", (f32(5, 2, 3), f32(5, 3, 4)), {**DOT, "lhs_contract": (0,)}, AttrError),
+    ("dot", (f32(5, 2, 3), f32(5, 3, 4)), {**DOT, "lhs_batch": (), "lhs_contract": (0, 2)}, AttrError),
+    ("dot", (f32(1 << 20, 1), f32(1, 1 << 20)), {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (1,),
+                                                 "rhs_contract": (0,)}, LimitExceeded),
+    ("gather", (f32(2, 3), i32(2, 5)), {"axis": 2, "batch_dims": 0}, AttrError),
+    ("gather", (f32(2, 3), i32(2, 5)), {"axis": 0, "batch_dims": 1}, ShapeError),
+    ("gather", (f32(2, 3), i32(4, 5)), {"axis": 1, "batch_dims": 1}, ShapeError),
+    ("gather", (f32(2, 3), i32(2, 5)), {"axis": 1, "batch_dims": -1}, ShapeError),
+    ("gather", (f32(2, 0), i32(5)), {"axis": 1, "batch_dims": 0}, ShapeError),
+    ("gather", (f32(1 << 20, 1 << 10), i32(1 << 30)), {"axis": 0, "batch_dims": 0}, LimitExceeded),
+    ("scatter", (f32(2, 3), i32(5), f32(2, 4)), {"axis": 1, "mode": "add"}, ShapeError),
+    ("scatter", (f32(2, 3), i32(5), f32(2, 5)), {"axis": 1, "mode": "mul"}, AttrError),
+    ("scatter", (f32(2, 3), i32(5), f32(2, 5)), {"axis": 2, "mode": "add"}, AttrError),
+    ("dynamic_slice", (f32(2, 3), i32(2)), {"sizes": (1, 4)}, ShapeError),
+    ("dynamic_slice", (f32(2, 3), i32(2)), {"sizes": (1, -1)}, ShapeError),
+    ("dynamic_slice", (f32(2, 3), i32(2)), {"sizes": (1,)}, ShapeError),
+    ("dynamic_slice", (f32(2, 3), i32(3)), {"sizes": (1, 1)}, ShapeError),
+    ("dynamic_slice", (f32(2, 3), i32()), {"sizes": (1, 1)}, ShapeError),
+    ("dynamic_update_slice", (f32(2, 3), f32(1, 4), i32(2)), {}, ShapeError),
+    ("dynamic_update_slice", (f32(2, 3), f32(1), i32(2)), {}, ShapeError),
+    ("dynamic_update_slice", (f32(2, 3), f32(1, 2), i32(1)), {}, ShapeError),
+    ("composite", (f32(3, 2),), {"name": "c", "body": body(F32)}, ShapeError),
+    ("composite", (i32(2, 3),), {"name": "c", "body": body(F32)}, ShapeError),
+    ("composite", (f32(2, 3),) * 2, {"name": "c", "body": body(F32)}, ShapeError),
+    ("composite", (), {"name": "c", "body": body(F32)}, ShapeError),
+    ("composite", (f32(2, 3),), {"name": "c", "body": replace(body(F32), outputs=(), output_names=())}, AttrError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "types", "attrs", "error"), WRONG_SHAPES)
+def test_a_wrong_shape_or_axis_is_named(
+    op: str, types: tuple[TensorType, ...], attrs: dict[str, Any], error: type[GraphError]
+) -> None:
+    with pytest.raises(error) as caught:
+        inferred(op, types, attrs)
+    assert (type(caught.value), caught.value.op) == (error, op)
+
+
+def test_every_op_that_could_be_misshapen_is_swept() -> None:
+    swept = {row[0] for row in WRONG_SHAPES}
+    assert OPS.keys() - swept == {name for name, op in OPS.items() if op.shape is rules.same_shape}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_wrong_number_of_operands_is_named(op: str) -> None:
+    types, attrs, _ = GOOD[op]
+    wrong = [types[:-1], (*types, f32())] if types else [(f32(),)]
+    for case in wrong if OPS[op].inputs is not None else []:
+        with pytest.raises(GraphError, match=f"{op} takes {len(types)} inputs, got {len(case)}"):
+            inferred(op, case, attrs)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_whatever_stands_in_types_and_attributes_only_graph_errors_come_out(op: str) -> None:
+    types, attrs, _ = GOOD[op]
+    rng = random.Random(op)
+    dims = (0, 1, 2, 3, 1 << 31, 1 << 62, -1)
+    numbers = (*dims, 5, -(1 << 63), (1 << 63) - 1)
+    refused = 0
+    for _ in range(400):
+        strange = [
+            TensorType(tuple(rng.choice(dims[:5]) for _ in range(rng.randrange(9))), rng.choice(DTYPES))
+            if rng.random() < 0.4 else kind
+            for kind in types
+        ]  # fmt: skip
+        changed = {name: _strange(OPS[op].attrs[name], value, numbers, rng) for name, value in attrs.items()}
+        try:
+            result = inferred(op, tuple(strange), changed)
+        except GraphError:
+            refused += 1
+        else:
+            assert 0 <= result.size_bytes <= 1 << 36
+            assert all(0 <= dim <= 1 << 31 for dim in result.shape)
+    assert refused or op == "cast"
+
+
+def _strange(kind: str, value: Any, numbers: tuple[int, ...], rng: random.Random) -> Any:
+    if rng.random() < 0.5:
+        return value
+    match kind.rstrip("?"):
+        case "int":
+            return rng.choice(numbers)
+        case "ints":
+            return tuple(rng.choice(numbers) for _ in range(rng.choice((len(value), rng.randrange(10)))))
+        case "str":
+            return rng.choice(("f32", "bool", "u64", "set", "", "\x00"))
+        case "bytes":
+            return bytes(rng.randrange(40))
+    return value
+
+
+# -- agreement --------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_op_says_what_to_do() -> None:
+    with pytest.raises(UnknownOp, match="Upgrade the older node"):
+        op_named("frobnicate")
+
+
+def test_row_hashes_differ_and_follow_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = {name: row_hash(name) for name in OPS}
+    assert len(set(hashes.values())) == len(OPS)
+    assert {len(each) for each in hashes.values()} == {8}
+    before = table_hash()
+    for changed in (
+        replace(OPS["add"], version=2),
+        replace(OPS["add"], inputs=3),
+        replace(OPS["add"], attrs={"axis": "int?"}),
+        replace(OPS["add"], shape=rules.same_shape),
+        replace(OPS["add"], dtype=rules.floating),
+    ):
+        monkeypatch.setitem(ops.OPS, "add", changed)
+        row_hash.cache_clear(), table_hash.cache_clear()
+        assert row_hash("add") != hashes["add"]
+        assert row_hash("mul") == hashes["mul"]
+        assert table_hash() != before
+    monkeypatch.undo()
+    row_hash.cache_clear(), table_hash.cache_clear()
+    assert (row_hash("add"), table_hash()) == (hashes["add"], before)
+
+
+def test_row_hashes_are_the_released_ones() -> None:
+    """A changed hash means that older nodes no longer exchange this op: raise its version on purpose, then this."""
+    assert {name: row_hash(name).hex() for name in ("add", "dot", "composite", "const")} == RELEASED
+
+
+RELEASED = {
+    "add": "a5ed1bccf078cf75",
+    "composite": "e3c390e67eb49653",
+    "const": "162dfbbb4aea5ae6",
+    "dot": "4914562dd4ef672b",
+}
+
+
+def test_tolerances_widen_with_the_dtype_and_integers_are_exact() -> None:
+    for name in OPS:
+        for dtype in DTYPES:
+            found, base = tolerance_for(name, dtype), OPS[name].tolerance
+            if dtype.kind != "f" or base == ops.EXACT:
+                assert found == ops.EXACT
+            else:
+                assert found.rtol >= base.rtol and found.atol >= base.atol
+                assert dtype.name not in ("f16", "bf16") or found.rtol >= 1e-3
