@@ -1,0 +1,142 @@
+"""One suite that every engine passes: all cases of the op table, within the table's tolerances of the cpu engine.
+
+The wgsl engine runs it with its adapter's limits and with the limits lowered to what WebGPU guarantees, as another,
+smaller device would have them.  To add an engine, add a row to ENGINES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.adapter import needs_adapter
+from support.compare import assert_close, magnitude_of
+from support.op_cases import ROWS, Case, cases
+
+from wire.errors import GraphError, Unsupported
+from wire.graph import WireGraph
+from wire.ops import OPS
+from worker.cpu import CpuEngine, evaluate
+from worker.engine import Engine
+from worker.wgsl.profile import WEBGPU_MINIMUM
+
+EVERY_DTYPE = {"bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64"}
+EVERY_OP = (*ROWS, "composite")
+
+
+def _wgsl(folder: Path, limits: Any = None) -> Engine:
+    from worker.wgsl.engine import WgslEngine
+
+    return WgslEngine(0, folder, limits_override=limits)
+
+
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "cpu": lambda folder: CpuEngine(),
+    "wgsl": _wgsl,
+    "wgsl-minimum": lambda folder: _wgsl(folder, WEBGPU_MINIMUM),
+}
+MARKED = [name if name == "cpu" else pytest.param(name, marks=needs_adapter) for name in ENGINES]
+WGSL = [name for name in MARKED if name != "cpu"]
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    opened = ENGINES[request.param](tmp_path_factory.mktemp("kernels"))
+    yield opened
+    opened.close()
+
+
+def supports(engine: Engine, graph: WireGraph) -> bool:
+    """Whether the engine says at join that it computes every op of the graph in its dtypes."""
+    for node, kind in zip(graph.nodes, graph.types, strict=True):
+        known = engine.info.dtypes_by_op.get(node.op, ())
+        if any(dtype.name not in known for dtype in (kind.dtype, *(graph.types[i].dtype for i in node.inputs))):
+            return False
+        if node.op == "composite" and not supports(engine, node.attrs["body"]):
+            return False
+    return True
+
+
+@cache
+def expected(case_id: str) -> tuple[list[Any], list[Any]]:
+    """What the cpu engine gives for a case, and the magnitudes."""
+    case = next(case for case in cases(_op_of(case_id)) if case.id == case_id)
+    return evaluate(case.graph, case.inputs), magnitude_of(case)
+
+
+def _op_of(case_id: str) -> str:
+    family = case_id.partition("/")[0]
+    return "composite" if family == "program" else family
+
+
+def check(engine: Engine, case: Case) -> None:
+    """AssertionError unless the engine gives what the cpu engine does, twice the same, and leaves its inputs alone."""
+    arguments = [array.copy() for array in case.arguments]
+    executable = engine.compile(case.graph)
+    outputs = engine.run(executable, arguments)
+    wanted, magnitudes = expected(case.id)
+    kinds = case.graph.output_types.values()
+    for actual, right, kind, magnitude in zip(outputs, wanted, kinds, magnitudes, strict=True):
+        assert_close(actual, right, case.op, kind.dtype, magnitude)
+    for given, original in zip(arguments, case.arguments, strict=True):
+        assert given.tobytes() == original.tobytes(), "an input was written to"
+    for output in outputs:
+        assert not any(np.may_share_memory(output, given) for given in arguments), "an output aliases an input"
+    again = engine.run(executable, arguments)
+    assert [a.tobytes() for a in again] == [a.tobytes() for a in outputs], "a second run gives other bits"
+
+
+@pytest.mark.parametrize("engine", MARKED, indirect=True)
+@pytest.mark.parametrize("op", EVERY_OP)
+def test_engine_agrees_with_cpu(engine: Engine, op: str) -> None:
+    supported = [case for case in cases(op) if supports(engine, case.graph)]
+    assert supported, f"no case of {op} runs on {engine.info.engine}"
+    wrong = []
+    for case in supported:
+        try:
+            check(engine, case)
+        except (AssertionError, GraphError, Unsupported) as error:
+            wrong.append(f"{case.id}: {error}")
+    assert not wrong, f"{len(wrong)} of {len(supported)} cases:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("engine", MARKED, indirect=True)
+def test_resident_tensors_stand_for_inputs(engine: Engine) -> None:
+    for case in cases("composite"):
+        if supports(engine, case.graph):
+            handles = [engine.load(array) for array in case.arguments]
+            found = engine.run(engine.compile(case.graph), handles)
+            for handle in handles:
+                engine.unload(handle)
+            plain = engine.run(engine.compile(case.graph), case.arguments)
+            assert [a.tobytes() for a in found] == [a.tobytes() for a in plain], case.id
+
+
+@pytest.mark.parametrize("engine", MARKED, indirect=True)
+def test_declared_dtypes(engine: Engine) -> None:
+    """Exactly these: what WGSL has no type for, the planner places on the cpu engine of the same machine."""
+    if engine.info.engine == "cpu":
+        allowed: list[set[str]] = [EVERY_DTYPE]
+    else:
+        core = {"f32", "i32", "u32", "bool"}
+        allowed = [core, core | {"f16"}]
+    assert set(engine.info.dtypes_by_op) == set(OPS)
+    assert all(set(dtypes) in allowed for dtypes in engine.info.dtypes_by_op.values())
+    assert len({frozenset(dtypes) for dtypes in engine.info.dtypes_by_op.values()}) == 1
+
+
+@pytest.mark.parametrize("engine", WGSL, indirect=True)
+@pytest.mark.parametrize("op", EVERY_OP)
+def test_what_is_not_declared_is_refused_by_name(engine: Engine, op: str) -> None:
+    declined: dict[Any, Case] = {}
+    for case in cases(op):
+        if not supports(engine, case.graph):
+            declined.setdefault(case.dtype, case)
+    for case in declined.values():
+        with pytest.raises(Unsupported) as caught:
+            engine.compile(case.graph)
+        assert caught.value.op in OPS, case.id
