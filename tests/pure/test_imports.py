@@ -1,0 +1,168 @@
+"""Who may import whom, as tables, checked against every import statement of the packages.
+
+It reads source text and runs none of it.  To allow something new, add a row here and say why.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support.source import PACKAGES, Import, SourceFile, source_files
+
+# package -> the other packages of ours that it may import
+BELOW = {
+    "wire": frozenset[str](),
+    "worker": frozenset({"wire"}),
+    "coordinator": frozenset({"wire"}),
+    "mesh": frozenset({"wire"}),
+}
+
+# The composition root: the files that make the parts of a program and connect them, and what each may reach.
+ROOT = {
+    "mesh/commands/serve.py": {"coordinator"},
+    "mesh/commands/worker.py": {"worker"},
+    "mesh/connect.py": {"coordinator"},
+    "mesh/demo/show.py": {"worker"},  # to list this machine's adapters
+    "mesh/embedded.py": {"coordinator"},
+    "mesh/inprocess.py": {"worker"},  # the cpu engine, for programs without a mesh
+    "mesh/joining.py": {"coordinator"},
+}
+
+# third-party library -> its door files
+DOORS = {
+    "aiohttp": {"wire/transport.py"},
+    "ml_dtypes": {"wire/dtypes.py", "mesh/numpy/dtypes.py"},
+    "msgpack": {"wire/codec.py"},
+    "msgspec": {"wire/messages.py", "wire/frames.py", "worker/host_messages.py"},
+    "platformdirs": {"worker/config.py", "mesh/demo/show.py"},
+    "psutil": {"worker/cpu/engine.py"},
+    "rich": {"mesh/commands/tables.py", "mesh/demo/show.py"},
+    "safetensors": {"wire/file.py"},
+    "threadpoolctl": {"worker/cpu/process.py"},
+    "tokenizers": {"mesh/demo/minilm.py"},
+    "wgpu": {"worker/wgsl/device.py"},
+    "zeroconf": {"wire/discovery.py"},
+}
+EVERYWHERE = {"numpy"}
+
+# Files that decide and do not act: time, chance, identity and the world arrive as arguments.
+PURE = (
+    "coordinator/cost.py",
+    "coordinator/dispatch.py",
+    "coordinator/health.py",
+    "coordinator/jobs.py",
+    "coordinator/partition.py",
+    "coordinator/plan.py",
+    "coordinator/planner.py",
+    "coordinator/profile.py",
+    "coordinator/program.py",
+    "coordinator/report.py",
+    "coordinator/state.py",
+    "wire/codec.py",
+    "wire/dtypes.py",
+    "wire/errors.py",
+    "wire/flow.py",
+    "wire/frames.py",
+    "wire/graph.py",
+    "wire/limits.py",
+    "wire/messages.py",
+    "wire/ops.py",
+    "wire/pairing.py",
+    "wire/protocol.py",
+    "wire/rules.py",
+    "wire/simplify.py",
+    "wire/text.py",
+    "wire/types.py",
+    "wire/verify.py",
+    "wire/versions.py",
+    "worker/events.py",
+    "worker/fetches.py",
+    "worker/holding.py",
+    "worker/plans.py",
+    "worker/state.py",
+    "worker/wgsl/canonicalise.py",
+    "worker/wgsl/elements.py",
+    "worker/wgsl/emit.py",
+    "worker/wgsl/expressions.py",
+    "worker/wgsl/fuse.py",
+    "worker/wgsl/kernel_ir.py",
+    "worker/wgsl/legalise.py",
+    "worker/wgsl/lower.py",
+    "worker/wgsl/memory.py",
+    "worker/wgsl/polyfills.py",
+    "worker/wgsl/profile.py",
+    "worker/wgsl/program.py",
+)
+IMPURE = {
+    "asyncio", "ctypes", "datetime", "getpass", "mmap", "multiprocessing", "os", "platform", "random", "secrets",
+    "select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid",
+}  # fmt: skip
+# A pure file may ask the interpreter one thing that is the same on every machine of a mesh.
+ALLOWED_IN_PURE = {("wire/codec.py", "sys")}  # sys.byteorder: bytes on the wire are little-endian
+
+FILES = source_files()
+BY_PATH = {file.path: file for file in FILES}
+
+
+def imports() -> Iterator[tuple[SourceFile, Import]]:
+    for file in FILES:
+        for found in file.imports:
+            yield file, found
+
+
+def test_packages_import_one_way() -> None:
+    wrong = [
+        f"{file.path}:{found.line} imports {found.module}"
+        for file, found in imports()
+        if found.top in PACKAGES
+        and found.top != file.package
+        and found.top not in BELOW[file.package]
+        and found.top not in ROOT.get(file.path, set())
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_row_of_the_composition_root_is_used() -> None:
+    reached = {path: {found.top for found in BY_PATH[path].imports} for path in ROOT}
+    assert {path: reached[path] & {"worker", "coordinator"} for path in ROOT} == ROOT
+
+
+def test_a_package_names_its_own_modules_relatively() -> None:
+    wrong = [
+        f"{file.path}:{found.line} imports {found.module}"
+        for file, found in imports()
+        if found.written_absolute and found.top == file.package
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_libraries_enter_by_their_doors() -> None:
+    seen: dict[str, set[str]] = {}
+    for file, found in imports():
+        if found.top not in sys.stdlib_module_names and found.top not in {*PACKAGES, *EVERYWHERE}:
+            seen.setdefault(found.top, set()).add(file.path)
+    assert seen == DOORS
+
+
+@pytest.mark.parametrize("path", PURE)
+def test_pure_files_reach_for_nothing(path: str) -> None:
+    file = BY_PATH[path]
+    wrong = [
+        f"{path}:{found.line} imports {found.module}"
+        for found in file.imports
+        if found.top in IMPURE and (path, found.top) not in ALLOWED_IN_PURE
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pure_files_lean_on_pure_files_only() -> None:
+    """A pure file may use the shells' types in annotations, and nothing of theirs at run time."""
+    wrong = []
+    for path in PURE:
+        for found in BY_PATH[path].imports:
+            for target in found.files(BY_PATH):
+                if target not in PURE and not found.for_types and not found.deferred:
+                    wrong.append(f"{path}:{found.line} imports {target}")
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,80 @@
+"""The project's own source as data: every file of the four packages with its imports, read and never run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("mesh", "wire", "coordinator", "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported module, by its absolute name; `names` are what a from-import takes out of it."""
+
+    module: str
+    names: tuple[str, ...]
+    line: int
+    written_absolute: bool
+    for_types: bool  # under `if TYPE_CHECKING`
+    deferred: bool  # inside a function
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
+    def files(self, known: Mapping[str, object]) -> list[str]:
+        """Which of the `known` paths it loads: the module, or the submodules it takes out of a package."""
+        base = self.module.replace(".", "/")
+        found = [path for name in self.names if (path := f"{base}/{name}.py") in known]
+        return found + [path for path in (f"{base}.py",) if path in known]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One Python file; `path` is relative to the repository's root, with forward slashes."""
+
+    path: str
+    text: str
+
+    @property
+    def package(self) -> str:
+        return self.path.partition("/")[0]
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        return tuple(self._imports(self.tree, for_types=False, deferred=False))
+
+    def _imports(self, node: ast.AST, for_types: bool, deferred: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(alias.name, (), child.lineno, True, for_types, deferred)
+            elif isinstance(child, ast.ImportFrom):
+                names = tuple(alias.name for alias in child.names)
+                yield Import(self._absolute(child), names, child.lineno, child.level == 0, for_types, deferred)
+            else:
+                typed = isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")
+                inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                yield from self._imports(child, for_types or typed, deferred or inside)
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if node.level == 0:
+            return node.module or ""
+        folder = self.path.split("/")[: -node.level]
+        return ".".join([*folder, *([node.module] if node.module else [])])
+
+
+@cache
+def source_files(*folders: str) -> tuple[SourceFile, ...]:
+    """Every Python file below `folders` (default: the four packages), by path."""
+    paths = sorted(path for folder in folders or PACKAGES for path in (ROOT / folder).rglob("*.py"))
+    return tuple(SourceFile(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
