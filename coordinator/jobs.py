@@ -3,7 +3,9 @@
 Pure: `now` is Unix time in seconds, ids are given.  It does not know how a job runs; `service.py` starts what
 `startable` names and reports back.
 
-    queued --> running --> done | failed | cancelled        (kept `keep_s`, then forgotten)
+    arriving --> queued --> running --> done | failed | cancelled        (kept `keep_s`, then forgotten)
+
+A job that arrives still needs its client: values are on their way.  From queued on it does not.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class Job:
     client: str
     detached: bool
     created_s: float
-    work: Any  # what service.py needs to run it; freed at the end
-    state: str = "queued"
+    work: Any = None  # what service.py needs to run it, once that has arrived; freed at the end
+    state: str = "arriving"
     ended_s: float = 0.0
     outputs: Any = None
     report: str = ""
@@ -51,12 +53,20 @@ class JobTable:
         self._jobs: dict[str, Job] = {}
 
     def submit(self, job: Job) -> None:
-        """Accept a job; Busy if this client has too many waiting."""
-        waiting = sum(other.state == "queued" and other.client == job.client for other in self._jobs.values())
+        """Take a job in; Busy if this client has too many waiting."""
+        mine = (other for other in self._jobs.values() if other.client == job.client)
+        waiting = sum(other.state in ("arriving", "queued") for other in mine)
         if waiting >= self.limits.queued_per_client_max:
             raise Busy(f"{waiting} jobs of this client are waiting already", next_step="Wait for some, or cancel them")
         self._jobs[job.job] = job
-        self.tell(job.job, job.created_s, "queued")
+        self.tell(job.job, job.created_s, "submitted")
+
+    def arrived(self, job: str, now: float, work: Any) -> None:
+        """Everything the job needs is here; nothing happens if it was cancelled meanwhile."""
+        found = self.get(job)
+        if found.state == "arriving":
+            found.state, found.work = "queued", work
+            self.tell(job, now, "queued")
 
     def get(self, job: str) -> Job:
         """The job; InputError if there is none of that id (never was, or forgotten)."""

@@ -50,11 +50,10 @@ from .runtime import Coordinator
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Work:
-    """A submitted job's graph and values, as they came."""
+    """What a job computes, all of it in this process."""
 
-    link: Link
-    graph: WireGraph
-    message: SubmitJob
+    program: Program
+    inputs: dict[str, NDArray[Any]]
 
 
 class JobService:
@@ -87,12 +86,17 @@ class JobService:
 
     async def _submit(self, link: Link, body: SubmitJob) -> JobAccepted:
         graph = decode_graph(body.graph)
-        job = Job(
-            secrets.token_hex(6), body.name, link.peer.node_id, body.detach, time.time(), _Work(link, graph, body)
-        )
+        job = Job(secrets.token_hex(6), body.name, link.peer.node_id, body.detach, time.time())
         self._forget_old()
         self._table.submit(job)
         self._ended[job.job] = asyncio.Event()
+        try:  # a job is accepted when it no longer needs its client
+            self._table.arrived(job.job, time.time(), await self._receive(job, link, graph, body))
+        except BaseException as error:
+            known = error if isinstance(error, MeshError) else Cancelled("the client went away")
+            self._table.ended(job.job, time.time(), error=known)
+            self._ended[job.job].set()
+            raise
         self._start_waiting()
         return JobAccepted(job.job)
 
@@ -139,10 +143,9 @@ class JobService:
         outputs: tuple[NamedValue, ...] = ()
         report = ""
         try:
-            program, inputs = await self._prepare(job, work)
-            arrays, told = await self._coordinator.call(program, inputs)
+            arrays, told = await self._coordinator.call(work.program, work.inputs)
             report = json.dumps(dataclasses.asdict(told))
-            names = zip(work.graph.output_names, arrays, strict=True)
+            names = zip(work.program.graph.output_names, arrays, strict=True)
             outputs = tuple([await self._held_value(job.job, name, array) for name, array in names])
         except asyncio.CancelledError:
             error = Cancelled("the job was cancelled")
@@ -150,11 +153,10 @@ class JobService:
             error = failure
         self._table.ended(job.job, time.time(), outputs, report, error)
 
-    async def _prepare(self, job: Job, work: _Work) -> tuple[Program, dict[str, NDArray[Any]]]:
+    async def _receive(self, job: Job, link: Link, graph: WireGraph, body: SubmitJob) -> _Work:
         """The program and inputs of a job, everything fetched from the client and checked against the graph."""
-        graph = work.graph
-        inputs = await self._values(work, work.message.inputs, graph.input_types)
-        params = await self._values(work, work.message.params, graph.param_types)
+        inputs = await self._values(link, body.inputs, graph.input_types)
+        params = await self._values(link, body.params, graph.param_types)
         bindings = {}
         for name, array in params.items():
             address = await self._hold(job.job, array)
@@ -162,13 +164,13 @@ class JobService:
         for node in graph.nodes:
             if node.op == "const" and "blob" in node.attrs:
                 kind = TensorType(node.attrs["shape"], dtype_named(node.attrs["dtype"]))
-                data = await self._coordinator.blobs.fetch(work.link, node.attrs["blob"], kind.size_bytes)
+                data = await self._coordinator.blobs.fetch(link, node.attrs["blob"], kind.size_bytes)
                 self._coordinator.hold(node.attrs["blob"], tensor_from(data, kind))
                 self._held.setdefault(job.job, []).append(node.attrs["blob"])
-        return Program(graph, bindings, work.message.strategy), inputs
+        return _Work(Program(graph, bindings, body.strategy), inputs)
 
     async def _values(
-        self, work: _Work, values: tuple[NamedValue, ...], kinds: Mapping[str, TensorType]
+        self, link: Link, values: tuple[NamedValue, ...], kinds: Mapping[str, TensorType]
     ) -> dict[str, NDArray[Any]]:
         given = {value.name: value for value in values}
         for name in given.keys() - kinds.keys():
@@ -179,7 +181,7 @@ class JobService:
             value = given[name]
             if (value.shape, value.dtype) != (kind.shape, kind.dtype.name):
                 raise InputError(f"the input {name!r} is {value.dtype}{list(value.shape)}, expected {kind}")
-        fetches = [self._coordinator.blobs.fetch_named(work.link, given[name]) for name in kinds]
+        fetches = [self._coordinator.blobs.fetch_named(link, given[name]) for name in kinds]
         return dict(zip(kinds, await asyncio.gather(*fetches), strict=True))
 
     async def _hold(self, job: str, array: NDArray[Any]) -> bytes:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.codec import hash_bytes
-from wire.errors import BlobError, BlobMissing
+from wire.errors import BlobError, BlobMissing, ConfigError
 from wire.exchange import off_loop
 from wire.limits import GIB
 
@@ -139,7 +139,12 @@ class BlobStore:
 
     def _load_index(self, folder: _Folder) -> None:
         """Take over what an earlier process left; half-written files go."""
-        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the folder {folder.path}", cause=str(error), next_step="Name another with --cache-dir"
+            ) from None
         found = []
         with os.scandir(folder.path) as listing:
             for item in listing:

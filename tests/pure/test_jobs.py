@@ -13,7 +13,8 @@ LIMITS = JobLimits(queued_per_client_max=3, running_max=2, kept_max=2, keep_s=10
 def table(*jobs: str, client: str = "c", detached: bool = False) -> JobTable:
     made = JobTable(LIMITS)
     for job in jobs:
-        made.submit(Job(job, "", client, detached, 0.0, work="work"))
+        made.submit(Job(job, "", client, detached, 0.0))
+        made.arrived(job, 0.0, "work")
     return made
 
 
@@ -32,11 +33,23 @@ def test_jobs_start_in_order_up_to_the_limit() -> None:
     assert names(jobs.startable()) == ["c"]
 
 
+def test_a_job_whose_values_are_still_on_their_way_does_not_start() -> None:
+    jobs = JobTable(LIMITS)
+    jobs.submit(Job("a", "", "c", True, 0.0))
+    assert jobs.startable() == []
+    jobs.arrived("a", 1.0, "work")
+    assert names(jobs.startable()) == ["a"]
+    jobs.submit(Job("b", "", "c", True, 0.0))
+    jobs.ended("b", 2.0, error=Cancelled("stop"))
+    jobs.arrived("b", 3.0, "work")
+    assert (jobs.get("b").state, names(jobs.startable())) == ("cancelled", ["a"])
+
+
 def test_a_client_with_too_many_waiting_is_told_so() -> None:
     jobs = table("a", "b", "c")
     with pytest.raises(Busy, match="3 jobs of this client"):
-        jobs.submit(Job("d", "", "c", False, 0.0, None))
-    jobs.submit(Job("e", "", "another", False, 0.0, None))
+        jobs.submit(Job("d", "", "c", False, 0.0))
+    jobs.submit(Job("e", "", "another", False, 0.0))
 
 
 def test_an_end_is_final_and_frees_the_work() -> None:
@@ -59,7 +72,8 @@ def test_a_failure_is_reported_with_its_error_and_log() -> None:
         "execute_failed",
         "w1",
     )
-    assert [line.split(" ", 1)[1] for line in report.log] == ["queued", "running", "failed: out of luck [worker w1]"]
+    told = [line.split(" ", 1)[1] for line in report.log]
+    assert told == ["submitted", "queued", "running", "failed: out of luck [worker w1]"]
 
 
 def test_a_client_that_leaves_takes_its_attached_jobs_along() -> None:

@@ -1,0 +1,274 @@
+"""mesh-coord and mesh-worker as people type them: a coordinator, two workers, jobs, mistakes, and the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.commands import Daemon, command, daemon, environment, run
+
+import mesh.numpy as mnp
+from mesh import trace
+from mesh.commands import exit_codes
+
+X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
+W = np.linspace(0, 1, 24, dtype=np.float32).reshape(8, 3)
+
+
+@dataclass(slots=True)
+class Served:
+    folder: Path
+    env: dict[str, str]
+    coordinator: Daemon
+    workers: list[Daemon]
+
+    def ask(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return run("coord", *arguments, env={**self.env, **env}, cwd=self.folder)
+
+    def submit(self, *more: str) -> subprocess.CompletedProcess[str]:
+        return self.ask("submit", "g.wire", "--input", "x=x.npy", "--input", "w=w.npy", *more)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    env = environment(folder, MESH_NAME="commands")
+    graph = trace(lambda x, w: {"y": mnp.tanh(x @ w), "total": mnp.sum(x)}, X, W)
+    graph.save(folder / "g.wire")
+    np.save(folder / "x.npy", X)
+    np.save(folder / "w.npy", W)
+    serve = ("coord", "serve", "--port", "0", "--no-mdns")
+    with daemon(*serve, env=env, log=folder / "coord.log") as coordinator:
+        env["MESH_ADDRESS"] = coordinator.address
+        arguments = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
+        with (
+            daemon(*arguments, "--name", "one", env=env, log=folder / "one.log") as one,
+            daemon(*arguments, "--name", "two", env=env, log=folder / "two.log") as two,
+        ):
+            found = Served(folder, env, coordinator, [one, two])
+            wait_for(lambda: len(json.loads(found.ask("nodes", "--json").stdout)) == 2)
+            yield found
+
+
+def wait_for(holds: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.1)
+
+
+# -- asking
+
+
+def test_nodes_are_shown_as_a_table_and_as_json(served: Served) -> None:
+    table = served.ask("nodes")
+    assert table.returncode == exit_codes.OK, table.stderr
+    assert [line.split()[:3] for line in table.stdout.splitlines()] == [
+        ["name", "state", "engine"],
+        ["one", "healthy", "cpu"],
+        ["two", "healthy", "cpu"],
+    ]
+    rows = json.loads(served.ask("nodes", "--json").stdout)
+    assert {row["name"]: row["pid"] for row in rows} == {row.ready["name"]: row.process.pid for row in served.workers}
+    assert all(row["devices"][0]["gflops"] > 0 for row in rows)
+
+
+def test_a_plan_is_shown_before_a_byte_moves(served: Served) -> None:
+    shown = served.ask("plan", "g.wire", "--strategy", "pipeline")
+    assert shown.returncode == 0
+    assert "2 of 2 workers (one, two)" in shown.stdout or "2 of 2 workers (two, one)" in shown.stdout
+    data = json.loads(served.ask("plan", "g.wire", "--strategy", "single", "--json").stdout)
+    assert len({part["worker"] for part in data["parts"]}) == 1
+
+
+# -- jobs
+
+
+def test_a_submitted_graph_leaves_its_outputs_as_npy_files(served: Served) -> None:
+    done = served.submit("--output", "out")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (served.folder / "out").iterdir()) == ["total.npy", "y.npy"]
+    np.testing.assert_array_equal(np.load(served.folder / "out" / "y.npy"), np.tanh(X @ W))
+    np.testing.assert_allclose(np.load(served.folder / "out" / "total.npy"), X.sum(), atol=1e-6)
+    assert "planned" in done.stderr, "what happens to the job is told while it runs"
+    quiet = served.submit("--output", "out", "-q")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+
+
+def test_a_detached_job_is_asked_for_later(served: Served) -> None:
+    job = json.loads(served.submit("--output", "later", "--detach", "--json").stdout)["job"]
+    result = served.ask("result", job, "--output", "later", "--json")
+    assert result.returncode == 0, result.stderr
+    assert sorted(json.loads(result.stdout)["outputs"]) == ["total", "y"]
+    np.testing.assert_array_equal(np.load(served.folder / "later" / "y.npy"), np.tanh(X @ W))
+    (row,) = json.loads(served.ask("status", job, "--json").stdout)
+    assert (row["job"], row["state"], row["error"]) == (job, "done", "")
+    log = served.ask("logs", job).stdout.splitlines()
+    assert log[0].endswith("submitted")
+    assert log[-1].endswith("done")
+    over = served.ask("cancel", job)
+    assert over.returncode == exit_codes.USAGE
+    assert "is over already: done" in over.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("submit", "none.wire", "--output", "o"), exit_codes.USAGE, "there is no file none.wire"),
+        (("submit", "x.npy", "--output", "o"), exit_codes.USAGE, r"x.npy is not a .wire file"),
+        (
+            ("submit", "g.wire", "--output", "o", "--input", "x=x.npy"),
+            exit_codes.USAGE,
+            "the input 'w' (f32[8,3]) is missing",
+        ),
+        (
+            ("submit", "g.wire", "--output", "o", "--input", "v=x.npy"),
+            exit_codes.USAGE,
+            "no input 'v'. It takes: x (f32[4,8]), w (f32[8,3])",
+        ),
+        (
+            ("submit", "g.wire", "--output", "o", "--input", "x=w.npy", "--input", "w=w.npy"),
+            exit_codes.USAGE,
+            "the input 'x' is float32[8, 3], expected f32[4,8]",
+        ),
+        (("submit", "g.wire", "--output", "o", "--input", "x=no.npy"), exit_codes.USAGE, "does not exist: no.npy"),
+        (("submit", "g.wire", "--output", "o", "--input", "x=g.wire"), exit_codes.USAGE, "is not a .npy file"),
+        (("submit", "g.wire", "--output", "o", "--input", "x"), exit_codes.USAGE, "is not NAME=FILE.npy"),
+        (("status", "nonsense"), exit_codes.USAGE, "no job 'nonsense' here"),
+        (("nodes", "--mesh", "other"), exit_codes.UNREACHABLE, "Give both the same --mesh NAME"),
+        (("nodes", "--coordinator", "127.0.0.1:1"), exit_codes.UNREACHABLE, "no node answers at 127.0.0.1:1"),
+        (("nodes", "--coordinator", "nonsense:port"), exit_codes.USAGE, "Write HOST:PORT"),
+        (("serve", "--host", "0.0.0.0"), exit_codes.USAGE, "not a loopback address, and there is no join token"),
+        (("serve", "--heartbeat", "0"), exit_codes.USAGE, "outside 0.01 to 60"),
+    ],
+)
+def test_mistakes_of_mesh_coord_are_one_line_and_an_exit_code(
+    served: Served, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    done = served.ask(*arguments)
+    assert said in done.stderr
+    assert done.returncode == code
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named(served: Served) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for name, verb in (("coord", ("serve",)), ("worker", ("--device", "cpu"))):
+            done = run(name, *verb, "--port", port, "--no-mdns", env=served.env)
+            assert done.returncode == exit_codes.USAGE, done.stderr
+            assert port in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--host", "0.0.0.0"), "not a loopback address, and there is no join token"),
+        (("--device", "nonsense"), "there is no device 'nonsense'. This machine has: cpu"),
+        (("--max-memory", "much"), "'much' is not a size"),
+        (("--peer", "nonsense:port"), "Write HOST:PORT"),
+        (("--device", "cpu", "--cache-dir", "/proc/none"), "/proc/none"),
+    ],
+)
+def test_mistakes_of_mesh_worker_are_one_line_and_an_exit_code(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = run("worker", *arguments, "--no-mdns", env=environment(tmp_path))
+    assert said in done.stderr
+    assert done.returncode == exit_codes.USAGE
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_versions_and_devices_are_shown(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    for name, program in (("coord", "mesh-coord"), ("worker", "mesh-worker")):
+        shown = run(name, "--version", env=env)
+        assert shown.returncode == 0
+        assert shown.stdout.startswith(f"{program} ")
+    table = run("worker", "--list-devices", env=env)
+    assert table.stdout.splitlines()[0].split() == ["device", "engine", "adapter", "backend", "driver", "kind"]
+    assert json.loads(run("worker", "--list-devices", "--json", env=env).stdout)[-1]["engine"] == "cpu"
+    assert run("coord", env=env).returncode == exit_codes.USAGE
+
+
+def test_a_table_on_a_terminal_is_drawn_and_plain_elsewhere(served: Served) -> None:
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(command("coord", "nodes"), env={**served.env, "TERM": "xterm"}, stdout=follower)
+    os.close(follower)
+    assert process.wait(30) == 0
+    drawn = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert "\x1b[" in drawn
+    assert "\x1b[" not in served.ask("nodes").stdout
+
+
+def test_log_lines_may_be_json(tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME="log-json")
+    log = tmp_path / "log"
+    with daemon("coord", "serve", "--port", "0", "--no-mdns", "--log-json", env=env, log=log) as coordinator:
+        assert coordinator.stop(signal.SIGTERM) == 0
+    assert {json.loads(line)["level"] for line in log.read_text().splitlines()} == {"info"}
+
+
+# -- the end of things
+
+
+def test_a_plan_that_fits_no_worker_says_need_and_have(tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME="small")
+    big = np.zeros((1024, 1024), np.float32)
+    trace(lambda x: mnp.tanh(x), big).save(tmp_path / "big.wire")
+    np.save(tmp_path / "x.npy", big)
+    with daemon("coord", "serve", "--port", "0", "--no-mdns", env=env, log=tmp_path / "c.log") as coordinator:
+        env["MESH_ADDRESS"] = coordinator.address
+        small = ("--device", "cpu", "--max-memory", "1MiB", "--peer", coordinator.address, "--name", "small")
+        with daemon("worker", "--port", "0", "--no-mdns", *small, env=env, log=tmp_path / "w.log"):
+            wait_for(lambda: len(json.loads(run("coord", "nodes", "--json", env=env).stdout)) == 1)
+            arguments = ("submit", "big.wire", "--input", "x=x.npy", "--output", "o")
+            done = run("coord", *arguments, env=env, cwd=tmp_path)
+    assert done.returncode == exit_codes.NOTHING_FITS
+    assert "small needs 8388608 bytes and has 1048576" in done.stderr
+    assert "Raise --max-memory" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_told_to_stop_hands_its_parts_back_and_the_job_ends_well(tmp_path: Path, number: int) -> None:
+    env = environment(tmp_path, MESH_NAME="handover")
+
+    def slow(x: mnp.Array) -> mnp.Array:
+        for _ in range(400):
+            x = mnp.tanh(x @ x) * 0.5
+        return x
+
+    x = np.full((700, 700), 0.01, np.float32)
+    trace(slow, x).save(tmp_path / "slow.wire")
+    np.save(tmp_path / "x.npy", x)
+    with daemon("coord", "serve", "--port", "0", "--no-mdns", env=env, log=tmp_path / "c.log") as coordinator:
+        env["MESH_ADDRESS"] = coordinator.address
+        arguments = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
+        with (
+            daemon(*arguments, "--name", "a", env=env, log=tmp_path / "a.log") as first,
+            daemon(*arguments, "--name", "b", env=env, log=tmp_path / "b.log"),
+        ):
+            wait_for(lambda: len(json.loads(run("coord", "nodes", "--json", env=env).stdout)) == 2)
+            submit = ("submit", "slow.wire", "--strategy", "pipeline", "--input", "x=x.npy")
+            submitted = run("coord", *submit, "--output", "o", "--detach", "--json", env=env, cwd=tmp_path)
+            job = json.loads(submitted.stdout)["job"]
+            wait_for(lambda: "began a" in run("coord", "logs", job, env=env).stdout)
+            assert first.stop(number) == 0
+            assert "done" not in run("coord", "status", job, env=env).stdout, "the job was over too early to test this"
+            done = run("coord", "result", job, "--output", "o", env=env, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+        assert coordinator.stop(number) == 0
+    (output,) = (tmp_path / "o").iterdir()
+    assert np.isfinite(np.load(output)).all()

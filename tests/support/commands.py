@@ -1,0 +1,75 @@
+"""The commands as people run them: `mesh-worker` and `mesh-coord` as processes, with folders of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 30.0
+RUN_S = 60.0
+
+
+@dataclass(slots=True)
+class Daemon:
+    """A daemon that said it is ready."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+    log: Path
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.ready['port']}"
+
+    def stop(self, number: int, within_s: float = 20.0) -> int:
+        """Send a signal; the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(within_s)
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """An environment in which nothing of this user is read or written."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("MESH_", "XDG_"))}
+    folders = {name: str(folder / name.lower()) for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME")}
+    return {**own, **folders, "PYTHONPATH": str(ROOT), **more}
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", f"mesh.commands.{name}", *arguments]
+
+
+def run(
+    name: str, *arguments: str, env: Mapping[str, str], cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        command(name, *arguments), env=env, cwd=cwd, capture_output=True, text=True, timeout=RUN_S, check=False
+    )
+
+
+@contextmanager
+def daemon(name: str, *arguments: str, env: Mapping[str, str], log: Path) -> Iterator[Daemon]:
+    """`mesh-worker` or `mesh-coord serve`, killed at the end if it still runs."""
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command(name, *arguments, "--json"), env=env, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, f"{name} did not start:\n{log.read_text()}"
+        yield Daemon(process, json.loads(line), log)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
