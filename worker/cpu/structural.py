@@ -79,11 +79,10 @@ def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     clamped = np.clip(indices, 0, source.shape[axis] - 1).astype(np.int64)
     if batch == 0:
         return np.take(source, clamped, axis=axis)
-    lead = math.prod(source.shape[:batch])
-    flat = source.reshape(lead, *source.shape[batch:])
-    picks = clamped.reshape(lead, *indices.shape[batch:])
-    rows = [np.take(flat[row], picks[row], axis=axis - batch) for row in range(lead)]
-    return np.stack(rows).reshape(out.shape)
+    lead, middle = math.prod(source.shape[:batch]), math.prod(source.shape[batch:axis])
+    flat = source.reshape(lead, middle, source.shape[axis], -1)
+    rows, columns = np.arange(lead)[:, None, None], np.arange(middle)[:, None]
+    return flat[rows, columns, clamped.reshape(lead, 1, -1)].reshape(out.shape)
 
 
 def _scatter(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:

@@ -1,0 +1,129 @@
+"""The cpu engine beyond values: who owns memory, how long it lives, what failures are called."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from support.values import ordinary
+
+from wire.dtypes import F32
+from wire.errors import ExecuteFailed, InputError, MeshError, OutOfMemory
+from wire.graph import GraphBuilder, WireGraph
+from worker.cpu import CpuEngine, evaluate
+from worker.cpu import engine as cpu_engine
+
+MIB = 1 << 20
+
+
+def chain(length: int, size: int) -> WireGraph:
+    builder = GraphBuilder()
+    x = builder.input("x", (size,), F32)
+    for _ in range(length):
+        x = builder.add("sin", x)
+    return builder.build([x])
+
+
+def test_a_chain_needs_the_memory_of_two_tensors() -> None:
+    graph = chain(30, MIB // 4)
+    assert CpuEngine().compile(graph).memory_bytes == 2 * MIB
+    x = ordinary(F32, MIB // 4)
+    tracemalloc.start()
+    try:
+        evaluate(graph, {"x": x})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * MIB
+
+
+def test_memory_counts_what_is_alive_and_not_inputs_or_constants() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", (256,), F32)
+    doubled = builder.add("add", x, builder.const(np.ones(256, np.float32)))
+    total = builder.add("mul", doubled, builder.add("neg", doubled))
+    graph = builder.build([total, doubled])
+    assert CpuEngine().compile(graph).memory_bytes == 3 * 1024
+
+
+def views() -> WireGraph:
+    """Outputs that could all show the same memory."""
+    builder = GraphBuilder()
+    x = builder.input("x", (4, 6), F32)
+    y = builder.add("exp", x)
+    constant = builder.const(np.arange(3, dtype=np.float32))
+    flat = builder.add("reshape", y, shape=(24,))
+    row = builder.add("slice", y, start=(1, 0), stop=(2, 6), step=(1, 1))
+    spread = builder.add("broadcast", constant, shape=(3,))
+    outputs = [x, builder.add("reshape", x, shape=(24,)), y, flat, row, constant, spread]
+    return builder.build(outputs)
+
+
+def test_outputs_are_writable_and_share_no_memory() -> None:
+    x = ordinary(F32, 4, 6)
+    engine = CpuEngine()
+    executable = engine.compile(views())
+    first = [array.copy() for array in engine.run(executable, [x])]
+    outputs = engine.run(executable, [x])
+    for place, output in enumerate(outputs):
+        assert not np.may_share_memory(output, x)
+        assert not any(np.may_share_memory(output, other) for other in outputs[place + 1 :])
+        assert output.flags.c_contiguous
+        output[...] = -1
+    again = engine.run(executable, [x])
+    assert [a.tobytes() for a in again] == [a.tobytes() for a in first]
+
+
+def test_an_output_keeps_no_larger_tensor_alive() -> None:
+    builder = GraphBuilder()
+    y = builder.add("exp", builder.input("x", (1000,), F32))
+    graph = builder.build([builder.add("slice", y, start=(0,), stop=(2,), step=(1,))])
+    (output,) = evaluate(graph, {"x": ordinary(F32, 1000)})
+    assert output.base is None
+
+
+def test_read_only_inputs_are_computed_with_and_left_alone() -> None:
+    x = ordinary(F32, 4, 6)
+    x.flags.writeable = False
+    before = x.tobytes()
+    evaluate(views(), {"x": x})
+    assert x.tobytes() == before
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({}, "'x'.*missing"),
+        ({"x": np.zeros((4, 5), np.float32)}, r"'x' is float32\[4, 5\], expected f32\[4,6\]"),
+        ({"x": np.zeros((4, 6))}, "'x' is float64"),
+        ({"x": np.zeros((4, 6), ">f4")}, "'x' is >f4"),
+    ],
+)
+def test_wrong_inputs_are_named(inputs: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        evaluate(views(), inputs)
+
+
+@pytest.mark.parametrize(("raised", "kind"), [(MemoryError(), OutOfMemory), (ValueError("bad"), ExecuteFailed)])
+def test_a_kernels_failure_names_the_op(raised: Exception, kind: type[MeshError], monkeypatch: Any) -> None:
+    def fail(*_: Any) -> Any:
+        raise raised
+
+    monkeypatch.setitem(cpu_engine.KERNELS, "sin", fail)
+    with pytest.raises(kind) as caught:
+        evaluate(chain(1, 4), {"x": ordinary(F32, 4)})
+    assert caught.value.op == "sin"
+
+
+def test_the_device_is_measured() -> None:
+    measured = CpuEngine().measure()
+    assert measured.gflops > 0
+    assert measured.gbytes_per_s > 0
+    assert 0 < measured.dispatch_s < 1
+
+
+def test_the_memory_budget_is_the_owners_or_half_the_machine() -> None:
+    assert CpuEngine(memory_bytes=123).info.memory_bytes == 123
+    assert CpuEngine().info.memory_bytes > MIB
