@@ -61,7 +61,7 @@ def show(question: str | None = None, cache_dir: Path | None = None) -> int:
 
 
 class _Story:
-    """Prints what the mesh tells after the kill, with seconds since it; called on the mesh's thread."""
+    """Prints what the mesh tells from the kill until a part runs again, with seconds since it; on the mesh's thread."""
 
     def __init__(self, console: Console) -> None:
         self.killed_s: float | None = None
@@ -77,13 +77,10 @@ class _Story:
 
     def tell(self, event: Mapping[str, Any]) -> None:
         with self._lock:
-            if self.killed_s is None or event["kind"] not in TOLD:
+            if self.killed_s is None or self._working_again or event["kind"] not in TOLD:
                 return
             after_s = time.monotonic() - self.killed_s
-        if event["kind"] == "began":
-            if self._working_again:
-                return
-            self._working_again = True
+        self._working_again = event["kind"] == "began"
         where = f" {event['node']}" if event["node"] else ""
         self._console.print(f"  {after_s:.3f} s  {event['kind']}{where}: {event['text']}", markup=False)
 
