@@ -27,6 +27,7 @@ _FEATURES = ("shader-f16",)
 _DEFAULT_BYTES = 4 << 30  # budget where the memory of the device cannot be asked
 _STAGING_ALIGN = 16
 _POOL_STEP = 8  # a pooled buffer is at most 1/8 larger than asked
+_PIPELINES_MAX = 4_096  # kept by text for graphs to come; executables hold their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,8 @@ class Device:
 
     def give(self, memory: Memory) -> None:
         """Back into the pool."""
+        if self._closed:
+            return
         self._free.setdefault((memory.size_bytes, memory.usage), []).append(memory)
 
     def write(self, memory: Memory, data: NDArray[Any]) -> None:
@@ -136,7 +139,7 @@ class Device:
 
     def _take(self, size_bytes: int, usage: int) -> Memory:
         self._check_open()
-        size = _pool_size(size_bytes)
+        size = max(size_bytes, min(_pool_size(size_bytes), self.profile.limits.buffer_bytes))
         pooled = self._free.get((size, usage))
         if pooled:
             return pooled.pop()
@@ -172,6 +175,8 @@ class Device:
                     layout="auto", compute={"module": module, "entry_point": "main"}
                 )
             self._pipelines[text] = found
+            if len(self._pipelines) > _PIPELINES_MAX:
+                self._pipelines.pop(next(iter(self._pipelines)))
         return found
 
     def forget(self, text: str) -> None:
@@ -192,28 +197,39 @@ class Device:
             return self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
 
     def run(self, steps: Sequence[Step], outputs: Sequence[tuple[Memory, int]]) -> list[NDArray[np.uint8]]:
-        """Everything in one encoder and one pass, then the first bytes of each output as new arrays."""
+        """Everything in one encoder and one pass, then the first bytes of each output as new arrays.
+
+        Outputs that together exceed the adapter's largest buffer are read in several goes.
+        """
         self._check_open()
         most = self.profile.limits.groups_per_dimension
         for step in steps:
             if not all(0 < count <= most for count in step.grid):
                 raise ExecuteFailed(f"a grid of {step.grid} workgroups, the adapter allows {most} per dimension")
-        sizes = [size + -size % _STAGING_ALIGN for _, size in outputs]
-        staging = self._take(sum(sizes), self._staging) if outputs else None
-        with translated("running a part"):
-            encoder = self._device.create_command_encoder()
-            if steps:
-                self._encode(encoder, steps)
-            offset = 0
-            for (memory, _), size in zip(outputs, sizes, strict=True):
-                assert staging is not None
-                encoder.copy_buffer_to_buffer(memory.raw, 0, staging.raw, offset, size)
-                offset += size
-            self._device.queue.submit([encoder.finish()])
-            if staging is None:
-                self._device._poll_wait()
-                return []
-            return self._read(staging, [size for _, size in outputs], sizes)
+        results: list[NDArray[np.uint8]] = []
+        for place, batch in enumerate(_batches(outputs, self.profile.limits.buffer_bytes)):
+            results += self._submit(() if place else steps, batch)
+        return results
+
+    def _submit(self, steps: Sequence[Step], outputs: Sequence[tuple[Memory, int]]) -> list[NDArray[np.uint8]]:
+        sizes = [_staged(size) for _, size in outputs]
+        staging = self._take(max(sum(sizes), _STAGING_ALIGN), self._staging)
+        try:
+            with translated("running a part"):
+                encoder = self._device.create_command_encoder()
+                if steps:
+                    self._encode(encoder, steps)
+                offset = 0
+                for (memory, _), size in zip(outputs, sizes, strict=True):
+                    encoder.copy_buffer_to_buffer(memory.raw, 0, staging.raw, offset, size)
+                    offset += size
+                self._device.queue.submit([encoder.finish()])
+                results = self._read(staging, [size for _, size in outputs], sizes)
+        except BaseException:
+            self._destroy(staging)
+            raise
+        self.give(staging)
+        return results
 
     def _encode(self, encoder: Any, steps: Sequence[Step]) -> None:
         compute = encoder.begin_compute_pass()
@@ -227,7 +243,8 @@ class Device:
         compute.end()
 
     def _read(self, staging: Memory, wanted: Sequence[int], sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
-        total = sum(sizes)
+        """Waits for what was submitted; mapping is the wait."""
+        total = max(sum(sizes), _STAGING_ALIGN)
         staging.raw.map_sync(wgpu.MapMode.READ, 0, total)
         mapped = np.frombuffer(staging.raw.read_mapped(0, total, copy=False), np.uint8)
         results, offset = [], 0
@@ -236,7 +253,6 @@ class Device:
             offset += size
         del mapped
         staging.raw.unmap()
-        self.give(staging)
         return results
 
     def _check_open(self) -> None:
@@ -328,6 +344,24 @@ def _default_budget(software: bool) -> int:
     if software and hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return _DEFAULT_BYTES
+
+
+def _staged(size_bytes: int) -> int:
+    return size_bytes + -size_bytes % _STAGING_ALIGN
+
+
+def _batches(outputs: Sequence[tuple[Memory, int]], most: int) -> list[list[tuple[Memory, int]]]:
+    """The outputs in order, cut so that each batch fits into one staging buffer; at least one batch."""
+    batches: list[list[tuple[Memory, int]]] = [[]]
+    room = most
+    for output in outputs:
+        size = _staged(output[1])
+        if size > room:
+            batches.append([])
+            room = most
+        batches[-1].append(output)
+        room -= size
+    return batches
 
 
 def _pool_size(size_bytes: int) -> int:

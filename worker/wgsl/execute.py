@@ -6,6 +6,7 @@ the pool hands out the same buffers again, so bind groups are reused as long as 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,10 @@ from .program import Buffer, Program
 
 
 class WgslExecutable:
-    """A compiled part.  `input_names` is the order of `run`'s inputs; `from_cache` says nothing was generated."""
+    """A compiled part.  `inputs` are in the order of `run`'s; `from_cache` says that nothing was generated.
+
+    Its constants go back to the device's pool when nobody holds it any more.
+    """
 
     def __init__(
         self,
@@ -38,10 +42,12 @@ class WgslExecutable:
         self._device = device
         self._pipelines = [device.pipeline(module.text) for module in program.modules]
         self._consts = {key: resident(device, value) for key, value in consts.items()}
+        weakref.finalize(self, _give_all, device, tuple(self._consts.values())).atexit = False
         self._steps: dict[tuple[Memory, ...], list[Step]] = {}
 
     @property
     def memory_bytes(self) -> int:
+        """Device memory of a run beyond inputs and params."""
         return self.program.memory_bytes
 
     @property
@@ -67,13 +73,6 @@ class WgslExecutable:
             from_stored(next(raw), type_) if number >= 0 else np.zeros(type_.shape, type_.dtype.numpy)
             for number, type_ in zip(self.program.outputs, self.outputs, strict=True)
         ]
-
-    def close(self) -> None:
-        """Give the constants' buffers back."""
-        for memory in self._consts.values():
-            self._device.give(memory)
-        self._consts.clear()
-        self._steps.clear()
 
     def _bound(self, buffer: Buffer, inputs: Mapping[str, Memory | NDArray[Any]], taken: list[Memory]) -> Memory:
         if buffer.kind == "const":
@@ -104,6 +103,11 @@ class WgslExecutable:
                 for dispatch in self.program.dispatches
             ]
         return steps
+
+
+def _give_all(device: Device, memories: Sequence[Memory]) -> None:
+    for memory in memories:
+        device.give(memory)
 
 
 def resident(device: Device, value: NDArray[Any]) -> Memory:

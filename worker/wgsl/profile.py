@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
+from wire.errors import ConfigError
+
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -28,7 +30,7 @@ class DeviceLimits:
         known = {field.name for field in fields(self)}
         unknown = set(override) - known
         if unknown:
-            raise ValueError(f"unknown limits {sorted(unknown)}; known: {sorted(known)}")
+            raise ConfigError(f"unknown limits {sorted(unknown)}", next_step=f"Known: {', '.join(sorted(known))}")
         values = asdict(self)
         return DeviceLimits(**{name: min(value, override.get(name, value)) for name, value in values.items()})
 
