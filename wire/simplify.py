@@ -289,7 +289,7 @@ def _select(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
     element = rewriter.element(condition)
     if element is not None:
         (value,) = np.frombuffer(element, rewriter.type(condition).dtype.numpy)
-        return rewriter.widened(taken if value > 0 else other, kind.shape)
+        return rewriter.widened(taken if float(value) > 0 else other, kind.shape)
     if taken == other:
         return rewriter.widened(taken, kind.shape)
     inner = rewriter.node(condition)

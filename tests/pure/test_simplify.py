@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from wire.graph import GraphBuilder, WireGraph
 from wire.limits import DEFAULT
 from wire.simplify import ABSORBERS, OPPOSITE, OPPOSITE_ORDER, REPEATS, SAME_TWICE, SETTLED, UNDONE, UNITS, simplify
 from wire.text import from_text
+from wire.types import TensorType
 from wire.verify import verify
 from worker.cpu import evaluate
 
@@ -62,6 +65,70 @@ def test_random_graphs_keep_their_bits(fold: bool) -> None:
         before += len(case.graph)
         after += len(checked(case.graph, {**case.inputs, **case.params}, fold))
     assert after < 0.95 * before
+
+
+def test_random_graphs_lose_what_is_needless() -> None:
+    for seed in range(150):
+        case, rng = random_graph(seed), random.Random(seed)
+        graph = with_needless_nodes(case.graph, rng)
+        assert len(checked(graph, {**case.inputs, **case.params})) < 0.8 * len(graph)
+
+
+def with_needless_nodes(graph: WireGraph, rng: random.Random) -> WireGraph:
+    """The graph with a needless node or two after every second node."""
+    builder = GraphBuilder()
+    placed: list[int] = []
+    for node in graph:
+        x = builder.add(node.op, *[placed[source] for source in node.inputs], **node.attrs)
+        if rng.random() < 0.5:
+            family = builder.types[x].dtype.kind
+            rows = [row for kinds, row in NEEDLESS if family in kinds]
+            x = rng.choice(rows)(builder, x, builder.types[x])
+        placed.append(x)
+    return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
+
+
+def full(builder: GraphBuilder, value: Any, kind: TensorType) -> int:
+    return builder.const(np.asarray(value).astype(kind.dtype.numpy))
+
+
+def twice(op: str) -> Callable[[GraphBuilder, int, TensorType], int]:
+    return lambda b, x, kind: b.add(op, b.add(op, x))
+
+
+def beside(op: str, value: Any) -> Callable[[GraphBuilder, int, TensorType], int]:
+    return lambda b, x, kind: b.add(op, x, full(b, value, kind))
+
+
+def _turned(b: GraphBuilder, x: int, kind: TensorType) -> int:
+    perm = tuple(reversed(range(len(kind.shape))))
+    return b.add("transpose", b.add("transpose", x, perm=perm), perm=perm)
+
+
+def _padded(b: GraphBuilder, x: int, kind: TensorType) -> int:
+    none, one = (0,) * len(kind.shape), (1,) * len(kind.shape)
+    padded = b.add("pad", x, full(b, 1, kind), low=none, high=none, interior=none)
+    return b.add("slice", padded, start=none, stop=kind.shape, step=one)
+
+
+NEEDLESS: tuple[tuple[str, Callable[[GraphBuilder, int, TensorType], int]], ...] = (
+    ("biuf", _turned),
+    ("biuf", _padded),
+    ("biuf", lambda b, x, kind: b.add("reshape", b.add("reshape", x, shape=(kind.size,)), shape=kind.shape)),
+    ("biuf", lambda b, x, kind: b.add("cast", x, dtype=kind.dtype.name)),
+    ("biuf", lambda b, x, kind: b.add("select", b.const(np.zeros(kind.shape, np.bool_)), full(b, 1, kind), x)),
+    ("iuf", twice("neg")),
+    ("iuf", beside("mul", 1)),
+    ("iuf", beside("div", 1)),
+    ("iuf", lambda b, x, kind: b.add("max", x, x)),
+    ("f", beside("add", -0.0)),
+    ("f", beside("max", -np.inf)),
+    ("f", lambda b, x, kind: b.add("cast", b.add("cast", x, dtype="f64"), dtype=kind.dtype.name)),
+    ("biu", twice("not")),
+    ("biu", beside("xor", 0)),
+    ("biu", lambda b, x, kind: b.add("and", x, x)),
+    ("b", lambda b, x, kind: b.add("cast", b.add("cast", x, dtype="i8"), dtype="bool")),
+)
 
 
 @pytest.mark.parametrize("table", [UNITS, ABSORBERS, REPEATS])
