@@ -16,10 +16,12 @@ import pytest
 from support.adapter import needs_adapter
 from support.compare import assert_close, magnitude_of
 from support.op_cases import ROWS, Case, cases
+from support.random_graphs import random_graph
 
+from wire.dtypes import BOOL, I32, U32
 from wire.errors import GraphError, Unsupported
 from wire.graph import WireGraph
-from wire.ops import OPS
+from wire.ops import EXACT, OPS
 from worker.cpu import CpuEngine, evaluate
 from worker.engine import Engine
 from worker.wgsl.profile import WEBGPU_MINIMUM
@@ -102,6 +104,29 @@ def test_engine_agrees_with_cpu(engine: Engine, op: str) -> None:
         except (AssertionError, GraphError, Unsupported) as error:
             wrong.append(f"{case.id}: {error}")
     assert not wrong, f"{len(wrong)} of {len(supported)} cases:\n" + "\n".join(wrong)
+
+
+def check_random(engine: Engine, seeds: range) -> None:
+    """Integers and bool are exact on every engine, so whole random graphs can be compared bit for bit."""
+    for seed in seeds:
+        random = random_graph(seed, dtypes=(I32, U32, BOOL))
+        graph, given = random.graph, {**random.inputs, **random.params}
+        arguments = [given[graph.nodes[index].attrs["name"]] for index in (*graph.inputs, *graph.params)]
+        outputs = engine.run(engine.compile(graph), arguments)
+        for actual, right, kind in zip(outputs, evaluate(graph, given), graph.output_types.values(), strict=True):
+            assert_close(actual, right, f"random graph {seed}", kind.dtype, tolerance=EXACT)
+
+
+@pytest.mark.parametrize("engine", MARKED, indirect=True)
+def test_random_graphs_of_exact_dtypes(engine: Engine) -> None:
+    check_random(engine, range(12))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", MARKED, indirect=True)
+@pytest.mark.parametrize("first", range(1000, 1300, 20))
+def test_many_random_graphs_of_exact_dtypes(engine: Engine, first: int) -> None:
+    check_random(engine, range(first, first + 20))
 
 
 @pytest.mark.parametrize("engine", MARKED, indirect=True)

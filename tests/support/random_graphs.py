@@ -7,14 +7,14 @@ returns the new node, or None if nothing fits.  To cover a new op, add it to a r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
+from wire.dtypes import BF16, BOOL, DTYPES, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 from wire.graph import GraphBuilder, WireGraph
 from wire.types import TensorType
 
@@ -30,9 +30,12 @@ class RandomGraph:
     params: dict[str, NDArray[Any]]
 
 
-def random_graph(seed: int, least: int = 12, most: int = 60) -> RandomGraph:
-    """A graph of `least` to `most` nodes that compute something, and values for its inputs and params."""
-    return _Grower(np.random.default_rng(seed)).grow(least, most)
+def random_graph(seed: int, least: int = 12, most: int = 60, dtypes: Sequence[DType] = DTYPES) -> RandomGraph:
+    """A graph of `least` to `most` nodes that compute something, and values for its inputs and params.
+
+    Every tensor has one of `dtypes`.
+    """
+    return _Grower(np.random.default_rng(seed), dtypes).grow(least, most)
 
 
 def big_graph(nodes: int = 10_000) -> WireGraph:
@@ -59,8 +62,9 @@ def big_graph(nodes: int = 10_000) -> WireGraph:
 
 
 class _Grower:
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, dtypes: Sequence[DType]) -> None:
         self.rng = rng
+        self.dtypes = dtypes
         self.builder = GraphBuilder()
         self.values: dict[str, NDArray[Any]] = {}
 
@@ -75,7 +79,7 @@ class _Grower:
             row = ROWS[int(self.rng.integers(len(ROWS)))]
             before = len(self.builder.nodes)
             index = row(self)
-            if index is not None and index >= before:
+            if index is not None and index >= before and self.type(index).dtype in self.dtypes:
                 made.append(index)
         used = {source for node in self.builder.nodes for source in node.inputs}
         ends = [index for index in made if index not in used]
@@ -93,7 +97,7 @@ class _Grower:
 
     def pick(self, fits: Callable[[TensorType], bool] = lambda kind: True) -> int | None:
         """A node whose type fits; recent ones more often, so that graphs get deep, but any may be skipped to."""
-        found = [index for index, kind in enumerate(self.builder.types) if fits(kind)]
+        found = [index for index, kind in enumerate(self.builder.types) if kind.dtype in self.dtypes and fits(kind)]
         if not found:
             return None
         return found[-1 - min(int(self.rng.exponential(len(found) / 3)), len(found) - 1)]
@@ -111,7 +115,8 @@ class _Grower:
     # -- leaves
 
     def _leaf(self, op: str, name: str) -> int:
-        dtype = self.one_of(F32, F32, F32, *FLOATS, *INTEGERS, BOOL)
+        usual = (F32, F32, F32, *FLOATS, *INTEGERS, BOOL)
+        dtype = self.one_of(*[dtype for dtype in usual if dtype in self.dtypes])
         array = self.array(self.shape(), dtype)
         self.values[name] = array
         return (self.builder.input if op == "input" else self.builder.param)(name, array.shape, dtype)
