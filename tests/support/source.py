@@ -50,6 +50,11 @@ class SourceFile:
         return ast.parse(self.text, self.path)
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the syntax tree."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
     def imports(self) -> tuple[Import, ...]:
         return tuple(self._imports(self.tree, for_types=False, deferred=False))
 

@@ -1,0 +1,254 @@
+"""What no file of this project contains, as a table over its syntax trees.
+
+It reads source text and runs none of it.  To forbid something new, add a row to FORBIDDEN or a check below.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.source import ROOT, SourceFile, source_files
+
+LINES_MAX = 800  # a file is one noun; the largest state machine with its shell fits
+SELF_EVIDENT_LINES = 12  # a shorter function with a good name may do without a docstring
+FUNCTION_LINES_MAX = 90  # a table that is built in a function may be long, a knot of branches may not
+
+PROGRAM = source_files()
+OURS = source_files("mesh", "wire", "coordinator", "worker", "tests", "bench", "examples")
+TESTS = tuple(file for file in source_files("tests") if file.path.rpartition("/")[2].startswith("test_"))
+
+
+def calls(name: str) -> Callable[[ast.AST], bool]:
+    """A call of this builtin, or of a function so named in a module: `marshal.*` is all of a module's."""
+    module, _, attribute = name.rpartition(".")
+
+    def found(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        called = node.func
+        if not module:
+            return isinstance(called, ast.Name) and called.id == attribute
+        return (
+            isinstance(called, ast.Attribute)
+            and isinstance(called.value, ast.Name)
+            and called.value.id == module
+            and attribute in ("*", called.attr)
+        )
+
+    return found
+
+
+def imports_of(module: str) -> Callable[[ast.AST], bool]:
+    def found(node: ast.AST) -> bool:
+        if isinstance(node, ast.Import):
+            return any(alias.name.partition(".")[0] == module for alias in node.names)
+        return isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == module
+
+    return found
+
+
+def keyword(name: str, value: object) -> Callable[[ast.AST], bool]:
+    def found(node: ast.AST) -> bool:
+        return (
+            isinstance(node, ast.keyword)
+            and node.arg == name
+            and isinstance(node.value, ast.Constant)
+            and node.value.value == value
+        )
+
+    return found
+
+
+def raises_not_implemented(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Raise) or node.exc is None:
+        return False
+    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+
+
+def hides_everything(node: ast.AST) -> bool:
+    """`except Exception: pass` and its relatives: every failure caught, and nothing done about any."""
+    if isinstance(node, ast.ExceptHandler):
+        broad = node.type is None or (
+            isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+        )
+        return broad and all(isinstance(line, ast.Pass | ast.Continue) for line in node.body)
+    return calls("contextlib.suppress")(node) and any(
+        isinstance(argument, ast.Name) and argument.id in ("Exception", "BaseException")
+        for argument in getattr(node, "args", ())
+    )
+
+
+FORBIDDEN: dict[str, Callable[[ast.AST], bool]] = {
+    "eval": calls("eval"),
+    "exec": calls("exec"),
+    "compile of text": calls("compile"),
+    "pickle": imports_of("pickle"),
+    "marshal": imports_of("marshal"),
+    "shelve": imports_of("shelve"),
+    "multiprocessing": imports_of("multiprocessing"),
+    "yaml": imports_of("yaml"),
+    "os.system": calls("os.system"),
+    "a shell": keyword("shell", True),
+    "pickles in .npy files": keyword("allow_pickle", True),
+    "NotImplementedError": raises_not_implemented,
+    "a broad except that hides": hides_everything,
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_contains(what: str) -> None:
+    forbidden = FORBIDDEN[what]
+    wrong = [f"{file.path}:{getattr(node, 'lineno', '?')}" for file in OURS for node in file.nodes if forbidden(node)]
+    assert not wrong, f"{what} in " + ", ".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("eval", "eval('1')"),
+        ("pickle", "from pickle import loads"),
+        ("marshal", "import marshal"),
+        ("os.system", "os.system('ls')"),
+        ("a shell", "subprocess.run('ls', shell=True)"),
+        ("NotImplementedError", "raise NotImplementedError"),
+        ("NotImplementedError", "raise NotImplementedError('later')"),
+        ("a broad except that hides", "try:\n    pass\nexcept Exception:\n    pass"),
+        ("a broad except that hides", "try:\n    pass\nexcept:\n    pass"),
+        ("a broad except that hides", "with contextlib.suppress(Exception):\n    pass"),
+    ],
+)
+def test_the_rows_find_what_they_forbid(what: str, text: str) -> None:
+    assert any(FORBIDDEN[what](node) for node in ast.walk(ast.parse(text)))
+
+
+def test_numpy_files_are_read_without_pickles() -> None:
+    loads = [
+        (file.path, node)
+        for file in PROGRAM
+        for node in file.nodes
+        if isinstance(node, ast.Call) and calls("np.load")(node)
+    ]
+    assert loads, "nothing reads .npy files any more: drop this test"
+    for path, node in loads:
+        assert any(keyword("allow_pickle", False)(word) for word in node.keywords), f"{path}:{node.lineno}"
+
+
+def test_nothing_is_left_for_later() -> None:
+    mark = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
+    folders = ("mesh", "wire", "coordinator", "worker", "tests", "bench", "examples", "script", "docs", ".ci")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.is_file() and path.suffix in (".py", ".sh", ".md", ".txt", "")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if mark.search(line)
+    ]
+    assert not wrong, ", ".join(wrong)
+
+
+def test_a_file_opens_by_saying_what_it_is() -> None:
+    silent = [file.path for file in OURS if file.text.strip() and not ast.get_docstring(file.tree)]
+    assert not silent, ", ".join(silent)
+
+
+def test_what_users_call_says_what_it_does() -> None:
+    """Public functions and methods that users import have a docstring, unless a few lines say all of it."""
+    silent = [
+        f"{file.path}:{node.lineno} {node.name}"
+        for file in source_files("mesh")
+        if not file.path.startswith("mesh/commands/")
+        for node in _public_functions(file)
+        if not ast.get_docstring(node) and _lines(node) > SELF_EVIDENT_LINES
+    ]
+    assert not silent, "\n".join(silent)
+
+
+def test_files_and_functions_stay_readable() -> None:
+    long_files = [f"{file.path}: {count}" for file in OURS if (count := file.text.count("\n")) > LINES_MAX]
+    long_functions = [
+        f"{file.path}:{node.lineno} {node.name}: {_lines(node)}"
+        for file in PROGRAM
+        for node in file.nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _lines(node) > FUNCTION_LINES_MAX
+    ]
+    assert not long_files + long_functions, "\n".join(long_files + long_functions)
+
+
+def test_tests_have_names_of_their_own() -> None:
+    names = [file.path.rpartition("/")[2] for file in TESTS]
+    assert len(names) == len(set(names)), "test folders have no __init__.py, so file names must be unique"
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_every_test_asserts_something() -> None:
+    """A test asserts itself, expects an error, or calls a helper that does."""
+    wrong = []
+    for file in TESTS:
+        asserting = _asserting_names(file)
+        for node in file.tree.body:
+            for test in _tests_in(node):
+                if not _asserts(test, asserting):
+                    wrong.append(f"{file.path}:{test.lineno} {test.name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_test_is_switched_off() -> None:
+    wrong = [
+        f"{file.path}:{node.lineno}"
+        for file in TESTS
+        for node in file.nodes
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("skip", "xfail")
+        and ast.unparse(node).startswith("pytest.mark")
+    ]
+    assert not wrong, "say the reason with skipif, or delete: " + ", ".join(wrong)
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_HELPERS = ("check", "assert_", "expect", "verify", "validate", "refuse", "compare", "raises", "must", "until")
+
+
+def _public_functions(file: SourceFile) -> Iterator[Function]:
+    for node in file.tree.body:
+        members = node.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_") else [node]
+        for member in members:
+            if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) and not member.name.startswith("_"):
+                yield member
+
+
+def _lines(node: Function) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _tests_in(node: ast.stmt) -> Iterator[Function]:
+    members = node.body if isinstance(node, ast.ClassDef) else [node]
+    for member in members:
+        if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) and member.name.startswith("test"):
+            yield member
+
+
+def _asserting_names(file: SourceFile) -> set[str]:
+    """The file's own helpers that assert, directly or through each other."""
+    functions = {node.name: node for node in file.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    found: set[str] = set()
+    while True:
+        more = {name for name, node in functions.items() if name not in found and _asserts(node, found)}
+        if not more:
+            return found
+        found |= more
+
+
+def _asserts(function: Function, asserting: set[str]) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in asserting or name.lstrip("_").startswith(_HELPERS):
+                return True
+    return False
