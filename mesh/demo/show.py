@@ -66,7 +66,7 @@ class _Story:
     def __init__(self, console: Console) -> None:
         self.killed_s: float | None = None
         self._console = console
-        self._working_again = False
+        self._waiting_for = "dead"  # then for "began", and then the story is over
         self._lock = threading.Lock()
 
     def kill(self, victim: Node) -> None:
@@ -77,10 +77,13 @@ class _Story:
 
     def tell(self, event: Mapping[str, Any]) -> None:
         with self._lock:
-            if self.killed_s is None or self._working_again or event["kind"] not in TOLD:
+            if self.killed_s is None or not self._waiting_for or event["kind"] not in TOLD:
                 return
             after_s = time.monotonic() - self.killed_s
-        self._working_again = event["kind"] == "began"
+        if event["kind"] == "began" and self._waiting_for != "began":
+            return  # a call that was under way on a survivor
+        if event["kind"] == self._waiting_for:
+            self._waiting_for = {"dead": "began", "began": ""}[self._waiting_for]
         where = f" {event['node']}" if event["node"] else ""
         self._console.print(f"  {after_s:.3f} s  {event['kind']}{where}: {event['text']}", markup=False)
 

@@ -1,0 +1,57 @@
+"""The demo as people run it, twice: the second start sends no weights and compiles no kernels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from support.commands import environment, run
+
+from mesh.demo.passages import blocks, passages
+
+
+def demo(folder: Path, *question: str) -> str:
+    done = run("coord", "demo", *question, env=environment(folder), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_demo_kills_a_worker_finishes_and_answers(tmp_path: Path) -> None:
+    first = demo(tmp_path)
+    assert "3 of 3 workers" in first
+    assert re.search(r"weights and kernels at the start: \d+\.\d MiB sent to workers", first)
+    assert re.search(r"kill -9 \d+: local-\d is gone", first)
+    assert re.search(r"dead local-\d", first)
+    assert "planned: 2 of 2 workers" in first
+    assert re.search(r"\d+ passages in \d+\.\d s, none lost", first)
+    question, best = first.split("Search: ")[1].splitlines()[:2]
+    assert question == "What happens when a worker dies?"
+    assert float(best.split()[0]) > 0.5, best
+
+    second = demo(tmp_path, "Where are kernels cached?")
+    start = re.search(r"weights and kernels at the start: (.*)", second)
+    assert start is not None
+    assert start[1].startswith("0 B sent to workers")
+    compiled, cached = re.findall(r"(\d+) kernels compiled, (\d+) from a cache", start[1])[0]
+    assert compiled == cached
+    assert "Search: Where are kernels cached?" in second
+
+
+def test_documents_become_passages() -> None:
+    found = passages()
+    assert len(found) >= 200
+    assert len({passage.text for passage in found}) == len(found)
+    assert {passage.source for passage in found} >= {"architecture.md", "journey.md"}
+
+
+def test_headings_code_and_marks_are_not_searched() -> None:
+    text = (
+        "# Title of it all\n\nA paragraph of *some* length with `code` in\ntwo lines.\n\n"
+        "```sh\nrun this command\n```\n\n"
+        "* an item that is long enough to be found [here](x.md)\n* short\n\n| a cell of a table | and another one |\n"
+    )
+    assert list(blocks(text)) == [
+        "A paragraph of *some* length with code in two lines.",
+        "an item that is long enough to be found here",
+        "a cell of a table: and another one",
+    ]
