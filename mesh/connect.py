@@ -6,18 +6,18 @@ failure is collected, so that the error names each node that failed and not only
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from coordinator.health import HealthConfig
 from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
-from wire.errors import ConfigError, ConnectFailed, MeshError
+from wire.errors import ConfigError, ConnectFailed
 from wire.transport import Link
 
 from .backend import Backend
 from .config import DiscoverSpec, LocalSpec, MeshConfig, default_mesh_name, default_name
 from .embedded import Embedded, start_coordinator
+from .gathering import gather_all
 from .local import LocalWorkers, devices_per_worker
 from .remote import Remote
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .joining import AutoJoin
 
 Address = tuple[str, int]
-T = TypeVar("T")
 
 
 async def connect(config: MeshConfig) -> Backend:
@@ -50,7 +49,7 @@ async def connect(config: MeshConfig) -> Backend:
 
             auto = AutoJoin(coordinator)
             joins.append(_discover(auto, config.discover, mesh))
-        await _all(joins)
+        await gather_all(joins)
     except BaseException:
         await Embedded(coordinator, local, auto).close()
         raise
@@ -59,7 +58,7 @@ async def connect(config: MeshConfig) -> Backend:
 
 async def _dial_all(coordinator: Coordinator, addresses: Sequence[Address]) -> dict[Address, Link]:
     dials = [coordinator.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S) for host, port in addresses]
-    return dict(zip(addresses, await _all(dials), strict=True))
+    return dict(zip(addresses, await gather_all(dials), strict=True))
 
 
 async def _as_client(mesh: str, coordinators: Sequence[Address], config: MeshConfig) -> Backend:
@@ -79,7 +78,7 @@ def _local_workers(mesh: str, spec: LocalSpec | None) -> LocalWorkers | None:
 
 async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: LocalSpec) -> None:
     workers = await local.start(devices_per_worker(spec.count, spec.engine))
-    await _all([coordinator.connect("127.0.0.1", worker.port) for worker in workers])
+    await gather_all([coordinator.connect("127.0.0.1", worker.port) for worker in workers])
 
 
 async def _discover(join: AutoJoin, spec: DiscoverSpec, mesh: str) -> None:
@@ -91,15 +90,3 @@ async def _discover(join: AutoJoin, spec: DiscoverSpec, mesh: str) -> None:
             cause="; ".join(join.failures),
             next_step="Start mesh-worker there, or name it: .node('host:port')",
         )
-
-
-async def _all(work: Sequence[Awaitable[T]]) -> list[T]:
-    """Every result, or one error that names everything that failed."""
-    results = await asyncio.gather(*work, return_exceptions=True)
-    failures = [result for result in results if isinstance(result, BaseException)]
-    for failure in failures:
-        if len(failures) == 1 or not isinstance(failure, MeshError):
-            raise failure
-    if failures:
-        raise ConnectFailed(f"{len(failures)} nodes failed: " + "; ".join(str(failure) for failure in failures))
-    return [result for result in results if not isinstance(result, BaseException)]

@@ -24,6 +24,8 @@ from pathlib import Path
 
 from wire.errors import ConfigError, ConnectFailed
 
+from .gathering import gather_all
+
 READY_TIMEOUT_S = 30.0  # a first start on a cold disk; a warm one takes about one second
 STOP_TIMEOUT_S = 2.5  # SIGTERM gets an orderly exit within 2 s
 LOG_TAIL_BYTES = 4096
@@ -49,15 +51,14 @@ class LocalWorkers:
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def start(self, devices: Sequence[Sequence[str]]) -> list[LocalWorker]:
-        """One worker per entry, each with the devices named there; ConnectFailed with the log of one that fails."""
+        """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails."""
         self._folder = Path(tempfile.mkdtemp(prefix="graph-mesh-"))
         starts = [self._start_one(f"local-{index}", names) for index, names in enumerate(devices)]
-        results = await asyncio.gather(*starts, return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        if failures:
+        try:
+            return await gather_all(starts)
+        except BaseException:
             await self.close()
-            raise failures[0]
-        return [result for result in results if isinstance(result, LocalWorker)]
+            raise
 
     async def close(self) -> None:
         """End every worker in order, or by force after 2.5 s, and remove their folder."""
@@ -90,6 +91,7 @@ class LocalWorkers:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 return await _ready(process, name)
         except (TimeoutError, ValueError, KeyError):
+            await self._await_end(process)
             text = log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
             raise ConnectFailed(
                 f"local worker {name} did not start (exit code {process.returncode})", node=name, cause=text
