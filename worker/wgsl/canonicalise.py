@@ -28,6 +28,7 @@ CONCAT_FAN_IN = 4
 REDUCE_LENGTH_MAX = 16_384  # longer reductions are split in two
 SPLIT_CHUNK = 1_024
 SPLIT_FEW_ROWS = 64  # with fewer rows than this, a reduction of more than SPLIT_CHUNK is split to use the device
+DOT_LENGTH_MAX = 1 << 18  # longer dots become a batch of shorter ones and a sum: loops are bounded, rounding is better
 DOT_TILE_MIN = 2  # a dot with fewer rows or columns is a multiply and a reduction
 
 
@@ -242,7 +243,7 @@ def _dot(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -
     if length == 0:
         return rewriter.filled(0, type_.dtype, type_.shape)
     if min(rows, columns) >= DOT_TILE_MIN or type_.size * length > ELEMENTS_MAX:
-        return None
+        return _split_dot(rewriter, inputs, sides, type_) if length > DOT_LENGTH_MAX else None
     left = sides[0].arranged(rewriter, inputs[0], (batch, rows, 1, length))
     right = sides[1].arranged(rewriter, inputs[1], (batch, 1, columns, length))
     if type_.dtype is F16:
@@ -250,6 +251,25 @@ def _dot(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -
     total = rewriter.add("reduce_sum", rewriter.add("mul", left, right), axes=(3,))
     total = rewriter.add("reshape", total, shape=type_.shape)
     return rewriter.add("cast", total, dtype=type_.dtype.name)
+
+
+def _split_dot(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], type_: TensorType) -> int:
+    """The dot in chunks of its length, as (batch, chunks, rows, columns), and their sum."""
+    batch, length = math.prod(sides[0].batch), math.prod(sides[0].contract)
+    count = -(-length // DOT_LENGTH_MAX)
+    chunk = -(-length // count)
+    chunks = []
+    for side, index in zip(sides, inputs, strict=True):
+        free = math.prod(side.free)
+        whole = side.arranged(rewriter, index, (batch, free, length))
+        zero = rewriter.filled(0, type_.dtype)
+        padding = {"low": (0, 0, 0), "high": (0, 0, count * chunk - length), "interior": (0, 0, 0)}
+        whole = rewriter.add("pad", whole, zero, **padding)
+        whole = rewriter.add("reshape", whole, shape=(batch, free, count, chunk))
+        chunks.append(rewriter.add("cast", whole, dtype=F32.name) if type_.dtype is F16 else whole)
+    axes = {"lhs_batch": (0, 2), "rhs_batch": (0, 2), "lhs_contract": (3,), "rhs_contract": (3,)}
+    total = rewriter.add("reduce_sum", rewriter.add("dot", *chunks, **axes), axes=(1,))
+    return rewriter.add("cast", rewriter.add("reshape", total, shape=type_.shape), dtype=type_.dtype.name)
 
 
 class _Side:

@@ -27,6 +27,7 @@ from .kernel_ir import (
     When,
     expressions,
     statements,
+    trips,
     walk,
 )
 from .legalise import literal, text_of
@@ -71,6 +72,7 @@ def emit(kernel: Kernel, profile: Profile) -> Shader:
         (len(text) > profile.wgsl_bytes, f"{len(text)} bytes of WGSL of {profile.wgsl_bytes}"),
         (kernel.invocations > limits.invocations, f"{kernel.invocations} invocations of {limits.invocations}"),
         (sum(s.size_bytes for s in kernel.shared) > limits.workgroup_bytes, "too much workgroup memory"),
+        (trips(kernel.body) > profile.loop_trips, f"{trips(kernel.body)} loop iterations of {profile.loop_trips}"),
         (max(grid) > limits.groups_per_dimension or min(grid) < 1, f"a grid of {grid}"),
     ]
     for broken, what in problems:

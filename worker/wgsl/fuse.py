@@ -35,7 +35,9 @@ REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min",
 MOVES = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse"})  # views that read one element
 PROLOGUE = MOVES | {"cast"}  # what a matmul computes while loading: each element is loaded many times
 
-NODES_MAX = 150  # nodes of one group: bounds compile time and recursion
+WEIGHT_MAX = 150  # of one group's inlined nodes: bounds compile time and recursion
+COSTLY_WEIGHT = 8  # a polyfill is tens of instructions; drivers inline it and compile slower than linearly
+ANCHORS_MAX = 12  # reductions of one kernel: each has up to two accumulators per invocation in workgroup memory
 CLASSES_MAX = 6  # different index maps under which one node is computed in one kernel
 EXPRESSIONS_MAX = 6_000  # distinct scalar expressions of one group's symbolic lowering
 COPY_COST_MAX = 6  # a node cheaper than this may be computed by several kernels rather than stored
@@ -51,6 +53,7 @@ class Group:
     anchors: list[int] = field(default_factory=list)
     inlined: set[int] = field(default_factory=set)
     reads: set[int] = field(default_factory=set)
+    weight: int = 0
 
 
 def fuse(graph: WireGraph, profile: Profile) -> list[Group]:
@@ -137,7 +140,7 @@ class _Fuser:
 
     def may_inline(self, index: int, group: Group) -> bool:
         node, own = self.graph.nodes[index], self.graph.types[index]
-        if len(group.inlined) >= NODES_MAX or len(self.reads_after(index, group)) > self.reads_max:
+        if group.weight + self.weight(index) > WEIGHT_MAX or len(self.reads_after(index, group)) > self.reads_max:
             return False
         if (node.op, own.dtype.name) in LOOPING and (group.kind != "map"):
             return False
@@ -155,9 +158,13 @@ class _Fuser:
     def inline(self, index: int, group: Group) -> None:
         group.reads = self.reads_after(index, group)
         group.inlined.add(index)
+        group.weight += self.weight(index)
         users = [consumer for consumer in self.consumers[index] if group in self.member[consumer]]
         self.classes[index] |= self.classes_of(index, users)
         self.member[index].append(group)
+
+    def weight(self, index: int) -> int:
+        return COSTLY_WEIGHT if self.graph.nodes[index].op in COSTLY else 1
 
     def reads_after(self, index: int, group: Group) -> set[int]:
         return (group.reads - {index}) | self.operands(index)
@@ -226,13 +233,14 @@ class _Fuser:
     def start(self, index: int) -> None:
         op = self.graph.nodes[index].op
         kind = "row" if op in REDUCTIONS else {"dot": "matmul", "scatter": "scatter"}.get(op, "map")
-        group = Group(index, kind, [index] if kind in ("row", "matmul") else [], set(), self.operands(index))
+        anchors = [index] if kind in ("row", "matmul") else []
+        group = Group(index, kind, anchors, set(), self.operands(index), self.weight(index))
         self.groups.append(group)
         self.member[index].append(group)
         self.classes[index] = {index}
 
     def try_anchor(self, index: int, group: Group, kind: str) -> bool:
-        if len(self.reads_after(index, group)) > self.reads_max:
+        if len(self.reads_after(index, group)) > self.reads_max or len(group.anchors) >= ANCHORS_MAX:
             return False
         if any(self.is_looping(node) for node in (*group.inlined, group.root)):
             return False

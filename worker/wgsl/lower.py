@@ -19,7 +19,7 @@ from .memory import assign_slots
 from .profile import Profile
 from .program import Buffer, Dispatch, Module, Program, padded
 
-VERSION = 2
+VERSION = 3
 
 
 def lower(graph: WireGraph, profile: Profile) -> Program:

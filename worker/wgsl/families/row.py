@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from wire.dtypes import dtype_named
-from wire.errors import Unsupported
 
 from ..canonicalise import identity_of
 from ..elements import Anchor, Index, register
@@ -33,7 +32,6 @@ from ..kernel_ir import (
     Store,
     StoreShared,
     When,
-    trips,
 )
 from .frame import Frame
 
@@ -91,8 +89,6 @@ class _Row:
             if groups > frame.profile.limits.groups_per_dimension:
                 head += (Leave(self.build.make("ge", [self.row, self.build.number(self.rows)], "bool")),)
         body = (*head, *self._reductions(), *self._result())
-        if trips(body) > frame.profile.loop_trips:
-            raise Unsupported(f"a reduction over {self.columns} elements needs {trips(body)} loop iterations")
         return Kernel("row", groups, self.invocations, body, frame.dtypes, tuple(self.shared.values()))
 
     def _choose_form(self) -> bool:
