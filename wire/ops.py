@@ -256,7 +256,8 @@ def check_attrs(op: Op, attrs: Attrs) -> None:
         if not check(value):
             kind = op.attrs[name].rstrip("?")
             raise AttrError(f"{op.name}.{name} must be {kind}, got {type(value).__name__}", op=op.name)
-    for name in required - attrs.keys():
+    if not required <= attrs.keys():
+        name = min(required - attrs.keys())
         raise AttrError(f"{op.name} needs the attribute {name!r} ({op.attrs[name]})", op=op.name)
 
 
