@@ -1,11 +1,13 @@
 """The cpu engine against references written independently of it, over every case of the op table."""
 
+import numpy as np
 import pytest
 from support.compare import assert_close, magnitude_of
 from support.op_cases import ROWS, cases
+from support.random_graphs import random_graph
 from support.references import REFERENCES, reference, threefry2x32
 
-from wire.dtypes import F64, DType
+from wire.dtypes import DTYPES, F64, DType
 from wire.ops import LEAVES, OPS, Tolerance, tolerance_for
 from worker.cpu import evaluate
 
@@ -35,6 +37,15 @@ def test_cpu_agrees_with_the_reference(op: str) -> None:
             except AssertionError as error:
                 wrong.append(f"{case.id}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_graphs_of_whole_numbers_agree_with_the_reference(seed: int) -> None:
+    random = random_graph(seed, dtypes=[dtype for dtype in DTYPES if dtype.kind in "biu"])
+    given = {**random.inputs, **random.params}
+    for actual, expected in zip(evaluate(random.graph, given), reference(random.graph, given), strict=True):
+        assert actual.dtype == expected.dtype
+        assert np.array_equal(actual, expected)
 
 
 def test_every_op_has_a_reference() -> None:

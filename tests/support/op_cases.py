@@ -178,6 +178,8 @@ def _reduced(dtype: DType, make: Callable[..., NDArray[Any]]) -> Examples:
     yield Example("long", (make(LARGE),), {"axes": (0,)})
     yield Example("long-columns", (make(1027, 3),), {"axes": (0,)})
     yield Example("many-rows", (make(2501, 28),), {"axes": (1,)})
+    yield Example("long-rows", (make(3, 17_003),), {"axes": (1,)})
+    yield Example("long-middle", (make(3, 1100, 5),), {"axes": (1,)})
     yield Example("one-each", (special(dtype).reshape(-1, 1),), {"axes": (1,)})
     with_ones = np.stack([special(dtype), np.ones_like(special(dtype)), np.ones_like(special(dtype))])
     yield Example("special", (with_ones,), {"axes": (0,)})
@@ -330,7 +332,7 @@ def _indices(dtype: DType, *shape: int, bound: int) -> NDArray[Any]:
     rng = np.random.default_rng(bound)
     found = rng.integers(max(-bound // 2, limits.min), min(bound + bound // 2, limits.max), shape, endpoint=True)
     flat = np.asarray(found).astype(dtype.numpy).reshape(-1)
-    edges = [limits.min, limits.max, max(-1, limits.min), bound, bound - 1, 0]
+    edges = [limits.min, limits.max, max(-1, limits.min), min(bound, limits.max), min(bound - 1, limits.max), 0]
     flat[: min(6, flat.size // 2)] = np.array(edges[: flat.size // 2], dtype.numpy)
     return flat.reshape(shape)
 
@@ -361,6 +363,7 @@ def _gather(dtype: DType) -> Examples:
     yield example("large", (1003, 7), (10_007,), 0)
     for index in _INTEGERS:
         yield example(f"by-{index.name}", (7, 3), (14,), 0, index=index)
+        yield example(f"many-by-{index.name}", (301, 2), (40,), 0, index=index)
 
 
 def _scatter(dtype: DType) -> Examples:
@@ -392,6 +395,7 @@ def _scattered(dtype: DType, mode: str) -> Examples:
     if mode == "set":
         for index in _INTEGERS:
             yield example(f"by-{index.name}", (4, 3), (26,), 0, index)
+            yield example(f"many-by-{index.name}", (301, 2), (40,), 0, index)
 
 
 _WINDOWS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
@@ -407,21 +411,22 @@ def _dynamic_slice(dtype: DType) -> Examples:
     for shape, window, starts in _WINDOWS:
         operands = (any_bits(dtype, *shape), np.array(starts, np.int32))
         yield Example(f"{shape}-{window}-{starts}", operands, {"sizes": window})
-    for index in _INTEGERS:
-        for name in ("min", "max"):
-            starts = np.full(2, getattr(np.iinfo(index.numpy), name), index.numpy)
-            yield Example(f"{index.name}-{name}", (any_bits(dtype, 3, 4), starts), {"sizes": (2, 2)})
+    for label, starts in _extreme_starts():
+        yield Example(label, (any_bits(dtype, 301, 4), starts), {"sizes": (2, 2)})
 
 
 def _dynamic_update_slice(dtype: DType) -> Examples:
     for shape, window, starts in _WINDOWS:
         operands = (any_bits(dtype, *shape), any_bits(dtype, *window, seed=1), np.array(starts, np.int32))
         yield Example(f"{shape}-{window}-{starts}", operands, {})
+    for label, starts in _extreme_starts():
+        yield Example(label, (any_bits(dtype, 301, 4), any_bits(dtype, 2, 2, seed=1), starts), {})
+
+
+def _extreme_starts() -> Iterator[tuple[str, NDArray[Any]]]:
     for index in _INTEGERS:
         for name in ("min", "max"):
-            starts = np.full(2, getattr(np.iinfo(index.numpy), name), index.numpy)
-            operands = (any_bits(dtype, 3, 4), any_bits(dtype, 2, 2, seed=1), starts)
-            yield Example(f"{index.name}-{name}", operands, {})
+            yield f"{index.name}-{name}", np.full(2, getattr(np.iinfo(index.numpy), name), index.numpy)
 
 
 # -- leaves -----------------------------------------------------------------------------------------------
@@ -444,8 +449,9 @@ def _random_bits(dtype: DType) -> Examples:
     if dtype is not U32:
         return
     for key in ((0, 0), (2**32 - 1, 2**32 - 1), (0x13198A2E, 0x03707344)):
-        for shape in ((), (5,), (0, 2), (3, 4, 5), (LARGE,)):
+        for shape in ((), (5,), (0, 2), (3, 4, 5)):
             yield Example(f"{key}-{shape}", (np.array(key, np.uint32),), {"shape": shape})
+    yield Example("large", (np.array((1, 2), np.uint32),), {"shape": (LARGE,)})
 
 
 # -- the table --------------------------------------------------------------------------------------------
