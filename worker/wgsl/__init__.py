@@ -9,6 +9,7 @@ Reading order is the life of a part:
     kernel_ir     what those are made of; `expressions` has the scalar and index algebra
     legalise      which WGSL text computes each scalar op exactly as the op table says; `polyfills` has the functions
     emit          kernel -> WGSL text
+    shaders       each distinct group is lowered once, wherever it stands
     memory        buffers -> slots by liveness
     lower         drives all of the above; the result is a Program (`program`), plain data
     device        the only file that knows wgpu

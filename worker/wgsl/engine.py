@@ -27,6 +27,7 @@ from .device import AdapterInfo, Device, Memory, list_adapters
 from .execute import WgslExecutable, resident
 from .lower import VERSION, const_key, lower
 from .program import Program
+from .shaders import Shaders
 
 _SIDE, _STREAM = 512, 2_048  # of the measured matmul; of the matrix read
 _RUNS_MAX, _TIMED_S = 5, 0.05
@@ -52,6 +53,7 @@ class WgslEngine:
     ) -> None:
         self._device = Device(adapter_index, memory_bytes, limits_override)
         self._cache = ProgramCache(cache_dir)
+        self._shaders = Shaders(self._device.profile)
         self._executables: WeakValueDictionary[bytes, WgslExecutable] = WeakValueDictionary()
         adapter, profile = self._device.adapter, self._device.profile
         self.info = EngineInfo(
@@ -74,7 +76,7 @@ class WgslEngine:
         program = None if force else self._cache.read(key)
         cached = program is not None
         if program is None:
-            program = lower(graph, self._device.profile)
+            program = lower(graph, Shaders(self._device.profile) if force else self._shaders)
         if force:
             for module in program.modules:
                 self._device.forget(module.text)

@@ -12,28 +12,26 @@ from wire.graph import Node, WireGraph
 from wire.ops import LEAVES
 
 from .canonicalise import canonicalise, splat_bits
-from .emit import Shader, emit
-from .families import LOWERINGS, Frame
-from .fuse import Group, fuse
+from .emit import Shader
+from .fuse import fuse
 from .memory import assign_slots
 from .profile import Profile
 from .program import Buffer, Dispatch, Module, Program, padded
+from .shaders import Shaders
 
-VERSION = 3
+VERSION = 4
 
 
-def lower(graph: WireGraph, profile: Profile) -> Program:
-    """Compile to text; Unsupported (op, dtype or size, with need and have) is raised here and never at a run."""
-    plain = canonicalise(graph, profile)
-    groups = fuse(plain, profile)
-    shaders = [shader for group in groups for shader in lower_group(plain, group, profile)]
-    _check_sizes(plain, shaders, profile)
+def lower(graph: WireGraph, known: Shaders) -> Program:
+    """Compile to text for `known.profile`, reusing the shaders known already.
+
+    Unsupported (op, dtype or size, with need and have) is raised here and never at a run.
+    """
+    plain = canonicalise(graph, known.profile)
+    groups = fuse(plain, known.profile)
+    shaders = [shader for group in groups for shader in known.of(plain, group)]
+    _check_sizes(plain, shaders, known.profile)
     return _assemble(plain, shaders)
-
-
-def lower_group(graph: WireGraph, group: Group, profile: Profile) -> list[Shader]:
-    """The shaders of one group, in order."""
-    return [emit(kernel, profile) for kernel in LOWERINGS[group.kind](Frame(graph, group, profile))]
 
 
 def const_key(node: Node) -> str:
