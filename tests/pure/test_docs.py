@@ -1,0 +1,198 @@
+"""Documents say what is true: links resolve, names exist, options and exit codes are those of the code, tests exist."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from support.documents import Document, document, documents, table
+from support.source import PACKAGES, ROOT, source_files
+
+from mesh import Mesh
+from mesh.commands import coord, exit_codes, worker
+
+DOCUMENTS = documents()
+ids = [each.path for each in DOCUMENTS]
+COMMANDS = document("docs/commands.md")
+FEATURES = document("docs/features.md")
+STATES = ("works", "partial", "planned")
+
+FOLDERS = (*PACKAGES, "tests", "docs", "script", "bench", "examples", ".ci")
+_PATH = re.compile(rf"(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*")
+_MODULE_NAME = re.compile(r"(?:mesh|wire|worker|coordinator)(?:\.\w+)+")
+
+
+@pytest.mark.parametrize("each", DOCUMENTS, ids=ids)
+def test_links_resolve(each: Document) -> None:
+    for link in each.links:
+        if link.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / each.path).parent / path if path else ROOT / each.path
+        assert target.exists(), f"{each.path}: {link} leads nowhere"
+        if anchor:
+            assert anchor in document(target.resolve().relative_to(ROOT).as_posix()).anchors, f"{each.path}: {link}"
+
+
+@pytest.mark.parametrize("each", DOCUMENTS, ids=ids)
+def test_files_that_are_named_exist(each: Document) -> None:
+    missing = [name for name in each.names if _PATH.fullmatch(name) and not (ROOT / name).exists()]
+    assert not missing, f"{each.path} names {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("each", DOCUMENTS, ids=ids)
+def test_modules_and_what_is_in_them_exist(each: Document) -> None:
+    missing = [name for name in each.names if _MODULE_NAME.fullmatch(name) and not _importable(name)]
+    assert not missing, f"{each.path} names {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("each", DOCUMENTS, ids=ids)
+def test_commands_that_are_shown_are_accepted(each: Document) -> None:
+    """Every line of a shell block that runs one of our commands is parsed by that command's own parser."""
+    for block in each.code_blocks("sh"):
+        for line in block.splitlines():
+            words = re.sub(r"\s#.*", "", line).split()
+            if not words or words[0] not in ("mesh-worker", "mesh-coord"):
+                continue
+            parser = worker.parser() if words[0] == "mesh-worker" else coord.parser()
+            try:
+                parser.parse_args(words[1:])
+            except SystemExit as stop:
+                raise AssertionError(f"{each.path}: {line!r} is refused with {stop.code}") from None
+
+
+@pytest.mark.parametrize("each", DOCUMENTS, ids=ids)
+def test_pages_are_written_to_be_read(each: Document) -> None:
+    assert each.text.startswith("# "), "a page opens with its title"
+    assert each.text.endswith("\n")
+    assert not each.text.endswith("\n\n")
+    assert len(re.findall("^# ", each.prose, re.MULTILINE)) == 1, "a page has one title"
+
+
+def test_every_page_is_linked_from_another() -> None:
+    linked = {
+        ((ROOT / each.path).parent / link.partition("#")[0]).resolve()
+        for each in DOCUMENTS
+        for link in each.links
+        if not link.startswith("http")
+    }
+    pages = {(ROOT / each.path).resolve() for each in DOCUMENTS} - {ROOT / "README.md"}
+    lonely = [path for path in pages if path not in linked and path.parent not in linked]
+    assert not lonely, ", ".join(str(path.relative_to(ROOT)) for path in lonely)
+
+
+# -- commands
+
+
+def test_every_option_of_mesh_worker_is_explained_and_no_other() -> None:
+    assert _explained(COMMANDS.section("mesh-worker")) == _options(worker.parser())
+
+
+@pytest.mark.parametrize("verb", coord.VERBS)
+def test_every_option_of_a_verb_is_explained_and_no_other(verb: str) -> None:
+    wanted = _explained(COMMANDS.section(f"mesh-coord {verb}")) | _explained(COMMANDS.section("Every verb"))
+    if coord.VERBS[verb].remote is not None:
+        wanted |= _explained(COMMANDS.section("Every verb that asks a coordinator"))
+    assert wanted == _options(_verbs()[verb])
+
+
+def test_every_verb_has_a_section() -> None:
+    shown = [title.partition(" ")[2] for title in COMMANDS.headings() if title.startswith("mesh-coord ")]
+    assert shown == list(coord.VERBS)
+
+
+def test_the_verbs_that_ask_a_coordinator_are_listed() -> None:
+    section = COMMANDS.section("Every verb that asks a coordinator")
+    asking = [verb for verb, row in coord.VERBS.items() if row.remote is not None]
+    assert f"These are {', '.join(asking[:-1])} and {asking[-1]}." in section
+
+
+def test_every_exit_code_is_explained() -> None:
+    codes = {name: value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    rows = {name: int(code) for code, name, _ in table(COMMANDS.section("Exit codes"))}
+    assert rows == codes
+
+
+def test_the_epilogs_name_the_codes_of_their_command() -> None:
+    for parser in (worker.parser(), coord.parser()):
+        text = parser.epilog or ""
+        assert set(map(int, re.findall(r"\b\d\b", text))) <= {value for _, value in exit_codes.BY_ERROR} | {0, 3}
+
+
+def test_every_variable_of_the_environment_is_explained() -> None:
+    pattern = re.compile(r"\b(?:MESH|GRAPH_MESH)_[A-Z_]+\b")
+    texts = [file.text for file in source_files("mesh", "wire", "worker", "coordinator", "tests/support")]
+    texts += [path.read_text(encoding="utf-8") for path in (ROOT / "script").iterdir()]
+    read = {name for text in texts for name in pattern.findall(text)}
+    explained = {row[0].strip("`") for row in table(COMMANDS.section("Environment"))}
+    assert explained == read
+
+
+# -- features
+
+
+def test_every_feature_has_a_state_and_a_test_that_exists() -> None:
+    rows = list(table(FEATURES.text))
+    assert len(rows) > 80
+    for feature, _, state, proof in rows:
+        assert state.partition(" (")[0] in STATES, f"{feature}: {state}"
+        files = re.findall(r"`([^`]+)`", proof)
+        if state == "planned":
+            assert not files, f"{feature}: what is planned has no test yet"
+        else:
+            assert files, f"{feature}: no test shows it"
+        for name in files:
+            assert name.startswith("tests/"), f"{feature}: {name} is not a test"
+            assert (ROOT / name).is_file(), f"{feature}: {name} does not exist"
+
+
+def test_features_are_named_once() -> None:
+    names = [row[0] for row in table(FEATURES.text)]
+    assert len(names) == len(set(names))
+
+
+# -- decisions
+
+
+def test_decisions_are_numbered_without_gaps_and_named_by_their_number() -> None:
+    files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [int(path.name[:4]) for path in files] == list(range(1, len(files) + 1))
+    for path in files:
+        assert path.read_text(encoding="utf-8").startswith(f"# {path.name[:4]}: ")
+
+
+def _verbs() -> dict[str, argparse.ArgumentParser]:
+    (verbs,) = (action for action in coord.parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(verbs.choices)
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    """Every option and argument of a parser, help aside, as people write it."""
+    found: set[str] = set()
+    for action in parser._actions:
+        if action.help != argparse.SUPPRESS and "--help" not in action.option_strings:
+            found |= set(action.option_strings) or {str(action.metavar or action.dest).upper()}
+    return found
+
+
+def _explained(section: str) -> set[str]:
+    """The options in the first column of a section's table."""
+    return {word.split()[0] for row in table(section) for word in re.findall(r"`([^`]+)`", row[0])}
+
+
+def _importable(name: str) -> bool:
+    """Whether a dotted name is a module of ours, something in one, or (`mesh.run`) a method of a mesh object."""
+    parts = name.split(".")
+    if len(parts) == 2 and parts[0] == "mesh" and hasattr(Mesh, parts[1]):
+        return True
+    for count in range(len(parts), 0, -1):
+        path = Path(*parts[:count])
+        if (ROOT / path.with_suffix(".py")).is_file() or (ROOT / path).is_dir():
+            found = importlib.import_module(".".join(parts[:count]))
+            for attribute in parts[count:]:
+                found = getattr(found, attribute, None)  # type: ignore[assignment]
+            return found is not None
+    return False
