@@ -303,8 +303,7 @@ def _cast(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
     inner = rewriter.node(source)
     if inner.op != "cast":
         return None
-    first = rewriter.type(inner.inputs[0]).dtype
-    lossless = _holds(rewriter.type(source).dtype, first) and _rounds_once(first, kind.dtype)
+    lossless = _holds(rewriter.type(source).dtype, rewriter.type(inner.inputs[0]).dtype)
     return rewriter.add("cast", inner.inputs[0], dtype=kind.dtype.name) if lossless else None
 
 
@@ -313,11 +312,6 @@ def _holds(wide: DType, narrow: DType) -> bool:
     if narrow.kind == "b":
         return True
     return wide.itemsize > narrow.itemsize and (wide.kind == narrow.kind or (wide.kind, narrow.kind) == ("i", "u"))
-
-
-def _rounds_once(first: DType, last: DType) -> bool:
-    """False where an engine may go through f32 on the way from a large integer to a narrow float."""
-    return first.kind in "bf" or last.kind != "f" or first.itemsize <= 2
 
 
 def _bitcast(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
