@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from support.adapter import needs_adapter
 from support.compare import assert_close, magnitude_of
+from support.node_by_node import judge
 from support.op_cases import ROWS, Case, cases
 from support.random_graphs import random_graph
 
-from wire.dtypes import BOOL, I32, U32
+from wire.dtypes import BOOL, BY_NAME, I32, U32
 from wire.errors import GraphError, Unsupported
 from wire.graph import WireGraph
 from wire.ops import EXACT, OPS
@@ -117,16 +118,25 @@ def check_random(engine: Engine, seeds: range) -> None:
             assert_close(actual, right, f"random graph {seed}", kind.dtype, tolerance=EXACT)
 
 
+def check_random_by_node(engine: Engine, seeds: range) -> None:
+    dtypes = [BY_NAME[name] for name in engine.info.dtypes_by_op["add"]]
+    for seed in seeds:
+        random = random_graph(seed, dtypes=dtypes)
+        judge(engine, random.graph, {**random.inputs, **random.params})
+
+
+@pytest.mark.parametrize("check", [check_random, check_random_by_node])
 @pytest.mark.parametrize("engine", MARKED, indirect=True)
-def test_random_graphs_of_exact_dtypes(engine: Engine) -> None:
-    check_random(engine, range(12))
+def test_random_graphs(engine: Engine, check: Callable[[Engine, range], None]) -> None:
+    check(engine, range(10))
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("check", [check_random, check_random_by_node])
 @pytest.mark.parametrize("engine", MARKED, indirect=True)
-@pytest.mark.parametrize("first", range(1000, 1300, 20))
-def test_many_random_graphs_of_exact_dtypes(engine: Engine, first: int) -> None:
-    check_random(engine, range(first, first + 20))
+@pytest.mark.parametrize("first", range(1000, 1200, 20))
+def test_many_random_graphs(engine: Engine, check: Callable[[Engine, range], None], first: int) -> None:
+    check(engine, range(first, first + 20))
 
 
 @pytest.mark.parametrize("engine", MARKED, indirect=True)
