@@ -15,21 +15,26 @@ sum of its units' seconds (the roofline max of flops and bytes, Williams et al. 
 worker what it needs in one transfer.  The call's seconds are when the last output reaches the client.
 
 Memory of a site: its params and constants, what comes in from outside, and the largest working set of its parts.
+
+Every figure of a graph's first units is a lower bound of the whole graph's, in whatever way the rest is assigned: that
+is what the exact search prunes by.  docs/planning.md says how good the model is and what it leaves out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from wire.errors import PlacementError
 from wire.graph import WireGraph
 from wire.ops import LEAVES, VIEWS
 
-from .profile import CLIENT, DeviceProfile, Profiles
+from .profile import CLIENT, DeviceProfile, Link, Profiles
 
 DUPLICATED = frozenset({"input", "param", "const", "iota"})  # held or made anew by whoever uses them
+COPIED = frozenset({"pad", "concat"})  # the views that engines do not fold into whoever reads them
+PICKED = frozenset({"gather", "dynamic_slice"})  # they read as much of their first operand as they write
 Assignment = Sequence[int]
 Site = tuple[int, int]  # worker index, device index
 Needs = frozenset[tuple[str, tuple[str, ...]]]
@@ -48,18 +53,36 @@ class PartSketch:
 class Prediction:
     """What an assignment is predicted to cost.  Per-worker figures are in the order of the profiles."""
 
-    fits: bool
+    overflow_bytes: int  # by how much budgets are exceeded, all in all
     seconds: float
     cut_bytes: int
-    parts: tuple[PartSketch, ...]
     busy_s: tuple[float, ...]
     memory_bytes: tuple[int, ...]
     bytes_in: tuple[int, ...]
 
     @property
-    def objective(self) -> tuple[bool, float, int]:
-        """Smaller is better: fits first, then seconds, then bytes."""
-        return (not self.fits, self.seconds, self.cut_bytes)
+    def fits(self) -> bool:
+        return self.overflow_bytes == 0
+
+    @property
+    def objective(self) -> tuple[int, float, int]:
+        """Smaller is better: what fits (or fits best) first, then seconds, then bytes."""
+        return (self.overflow_bytes, self.seconds, self.cut_bytes)
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """What crosses the borders of parts.  Parts are keys, workers and sites indices."""
+
+    bytes_in: list[int]  # per worker: inputs and other workers' results
+    fed: dict[int, int] = field(default_factory=dict)  # worker -> bytes of inputs
+    fed_parts: set[int] = field(default_factory=set)
+    sends: dict[int, dict[int, int]] = field(default_factory=dict)  # part -> worker -> bytes
+    waits: dict[int, set[int]] = field(default_factory=dict)  # part -> the parts that it waits for
+    returned: dict[int, int] = field(default_factory=dict)  # part -> bytes for the client
+    held: list[int] = field(default_factory=list)  # per site: bytes of leaves and of results of other parts
+    leaving: set[int] = field(default_factory=set)  # units whose result outlives their part
+    last: dict[int, int] = field(default_factory=dict)  # unit -> its last consumer in the same part
 
 
 class CostModel:
@@ -80,191 +103,199 @@ class CostModel:
                 self.consumers[operand].append(unit)
         self.outputs = {place[index] for index in graph.outputs if index in place}
         self.leaf_bytes = {i: graph.types[i].size_bytes for i, node in enumerate(nodes) if node.op in DUPLICATED}
+        self._inputs = frozenset(graph.inputs)
+        self._find_links()
         self._find_devices()
+
+    def _find_links(self) -> None:
+        names = [worker.node_id for worker in self.profiles.workers]
+        self.links: list[list[Link]] = [[self.profiles.link(a, b) for b in names] for a in names]
+        self.feeding: list[Link] = [self.profiles.link(CLIENT, name) for name in names]
+        self.returning: list[Link] = [self.profiles.link(name, CLIENT) for name in names]
 
     def _find_devices(self) -> None:
         """Which device of each worker runs which unit, and in how many seconds; -1 where none can."""
         self.device: list[list[int]] = []
         self.seconds: list[list[float]] = []
-        kinds: dict[Needs, list[int]] = {}
+        self.sites: list[Site] = [(w, d.index) for w, each in enumerate(self.profiles.workers) for d in each.devices]
+        self.site: list[list[int]] = []  # per worker and unit, an index of `sites`
+        number = {site: index for index, site in enumerate(self.sites)}
+        kinds: dict[Needs, int] = {}
         unit_kinds = [needs(self.graph, index) for index in self.units]
         work = [self._work(index) for index in self.units]
-        for worker in self.profiles.workers:
+        for index, worker in enumerate(self.profiles.workers):
             kinds.clear()
             devices, seconds = [], []
             for kind, (flops, moved) in zip(unit_kinds, work, strict=True):
                 able = kinds.get(kind)
                 if able is None:
                     known = all(op in worker.ops for op, _ in kind)
-                    able = [d.index for d in worker.devices if known and all(d.supports(*need) for need in kind)][:1]
-                    kinds[kind] = able
-                devices.append(able[0] if able else -1)
-                seconds.append(_roofline(worker.devices[able[0]], flops, moved) if able else float("inf"))
+                    fit = (d.index for d in worker.devices if known and all(d.supports(*need) for need in kind))
+                    able = kinds[kind] = next(fit, -1)
+                devices.append(able)
+                seconds.append(_roofline(worker.devices[able], flops, moved) if able >= 0 else float("inf"))
             self.device.append(devices)
             self.seconds.append(seconds)
-        for unit, index in enumerate(self.units):
-            if all(devices[unit] < 0 for devices in self.device):
+            self.site.append([number.get((index, device), -1) for device in devices])
+        self.able: list[list[int]] = [
+            [worker for worker, devices in enumerate(self.device) if devices[unit] >= 0]
+            for unit in range(len(self.units))
+        ]
+        for choices, index in zip(self.able, self.units, strict=True):
+            if not choices:
                 node = self.graph.nodes[index]
                 raise PlacementError(
                     f"no worker can compute {node.op} on {self.graph.types[index]}", op=f"{node.op} (node {index})",
                     next_step="Add a worker that supports it, or rewrite without it",
                 )  # fmt: skip
 
-    def able(self, unit: int) -> list[int]:
-        """The workers that can compute a unit."""
-        return [worker for worker, devices in enumerate(self.device) if devices[unit] >= 0]
-
     def predict(self, assignment: Assignment) -> Prediction:
-        """The cost of an assignment (a worker index per unit, each able to compute it)."""
-        parts, part_of = self._parts(assignment)
-        seconds, cut_bytes, busy_s, bytes_in = self._schedule(assignment, parts, part_of)
-        memory, fits = self._memory(parts, part_of)
-        return Prediction(fits, seconds, cut_bytes, tuple(parts), busy_s, memory, bytes_in)
+        """The cost of an assignment: a worker index per unit, each able to compute it.
 
-    def _parts(self, assignment: Assignment) -> tuple[list[PartSketch], list[int]]:
-        sites: list[Site] = [(worker, self.device[worker][unit]) for unit, worker in enumerate(assignment)]
-        stages = [0] * len(sites)
-        groups: dict[tuple[int, Site], list[int]] = {}
-        for unit, operands in enumerate(self.operands):
-            site = sites[unit]
-            stage = 0
-            for operand in operands:
-                reached = stages[operand] + (sites[operand] != site)
-                if reached > stage:
-                    stage = reached
-            stages[unit] = stage
-            groups.setdefault((stage, site), []).append(unit)
-        parts = [PartSketch(site, stage, tuple(units)) for (stage, site), units in sorted(groups.items())]
-        part_of = [0] * len(sites)
-        for number, part in enumerate(parts):
-            for unit in part.units:
-                part_of[unit] = number
-        return parts, part_of
+        An assignment of the first units only is judged as the graph so far, and its figures bound from below those of
+        every assignment that continues it: another unit adds work, transfers and memory, and takes none away.
+        """
+        keys = self._keys(assignment)
+        order = sorted(set(keys))
+        traffic = self._traffic(assignment, keys)
+        seconds, busy_s = self._times(assignment, keys, order, traffic)
+        memory, overflow = self._memory(keys, order, traffic)
+        cut_bytes = sum(traffic.bytes_in) + sum(traffic.returned.values())
+        return Prediction(overflow, seconds, cut_bytes, tuple(busy_s), tuple(memory), tuple(traffic.bytes_in))
 
-    def _schedule(
-        self, assignment: Assignment, parts: list[PartSketch], part_of: list[int]
-    ) -> tuple[float, int, tuple[float, ...], tuple[int, ...]]:
-        workers = self.profiles.workers
-        count = len(workers)
-        free: dict[Site, float] = {}
-        arrived: list[float] = [0.0] * len(parts)  # when the part's last tensor is there
-        bytes_in, busy = [0] * count, [0.0] * count
-        cut_bytes = 0
-        fed = self._inputs_by_worker(assignment)
-        for worker, size in enumerate(fed):
-            if size:
-                fed_s = self.profiles.link(CLIENT, workers[worker].node_id).seconds(size)
-                bytes_in[worker] += size
-                cut_bytes += size
-                for number, part in enumerate(parts):
-                    if part.site[0] == worker and self._takes_input(part):
-                        arrived[number] = max(arrived[number], fed_s)
-        end = 0.0
-        for number, part in enumerate(parts):
-            worker, device = part.site
-            seconds = self.seconds[worker]
-            took = workers[worker].devices[device].dispatch_s + sum([seconds[unit] for unit in part.units])
-            finish = max(free.get(part.site, 0.0), arrived[number]) + took
-            free[part.site] = finish
-            busy[worker] += took
-            end = max(end, finish)
-            sends, returned = self._sends(part, part_of, parts)
-            for target, (size, receivers) in sends.items():
-                link = self.profiles.link(workers[worker].node_id, workers[target].node_id)
-                reached = finish + link.seconds(size)
-                if target != worker:
-                    bytes_in[target] += size
-                    cut_bytes += size
-                for receiver in receivers:
-                    arrived[receiver] = max(arrived[receiver], reached)
-            if returned:
-                cut_bytes += returned
-                end = max(end, finish + self.profiles.link(workers[worker].node_id, CLIENT).seconds(returned))
-        return end, cut_bytes, tuple(busy), tuple(bytes_in)
-
-    def _sends(
-        self, part: PartSketch, part_of: list[int], parts: list[PartSketch]
-    ) -> tuple[dict[int, tuple[int, set[int]]], int]:
-        """What leaves a part: per worker the bytes (each tensor once) and the parts that wait; bytes to the client."""
-        number = part_of[part.units[0]]
-        sends: dict[int, tuple[int, set[int]]] = {}
-        returned = 0
-        for unit in part.units:
-            receivers = {part_of[consumer] for consumer in self.consumers[unit]}
-            receivers.discard(number)
-            for worker in {parts[receiver].site[0] for receiver in receivers}:
-                size, waiting = sends.get(worker, (0, set()))
-                waiting |= {receiver for receiver in receivers if parts[receiver].site[0] == worker}
-                sends[worker] = (size + self.out_bytes[unit], waiting)
-            if unit in self.outputs:
-                returned += self.out_bytes[unit]
-        return sends, returned
-
-    def _inputs_by_worker(self, assignment: Assignment) -> list[int]:
-        used: list[set[int]] = [set() for _ in self.profiles.workers]
-        for unit in self._fed_units:
-            used[assignment[unit]].update(leaf for leaf in self.leaves[unit] if leaf in self._input_leaves)
-        return [sum(self.leaf_bytes[leaf] for leaf in leaves) for leaves in used]
-
-    def _takes_input(self, part: PartSketch) -> bool:
-        return not self._fed_units.isdisjoint(part.units)
-
-    @cached_property
-    def _input_leaves(self) -> frozenset[int]:
-        return frozenset(self.graph.inputs)
-
-    @cached_property
-    def _fed_units(self) -> frozenset[int]:
-        return frozenset(
-            u for u, leaves in enumerate(self.leaves) if any(leaf in self._input_leaves for leaf in leaves)
+    def parts(self, assignment: Assignment) -> tuple[PartSketch, ...]:
+        """The parts of an assignment, in an order in which they can run."""
+        units: dict[int, list[int]] = {}
+        for unit, key in enumerate(self._keys(assignment)):
+            units.setdefault(key, []).append(unit)
+        return tuple(
+            PartSketch(self.sites[key % len(self.sites)], key // len(self.sites), tuple(units[key]))
+            for key in sorted(units)
         )
 
-    def _memory(self, parts: list[PartSketch], part_of: list[int]) -> tuple[tuple[int, ...], bool]:
-        workers = self.profiles.workers
-        held: dict[Site, set[int]] = {}
-        outside: dict[Site, set[int]] = {}
-        peak: dict[Site, int] = {}
-        for number, part in enumerate(parts):
-            leaves, foreign = held.setdefault(part.site, set()), outside.setdefault(part.site, set())
-            for unit in part.units:
-                leaves.update(self.leaves[unit])
-                foreign.update(operand for operand in self.operands[unit] if part_of[operand] != number)
-            peak[part.site] = max(peak.get(part.site, 0), self._working_set(part, number, part_of))
+    def _keys(self, assignment: Assignment) -> list[int]:
+        """The part of every unit as a number: stage * how many sites there are + site."""
+        count = len(self.sites)
+        keys: list[int] = []
+        for unit, worker in enumerate(assignment):
+            key = site = self.site[worker][unit]
+            for operand in self.operands[unit]:
+                before = keys[operand]
+                there = before % count
+                reached = before if there == site else before - there + count + site
+                if reached > key:
+                    key = reached
+            keys.append(key)
+        return keys
+
+    def _traffic(self, assignment: Assignment, keys: Sequence[int]) -> _Traffic:
+        workers, sites = len(self.profiles.workers), len(self.sites)
+        traffic = _Traffic([0] * workers, held=[0] * sites)
+        here: set[tuple[int, int]] = set()  # (tensor, site) already there; leaves are -1 - node
+        sent: set[tuple[int, int]] = set()  # (tensor, worker) likewise
+        for unit, worker in enumerate(assignment):
+            key = keys[unit]
+            site = key % sites
+            for operand in self.operands[unit]:
+                source = keys[operand]
+                if source == key:
+                    traffic.last[operand] = unit
+                    continue
+                traffic.leaving.add(operand)
+                traffic.waits.setdefault(key, set()).add(source)
+                size = self.out_bytes[operand]
+                if (operand, site) not in here:
+                    here.add((operand, site))
+                    traffic.held[site] += size
+                if (operand, worker) not in sent:
+                    sent.add((operand, worker))
+                    sends = traffic.sends.setdefault(source, {})
+                    sends[worker] = sends.get(worker, 0) + size
+                    if assignment[operand] != worker:
+                        traffic.bytes_in[worker] += size
+            for leaf in self.leaves[unit]:
+                size = self.leaf_bytes[leaf]
+                if (-1 - leaf, site) not in here:
+                    here.add((-1 - leaf, site))
+                    traffic.held[site] += size
+                if leaf in self._inputs:
+                    traffic.fed_parts.add(key)
+                    if (-1 - leaf, worker) not in sent:
+                        sent.add((-1 - leaf, worker))
+                        traffic.fed[worker] = traffic.fed.get(worker, 0) + size
+                        traffic.bytes_in[worker] += size
+            if unit in self.outputs:
+                traffic.leaving.add(unit)
+                traffic.returned[key] = traffic.returned.get(key, 0) + self.out_bytes[unit]
+        return traffic
+
+    def _times(
+        self, assignment: Assignment, keys: Sequence[int], order: Sequence[int], traffic: _Traffic
+    ) -> tuple[float, list[float]]:
+        """When the last output is back, and how long each worker computes."""
+        workers, sites = self.profiles.workers, len(self.sites)
+        took = {}
+        for key in order:
+            worker, device = self.sites[key % sites]
+            took[key] = workers[worker].devices[device].dispatch_s
+        for unit, key in enumerate(keys):
+            took[key] += self.seconds[assignment[unit]][unit]
+        fed = {worker: self.feeding[worker].seconds(size) for worker, size in traffic.fed.items()}
+        free = [0.0] * sites
+        busy_s = [0.0] * len(workers)
+        sent: dict[tuple[int, int], float] = {}  # (part, worker) -> when its results are there
+        end = 0.0
+        for key in order:
+            site = key % sites
+            worker = self.sites[site][0]
+            start = max(free[site], fed[worker]) if key in traffic.fed_parts else free[site]
+            for source in traffic.waits.get(key, ()):
+                start = max(start, sent[source, worker])
+            finish = free[site] = start + took[key]
+            busy_s[worker] += took[key]
+            for target, size in traffic.sends.get(key, {}).items():
+                sent[key, target] = finish + self.links[worker][target].seconds(size)
+            back = traffic.returned.get(key)
+            end = max(end, finish if back is None else finish + self.returning[worker].seconds(back))
+        return end, busy_s
+
+    def _memory(self, keys: Sequence[int], order: Sequence[int], traffic: _Traffic) -> tuple[list[int], int]:
+        """Per worker the bytes needed, and by how many budgets of devices and workers are exceeded.
+
+        The working set of a part is the most bytes of results alive at once; what leaves the part stays to its end.
+        """
+        workers, sites = self.profiles.workers, len(self.sites)
+        alive = dict.fromkeys(order, 0)
+        most = dict.fromkeys(order, 0)
+        for unit, key in enumerate(keys):
+            alive[key] += self.out_bytes[unit]
+            if alive[key] > most[key]:
+                most[key] = alive[key]
+            for operand in self.operands[unit]:
+                if traffic.last.get(operand) == unit and operand not in traffic.leaving:
+                    alive[key] -= self.out_bytes[operand]
+        peak: dict[int, int] = {}
+        for key in order:
+            peak[key % sites] = max(peak.get(key % sites, 0), most[key])
         totals = [0] * len(workers)
-        fits = True
-        for site, leaves in held.items():
-            size = sum(self.leaf_bytes[leaf] for leaf in leaves)
-            size += sum(self.out_bytes[unit] for unit in outside[site]) + peak[site]
-            totals[site[0]] += size
-            fits = fits and size <= workers[site[0]].devices[site[1]].memory_bytes
-        fits = fits and all(total <= worker.memory_bytes for total, worker in zip(totals, workers, strict=True))
-        return tuple(totals), fits
-
-    def _working_set(self, part: PartSketch, number: int, part_of: list[int]) -> int:
-        """The most bytes of results alive at once while the part runs; what leaves the part stays to its end."""
-        last: dict[int, int] = {}
-        for unit in part.units:
-            for operand in self.operands[unit]:
-                if part_of[operand] == number:
-                    last[operand] = unit
-        alive = most = 0
-        for unit in part.units:
-            alive += self.out_bytes[unit]
-            most = max(most, alive)
-            for operand in self.operands[unit]:
-                if last.get(operand) == unit and not self._leaves_part(operand, number, part_of):
-                    alive -= self.out_bytes[operand]
-        return most
-
-    def _leaves_part(self, unit: int, number: int, part_of: list[int]) -> bool:
-        return unit in self.outputs or any(part_of[consumer] != number for consumer in self.consumers[unit])
+        overflow = 0
+        for site, size in peak.items():
+            worker, device = self.sites[site]
+            size += traffic.held[site]
+            totals[worker] += size
+            overflow += max(size - workers[worker].devices[device].memory_bytes, 0)
+        overflow += sum(max(total - each.memory_bytes, 0) for total, each in zip(totals, workers, strict=True))
+        return totals, overflow
 
     def _work(self, index: int) -> tuple[int, int]:
         """Flops and bytes moved; a view moves nothing, because engines fold it into whoever reads it."""
-        node = self.graph.nodes[index]
-        if node.op in VIEWS and node.op not in ("pad", "concat"):
+        node, types = self.graph.nodes[index], self.graph.types
+        if node.op in VIEWS and node.op not in COPIED:
             return 0, 0
-        return self.graph.flops_of(index), sum(self.graph.types[i].size_bytes for i in (*node.inputs, index))
+        moved = [types[i].size_bytes for i in (*node.inputs, index)]
+        if node.op in PICKED:
+            moved[0] = types[index].size_bytes
+        return self.graph.flops_of(index), sum(moved)
 
 
 def needs(graph: WireGraph, index: int) -> Needs:
@@ -284,6 +315,3 @@ def _body_needs(body: WireGraph) -> Needs:
 
 def _roofline(device: DeviceProfile, flops: int, moved: int) -> float:
     return max(flops / (device.gflops * 1e9 or 1.0), moved / (device.gbytes_per_s * 1e9 or 1.0))
-
-
-__all__ = ["DUPLICATED", "Assignment", "CostModel", "PartSketch", "Prediction", "Site"]

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .cost import Assignment, CostModel, Prediction, Site
+from .cost import Assignment, CostModel, Prediction
+from .profile import CLIENT, WorkerProfile
 
 EXACT_ASSIGNMENTS_MAX = 600_000  # 3 workers to the power of 12 nodes
 POSITIONS_MAX = 160  # cut positions the dynamic program considers
@@ -97,7 +99,7 @@ def _repaired(model: CostModel, assignment: list[int]) -> list[int]:
     """Units that their worker cannot compute go to the fastest that can."""
     for unit, worker in enumerate(assignment):
         if model.device[worker][unit] < 0:
-            assignment[unit] = min(model.able(unit), key=lambda able: (model.seconds[able][unit], able))
+            assignment[unit] = min(model.able[unit], key=lambda able: (model.seconds[able][unit], able))
     return assignment
 
 
@@ -205,7 +207,7 @@ def _earliest_finish(model: CostModel) -> list[int]:
     """HEFT: units by upward rank, each to the worker where it ends first."""
     workers = model.profiles.workers
     link = model.profiles.link(workers[0].node_id, workers[1].node_id)
-    mean = [float(np.mean([model.seconds[w][unit] for w in model.able(unit)])) for unit in range(len(model.units))]
+    mean = [float(np.mean([model.seconds[w][unit] for w in model.able[unit]])) for unit in range(len(model.units))]
     rank = [0.0] * len(mean)
     for unit in reversed(range(len(mean))):
         ahead = [rank[consumer] for consumer in model.consumers[unit]]
@@ -215,7 +217,7 @@ def _earliest_finish(model: CostModel) -> list[int]:
     assignment = [0] * len(mean)
     for unit in sorted(range(len(mean)), key=lambda unit: (-rank[unit], unit)):
         best = (float("inf"), 0)
-        for worker in model.able(unit):
+        for worker in model.able[unit]:
             ready = free[worker]
             for operand in model.operands[unit]:
                 wait = 0.0 if assignment[operand] == worker else link.seconds(model.out_bytes[operand])
@@ -261,47 +263,40 @@ def _moves(model: CostModel, assignment: Assignment) -> Iterator[tuple[int, int]
 
 def _branch_and_bound(model: CostModel, best: Best) -> Best:
     """Every assignment that could still be better than the best found, depth first in topological order."""
-    count = len(model.units)
-    workers = model.profiles.workers
-    tail = _shortest_tails(model)
-    floor = min((device.dispatch_s for worker in workers for device in worker.devices), default=0.0)
-    assignment = [0] * count
-    finish = [0.0] * count
-    load: dict[Site, float] = {}  # a site's parts run one after another
+    twins = _twins(model)
+    assignment: list[int] = []
 
-    def descend(unit: int) -> None:
+    def descend() -> None:
         nonlocal best
-        if unit == count:
-            candidate = model.predict(assignment)
-            if candidate.objective < best[0].objective:
-                best = (candidate, list(assignment))
-            return
-        for worker in model.able(unit):
-            seconds = model.seconds[worker][unit]
-            ready = floor
-            for operand in model.operands[unit]:
-                wait = 0.0
-                if assignment[operand] != worker:
-                    link = model.profiles.link(workers[assignment[operand]].node_id, workers[worker].node_id)
-                    wait = link.seconds(model.out_bytes[operand]) + floor
-                ready = max(ready, finish[operand] + wait)
-            end = ready + seconds
-            site = (worker, model.device[worker][unit])
-            before = load.get(site, 0.0)
-            if best[0].fits and max(end + tail[unit], before + seconds) > best[0].seconds * (1 + 1e-9):
-                continue
-            assignment[unit], finish[unit], load[site] = worker, end, before + seconds
-            descend(unit + 1)
-            load[site] = before
+        unit = len(assignment)
+        for worker in model.able[unit]:
+            if any(twin not in assignment for twin in twins[worker]):
+                continue  # the twin has its turn first, and the rest would be the same
+            assignment.append(worker)
+            bound = model.predict(assignment)
+            if bound.objective < best[0].objective:
+                if unit + 1 == len(model.units):
+                    best = (bound, list(assignment))
+                else:
+                    descend()
+            assignment.pop()
 
-    descend(0)
+    descend()
     return best
 
 
-def _shortest_tails(model: CostModel) -> list[float]:
-    """For every unit the least seconds from its end to the end of the call."""
-    quickest = [min(model.seconds[worker][unit] for worker in model.able(unit)) for unit in range(len(model.units))]
-    tails = [0.0] * len(quickest)
-    for unit in reversed(range(len(quickest))):
-        tails[unit] = max((quickest[consumer] + tails[consumer] for consumer in model.consumers[unit]), default=0.0)
-    return tails
+def _twins(model: CostModel) -> list[list[int]]:
+    """For every worker those before it that differ from it in name only: to swap two changes no cost."""
+    profiles = model.profiles
+    others = [CLIENT, *(worker.node_id for worker in profiles.workers)]
+
+    def alike(one: WorkerProfile, two: WorkerProfile) -> bool:
+        swapped = {one.node_id: two.node_id, two.node_id: one.node_id}
+        ends = [(a, b) for a in (one.node_id, two.node_id) for b in others]
+        pairs = ends + [(b, a) for a, b in ends]
+        return replace(one, node_id="", name="") == replace(two, node_id="", name="") and all(
+            profiles.link(a, b) == profiles.link(swapped.get(a, a), swapped.get(b, b)) for a, b in pairs
+        )
+
+    workers = profiles.workers
+    return [[i for i in range(j) if alike(workers[i], each)] for j, each in enumerate(workers)]

@@ -22,10 +22,11 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     model = CostModel(graph, profiles)
-    prediction, _ = best_assignment(model, strategy)
+    prediction, assignment = best_assignment(model, strategy)
+    sketches = model.parts(assignment)
     if not prediction.fits:
         raise _does_not_fit(model, prediction)
-    parts, edges, place = _parts(model, prediction.parts)
+    parts, edges, place = _parts(model, sketches)
     params = _param_places(graph, parts)
     return Plan(
         strategy,
@@ -33,10 +34,10 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
         edges,
         tuple(_output_source(graph, index, place) for index in graph.outputs),
         params,
-        _shares(model, prediction),
+        _shares(model, prediction, sketches),
         prediction.seconds,
         prediction.cut_bytes,
-        tuple(_reasons(model, prediction, strategy)),
+        tuple(_reasons(model, prediction, sketches, strategy)),
     )
 
 
@@ -123,8 +124,8 @@ def _param_places(graph: WireGraph, parts: Sequence[Part]) -> tuple[ParamPlace, 
     return tuple(ParamPlace(name, tuple(nodes), "", sizes[name]) for name, nodes in homes.items())
 
 
-def _shares(model: CostModel, prediction: Prediction) -> tuple[WorkerShare, ...]:
-    counts = [sum(part.site[0] == worker for part in prediction.parts) for worker in range(len(prediction.busy_s))]
+def _shares(model: CostModel, prediction: Prediction, sketches: Sequence[PartSketch]) -> tuple[WorkerShare, ...]:
+    counts = [sum(part.site[0] == worker for part in sketches) for worker in range(len(prediction.busy_s))]
     rows = zip(
         model.profiles.workers, counts, prediction.busy_s, prediction.memory_bytes, prediction.bytes_in, strict=True
     )
@@ -134,9 +135,9 @@ def _shares(model: CostModel, prediction: Prediction) -> tuple[WorkerShare, ...]
     )
 
 
-def _reasons(model: CostModel, prediction: Prediction, strategy: str) -> list[str]:
+def _reasons(model: CostModel, prediction: Prediction, sketches: Sequence[PartSketch], strategy: str) -> list[str]:
     workers = model.profiles.workers
-    used = sorted({part.site[0] for part in prediction.parts})
+    used = sorted({part.site[0] for part in sketches})
     names = ", ".join(workers[worker].name for worker in used) or "none"
     reasons = [f"{len(used)} of {len(workers)} workers ({names}), predicted {prediction.seconds * 1e3:.3g} ms per call"]
     if strategy == "auto" and 0 < len(used) < len(workers):
