@@ -1,0 +1,66 @@
+"""What the README shows runs as it stands there: its Python in an empty folder, its commands against real daemons."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.commands import daemon, environment, run
+from support.documents import document
+
+README = document("README.md")
+EXAMPLES = README.code_blocks("python")
+JOIN_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the examples run, one after the other: a later one may use what an earlier one wrote."""
+    return tmp_path_factory.mktemp("readme")
+
+
+@pytest.fixture(scope="module")
+def env(folder: Path) -> Iterator[dict[str, str]]:
+    """A coordinator with one worker, and the environment in which `mesh-coord` finds it."""
+    env = environment(folder, MESH_NAME="readme")
+    with ExitStack() as stack:
+        served = stack.enter_context(daemon("coord", "serve", "--port", "0", "--no-mdns", env=env, log=folder / "c"))
+        env["MESH_ADDRESS"] = served.address
+        worker = ("--peer", served.address, "--port", "0", "--no-mdns", "--device", "cpu")
+        stack.enter_context(daemon("worker", *worker, env=env, log=folder / "w"))
+        deadline_s = time.monotonic() + JOIN_S
+        while not json.loads(run("coord", "nodes", "--json", env=env).stdout):
+            assert time.monotonic() < deadline_s, "the worker did not join"
+        yield env
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_examples_run(number: int, folder: Path) -> None:
+    script = folder / f"example_{number}.py"
+    script.write_text(EXAMPLES[number], encoding="utf-8")
+    command = [sys.executable, script.name]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_commands_run(folder: Path, env: dict[str, str]) -> None:
+    lines = [line for block in README.code_blocks("sh") for line in block.splitlines()]
+    asked = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("mesh-coord")]
+    asked = [words for words in asked if words[0] not in ("serve", "demo")]  # daemons run; the demo has its own test
+    assert {words[0] for words in asked} == {"nodes", "plan", "submit"}
+    for words in asked:
+        done = run("coord", *words, env=env, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    x = np.load(folder / "x.npy")
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    np.testing.assert_allclose(np.load(folder / "results" / "p.npy"), weights / weights.sum(axis=-1, keepdims=True))
