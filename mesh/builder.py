@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from wire.address import parse_address
 from wire.errors import ConfigError
 
-from .config import DEFAULT_PORT, DiscoverSpec, LocalSpec, MeshConfig
+from .config import DiscoverSpec, LocalSpec, MeshConfig
 
 if TYPE_CHECKING:
     from .aio import AsyncMesh
@@ -34,7 +34,7 @@ class MeshBuilder:
 
         If a coordinator answers, this process becomes its client and jobs run there; it must then be the only node.
         """
-        return self._with(addresses=(*self.config.addresses, parse_address(address, DEFAULT_PORT)))
+        return self._with(addresses=(*self.config.addresses, parse_address(address)))
 
     def discover(self, wait_s: float = 5.0, min_nodes: int = 1) -> MeshBuilder:
         """The workers of this mesh that announce themselves; `build` fails if fewer than `min_nodes` do in `wait_s`."""

@@ -10,8 +10,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-DEFAULT_PORT = 7100
-
 
 @dataclass(frozen=True, slots=True)
 class LocalSpec:

@@ -139,6 +139,11 @@ class Remote:
     async def cancel(self, job: str) -> None:
         await self._ask(CancelJob(job), Done)
 
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes this process has sent to the coordinator, by any way."""
+        return sum(self._open().bytes_sent.values())
+
     # -- wire.transport.Handler
 
     async def on_request(self, link: Link, body: Message) -> Message:

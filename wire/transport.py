@@ -23,6 +23,7 @@ from typing import Any
 import aiohttp
 from aiohttp import WSMsgType, web
 
+from .address import LAST_PORT, PORT
 from .errors import Busy, ConfigError, ConnectFailed, MeshError, ProtocolError
 from .frames import Hello, decode, frame_bytes_max
 from .limits import DEFAULT, KIB, Limits
@@ -48,7 +49,6 @@ __all__ = ["Endpoint", "Handler", "Link"]
 log = logging.getLogger("graph_mesh.transport")
 
 PATH = "/graph-mesh/link"
-PORT, LAST_PORT = 7100, 7131
 HELLO_TIMEOUT_S = 5.0  # from the upgrade until the link stands
 HEADER_TIMEOUT_S = 3.0  # from connecting until the request's header is complete
 CLOSE_TIMEOUT_S = 0.2  # how long a closing handshake may take before the socket is dropped

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
+from wire.address import LAST_PORT, PORT
 from wire.limits import GIB
 
 APP = "graph-mesh"
@@ -24,9 +25,9 @@ class WorkerConfig:
     name: str = ""  # for people, unique on this machine: taken ones get a number; "": the machine's name
     mesh: str = ""  # only nodes of one mesh talk to each other; "": default-<user>
     host: str = "127.0.0.1"  # loopback until there are tokens
-    port: int = 7100  # 0: any free one
-    last_port: int = 7131  # a taken port makes way for the next up to this one: 32 workers on a machine
-    peers: tuple[str, ...] = ()  # "HOST:PORT" to dial, again and again, until they answer
+    port: int = PORT  # 0: any free one
+    last_port: int = LAST_PORT
+    peers: tuple[str, ...] = ()  # "HOST:PORT" or "HOST" to dial, again and again, until they answer
     devices: tuple[str, ...] = ()  # as `worker.devices` reads them; (): the best hardware adapter, and the cpu
     memory_bytes: int = 0  # budget for weights and working memory of all devices; 0: what they have
     state_dir: str = ""  # "": the platform's folder for state

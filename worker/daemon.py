@@ -20,10 +20,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from wire.address import parse_address
 from wire.dtypes import dtype_named
 from wire.errors import (
     BlobCorrupt,
-    ConfigError,
     MeshError,
     NodeLost,
     ProtocolError,
@@ -159,7 +159,7 @@ class Daemon:
     async def run(self) -> int:
         """Start, serve, and return the exit code."""
         for peer in self._config.peers:
-            _address(peer)  # a wrong one must be known now
+            parse_address(peer)  # a wrong one must be known now
         self._watch_signals()
         opening = [self._start_host(selection) for selection in selections(self._config.devices)]
         hosts = await asyncio.gather(*opening)
@@ -396,7 +396,7 @@ class Daemon:
 
     async def _keep_linked(self, peer: str) -> None:
         """Dial an address until somebody answers, and again when the link ends."""
-        host, port = _address(peer)
+        host, port = parse_address(peer)
         wait_s, told = REDIAL_S_MIN, ""
         while True:
             try:
@@ -524,7 +524,7 @@ class Daemon:
 
     async def _dial(self, action: ev.LinkTo) -> None:
         try:
-            link = await self._endpoint.dial(*_address(action.address))
+            link = await self._endpoint.dial(*parse_address(action.address))
             if link.peer.node_id != action.node:
                 raise NodeLost(f"{action.address} is now node {link.peer.name}")
         except MeshError as error:
@@ -686,13 +686,6 @@ class _EndOfInput(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_end()
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"{text!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _is_here(value: Value) -> bool:

@@ -18,34 +18,36 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from wire.address import parse_address
-from wire.errors import ConfigError, ConnectFailed, InputError, MeshError, WrongMesh, from_fields
+from wire.address import LAST_PORT, PORT, parse_address
+from wire.errors import ConfigError, ConnectFailed, MeshError, WrongMesh, from_fields
 from wire.file import load_params
 from wire.graph import WireGraph
-from wire.identity import package_version
+from wire.limits import MIB
 from wire.logs import start_logging
 from wire.messages import JobReport
 
-from ..config import DEFAULT_PORT, default_mesh_name
 from ..preview import PlanPreview, size_text
 from ..remote import Remote
-from .exit_codes import OK, code_of, run_command
+from .arrays import check_folder, read_inputs, write_outputs
+from .exit_codes import INTERRUPTED, OK, run_command
+from .flags import add_common, add_listening, command, mesh_name, verbosity
+from .progress import progress
 from .tables import print_table
 
-LAST_PORT = 7131
-POLL_S = 0.2
+POLL_S = 0.1
+SHOWN_BYTES_MIN = 8 * MIB  # sending less takes no time worth telling
+OVER = ("done", "failed", "cancelled")
+# How far a job is when its log says so, by the first word of a line.
+STAGES = {"submitted": 0, "queued": 1, "running": 2, "planned": 3, "deployed": 4, "began": 5, "ran": 6, "done": 7}
 
 Options = argparse.Namespace
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
-    ring = start_logging(int(options.verbose) - int(options.quiet), options.log_json)
+    ring = start_logging(verbosity(options), options.log_json)
     try:
-        code = run_command("mesh-coord", lambda: options.run(options))
+        code = run_command("mesh-coord", lambda: options.run(options), options.interrupted)
     finally:
         ring.close()
     sys.exit(code)
@@ -94,14 +96,17 @@ async def plan(options: Options, remote: Remote) -> int:
 
 async def submit(options: Options, remote: Remote) -> int:
     graph = WireGraph.load(options.graph)
-    inputs = _read_inputs(graph, options.input)
+    inputs = read_inputs(graph, options.input)
     params = load_params(options.graph)
-    job = await remote.submit(graph, inputs, params, options.strategy, options.detach)
+    check_folder(Path(options.output))
+    size_bytes = sum(array.nbytes for array in (*inputs.values(), *params.values(), *graph.blobs.values()))
+    sending = asyncio.ensure_future(remote.submit(graph, inputs, params, options.strategy, options.detach))
+    await _show_sent(options, remote, sending, size_bytes)
+    job = await sending
     if options.detach:
         _say(options, {"job": job}, f"job {job}; ask with: mesh-coord result {job} --output {options.output}")
         return OK
     try:
-        await _follow(options, remote, job)
         return await _save_result(options, remote, job)
     except asyncio.CancelledError:
         await remote.cancel(job)
@@ -125,6 +130,7 @@ async def logs(options: Options, remote: Remote) -> int:
 
 
 async def result(options: Options, remote: Remote) -> int:
+    check_folder(Path(options.output))
     return await _save_result(options, remote, options.job)
 
 
@@ -150,12 +156,9 @@ def _submit_arguments(made: argparse.ArgumentParser) -> None:
 
 
 def _serve_arguments(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    made.add_argument("--port", type=int, help="port (default 7100, or the next free one up to 7131; 0: any)")
-    made.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help="a worker to join (repeatable)")
+    add_listening(made, peer="a worker to join (repeatable)")
     made.add_argument("--name", default="coordinator", help="what people call it")
     made.add_argument("--heartbeat", type=float, default=0.1, metavar="S", help="seconds between heartbeats")
-    made.add_argument("--no-mdns", action="store_true", help="neither announce it nor look for workers")
 
 
 def _job_argument(made: argparse.ArgumentParser) -> None:
@@ -185,10 +188,11 @@ class Verb:
     arguments: Callable[[argparse.ArgumentParser], None]
     local: Callable[[Options], int] | None = None
     remote: Callable[[Options, Remote], Awaitable[int]] | None = None
+    interrupted: int = INTERRUPTED
 
 
 VERBS: dict[str, Verb] = {
-    "serve": Verb("run a coordinator on this machine", _serve_arguments, local=serve),
+    "serve": Verb("run a coordinator on this machine", _serve_arguments, local=serve, interrupted=OK),
     "nodes": Verb("show the workers and their devices", _no_arguments, remote=nodes),
     "plan": Verb("show what would go where, before a byte moves", _graph_argument, remote=plan),
     "submit": Verb("run a graph", _submit_arguments, remote=submit),
@@ -201,25 +205,16 @@ VERBS: dict[str, Verb] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="mesh-coord",
-        description="Run a coordinator, and ask one for nodes, plans and jobs.",
-        epilog="Exit codes: 0 done, 1 the work failed, 2 wrong use, 4 not reachable, 5 nothing fits, 6 cancelled, "
-        "7 time limit.",
-    )
-    made.add_argument("--version", action="version", version=f"mesh-coord {package_version()}")
+    made = command("mesh-coord", "Run a coordinator, and ask one for nodes, plans and jobs.")
+    add_common(made)
     verbs = made.add_subparsers(required=True, metavar="VERB")
     for name, verb in VERBS.items():
         one = verbs.add_parser(name, help=verb.help, description=verb.help)
         verb.arguments(one)
-        one.add_argument("--mesh", default="", metavar="NAME", help="the mesh (default MESH_NAME or default-<user>)")
-        one.add_argument("--json", action="store_true", help="print JSON")
-        one.add_argument("-q", "--quiet", action="store_true", help="say errors only")
-        one.add_argument("-v", "--verbose", action="store_true", help="say more")
-        one.add_argument("--log-json", action="store_true", help="log lines as JSON objects")
+        add_common(one, keep=True)  # flags may stand before the verb or after it
         if verb.remote is not None:
             one.add_argument("--coordinator", metavar="HOST:PORT", help="default MESH_ADDRESS, else this machine's")
-        one.set_defaults(run=verb.local or _on_a_coordinator(verb))
+        one.set_defaults(run=verb.local or _on_a_coordinator(verb), interrupted=verb.interrupted)
     return made
 
 
@@ -240,7 +235,7 @@ def _on_a_coordinator(verb: Verb) -> Callable[[Options], int]:
         try:
             return await verb.remote(options, remote)
         except asyncio.CancelledError:
-            return OK
+            return INTERRUPTED
         finally:
             await remote.close()
 
@@ -249,81 +244,55 @@ def _on_a_coordinator(verb: Verb) -> Callable[[Options], int]:
 
 async def _connect(options: Options) -> Remote:
     """The coordinator named by flag or environment, else the one of this mesh on this machine."""
-    mesh = options.mesh or default_mesh_name()
+    mesh = mesh_name(options)
     named = options.coordinator or os.environ.get("MESH_ADDRESS")
     if named:
-        return await Remote.connect(mesh, *parse_address(named, DEFAULT_PORT))
-    for port in range(DEFAULT_PORT, LAST_PORT + 1):
+        return await Remote.connect(mesh, *parse_address(named))
+    for port in range(PORT, LAST_PORT + 1):
         try:
             return await Remote.connect(mesh, "127.0.0.1", port)
         except (ConnectFailed, ConfigError, WrongMesh):
             continue  # nobody there, a worker, or another mesh
     raise ConnectFailed(
-        f"no coordinator of mesh {mesh!r} on this machine (ports {DEFAULT_PORT} to {LAST_PORT})",
+        f"no coordinator of mesh {mesh!r} on this machine (ports {PORT} to {LAST_PORT})",
         next_step="Start one with: mesh-coord serve; or name it: --coordinator HOST:PORT",
     )
 
 
-def _read_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArray[Any]]:
-    arrays: dict[str, NDArray[Any]] = {}
-    for text in given:
-        name, equals, file = text.partition("=")
-        if not equals:
-            raise InputError(f"--input {text!r} is not NAME=FILE.npy")
-        if name not in graph.input_types:
-            known = ", ".join(f"{key} ({kind})" for key, kind in graph.input_types.items()) or "none"
-            raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {known}")
-        arrays[name] = _read_array(name, Path(file))
-    for name, kind in graph.input_types.items():
-        if name not in arrays:
-            raise InputError(f"the input {name!r} ({kind}) is missing", next_step=f"Add --input {name}=FILE.npy")
-        _check_type(name, arrays[name], kind)
-    return arrays
-
-
-def _check_type(name: str, array: NDArray[Any], kind: Any) -> None:
-    if array.shape != kind.shape or array.dtype != kind.dtype.numpy:
-        raise InputError(f"the input {name!r} is {array.dtype}{list(array.shape)}, expected {kind}")
-
-
-def _read_array(name: str, file: Path) -> NDArray[Any]:
-    try:
-        loaded: NDArray[Any] = np.load(file, allow_pickle=False)
-    except FileNotFoundError:
-        raise InputError(f"the file for input {name!r} does not exist: {file}") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{file} (input {name!r}) is not a .npy file", cause=str(error)) from None
-    return np.ascontiguousarray(loaded).reshape(loaded.shape)
+async def _show_sent(options: Options, remote: Remote, sending: asyncio.Future[str], size_bytes: int) -> None:
+    """Tell how much of a job's values the coordinator has taken, until it has all."""
+    if size_bytes < SHOWN_BYTES_MIN:
+        return
+    with progress("sending", size_bytes, not options.quiet) as advance:
+        advance(0, f"sending {size_text(size_bytes)}")
+        while not (await asyncio.wait([sending], timeout=POLL_S))[0]:
+            advance(remote.bytes_sent, "")
 
 
 async def _follow(options: Options, remote: Remote, job: str) -> None:
-    """Print a job's log while it grows, until the job is over."""
-    shown = 0
-    while True:
-        (report,) = await remote.jobs(job)
-        if not options.quiet and not options.json:
+    """Tell a job's log while it grows, until the job is over."""
+    shown, stage = 0, 0
+    with progress(f"job {job}", max(STAGES.values()), not options.quiet) as advance:
+        while True:
+            (report,) = await remote.jobs(job)
             for line in report.log[shown:]:
-                print(f"{job} {line.split(' ', 1)[1]}", file=sys.stderr)
-        shown = len(report.log)
-        if report.state in ("done", "failed", "cancelled"):
-            return
-        await asyncio.sleep(POLL_S)
+                text = line.partition(" ")[2]
+                stage = max(stage, STAGES.get(text.partition(" ")[0].rstrip(":"), 0))
+                advance(stage, f"{job} {text}")
+            shown = len(report.log)
+            if report.state in OVER:
+                return
+            await asyncio.sleep(POLL_S)
 
 
 async def _save_result(options: Options, remote: Remote, job: str) -> int:
+    await _follow(options, remote, job)
     try:
         outputs, report = await remote.result(job)
     except MeshError as error:
-        print(f"mesh-coord: job {job}: {error}", file=sys.stderr)
-        return code_of(error)
-    folder = Path(options.output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        files = {name: folder / f"{_file_name(name)}.npy" for name in outputs}
-        for name, array in outputs.items():
-            np.save(files[name], array, allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}", cause=str(error), next_step=f"mesh-coord result {job}") from None
+        error.message = f"job {job}: {error.message}"
+        raise
+    files = write_outputs(Path(options.output), outputs)
     lines = [f"{name}: {array.dtype}{list(array.shape)} in {files[name]}" for name, array in outputs.items()]
     saved = {name: str(file) for name, file in files.items()}
     _say(options, {"job": job, "outputs": saved, "report": report}, "\n".join(lines))
@@ -334,10 +303,6 @@ def _log_line(line: str) -> str:
     """A line of a job's log, its Unix time as a clock shows it."""
     at_s, _, text = line.partition(" ")
     return f"{datetime.fromtimestamp(float(at_s)):%H:%M:%S.%f} {text}"
-
-
-def _file_name(output: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in output) or "output"
 
 
 def _job_fields(job: JobReport) -> dict[str, Any]:
@@ -352,7 +317,7 @@ def _job_fields(job: JobReport) -> dict[str, Any]:
 def _say(options: Options, data: Any, text: str) -> None:
     if options.json:
         _print_json(data)
-    elif not options.quiet or text:
+    elif text:
         print(text)
 
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 
 from wire import errors
 
 OK = 0
-FAILED = 1  # the work failed: an error of a worker, an engine or a graph
-USAGE = 2  # a flag, an address, a file or an input is wrong; nothing was done
-ENGINE_LOST = 3  # mesh-worker: an engine host died or hung
-UNREACHABLE = 4  # a node did not answer, was lost, or belongs to another mesh or version
-NOTHING_FITS = 5  # no plan fits the workers' memory or ops
+FAILED = 1
+USAGE = 2
+ENGINE_LOST = 3
+UNREACHABLE = 4
+NOTHING_FITS = 5
 CANCELLED = 6
 TIMEOUT = 7
+INTERRUPTED = 130
+
+MEANINGS: dict[int, str] = {
+    OK: "done; a daemon that was told to stop has handed its work back",
+    FAILED: "the work failed: an error of a worker, an engine or a graph",
+    USAGE: "a flag, an address, a file or an input is wrong; nothing was done",
+    ENGINE_LOST: "mesh-worker: an engine host died or hung",
+    UNREACHABLE: "a node did not answer, was lost, is busy, or belongs to another mesh or version",
+    NOTHING_FITS: "no plan fits the workers' memory or ops",
+    CANCELLED: "the job was cancelled",
+    TIMEOUT: "a time limit was reached",
+    INTERRUPTED: "mesh-coord: stopped by Ctrl-C or SIGTERM before it was done; an attached job is cancelled",
+}
 
 # The first row whose class fits decides; the tree's special cases stand before its general ones.
 BY_ERROR: tuple[tuple[type[errors.MeshError], int], ...] = (
@@ -33,15 +48,28 @@ def code_of(error: errors.MeshError) -> int:
     return next(code for kind, code in BY_ERROR if isinstance(error, kind))
 
 
-def run_command(name: str, work: Callable[[], int]) -> int:
-    """Run a command's work; an error becomes one line on stderr and its exit code, Ctrl-C becomes 0."""
+def epilog() -> str:
+    """The table, as --help ends with it."""
+    return "\n".join(["exit codes:", *(f"  {code:<4} {meaning}" for code, meaning in MEANINGS.items())])
+
+
+def run_command(name: str, work: Callable[[], int], interrupted: int = OK) -> int:
+    """Run a command's work; an error becomes one line on stderr and its exit code.
+
+    Ctrl-C and SIGTERM give `interrupted`, also before an event loop handles them.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return work()
     except errors.MeshError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {_line(error)}", file=sys.stderr)
         return code_of(error)
     except KeyboardInterrupt:
-        return OK
+        return interrupted
     except BrokenPipeError:  # whoever read our output has enough
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is there anybody for what is left
         return OK
+
+
+def _line(error: errors.MeshError) -> str:
+    return " ".join(str(error).split())

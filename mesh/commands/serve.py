@@ -12,26 +12,25 @@ import signal
 from coordinator.health import HealthConfig
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from coordinator.service import JobService
-from wire.address import parse_address
+from wire.address import LAST_PORT, PORT, parse_address
 
-from ..config import DEFAULT_PORT, default_mesh_name
 from ..embedded import start_coordinator
 from .exit_codes import OK
+from .flags import mesh_name
 
-LAST_PORT = 7131
 log = logging.getLogger("graph_mesh.serve")
 
 
 async def serve_until_stopped(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C; 0."""
-    mesh = options.mesh or default_mesh_name()
-    peers = [parse_address(peer, DEFAULT_PORT) for peer in options.peer]
+    mesh = mesh_name(options)
+    peers = [parse_address(peer) for peer in options.peer]
     health = HealthConfig.of_heartbeat(options.heartbeat)
     coordinator = await start_coordinator(CoordinatorConfig(mesh, options.name, health))
     service = JobService(coordinator)
     stopped = _stop_event()
     try:
-        first = DEFAULT_PORT if options.port is None else options.port
+        first = PORT if options.port is None else options.port
         last = LAST_PORT if options.port is None else options.port
         port = await coordinator.endpoint.listen(options.host, first, last)
         _tell_ready(options, mesh, port)

@@ -9,11 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from wire.address import parse_address
-from wire.identity import package_version
-
-from ..config import DEFAULT_PORT, default_mesh_name
 from .exit_codes import OK, run_command
+from .flags import add_common, add_listening, command, mesh_name, verbosity
 from .sizes import parse_size
 
 
@@ -23,19 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="mesh-worker",
-        description="Lend this machine's devices to a mesh.  Without a join token it serves this machine only.",
-        epilog="Exit codes: 0 stopped in good order, 1 failed, 2 wrong use, 3 an engine was lost, 4 not reachable.",
+    made = command(
+        "mesh-worker", "Lend this machine's devices to a mesh.  Without a join token it serves this machine only."
     )
-    made.add_argument("--version", action="version", version=f"mesh-worker {package_version()}")
-    made.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    made.add_argument(
-        "--port", type=int, default=None, help="port (default 7100, or the next free one up to 7131; 0: any)"
-    )
-    made.add_argument(
-        "--peer", action="append", default=[], metavar="HOST:PORT", help="a node to connect to (repeatable)"
-    )
+    add_common(made)
+    add_listening(made, peer="a node to connect to (repeatable)")
     made.add_argument(
         "--device",
         action="append",
@@ -46,16 +35,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--list-devices", action="store_true", help="show this machine's devices and exit")
     made.add_argument("--max-memory", metavar="SIZE", help="budget for weights and working memory, such as 8GiB")
     made.add_argument("--name", default="", help="what people call this worker (default: the machine's name)")
-    made.add_argument(
-        "--mesh", default="", metavar="NAME", help="the mesh to belong to (default MESH_NAME or default-<user>)"
-    )
     made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
     made.add_argument("--state-dir", default="", metavar="DIR", help="where this worker's identity is kept")
-    made.add_argument("--no-mdns", action="store_true", help="do not announce this worker on the local network")
-    made.add_argument("--json", action="store_true", help="tables as JSON; with a running worker, one line when ready")
-    made.add_argument("--log-json", action="store_true", help="log lines as JSON objects")
-    made.add_argument("-q", "--quiet", action="store_true", help="log errors only")
-    made.add_argument("-v", "--verbose", action="store_true", help="log every event")
     made.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
     return made
 
@@ -63,15 +44,13 @@ def parser() -> argparse.ArgumentParser:
 def work(options: argparse.Namespace) -> int:
     if options.list_devices:
         return list_devices(options.json)
-    for peer in options.peer:
-        parse_address(peer, DEFAULT_PORT)
     from worker.config import WorkerConfig
     from worker.daemon import run_worker
 
     ports = {} if options.port is None else {"port": options.port, "last_port": options.port}
     config = WorkerConfig(
         name=options.name,
-        mesh=options.mesh or default_mesh_name(),
+        mesh=mesh_name(options),
         host=options.host,
         peers=tuple(options.peer),
         devices=tuple(options.device),
@@ -82,7 +61,7 @@ def work(options: argparse.Namespace) -> int:
         announce_json=options.json or options.local,
         exit_with_stdin=options.local,
         log_json=options.log_json,
-        verbosity=int(options.verbose) - int(options.quiet),
+        verbosity=verbosity(options),
         **ports,
     )
     return asyncio.run(run_worker(config))

@@ -38,7 +38,7 @@ DOORS = {
     "msgspec": {"wire/messages.py", "wire/frames.py", "worker/host_messages.py"},
     "platformdirs": {"worker/config.py", "mesh/demo/show.py"},
     "psutil": {"worker/cpu/engine.py"},
-    "rich": {"mesh/commands/tables.py", "mesh/demo/show.py"},
+    "rich": {"mesh/commands/progress.py", "mesh/commands/tables.py", "mesh/demo/show.py"},
     "safetensors": {"wire/file.py"},
     "threadpoolctl": {"worker/cpu/process.py"},
     "tokenizers": {"mesh/demo/minilm.py"},

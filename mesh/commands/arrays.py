@@ -1,0 +1,83 @@
+"""Inputs and outputs of jobs as .npy files: NAME=FILE.npy in, DIR/NAME.npy out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import InputError
+from wire.graph import WireGraph
+from wire.types import TensorType
+
+
+def read_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The arrays of `--input NAME=FILE.npy` flags; InputError unless they are exactly the graph's inputs."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for text in given:
+        name, equals, file = text.partition("=")
+        if not equals or not name or not file:
+            raise InputError(f"--input {text!r} is not NAME=FILE.npy")
+        if name in arrays:
+            raise InputError(f"--input {name!r} is given twice")
+        if name not in graph.input_types:
+            known = ", ".join(f"{key} ({kind})" for key, kind in graph.input_types.items()) or "none"
+            raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {known}")
+        arrays[name] = _read(name, Path(file))
+    for name, kind in graph.input_types.items():
+        if name not in arrays:
+            raise InputError(f"the input {name!r} ({kind}) is missing", next_step=f"Add --input {name}=FILE.npy")
+        arrays[name] = _fitting(name, arrays[name], kind)
+    return arrays
+
+
+def write_outputs(folder: Path, outputs: Mapping[str, NDArray[Any]]) -> dict[str, Path]:
+    """Write every output to `folder`, made if it is not there; the file of each."""
+    files: dict[str, Path] = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in outputs.items():
+            files[name] = _free(folder, name, set(files.values()))
+            np.save(files[name], array, allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}", cause=error.strerror or str(error)) from None
+    return files
+
+
+def check_folder(folder: Path) -> None:
+    """InputError if outputs could not be written to `folder`: better said before a job than after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}", cause=error.strerror or str(error)) from None
+
+
+def _read(name: str, file: Path) -> NDArray[Any]:
+    try:
+        loaded: NDArray[Any] = np.load(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"the file for input {name!r} does not exist: {file}") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{file} (input {name!r}) is not a .npy file", cause=str(error)) from None
+    if not isinstance(loaded, np.ndarray):
+        raise InputError(f"{file} (input {name!r}) holds several arrays", next_step="Save one with numpy.save")
+    return loaded
+
+
+def _fitting(name: str, array: NDArray[Any], kind: TensorType) -> NDArray[Any]:
+    wanted = kind.dtype.numpy
+    if array.dtype.kind == "V" and wanted.kind == "V" and array.dtype.itemsize == wanted.itemsize:
+        array = array.view(wanted)  # a .npy file of bf16 does not name its dtype
+    if array.shape != kind.shape or array.dtype.newbyteorder("=") != wanted:
+        raise InputError(f"the input {name!r} is {array.dtype}{list(array.shape)}, expected {kind}")
+    return array.astype(wanted, order="C", copy=False)
+
+
+def _free(folder: Path, output: str, taken: set[Path]) -> Path:
+    """A file for an output; names that differ only in what a file system cannot hold get a number."""
+    stem = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in output) or "output"
+    candidates = (folder / f"{stem}{suffix}.npy" for suffix in ("", *(f"-{n}" for n in range(2, len(taken) + 3))))
+    return next(file for file in candidates if file not in taken)

@@ -1,0 +1,55 @@
+"""Flags that both commands have, and what turns their text into values."""
+
+from __future__ import annotations
+
+import argparse
+
+from wire.identity import package_version
+
+from ..config import default_mesh_name
+from .exit_codes import epilog
+
+
+def command(name: str, description: str) -> argparse.ArgumentParser:
+    """A command's parser, with --version and the exit codes."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    made = argparse.ArgumentParser(prog=name, description=description, epilog=epilog(), formatter_class=formatter)
+    made.add_argument("--version", action="version", version=f"{name} {package_version()}")
+    return made
+
+
+def add_common(made: argparse.ArgumentParser, keep: bool = False) -> None:
+    """--mesh, --json, -q, -v and --log-json; with `keep`, a flag that is not given leaves the value as it is."""
+    given = argparse.SUPPRESS if keep else False
+    name = argparse.SUPPRESS if keep else ""
+    made.add_argument("--mesh", default=name, metavar="NAME", help="the mesh (default MESH_NAME or default-<user>)")
+    made.add_argument("--json", action="store_true", default=given, help="print JSON instead of tables and sentences")
+    made.add_argument("-q", "--quiet", action="store_true", default=given, help="say errors only")
+    made.add_argument("-v", "--verbose", action="store_true", default=given, help="say more")
+    made.add_argument("--log-json", action="store_true", default=given, help="log lines as JSON objects")
+
+
+def add_listening(made: argparse.ArgumentParser, peer: str) -> None:
+    """--host, --port, --peer and --no-mdns, for daemons."""
+    made.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    made.add_argument("--port", type=port, help="port (default 7100, or the next free one up to 7131; 0: any)")
+    made.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help=peer)
+    made.add_argument("--no-mdns", action="store_true", help="neither announce this node nor look for others")
+
+
+def port(text: str) -> int:
+    """A port number, 0 to 65535."""
+    number = int(text)
+    if not 0 <= number < 1 << 16:
+        raise ValueError(text)
+    return number
+
+
+def mesh_name(options: argparse.Namespace) -> str:
+    name: str = options.mesh or default_mesh_name()
+    return name
+
+
+def verbosity(options: argparse.Namespace) -> int:
+    """-1, 0 or 1, as wire.logs counts."""
+    return int(options.verbose) - int(options.quiet)

@@ -1,0 +1,43 @@
+"""Progress of long work on stderr: a bar on a terminal, plain lines elsewhere, nothing when asked to be quiet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Advance = Callable[[float, str], None]  # how much is done in all, and a line about it ("": none)
+
+
+@contextmanager
+def progress(what: str, total: float, shown: bool) -> Iterator[Advance]:
+    """Tell how far `what` is, out of `total`; the lines are shown above the bar or, without one, by themselves."""
+    if not shown:
+        yield lambda done, line: None
+    elif not sys.stderr.isatty():
+        yield _plain
+    else:
+        with _bar(what, total) as advance:
+            yield advance
+
+
+def _plain(done: float, line: str) -> None:
+    if line:
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _bar(what: str, total: float) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True, highlight=False)) as drawn:
+        task = drawn.add_task(what, total=total)
+
+        def advance(done: float, line: str) -> None:
+            drawn.update(task, completed=min(done, total))
+            if line:
+                drawn.console.print(line, markup=False)
+
+        yield advance
