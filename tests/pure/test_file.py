@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import mesh.numpy as mnp
 from mesh import trace
+from wire.codec import hash_bytes
 from wire.dtypes import F16, F32
 from wire.errors import GraphDecodeError, InputError, MeshError, VersionMismatch
 from wire.file import load_graph, load_params
@@ -110,11 +111,50 @@ def test_entries_of_another_dtype_are_refused(tmp_path: Path, dtype: str) -> Non
 
 def test_a_file_without_one_of_its_constants_is_refused(tmp_path: Path) -> None:
     path, graph = tmp_path / "g.wire", with_param_and_constant()
-    save_file({"graph": np.frombuffer(graph.encoded, np.uint8)}, path, {"format": "1", "graph": graph.hash.hex()})
+    save_file({"graph": entry(graph.encoded)}, path, {"format": "1", "graph": graph.hash.hex()})
     with pytest.raises(GraphDecodeError, match="lacks the constant"):
         load_graph(path)
     with pytest.raises(InputError, match="is not in this process"):
         replace(graph, blobs={}).save(path)
+
+
+def entry(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)
+
+
+def test_entries_that_contradict_the_graph_are_refused(tmp_path: Path) -> None:
+    path, graph, other = tmp_path / "g.wire", with_param_and_constant(), bytes(360_000)
+    whole = {"format": "1", "graph": graph.hash.hex()}
+    (address,) = graph.blobs
+    for name, data, said in (
+        (f"const/{address.hex()}", other, "lacks the constant"),
+        ("param/v", other, "values of params the graph does not have: v"),
+        ("param/w", other, "a tensor f16\\[300\\] has 600 bytes, got 360000"),
+    ):
+        save_file({"graph": entry(graph.encoded), name: entry(data)}, path, {**whole, name: hash_bytes(data).hex()})
+        with pytest.raises(GraphDecodeError, match=said):
+            (load_graph if name.startswith("const/") else load_params)(path)
+    save_file({"graph": entry(graph.encoded), "more": entry(other)}, path, whole)
+    with pytest.raises(GraphDecodeError, match=r"not a \.wire file"):
+        load_graph(path)
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
+def test_a_save_that_fails_midway_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    path = tmp_path / "g.wire"
+    small().save(path)
+
+    def half(entries: object, place: Path, metadata: object) -> None:
+        place.write_bytes(b"half a file")
+        raise failure
+
+    monkeypatch.setattr("wire.file.save_file", half)
+    with pytest.raises(InputError, match=r"cannot write .*g\.wire"):
+        with_param_and_constant().save(path)
+    assert load_graph(path) == small()
+    assert [each.name for each in tmp_path.iterdir()] == ["g.wire"]
 
 
 def test_every_truncation_and_any_flipped_byte_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from wire import ops, rules
@@ -27,6 +28,18 @@ def body(*dtypes: DType) -> Any:
     builder = GraphBuilder()
     operands = [builder.input(str(place), SHAPE, dtype) for place, dtype in enumerate(dtypes)]
     return builder.build([builder.add("neg", operands[0])])
+
+
+def with_param() -> Any:
+    builder = GraphBuilder()
+    x, w = builder.input("x", SHAPE, F32), builder.param("w", SHAPE, F32)
+    return builder.build([builder.add("add", x, w)])
+
+
+def with_large_constant() -> Any:
+    builder = GraphBuilder()
+    x, table = builder.input("x", SHAPE, F32), builder.const(np.zeros((20_000, *SHAPE), np.float32))
+    return builder.build([builder.add("add", x, builder.add("reduce_sum", table, axes=(0,)))])
 
 
 def f32(*shape: int) -> TensorType:
@@ -313,6 +326,8 @@ WRONG_SHAPES: list[tuple[str, tuple[TensorType, ...], dict[str, Any], type[Graph
     ("composite", (i32(2, 3),), {"name": "c", "body": body(F32)}, ShapeError),
     ("composite", (f32(2, 3),) * 2, {"name": "c", "body": body(F32)}, ShapeError),
     ("composite", (), {"name": "c", "body": body(F32)}, ShapeError),
+    ("composite", (f32(2, 3),), {"name": "c", "body": with_param()}, AttrError),
+    ("composite", (f32(2, 3),), {"name": "c", "body": with_large_constant()}, AttrError),
     ("composite", (f32(2, 3),), {"name": "c", "body": replace(body(F32), outputs=(), output_names=())}, AttrError),
 ]  # fmt: skip
 
