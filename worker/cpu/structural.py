@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,9 +48,8 @@ def _pad(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     source, fill = operands
     result = np.full(out.shape, fill, out.dtype.numpy)
     spans = zip(attrs["low"], attrs["interior"], source.shape, strict=True)
-    result[
-        tuple(slice(low, low + (dim - 1) * (inner + 1) + 1 if dim else low, inner + 1) for low, inner, dim in spans)
-    ] = source
+    ends = [(low, low + (dim - 1) * (inner + 1) + 1 if dim else low, inner + 1) for low, inner, dim in spans]
+    result[tuple(slice(*end) for end in ends)] = source
     return result
 
 
@@ -59,16 +59,15 @@ def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
         left, right = left.astype(np.float32), right.astype(np.float32)
     left_free = [axis for axis in range(left.ndim) if axis not in (*attrs["lhs_batch"], *attrs["lhs_contract"])]
     right_free = [axis for axis in range(right.ndim) if axis not in (*attrs["rhs_batch"], *attrs["rhs_contract"])]
-    batch = math.prod(left.shape[axis] for axis in attrs["lhs_batch"])
-    inner = math.prod(left.shape[axis] for axis in attrs["lhs_contract"])
-    rows, columns = math.prod(left.shape[a] for a in left_free), math.prod(right.shape[a] for a in right_free)
-    a = np.ascontiguousarray(left.transpose(*attrs["lhs_batch"], *left_free, *attrs["lhs_contract"])).reshape(
-        batch, rows, inner
-    )
-    b = np.ascontiguousarray(right.transpose(*attrs["rhs_batch"], *attrs["rhs_contract"], *right_free)).reshape(
-        batch, inner, columns
-    )
+    a = _stacked(left, attrs["lhs_batch"], left_free, attrs["lhs_contract"])
+    b = _stacked(right, attrs["rhs_batch"], attrs["rhs_contract"], right_free)
     return np.asarray(np.matmul(a, b).reshape(out.shape).astype(out.dtype.numpy, copy=False))
+
+
+def _stacked(array: Array, *groups: Sequence[int]) -> Array:
+    """The array with its axes in the order of these groups, each group made one axis; contiguous, for BLAS."""
+    ordered = np.ascontiguousarray(array.transpose([axis for group in groups for axis in group]))
+    return ordered.reshape([math.prod(array.shape[axis] for axis in group) for group in groups])
 
 
 def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
