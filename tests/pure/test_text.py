@@ -57,7 +57,7 @@ def assert_same(found: WireGraph, wanted: WireGraph) -> None:
 
 
 def test_the_golden_text_is_written_and_read() -> None:
-    assert to_text(everything()) == GOLDEN.read_text()
+    assert to_text(everything()) == GOLDEN.read_text(), "if that is meant: GOLDEN.write_text(to_text(everything()))"
     assert_same(from_text(GOLDEN.read_text()), everything())
 
 
