@@ -8,6 +8,6 @@ from coordinator.cost import CostModel, Prediction
 
 
 def best_of_all(model: CostModel) -> Prediction:
-    """The prediction that `Prediction.objective` likes best, over every worker for every unit."""
-    choices = [model.able[unit] for unit in range(len(model.units))]
-    return min((model.predict(each) for each in itertools.product(*choices)), key=lambda found: found.objective)
+    """The prediction that `Prediction.objective` likes best, over every able worker for every unit."""
+    every = itertools.product(*model.able)
+    return min((model.predict(assignment) for assignment in every), key=lambda found: found.objective)
