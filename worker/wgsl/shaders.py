@@ -8,7 +8,6 @@ not know what is in a shader.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wire.graph import Node, WireGraph
@@ -66,30 +65,31 @@ def lower_cut(part: Cut, profile: Profile) -> tuple[Shader, ...]:
 
 
 def cut(graph: WireGraph, group: Group) -> Cut:
-    """The group's nodes in their order, numbered from 0; its root is the last."""
-    numbers = sorted(_members(graph, group))
+    """The group's nodes, numbered from 0 as a depth-first walk from its root leaves them; the root is the last."""
+    numbers = _walk(graph, group)
     place = {number: position for position, number in enumerate(numbers)}
     nodes = [
         Node("input", (), NO_ATTRS) if number in group.reads else _renumbered(graph.nodes[number], place)
         for number in numbers
     ]
     types = tuple(graph.types[number] for number in numbers)
-    return Cut(group.kind, tuple(nodes), types, tuple(place[anchor] for anchor in group.anchors), tuple(numbers))
+    anchors = tuple(sorted(place[anchor] for anchor in group.anchors))
+    return Cut(group.kind, tuple(nodes), types, anchors, tuple(numbers))
 
 
-def _members(graph: WireGraph, group: Group) -> set[int]:
-    members: set[int] = set()
-    pending: Sequence[int] = [group.root]
-    while pending:
-        members.update(pending)
-        pending = [
-            operand
-            for number in pending
-            if number not in group.reads
-            for operand in graph.nodes[number].inputs
-            if operand not in members
-        ]
-    return members
+def _walk(graph: WireGraph, group: Group) -> list[int]:
+    left: dict[int, None] = {}
+    stack = [(group.root, False)]
+    while stack:
+        number, done = stack.pop()
+        if number in left:
+            continue
+        if done or number in group.reads:
+            left[number] = None
+            continue
+        stack.append((number, True))
+        stack.extend((operand, False) for operand in reversed(graph.nodes[number].inputs))
+    return list(left)
 
 
 def _renumbered(node: Node, place: dict[int, int]) -> Node:

@@ -1,0 +1,286 @@
+"""What the wgsl lowering makes of known graphs: how many kernels, which text, how much memory; without an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.op_cases import ROWS, cases
+from support.random_graphs import random_graph
+
+import mesh
+import mesh.numpy as mnp
+from mesh import nn
+from wire.dtypes import F32, I64
+from wire.errors import ConfigError, Unsupported
+from wire.graph import GraphBuilder, WireGraph
+from worker.wgsl.cache import ProgramCache
+from worker.wgsl.emit import folded
+from worker.wgsl.lower import lower
+from worker.wgsl.profile import WEBGPU_MINIMUM, DeviceLimits, Profile
+from worker.wgsl.program import Program, from_json, to_json
+from worker.wgsl.shaders import Shaders
+
+MINIMUM = Profile(limits=DeviceLimits(), f16=True)
+LARGE = Profile(limits=DeviceLimits(storage_buffers=32, invocations=1024, workgroup_bytes=32 << 10), software=False)
+
+
+def compiled(graph: WireGraph, profile: Profile = MINIMUM) -> Program:
+    return lower(graph, Shaders(profile))
+
+
+def zeros(*shape: int) -> NDArray[Any]:
+    return np.zeros(shape, np.float32)
+
+
+# -- fusion -----------------------------------------------------------------------------------------------
+
+
+def chain(x: Any) -> Any:
+    """Ten elementwise ops with views between them."""
+    x = mnp.abs(x) + 1
+    x = mnp.sqrt(x.reshape(8, -1).T) * 2
+    x = -x[::-1]
+    x = mnp.floor(x) + 3
+    x = (x * x).reshape(-1)
+    return mnp.maximum(x, 1) / 7
+
+
+def attention(queries: Any, keys: Any, values: Any) -> Any:
+    return nn.softmax(queries @ mnp.swapaxes(keys, -1, -2) * 0.125) @ values
+
+
+def scaled_rows(x: Any) -> Any:
+    return x / mnp.sum(x, axis=-1, keepdims=True)
+
+
+KERNELS: list[tuple[str, int, Callable[..., Any], list[NDArray[Any]]]] = [
+    ("ten elementwise ops and views", 1, chain, [zeros(1024)]),
+    ("softmax", 1, nn.softmax, [zeros(64, 128)]),
+    ("layer_norm", 1, nn.layer_norm, [zeros(64, 128), zeros(128), zeros(128)]),
+    ("rows by their sum", 1, scaled_rows, [zeros(300, 40)]),
+    ("matmul, bias, gelu", 1, lambda x, w, b: nn.gelu(x @ w + b), [zeros(64, 128), zeros(128, 256), zeros(256)]),
+    ("matmul, residual", 1, lambda x, w: x @ w + x, [zeros(64, 64), zeros(64, 64)]),
+    ("matmul of views", 1, lambda x, w: x.T @ w.reshape(64, 32), [zeros(64, 48), zeros(32, 64)]),
+    ("attention", 3, attention, [zeros(4, 32, 16)] * 3),
+    ("gather, then elementwise", 1, lambda x, i: mnp.tanh(mnp.take(x, i, axis=0)), [zeros(9, 8), np.arange(4)]),
+    ("a sum of 100,000 in two steps", 2, mnp.sum, [zeros(100_000)]),
+    ("one reduction for many", 1, lambda x: mnp.max(x) - mnp.min(x) + mnp.sum(x), [zeros(300)]),
+]
+
+
+@pytest.mark.parametrize("profile", [MINIMUM, LARGE], ids=["minimum", "large"])
+@pytest.mark.parametrize(
+    ("most", "function", "arguments"), [row[1:] for row in KERNELS], ids=[row[0] for row in KERNELS]
+)
+def test_number_of_kernels(most: int, function: Any, arguments: list[NDArray[Any]], profile: Profile) -> None:
+    narrow = [array.astype(np.int32) if array.dtype == np.int64 else array for array in arguments]
+    assert len(compiled(mesh.trace(function, *narrow), profile).dispatches) == most
+
+
+def test_views_alone_cost_no_arithmetic_beyond_the_index() -> None:
+    graph = mesh.trace(lambda x: x.reshape(4, 256).reshape(32, 32).T.T.reshape(1024) + 1, zeros(1024))
+    text = compiled(graph).modules[0].text
+    assert "/" not in text and "%" not in text and "vec4<f32>" in text
+
+
+def test_matmul_loads_and_stores_fours_through_workgroup_memory() -> None:
+    (module,) = compiled(mesh.trace(lambda x, w: x @ w, zeros(64, 64), zeros(64, 64))).modules
+    assert module.text.count("array<vec4<f32>>;") == 3  # both operands and the result
+    assert "var<workgroup> left: array<vec4<f32>" in module.text and "workgroupBarrier();" in module.text
+
+
+def test_a_reduction_of_few_long_rows_uses_workgroup_memory() -> None:
+    (module,) = compiled(mesh.trace(lambda x: mnp.sum(x, axis=1), zeros(4, 4000)), LARGE).modules
+    assert "var<workgroup>" in module.text and "workgroupBarrier();" in module.text
+
+
+def test_equal_layers_share_their_shaders() -> None:
+    def layers(x: Any, weights: list[Any]) -> Any:
+        for weight in weights:
+            x = nn.softmax(nn.gelu(x @ weight))
+        return x
+
+    def program(count: int) -> Program:
+        return compiled(mesh.trace(layers, zeros(32, 32), [zeros(32, 32)] * count))
+
+    deep, shallow = program(6), program(1)
+    assert len(deep.dispatches) == 6 * len(shallow.dispatches)
+    assert {module.text for module in deep.modules} == {module.text for module in shallow.modules}
+
+
+def test_a_group_met_before_is_not_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Shaders(MINIMUM)
+    graph = mesh.trace(lambda x: nn.softmax(x), zeros(8, 16))
+    first = lower(graph, known)
+    monkeypatch.setattr("worker.wgsl.shaders.lower_cut", lambda *_: pytest.fail("lowered again"))
+    assert lower(graph, known) == first
+
+
+# -- limits -----------------------------------------------------------------------------------------------
+
+
+def everything() -> Iterator[WireGraph]:
+    """Every case of the op table, and random graphs."""
+    for op in (*ROWS, "composite"):
+        yield from (case.graph for case in cases(op))
+    yield from (random_graph(seed).graph for seed in range(20))
+
+
+def test_every_program_keeps_to_the_minimum_of_webgpu() -> None:
+    known, limits, seen = Shaders(MINIMUM), DeviceLimits(), 0
+    for graph in everything():
+        try:
+            program = lower(graph, known)
+        except Unsupported:
+            continue
+        seen += 1
+        assert all(len(dispatch.buffers) <= limits.storage_buffers for dispatch in program.dispatches)
+        assert all(
+            1 <= count <= limits.groups_per_dimension for dispatch in program.dispatches for count in dispatch.grid
+        )
+        assert all(16 <= buffer.size_bytes <= limits.binding_bytes for buffer in program.buffers)
+        assert from_json(to_json(program)) == program
+    assert seen > 2_000
+
+
+def test_more_workgroups_than_one_dimension_has() -> None:
+    assert folded(65_535, 65_535) == (65_535, 1, 1)
+    for groups in (65_536, 156_251, 40_000_000, 4_294_836_225):
+        x, y, z = folded(groups, 65_535)
+        assert x <= 65_535 and y <= 65_535 and z == 1
+        assert 0 <= x * y - groups < y  # less than one row is idle
+
+
+def test_a_chain_over_many_inputs_is_cut_where_buffers_run_out() -> None:
+    builder = GraphBuilder()
+    inputs = [builder.input(f"x{number}", (16,), F32) for number in range(64)]
+    total = inputs[0]
+    for other in inputs[1:]:
+        total = builder.add("add", total, other)
+    program = compiled(builder.build([total]))
+    assert 9 <= len(program.dispatches) <= 12  # seven new inputs each, and the total so far
+
+
+def test_many_reductions_of_one_row_fit_into_workgroup_memory() -> None:
+    def best(x: Any) -> Any:
+        return sum(mnp.argmax(x * float(k), axis=1) for k in range(1, 40))
+
+    for profile in (MINIMUM, LARGE):  # emit refuses a kernel with more workgroup memory than the profile has
+        assert len(compiled(mesh.trace(best, zeros(4, 4000)), profile).dispatches) > 1
+
+
+def test_what_costs_the_driver_minutes_to_compile_is_cut() -> None:
+    def deep(x: Any) -> Any:
+        for _ in range(200):
+            x = mnp.tanh(mnp.sin(x))
+        return x
+
+    program = compiled(mesh.trace(deep, zeros(64)))
+    assert max(module.text.count(" = gm_") for module in program.modules) <= 80  # four lanes of at most twenty
+
+
+def test_loops_stay_below_what_software_drivers_run() -> None:
+    for length in (65_536, 262_144, 1_000_000, 3_000_001):
+        graph = mesh.trace(lambda x, y: x @ y.T, zeros(2, length), zeros(2, length))
+        compiled(graph)  # emit refuses a kernel with more iterations than the profile has
+        compiled(mesh.trace(lambda x: (mnp.sum(x), mnp.argmax(x)), zeros(length)))
+
+
+def test_a_tensor_larger_than_a_binding_is_refused_with_need_and_have() -> None:
+    builder = GraphBuilder()
+    graph = builder.build([builder.add("neg", builder.input("x", (1 << 26,), F32))])
+    with pytest.raises(Unsupported, match=r"268435456 bytes, this adapter has 134217728"):
+        compiled(graph)
+
+
+def test_a_dtype_that_wgsl_lacks_is_refused_by_name() -> None:
+    builder = GraphBuilder()
+    graph = builder.build([builder.add("cast", builder.input("x", (3,), I64), dtype="f32")])
+    with pytest.raises(Unsupported, match="i64"):
+        compiled(graph)
+
+
+def test_limits_can_only_be_lowered_and_only_by_name() -> None:
+    own = DeviceLimits(storage_buffers=32)
+    assert own.lowered_to(WEBGPU_MINIMUM).storage_buffers == 8
+    assert own.lowered_to({"storage_buffers": 64}).storage_buffers == 32
+    with pytest.raises(ConfigError, match="max_buffers"):
+        own.lowered_to({"max_buffers": 1})
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+def test_a_long_chain_runs_in_three_buffers() -> None:
+    def layers(x: Any, weight: Any) -> Any:
+        for _ in range(12):
+            x = mnp.tanh(x @ weight)
+        return x
+
+    program = compiled(mesh.trace(layers, zeros(64, 64), zeros(64, 64)))
+    slots = [buffer for buffer in program.buffers if buffer.kind == "slot"]
+    assert len(program.dispatches) == 12 and len(slots) <= 3
+    assert program.memory_bytes == sum(slot.size_bytes for slot in slots) == len(slots) * 64 * 64 * 4
+
+
+def test_no_kernel_stores_what_it_reads_from_another_tensor() -> None:
+    for seed in range(40):
+        try:
+            program = compiled(random_graph(seed).graph)
+        except Unsupported:
+            continue
+        for dispatch in program.dispatches:
+            assert len(set(dispatch.buffers)) == len(dispatch.buffers)
+            stored = {b for b, s in zip(dispatch.buffers, program.modules[dispatch.shader].stored, strict=True) if s}
+            assert stored and all(program.buffers[number].kind == "slot" for number in stored)
+
+
+# -- the cache --------------------------------------------------------------------------------------------
+
+
+def test_equal_graphs_are_equal_text_whoever_lowers_them() -> None:
+    graph = random_graph(7, dtypes=(F32,)).graph
+    assert to_json(compiled(graph)) == to_json(compiled(graph))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data.replace(b"@compute", b"@fragment"),
+        lambda data: b"\xff\xfe" + data,
+        lambda data: data.partition(b"\n")[0] + b"\n",
+    ],
+    ids=["empty", "short", "changed", "binary", "head only"],
+)
+def test_a_damaged_file_is_as_good_as_none(damage: Callable[[bytes], bytes], tmp_path: Any) -> None:
+    cache, program = ProgramCache(tmp_path), compiled(mesh.trace(nn.softmax, zeros(4, 4)))
+    cache.write("key", program)
+    assert cache.read("key") == program and cache.read("other") is None
+    (file,) = tmp_path.rglob("*.json")
+    file.write_bytes(damage(file.read_bytes()))
+    assert cache.read("key") is None
+    cache.write("key", program)
+    assert cache.read("key") == program
+    assert [path.name for path in tmp_path.rglob("*.tmp")] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[1, 1, 1]", "[0, 1, 1]"),
+        ('"slot"', '"hole"'),
+        ('"outputs": [', '"outputs": [99, '),
+        ('"format": 1', '"format": 0'),
+    ],
+)
+def test_a_program_that_cannot_be_is_not_read(old: str, new: str) -> None:
+    text = to_json(compiled(mesh.trace(lambda x: x + 1, zeros(4))))
+    assert old in text and from_json(text)
+    with pytest.raises(ValueError):
+        from_json(text.replace(old, new))
