@@ -22,8 +22,8 @@ import itertools
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -74,8 +74,6 @@ def decode_graph(data: bytes, limits: Limits = DEFAULT, expected_hash: bytes | N
     anything is decoded: bytes with the hash of canonical bytes are those bytes, so a graph in any other encoding
     (of wider columns, say, or with a name) never passes under its canonical address.
     """
-    if len(data) > limits.graph_bytes_max:
-        raise LimitExceeded(f"a graph of {len(data)} bytes exceeds {limits.graph_bytes_max}")
     if expected_hash is not None and hash_bytes(data) != expected_hash:
         raise GraphDecodeError(
             f"the hash of the bytes is {hash_bytes(data).hex()[:16]}, not {expected_hash.hex()[:16]}"
@@ -90,67 +88,18 @@ def decode_graph(data: bytes, limits: Limits = DEFAULT, expected_hash: bytes | N
     )
 
 
-class Structure:
+class Structure(NamedTuple):
     """A decoded graph whose indices are checked and whose types are not yet derived."""
 
-    __slots__ = ("name", "nodes", "output_names", "outputs")
-
-    def __init__(
-        self, nodes: tuple[Node, ...], outputs: tuple[int, ...], output_names: tuple[str, ...], name: str
-    ) -> None:
-        self.nodes = nodes
-        self.outputs = outputs
-        self.output_names = output_names
-        self.name = name
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    output_names: tuple[str, ...]
+    name: str
 
 
-def decode_structure(data: bytes, limits: Limits = DEFAULT, depth: int = 0) -> Structure:
+def decode_structure(data: bytes, limits: Limits = DEFAULT) -> Structure:
     """The nodes and outputs in `data`, with every index, arity and attribute checked but no type derived."""
-    fields = _unpack(data, limits)
-    if not isinstance(fields, tuple) or not fields or type(fields[0]) is not int:
-        raise GraphDecodeError("not a graph: no format number")
-    if fields[0] != FORMAT:
-        older = "this node" if fields[0] > FORMAT else "the sender"
-        raise VersionMismatch(
-            f"graph format {fields[0]}, this node reads {FORMAT}",
-            expected=str(FORMAT),
-            got=str(fields[0]),
-            upgrade=older,
-        )
-    if len(fields) != 10:
-        raise GraphDecodeError(f"a graph has 10 fields, got {len(fields)}")
-    _, names, op_bytes, arity_bytes, input_bytes, attr_bytes, table, outputs, output_names, name = fields
-    op_names = _strings(names, limits, "op names")
-    for op_name in op_names:
-        op_named(op_name)
-    ops = _read_column(op_bytes, "op")
-    count = len(ops)
-    if count > limits.graph_nodes_max:
-        raise LimitExceeded(f"{count} nodes exceed {limits.graph_nodes_max}")
-    arities = _read_column(arity_bytes, "arity", count)
-    attr_codes = _read_column(attr_bytes, "attr", count)
-    edges = int(arities.sum(dtype=np.int64)) if count else 0
-    if edges > limits.graph_edges_max:
-        raise LimitExceeded(f"{edges} edges exceed {limits.graph_edges_max}")
-    distances = _read_column(input_bytes, "input", edges)
-    if not isinstance(table, tuple) or len(table) > max(count, 1):
-        raise GraphDecodeError("the attribute table is not a list of at most one entry per node")
-    _check_below(ops, len(op_names), "op")
-    _check_below(attr_codes, len(table), "attr")
-    sources = np.repeat(np.arange(count, dtype=np.int64), arities) - distances
-    if edges and (int(sources.min()) < 0 or int(distances.min()) < 1):
-        raise GraphDecodeError("an input refers to a node that does not come before it")
-    _check_arities(ops, arities, op_names, limits)
-    attributes = [_read_attrs(entry, limits, depth) for entry in table]
-    _check_attr_kinds(ops, attr_codes, op_names, attributes)
-    _check_leaf_names(ops, attr_codes, op_names, attributes)
-    with _collector_paused():
-        nodes = _make_nodes(ops, arities, attr_codes, sources, op_names, attributes)
-    wanted = _indices(outputs, count)
-    labels = _strings(output_names, limits, "output names")
-    if len(labels) != len(wanted) or len(set(labels)) != len(labels):
-        raise GraphDecodeError("outputs and output names differ in number, or a name stands twice")
-    return Structure(nodes, wanted, labels, _strings((name,), limits, "name")[0])
+    return _Reader(limits).read(data)
 
 
 def derive_types(nodes: tuple[Node, ...], limits: Limits = DEFAULT) -> tuple[TensorType, ...]:
@@ -227,27 +176,136 @@ def _pack_graph(value: object) -> msgpack.ExtType:
 # -- unpacking --------------------------------------------------------------------------------------------
 
 
-def _unpack(data: bytes, limits: Limits) -> Any:
-    if len(data) > limits.graph_bytes_max:
-        raise LimitExceeded(f"a graph of {len(data)} bytes exceeds {limits.graph_bytes_max}")
-    try:
-        return msgpack.unpackb(
-            data,
-            use_list=False,
-            strict_map_key=True,
-            max_ext_len=limits.graph_bytes_max,
-            max_bin_len=limits.graph_bytes_max,
+class _Reader:
+    """Reads one graph and those nested in it; counts what all of them together may still contain."""
+
+    __slots__ = ("_depth", "_edges", "_limits", "_lists", "_nodes", "_tables")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._depth = 0
+        self._nodes = limits.graph_nodes_max
+        self._edges = limits.graph_edges_max
+        self._tables = limits.graph_nodes_max
+        self._lists = limits.graph_nodes_max * _LISTS_PER_NODE
+
+    def read(self, data: bytes) -> Structure:
+        limits = self._limits
+        fields = self._unpack(data)
+        if len(fields) != 10:
+            raise GraphDecodeError(f"a graph has 10 fields, got {len(fields)}")
+        _, names, op_bytes, arity_bytes, input_bytes, attr_bytes, table, outputs, output_names, name = fields
+        op_names = _strings(names, limits, "op names")
+        for op_name in op_names:
+            op_named(op_name)
+        ops = _read_column(op_bytes, "op")
+        count = len(ops)
+        self._nodes -= count
+        if self._nodes < 0:
+            raise LimitExceeded(f"more than {limits.graph_nodes_max} nodes, those of composites included")
+        arities = _read_column(arity_bytes, "arity", count)
+        attr_codes = _read_column(attr_bytes, "attr", count)
+        edges = int(arities.sum(dtype=np.int64))
+        self._edges -= edges
+        if self._edges < 0:
+            raise LimitExceeded(f"more than {limits.graph_edges_max} edges, those of composites included")
+        distances = _read_column(input_bytes, "input", edges)
+        if type(table) is not tuple or not set(map(type, table)) <= {Attrs}:
+            raise GraphDecodeError("the attribute table is not a list of maps")
+        _check_below(ops, len(op_names), "op")
+        _check_below(attr_codes, len(table), "attr")
+        sources = np.repeat(np.arange(count, dtype=np.int64), arities) - distances
+        if edges and (int(sources.min()) < 0 or int(distances.min()) < 1):
+            raise GraphDecodeError("an input refers to a node that does not come before it")
+        _check_arities(ops, arities, op_names, limits)
+        _check_attr_kinds(ops, attr_codes, op_names, table)
+        _check_leaf_names(ops, attr_codes, op_names, table)
+        with _collector_paused():
+            nodes = _make_nodes(ops, arities, attr_codes, sources, op_names, table)
+        wanted = _indices(outputs, count)
+        labels = _strings(output_names, limits, "output names")
+        if len(labels) != len(wanted) or len(set(labels)) != len(labels):
+            raise GraphDecodeError("outputs and output names differ in number, or a name stands twice")
+        return Structure(nodes, wanted, labels, *_strings((name,), limits, "name"))
+
+    def _unpack(self, data: bytes) -> tuple[Any, ...]:
+        """The fields.  A first pass that makes nothing finds every length that the bytes do not fill."""
+        limits = self._limits
+        if len(data) > limits.graph_bytes_max:
+            raise LimitExceeded(f"a graph of {len(data)} bytes exceeds {limits.graph_bytes_max}")
+        _check_format(data)
+        try:
+            walker = msgpack.Unpacker(max_buffer_size=len(data))
+            walker.feed(data)
+            walker.skip()
+            fields: tuple[Any, ...] = msgpack.unpackb(
+                data,
+                use_list=False,
+                object_hook=self._read_attrs,
+                list_hook=self._count_list,
+                max_array_len=limits.graph_nodes_max,
+                max_map_len=limits.attrs_per_node_max,
+            )
+        except _NOT_MSGPACK as error:
+            raise GraphDecodeError("not a graph", cause=f"{type(error).__name__}: {error}"[:200]) from None
+        return fields
+
+    def _count_list(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._lists -= 1
+        if self._lists < 0:
+            raise LimitExceeded(f"more than {_LISTS_PER_NODE} lists per node")
+        return values
+
+    def _read_attrs(self, entry: dict[Any, Any]) -> Attrs:
+        limits = self._limits
+        self._tables -= 1
+        if self._tables < 0:
+            raise LimitExceeded(f"more than {limits.graph_nodes_max} attribute sets")
+        for key, value in entry.items():
+            if type(key) is not str:
+                raise GraphDecodeError("attribute names are strings")
+            kind = type(value)
+            if kind is str:
+                if 4 * len(value) > limits.name_bytes_max:  # a character has at most four bytes
+                    _check_text(value, limits, "a string attribute")
+            elif kind is tuple:
+                if len(value) > limits.attr_ints_max:
+                    raise LimitExceeded(f"an attribute has at most {limits.attr_ints_max} integers")
+            elif kind is bytes:
+                if len(value) > limits.inline_const_bytes_max:
+                    raise LimitExceeded(f"an inline constant has at most {limits.inline_const_bytes_max} bytes")
+            elif kind is msgpack.ExtType and value.code == _GRAPH_EXT:
+                entry[key] = self._read_nested(value.data)
+            elif kind not in _SCALARS:
+                raise GraphDecodeError(f"an attribute may not be {kind.__name__}")
+        return Attrs(entry)
+
+    def _read_nested(self, data: bytes) -> WireGraph:
+        if self._depth == self._limits.nesting_max:
+            raise LimitExceeded(f"graphs nest deeper than {self._limits.nesting_max}")
+        self._depth += 1
+        inner = self.read(data)
+        self._depth -= 1
+        types = derive_types(inner.nodes, self._limits)
+        return WireGraph(inner.nodes, inner.outputs, inner.output_names, types, inner.name)
+
+
+_SCALARS = frozenset({bool, int, float})
+_LISTS_PER_NODE = 8  # an op has at most four attributes that are lists
+_NOT_MSGPACK = (ValueError, msgpack.UnpackException, RecursionError, OverflowError, TypeError)
+
+
+def _check_format(data: bytes) -> None:
+    """The first two bytes of every format are a short array's and the format's."""
+    if len(data) < 2 or data[0] >> 4 != 9 or data[1] >> 7:
+        raise GraphDecodeError("not a graph: no format number")
+    if data[1] != FORMAT:
+        raise VersionMismatch(
+            f"graph format {data[1]}, this node reads {FORMAT}",
+            expected=str(FORMAT),
+            got=str(data[1]),
+            upgrade="this node" if data[1] > FORMAT else "the sender",
         )
-    except (
-        ValueError,
-        UnicodeDecodeError,
-        msgpack.UnpackException,
-        RecursionError,
-        MemoryError,
-        OverflowError,
-        TypeError,
-    ) as error:
-        raise GraphDecodeError("not a graph", cause=f"{type(error).__name__}: {error}"[:200]) from None
 
 
 def _read_column(data: Any, what: str, count: int | None = None) -> NDArray[Any]:
@@ -270,43 +328,13 @@ def _check_arities(ops: NDArray[Any], arities: NDArray[Any], op_names: tuple[str
         check_arity(op_names[pair >> 32], pair & 0xFFFFFFFF, limits)
 
 
-def _read_attrs(entry: Any, limits: Limits, depth: int) -> Attrs:
-    if type(entry) is not dict or len(entry) > limits.attrs_per_node_max:
-        raise GraphDecodeError(f"a node's attributes are a map of at most {limits.attrs_per_node_max} entries")
-    for key, value in entry.items():
-        if type(key) is not str:
-            raise GraphDecodeError("attribute names are strings")
-        kind = type(value)
-        if kind is str:  # a character has at most four bytes
-            if 4 * len(value) > limits.name_bytes_max:
-                _check_text(value, limits, "a string attribute")
-        elif kind is bytes:
-            if len(value) > limits.inline_const_bytes_max:
-                raise LimitExceeded(f"an inline constant has at most {limits.inline_const_bytes_max} bytes")
-        elif kind is msgpack.ExtType and value.code == _GRAPH_EXT:
-            entry[key] = _read_graph(value.data, limits, depth)
-        elif kind not in _PLAIN:
-            raise GraphDecodeError(f"an attribute may not be {kind.__name__}")
-    return Attrs(entry)
-
-
-_PLAIN = frozenset({tuple, bool, int, float})  # nothing to check before `check_attrs` sees them
-
-
-def _read_graph(data: bytes, limits: Limits, depth: int) -> WireGraph:
-    if depth >= limits.nesting_max:
-        raise LimitExceeded(f"graphs nest deeper than {limits.nesting_max}")
-    inner = decode_structure(data, limits, depth + 1)
-    return WireGraph(inner.nodes, inner.outputs, inner.output_names, derive_types(inner.nodes, limits), inner.name)
-
-
 def _check_text(value: str, limits: Limits, what: str) -> None:
     if len(value.encode()) > limits.name_bytes_max:
         raise LimitExceeded(f"{what} has at most {limits.name_bytes_max} bytes")
 
 
 def _check_attr_kinds(
-    ops: NDArray[Any], attr_codes: NDArray[Any], op_names: tuple[str, ...], attributes: list[Attrs]
+    ops: NDArray[Any], attr_codes: NDArray[Any], op_names: tuple[str, ...], attributes: Sequence[Attrs]
 ) -> None:
     seen = np.unique(ops.astype(np.int64) << 32 | attr_codes.astype(np.int64))
     for pair in seen.tolist():
@@ -319,7 +347,7 @@ def _make_nodes(
     attr_codes: NDArray[Any],
     sources: NDArray[Any],
     op_names: tuple[str, ...],
-    attributes: list[Attrs],
+    attributes: Sequence[Attrs],
 ) -> tuple[Node, ...]:
     ends = np.cumsum(arities, dtype=np.int64).tolist()
     flat = tuple(sources.tolist())
@@ -342,7 +370,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _check_leaf_names(
-    ops: NDArray[Any], attr_codes: NDArray[Any], op_names: tuple[str, ...], attributes: list[Attrs]
+    ops: NDArray[Any], attr_codes: NDArray[Any], op_names: tuple[str, ...], attributes: Sequence[Attrs]
 ) -> None:
     named = [code for code, name in enumerate(op_names) if name in ("input", "param")]
     seen: set[str] = set()

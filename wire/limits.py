@@ -15,19 +15,18 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    graph_nodes_max: int = 100_000  # a 100k-node training step is the largest planned use
-    graph_edges_max: int = 1_000_000  # bounds a fan-out bomb
+    graph_nodes_max: int = 100_000  # a 100k-node training step is the largest planned use; composites' nodes count
+    graph_edges_max: int = 1_000_000  # bounds a fan-out bomb; likewise
     graph_bytes_max: int = 16 * MIB  # one graph frame
-    inputs_per_node_max: int = 16  # variadic ops have VARIADIC_INPUTS_MAX
-    variadic_inputs_max: int = 4096
+    variadic_inputs_max: int = 4096  # every other op takes exactly as many inputs as its row says
     rank_max: int = 8
     dim_max: int = 1 << 31
     tensor_bytes_max: int = 64 * GIB  # product of a shape and its item size; the job's budget is lower
     attrs_per_node_max: int = 16
+    attr_ints_max: int = 16  # in one attribute: two per axis
     name_bytes_max: int = 256
     nesting_max: int = 8  # composite inside composite
     inline_const_bytes_max: int = 64 * KIB  # a larger constant is a blob
-    attr_table_bytes_max: int = 8 * MIB
 
     control_frame_bytes_max: int = 1 * MIB
     chunk_bytes_max: int = 256 * KIB  # one tensor frame's payload: control never waits behind more than this

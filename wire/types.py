@@ -40,9 +40,9 @@ class Attrs(dict[str, Any]):
     _key: tuple[tuple[str, type, Any], ...]
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        values = values or {}
-        order = sorted(values)
-        super().__init__(values if order == list(values) else {name: values[name] for name in order})
+        if values:
+            order = sorted(values)
+            dict.__init__(self, values if order == list(values) else {name: values[name] for name in order})
 
     def __hash__(self) -> int:  # type: ignore[override]  # dict has none, being mutable
         try:
