@@ -35,6 +35,7 @@ from .passages import Passage, passages
 QUESTION = "What happens when a worker dies?"
 ANSWERS = 3
 KILL_AT = 0.4  # of the batches
+CHAPTERS = ("dead", "planned", "began")  # the story is over when a part began on a survivor
 TOLD = ("suspect", "dead", "healthy", "planned", "deployed", "began")
 
 
@@ -66,7 +67,7 @@ class _Story:
     def __init__(self, console: Console) -> None:
         self.killed_s: float | None = None
         self._console = console
-        self._waiting_for = "dead"  # then for "began", and then the story is over
+        self._waiting_for = list(CHAPTERS)
         self._lock = threading.Lock()
 
     def kill(self, victim: Node) -> None:
@@ -80,10 +81,10 @@ class _Story:
             if self.killed_s is None or not self._waiting_for or event["kind"] not in TOLD:
                 return
             after_s = time.monotonic() - self.killed_s
-        if event["kind"] == "began" and self._waiting_for != "began":
+        if event["kind"] == "began" and self._waiting_for != ["began"]:
             return  # a call that was under way on a survivor
-        if event["kind"] == self._waiting_for:
-            self._waiting_for = {"dead": "began", "began": ""}[self._waiting_for]
+        if event["kind"] == self._waiting_for[0]:
+            del self._waiting_for[0]
         where = f" {event['node']}" if event["node"] else ""
         self._console.print(f"  {after_s:.3f} s  {event['kind']}{where}: {event['text']}", markup=False)
 
