@@ -89,7 +89,7 @@ class WgslEngine:
 
     def load(self, array: NDArray[Any]) -> Resident:
         type_ = TensorType(tuple(array.shape), dtype_of(array))
-        return Resident(type_, resident(self._device, np.ascontiguousarray(array)) if array.size else None)
+        return Resident(type_, resident(self._device, array) if array.size else None)
 
     def unload(self, handle: Resident) -> None:
         if handle.memory is not None:

@@ -17,7 +17,7 @@ from wire.dtypes import BOOL
 from wire.types import TensorType
 
 from .device import Device, Memory, Step
-from .program import Buffer, Program
+from .program import Buffer, Program, padded
 
 
 class WgslExecutable:
@@ -111,10 +111,13 @@ def _give_all(device: Device, memories: Sequence[Memory]) -> None:
 
 
 def resident(device: Device, value: NDArray[Any]) -> Memory:
-    """A buffer holding an array."""
-    stored = to_stored(value)
-    memory = device.take(max(16, stored.nbytes + -stored.nbytes % 16))
-    device.write(memory, stored)
+    """A buffer holding an array; OutOfMemory before anything is copied."""
+    memory = device.take(padded(value.size * (4 if value.dtype == np.bool_ else value.itemsize)))
+    try:
+        device.write(memory, to_stored(value))
+    except BaseException:
+        device.give(memory)
+        raise
     return memory
 
 

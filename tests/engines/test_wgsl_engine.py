@@ -1,0 +1,336 @@
+"""The wgsl engine on an adapter: the disk cache across processes, budgets, errors that leave it usable, large tensors,
+and float algebra that drivers would simplify.  Values of every op are in test_conformance.py."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.adapter import needs_adapter
+from support.compare import assert_close
+
+import mesh
+import mesh.numpy as mnp
+from mesh import nn
+from wire.dtypes import F32
+from wire.errors import CompileFailed, ConfigError, DeviceLost, ExecuteFailed, InputError, OutOfMemory
+from wire.graph import GraphBuilder, WireGraph
+from wire.ops import EXACT
+from worker.cpu import evaluate
+
+pytestmark = needs_adapter
+
+ROOT = Path(__file__).parent.parent.parent
+MIB = 1 << 20
+
+
+def opened(**options: Any) -> Any:
+    from worker.wgsl.engine import WgslEngine
+
+    return WgslEngine(0, **options)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    made = opened()
+    yield made
+    made.close()
+
+
+def arguments(graph: WireGraph, *arrays: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    return dict(zip([*graph.input_types, *graph.param_types], arrays, strict=True))
+
+
+def same_as_cpu(engine: Any, graph: WireGraph, *arrays: NDArray[Any], op: str = "exp") -> None:
+    outputs = engine.run(engine.compile(graph), arrays)
+    for actual, right, kind in zip(
+        outputs, evaluate(graph, arguments(graph, *arrays)), graph.output_types.values(), strict=True
+    ):
+        assert_close(actual, right, op, kind.dtype)
+
+
+def doubled(size: int) -> WireGraph:
+    builder = GraphBuilder()
+    x = builder.input("x", (size,), F32)
+    return builder.build([builder.add("add", x, x)])
+
+
+# -- float algebra ----------------------------------------------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+ODD = np.array([1.0, -2.0, 0.0, -0.0, 1e-45, 3e38, 16777217.0, INF, -INF, NAN], np.float32)
+
+SIMPLIFIABLE: list[tuple[str, Callable[[Any], Any]]] = [
+    ("x + -x is NaN for NaN and Inf", lambda x: x + -x),
+    ("x / x is NaN for 0 and Inf", lambda x: x / x),
+    ("x * 0 is NaN for NaN and Inf, and -0.0 for negative x", lambda x: x * 0.0),
+    ("(x + 1e8) - 1e8 rounds twice", lambda x: (x + 1e8) + -1e8),
+    ("(x * 1e30) * 1e30 overflows before 1e-30", lambda x: (x * 1e30) * 1e30 * 1e-30),
+    ("(x + y) - x rounds", lambda x: (x + 0.1) + -x),
+    ("x * (1 / x) rounds twice", lambda x: x * (1.0 / x)),
+    ("0 + -0.0 is 0", lambda x: 0.0 + x),
+    ("sqrt of a square overflows", lambda x: mnp.sqrt(x * x)),
+    ("not (a < b) is no a >= b", lambda x: mnp.logical_not(x < 1.0)),
+    ("max keeps NaN", lambda x: mnp.maximum(x, 0.0)),
+    ("NaN in a mask", lambda x: mnp.where(x > 0, x, -x)),
+    ("a fold over both signs", lambda x: mnp.sum(mnp.stack([x, -x]), axis=0)),
+    ("factoring overflows", lambda x: x * 2.0 + x * -2.0),
+]
+
+
+@pytest.mark.parametrize("function", [row[1] for row in SIMPLIFIABLE], ids=[row[0] for row in SIMPLIFIABLE])
+def test_drivers_do_not_simplify_across_ops(engine: Any, function: Callable[[Any], Any]) -> None:
+    """Fused into one kernel, each op still rounds, overflows and makes NaN as if it stood alone."""
+    graph = mesh.trace(function, ODD)
+    executable = engine.compile(graph)
+    assert executable.dispatches == 1
+    (actual,), (right,) = engine.run(executable, [ODD]), evaluate(graph, arguments(graph, ODD))
+    assert_close(actual, right, "fused", next(iter(graph.output_types.values())).dtype, tolerance=EXACT)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("last", [mnp.tanh, mnp.exp, mnp.log, mnp.sin, mnp.sqrt])
+def test_an_activation_after_a_softmax(engine: Any, last: Any, dtype: Any) -> None:
+    if np.dtype(dtype).name == "float16" and "f16" not in engine.info.dtypes_by_op["exp"]:
+        pytest.skip("no f16 on this adapter")
+    x = np.random.default_rng(3).standard_normal((24, 5)).astype(dtype)
+    graph = mesh.trace(lambda x: last(nn.softmax(x)), x)
+    (actual,), (right,) = engine.run(engine.compile(graph), [x]), evaluate(graph, arguments(graph, x))
+    np.testing.assert_allclose(actual, right, rtol=2e-5 if dtype is np.float32 else 4e-3, atol=1e-6)
+
+
+# -- sizes ------------------------------------------------------------------------------------------------
+
+
+def test_more_workgroups_than_one_dimension_has(engine: Any) -> None:
+    size = 65_536 * 128 + 1  # one invocation each, so 65,537 workgroups
+    x = np.arange(size, dtype=np.float32)
+    (y,) = engine.run(engine.compile(doubled(size)), [x])
+    assert np.array_equal(y, x + x)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [20_000_000, 20_000_001])
+def test_twenty_million_elements(engine: Any, size: int) -> None:
+    x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    same_as_cpu(engine, doubled(size), x)
+    graph = mesh.trace(lambda x: (mnp.max(x), mnp.argmax(x)), x)
+    top, place = engine.run(engine.compile(graph), [x])
+    assert top == x.max() and place == x.argmax()
+
+
+def test_a_dot_longer_than_a_loop_may_be(engine: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3, 4, (2, 1_200_001)).astype(np.float32)  # whole numbers: every order of summation is exact
+    graph = mesh.trace(lambda x: x @ x.T, x)
+    assert np.array_equal(engine.run(engine.compile(graph), [x])[0], x @ x.T)
+
+
+def test_outputs_that_together_exceed_the_largest_buffer() -> None:
+    small = opened(limits_override={"buffer_bytes": MIB})
+    rows = np.arange(1000, dtype=np.float32)
+    graph = mesh.trace(lambda x: [mnp.broadcast_to(x + float(k), (200, 1000)) for k in range(3)], rows)
+    for k, output in enumerate(small.run(small.compile(graph), [rows])):
+        assert np.array_equal(output, np.broadcast_to(rows + k, (200, 1000)))
+    small.close()
+
+
+# -- budgets and errors -----------------------------------------------------------------------------------
+
+
+def test_a_part_over_the_budget_is_refused_before_anything_is_allocated() -> None:
+    tight = opened(memory_bytes=4 * MIB)
+    before = tight._device.allocated_bytes
+    with pytest.raises(OutOfMemory, match=r"needs 8388608 bytes on the device, its budget is 4194304"):
+        tight.compile(doubled(MIB))
+    assert tight._device.allocated_bytes == before
+    same_as_cpu(tight, doubled(1000), np.ones(1000, np.float32))
+    tight.close()
+
+
+def test_weights_over_the_budget_are_refused_and_can_be_unloaded() -> None:
+    tight = opened(memory_bytes=4 * MIB)
+    weight = np.ones(MIB // 2, np.float32)
+    held = tight.load(weight)
+    with pytest.raises(OutOfMemory, match="are left"):
+        tight.load(np.ones(MIB, np.float32))
+    tight.unload(held)
+    held = tight.load(weight)
+    assert tight._device.allocated_bytes <= 4 * MIB
+    tight.unload(held)
+    executable = tight.compile(doubled(MIB // 2))
+    with pytest.raises(InputError, match="unloaded"):
+        tight.run(executable, [held])
+    tight.close()
+
+
+def test_running_again_and_again_takes_no_more_memory(engine: Any) -> None:
+    graph = mesh.trace(lambda x: nn.softmax(x @ x), np.zeros((64, 64), np.float32))
+    x = np.eye(64, dtype=np.float32)
+    executable = engine.compile(graph)
+    first = engine.run(executable, [x])
+    allocated = engine._device.allocated_bytes
+    for _ in range(20):
+        assert engine.run(executable, [x])[0].tobytes() == first[0].tobytes()
+    assert engine._device.allocated_bytes == allocated
+
+
+def test_constants_are_freed_with_the_executable() -> None:
+    fresh = opened()
+    table = np.random.default_rng(0).standard_normal(MIB).astype(np.float32)
+    for shift in range(3):
+        graph = mesh.trace(lambda x, shift=shift: x + mnp.asarray(table) * float(shift + 2), table)
+        executable = fresh.compile(graph)
+        fresh.run(executable, [table])
+        del executable
+        gc.collect()
+    assert fresh._device.allocated_bytes < 20 * MIB  # input, output, staging and one table; not three
+    fresh.close()
+
+
+def test_errors_are_typed_and_leave_the_engine_usable(engine: Any) -> None:
+    executable = engine.compile(doubled(16))
+    x = np.ones(16, np.float32)
+    with pytest.raises(CompileFailed, match="expected"):
+        engine._device.pipeline("fn main( {")
+    with pytest.raises(InputError, match=r"f32\[16\]"):
+        engine.run(executable, [x.astype(np.float64)])
+    with pytest.raises(InputError, match="expected 1 inputs"):
+        engine.run(executable, [])
+    with pytest.raises(InputError, match=r"resident f32\[3\]"):
+        engine.run(executable, [engine.load(np.ones(3, np.float32))])
+    with pytest.raises(OutOfMemory):
+        engine.load(np.broadcast_to(np.float32(1), (1 << 40,)))
+    assert np.array_equal(engine.run(executable, [x])[0], x + x)
+
+
+def test_nothing_invalid_is_ever_submitted(engine: Any) -> None:
+    """wgpu would abort the process: a binding of no bytes, a grid beyond the limit, a buffer that is too small."""
+    device = engine._device
+    from worker.wgsl.device import Step
+
+    pipeline = engine.compile(doubled(16))._pipelines[0]
+    memory = device.take(64)
+    for size in (0, 3, 1 << 30):
+        with pytest.raises(ExecuteFailed, match="not possible"):
+            device.bind_group(pipeline, [(memory, size), (memory, 64)])
+    with pytest.raises(ExecuteFailed, match="buffers in one kernel"):
+        device.bind_group(pipeline, [(memory, 64)] * 40)
+    group = device.bind_group(pipeline, [(memory, 64), (device.take(64), 64)])
+    for grid in ((0, 1, 1), (65_536, 1, 1)):
+        with pytest.raises(ExecuteFailed, match="grid"):
+            device.run([Step(pipeline, group, grid)], [])
+    with pytest.raises(ExecuteFailed, match="do not fit"):
+        device.write(memory, np.zeros(MIB, np.uint8))
+
+
+def test_a_lost_device_is_an_error_and_not_an_abort() -> None:
+    lost = opened()
+    executable = lost.compile(doubled(16))
+    x = np.ones(16, np.float32)
+    assert lost.run(executable, [x])[0][0] == 2
+    lost._device._device.destroy()
+    for attempt in (
+        lambda: lost.run(executable, [x]),
+        lambda: lost.load(x),
+        lambda: lost.compile(doubled(17)),
+    ):
+        with pytest.raises(DeviceLost):
+            attempt()
+    lost.close()
+    with pytest.raises(DeviceLost, match="closed"):
+        lost.run(executable, [x])
+
+
+def test_an_adapter_that_is_not_there_is_named() -> None:
+    from worker.wgsl.engine import WgslEngine
+
+    with pytest.raises(ConfigError, match="no adapter 99"):
+        WgslEngine(99)
+
+
+# -- the cache --------------------------------------------------------------------------------------------
+
+IN_A_FRESH_PROCESS = """
+import sys
+from pathlib import Path
+import numpy as np
+import worker.wgsl.engine as wgsl
+import mesh
+from mesh import nn
+
+lowered = []
+own = wgsl.lower
+wgsl.lower = lambda *arguments: lowered.append(1) or own(*arguments)
+engine = wgsl.WgslEngine(0, Path(sys.argv[1]))
+x = np.arange(32, dtype=np.float32).reshape(4, 8)
+executable = engine.compile(mesh.trace(lambda x: nn.softmax(nn.gelu(x @ x.T)), x))
+print(executable.from_cache, len(lowered), engine.run(executable, [x])[0].tobytes().hex())
+"""
+
+
+def in_a_fresh_process(folder: Path) -> tuple[str, str, str]:
+    command = [sys.executable, "-c", IN_A_FRESH_PROCESS, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    from_cache, lowered, values = done.stdout.split()
+    return from_cache, lowered, values
+
+
+def test_a_second_process_generates_nothing(tmp_path: Path) -> None:
+    first = in_a_fresh_process(tmp_path)
+    assert first[:2] == ("False", "1")
+    assert in_a_fresh_process(tmp_path) == ("True", "0", first[2])
+    (file,) = tmp_path.rglob("*.json")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    assert in_a_fresh_process(tmp_path) == first  # damaged: as if it were not there
+    assert file.read_bytes() == whole  # and written anew
+
+
+def test_a_compiled_graph_is_compiled_once_unless_forced(tmp_path: Path) -> None:
+    fresh = opened(cache_dir=tmp_path)
+    executable = fresh.compile(doubled(16))
+    assert not executable.from_cache
+    again = fresh.compile(doubled(16))
+    assert again is executable and again.from_cache
+    forced = fresh.compile(doubled(16), force=True)
+    assert forced is not executable and not forced.from_cache
+    del executable, again, forced
+    gc.collect()
+    assert fresh.compile(doubled(16)).from_cache
+    fresh.close()
+
+
+def test_other_limits_are_another_key(tmp_path: Path) -> None:
+    for limits in (None, {"storage_buffers": 8}, {"invocations": 64}):
+        fresh = opened(cache_dir=tmp_path, limits_override=limits)
+        assert not fresh.compile(doubled(16)).from_cache
+        fresh.close()
+    assert len(list(tmp_path.rglob("*.json"))) == 3
+
+
+# -- the device -------------------------------------------------------------------------------------------
+
+
+def test_adapters_and_the_device_are_described(engine: Any) -> None:
+    from worker.wgsl.device import list_adapters
+
+    adapters = list_adapters()
+    assert [adapter.index for adapter in adapters] == list(range(len(adapters)))
+    assert all(adapter.backend in ("Metal", "Vulkan", "D3D12") for adapter in adapters)
+    info = engine.info
+    assert (info.engine, info.adapter, info.backend) == ("wgsl", adapters[0].name, adapters[0].backend)
+    assert info.memory_bytes > 0 and info.limits["storage_buffers"] >= 8 and info.limits["invocations"] >= 256
+    assert {"f32", "i32", "u32", "bool"} <= set(info.dtypes_by_op["add"]) and "f64" not in info.dtypes_by_op["add"]
+
+
+def test_the_device_is_measured(engine: Any) -> None:
+    measured = engine.measure()
+    assert measured.gflops > 0 and measured.gbytes_per_s > 0 and 0 < measured.dispatch_s < 1
