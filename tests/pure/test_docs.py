@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_files_that_are_named_exist(each: Document) -> None:
 def test_modules_and_what_is_in_them_exist(each: Document) -> None:
     missing = [name for name in each.names if _MODULE_NAME.fullmatch(name) and not _importable(name)]
     assert not missing, f"{each.path} names {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("each", DOCUMENTS, ids=ids)
+def test_classes_and_functions_that_are_named_exist(each: Document) -> None:
+    """A name in `code` that looks like one of ours is a word of the source; a table's planned rows may name more."""
+    prose = re.sub(r"(?m)^\|.*\| planned \|.*$", "", each.prose)
+    named = {word for name in re.findall(r"`([^`\n]+)`", prose) for word in _identifiers(name)}
+    missing = sorted(named - _words())
+    assert not missing, f"{each.path} names {', '.join(missing)}"
+
+
+def test_the_doors_of_the_architecture_are_those_of_the_code() -> None:
+    for library, files, _ in table(document("docs/architecture.md").section("Third-party doors")):
+        doors = {file.path for file in source_files() for found in file.imports if found.top == library}
+        assert doors == set(re.findall(r"`([^`]+)`", files)), library
 
 
 @pytest.mark.parametrize("each", DOCUMENTS, ids=ids)
@@ -181,6 +197,20 @@ def _options(parser: argparse.ArgumentParser) -> set[str]:
 def _explained(section: str) -> set[str]:
     """The options in the first column of a section's table."""
     return {word.split()[0] for row in table(section) for word in re.findall(r"`([^`]+)`", row[0])}
+
+
+@cache
+def _words() -> set[str]:
+    """Every word of the source of packages, examples and scripts."""
+    texts = [file.text for file in source_files(*PACKAGES, "examples", "bench")]
+    texts += [path.read_text(encoding="utf-8") for path in (ROOT / "script").iterdir()]
+    return {word for text in texts for word in re.findall(r"\w+", text)}
+
+
+def _identifiers(name: str) -> list[str]:
+    """The words of something like `Peer`, `Mesh.run(fn)` or `next_frame`; none of a path, a flag or a sentence."""
+    match = re.fullmatch(r"\.?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:\(.*\))?", name)
+    return match[1].split(".") if match and "/" not in name else []
 
 
 def _importable(name: str) -> bool:
