@@ -209,7 +209,7 @@ def test_wgsl_without_an_adapter_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         monkeypatch.setenv(name, "/nowhere")
     monkeypatch.setenv("WGPU_BACKEND_TYPE", "Vulkan")
-    with pytest.raises(errors.ConnectFailed, match="local-0.*no adapter.*local-1.*no adapter"):
+    with pytest.raises(errors.ConnectFailed, match=r"local-0.*no adapter.*local-1.*no adapter"):
         Mesh.builder().local(2, engine="wgsl").build()
 
 
