@@ -128,7 +128,7 @@ def check_random_by_node(engine: Engine, seeds: range) -> None:
 @pytest.mark.parametrize("check", [check_random, check_random_by_node])
 @pytest.mark.parametrize("engine", MARKED, indirect=True)
 def test_random_graphs(engine: Engine, check: Callable[[Engine, range], None]) -> None:
-    check(engine, range(10))
+    check(engine, range(4))
 
 
 @pytest.mark.long

@@ -398,8 +398,11 @@ def _iota(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return wide(at) if out.dtype.kind == "f" else at.astype(object)
 
 
-def threefry2x32(key: tuple[int, int], counter: tuple[int, int], rounds: int = 20) -> tuple[int, int]:
-    """J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; Random123's threefry.h."""
+def threefry2x32(key: tuple[int, int], counter: tuple[Any, Any], rounds: int = 20) -> tuple[Any, Any]:
+    """Two words for a counter of Python integers, or of arrays of u64 that hold 32-bit words.
+
+    J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; Random123's threefry.h.
+    """
     mask = 0xFFFFFFFF
     keys = (*key, 0x1BD11BDA ^ key[0] ^ key[1])
     x, y = (counter[0] + keys[0]) & mask, (counter[1] + keys[1]) & mask
@@ -416,7 +419,8 @@ def threefry2x32(key: tuple[int, int], counter: tuple[int, int], rounds: int = 2
 
 def _random_bits(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     key = (int(operands[0][0]), int(operands[0][1]))
-    return integers((threefry2x32(key, (0, place))[0] for place in range(out.size)), out.shape)
+    places = np.arange(out.size, dtype=np.uint64)
+    return threefry2x32(key, (0 * places, places))[0].astype(object)
 
 
 # -- the table --------------------------------------------------------------------------------------------
