@@ -148,6 +148,7 @@ class Daemon:
             ev.Prepare: self._prepare,
             ev.Unprepare: lambda action: self._hosts[action.device].send(hm.Unprepare(action.prepared)),
             ev.Execute: self._execute,
+            ev.StopRun: lambda action: self._hosts[action.device].stop_run(action.run),
             ev.Release: self._release,
             ev.SendPush: self._send_push,
             ev.StopPush: self._stop_push,
@@ -178,16 +179,18 @@ class Daemon:
     # -- start and end
 
     async def _start_host(self, selection: str) -> HostProcess:
+        stop = self._shared.allocate(hm.STOP_BYTES)
         opening = hm.Open(
             device=selection,
             memory_bytes=self._config.memory_bytes,
             cache_dir=str(self._kernel_dir),
             measured_dir=str(self._config.measured_folder),
             shared_dir=str(self._shared.path),
+            stop_file=stop.name,
             parent_pid=os.getpid(),
             beat_s=self._config.host_beat_s,
         )
-        host = HostProcess(opening, self._config, self._host_said, self._host_lost)
+        host = HostProcess(opening, stop.buffer, self._config, self._host_said, self._host_lost)
         self._hosts.append(host)
         await host.start()
         return host

@@ -9,13 +9,20 @@ To add an engine: implement `Engine` and register the class under the entry-poin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from wire.graph import WireGraph
+
+Stopped = Callable[[], bool]
+
+
+def never() -> bool:
+    """A run that nobody will stop."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +85,12 @@ class Engine(Protocol):
         """Free a resident tensor."""
         ...
 
-    def run(self, executable: Executable, inputs: Sequence[Any]) -> list[NDArray[Any]]:
+    def run(self, executable: Executable, inputs: Sequence[Any], stopped: Stopped = never) -> list[NDArray[Any]]:
         """The part's outputs, in order.
 
         `inputs` are in the order of `graph.inputs` then `graph.params`, each a C-contiguous numpy array of exactly the
-        declared type, or a handle from `load`.  Inputs are never written to; outputs never alias inputs.
+        declared type, or a handle from `load`.  Inputs are never written to; outputs never alias inputs.  Cancelled
+        soon after `stopped()` becomes true, where the device can still be held back.
         """
         ...
 

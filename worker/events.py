@@ -411,6 +411,14 @@ class Execute:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRun:
+    """Nobody waits for this run any more: the device should be free soon.  It is answered all the same."""
+
+    device: int
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Free what the tensor occupies."""
 
@@ -476,6 +484,7 @@ Action = (
     | Release
     | SendPush
     | StopPush
+    | StopRun
     | SendBegan
     | SendLeaving
     | Stop

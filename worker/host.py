@@ -34,7 +34,7 @@ from wire.types import TensorType
 from . import host_messages as messages
 from .devices import open_engine
 from .engine import Engine, Executable
-from .host_messages import INLINE_BYTES_MAX, Splitter, pack, unpack_to_host
+from .host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
 from .measure import measured
 
 EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
@@ -57,7 +57,8 @@ def main() -> None:
     if engine is None:
         channel.send(messages.Opened(None))
         return
-    host = Host(engine, SharedDir.attach(Path(opening.shared_dir)), opening.memory_bytes)
+    stop_cell = take(opening.shared_dir, opening.stop_file, STOP_BYTES)
+    host = Host(engine, SharedDir.attach(Path(opening.shared_dir)), stop_cell, opening.memory_bytes)
     channel.send(messages.Opened(_describe(engine, Path(opening.measured_dir))))
     for message in incoming:
         answer = host.handle(message)
@@ -119,10 +120,11 @@ class _Prepared:
 class Host:
     """What is compiled, what is resident, and how a part is run."""
 
-    def __init__(self, engine: Engine, shared: SharedDir, memory_bytes: int) -> None:
+    def __init__(self, engine: Engine, shared: SharedDir, stop_cell: memoryview, memory_bytes: int) -> None:
         self.lost = False
         self._engine = engine
         self._shared = shared
+        self._stop_cell = stop_cell
         self._memory_bytes = memory_bytes or engine.info.memory_bytes
         self._executables: OrderedDict[bytes, tuple[WireGraph, Executable]] = OrderedDict()
         self._prepared: dict[int, _Prepared] = {}
@@ -227,11 +229,12 @@ class Host:
     # -- execute
 
     def _execute(self, message: messages.ExecutePart) -> messages.FromHost:
+        number = message.run.to_bytes(STOP_BYTES, "little")
         try:
             prepared = self._prepared[message.prepared]
             inputs = self._gather(message, prepared)
             started = time.perf_counter()
-            results = self._engine.run(prepared.executable, inputs)
+            results = self._engine.run(prepared.executable, inputs, lambda: self._stop_cell == number)
             compute_s = time.perf_counter() - started
             del inputs
             outputs = tuple(self._deliver(*pair) for pair in zip(results, message.outputs, strict=True))

@@ -18,6 +18,7 @@ from wire.limits import MIB
 from wire.messages import INLINE_BYTES_MAX
 
 MESSAGE_BYTES_MAX = 64 * MIB  # the largest graph and all the inline tensors of a part fit well within
+STOP_BYTES = 8
 _LENGTH = struct.Struct("<I")
 
 
@@ -32,8 +33,10 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     """The first message: open `device`, as `devices.open_engine` reads it.  Answered by Opened or OpenFailed.
 
     `memory_bytes` is the budget for params and working memory (0: what the engine says); the engine may keep kernels in
-    `cache_dir`; measurements of devices are kept in `measured_dir`; outputs are left in the daemon's `shared_dir`.  The
-    host says Alive every `beat_s`, and ends when `parent_pid` is no longer its parent.
+    `cache_dir`; measurements of devices are kept in `measured_dir`; outputs are left in the daemon's `shared_dir`.  Its
+    file `stop_file` holds the number of the run to give up (8 bytes, little-endian): the host reads no messages while
+    it computes, but it looks there.  The host says Alive every `beat_s`, and ends when `parent_pid` is no longer its
+    parent.
     """
 
     device: str
@@ -41,6 +44,7 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     cache_dir: str
     measured_dir: str
     shared_dir: str
+    stop_file: str
     parent_pid: int
     beat_s: float
 

@@ -16,6 +16,7 @@ from wire.errors import MeshError
 
 from .config import WorkerConfig
 from .host_messages import (
+    STOP_BYTES,
     Alive,
     Executed,
     ExecuteFailed,
@@ -45,6 +46,7 @@ class HostProcess(asyncio.SubprocessProtocol):
     def __init__(
         self,
         opening: Open,
+        stop_cell: memoryview,
         config: WorkerConfig,
         on_message: Callable[[HostProcess, FromHost], None],
         on_lost: Callable[[HostProcess, str], None],
@@ -52,6 +54,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         self.selection = opening.device
         self.device = 0  # its number among the worker's devices, once it is one
         self._opening = opening
+        self._stop_cell = stop_cell
         self._config = config
         self._on_message = on_message
         self._on_lost = on_lost
@@ -86,6 +89,10 @@ class HostProcess(asyncio.SubprocessProtocol):
         if isinstance(message, ExecutePart | PreparePart):
             self._unanswered.append(self._loop.time())
         self._stdin.write(pack(message))
+
+    def stop_run(self, run: int) -> None:
+        """Have the child give up a run it may be computing; it answers it all the same."""
+        self._stop_cell[:] = run.to_bytes(STOP_BYTES, "little")
 
     def kill(self) -> None:
         """End the child, whatever it does; `on_lost` is not called."""

@@ -68,6 +68,7 @@ from .events import (
     Stop,
     StopBeats,
     StopPush,
+    StopRun,
     SuspectedBy,
     Tensor,
     TensorArrived,
@@ -636,6 +637,9 @@ class WorkerState:
             kept = [entry for entry in device.queue if entry[:2] != (plan.key, number)]
             device.queue = deque(kept)
         actions: list[Action] = [StopPush(push) for push in sorted(step.pushes)]
+        for index, device in enumerate(self._devices):
+            if device.running is not None and self._runs[device.running][:2] == (plan.key, number):
+                actions.append(StopRun(index, device.running))
         for push in step.pushes:
             self._pushes.pop(push, None)
         unread = {id(held): held.tensor for held in step.inputs.values()}

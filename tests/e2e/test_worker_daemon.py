@@ -372,6 +372,22 @@ async def test_a_cancelled_step_and_a_dropped_plan_are_stale(fleet: Fleet) -> No
         await link.request(Run(PLAN, 2, ()), timeout_s=5)
 
 
+async def test_a_cancelled_step_frees_its_device_at_once(fleet: Fleet) -> None:
+    coordinator, link = fleet.coordinator, fleet.links[0]
+    graph = long_graph(60.0)
+    await coordinator.deploy(link, [(spec(graph, IN, OUT), graph)], PLAN)
+    long_run = asyncio.create_task(
+        coordinator.run(link, PLAN, 0, coordinator.feed(0, 0, np.eye(768, dtype=np.float32), "shared"))
+    )
+    await coordinator.until(lambda: bool(coordinator.of(Began)))
+    link.notify(CancelStep(PLAN, 0))
+    with pytest.raises(Cancelled):
+        await long_run
+    await with_double(coordinator, link, plan=PlanKey(1, 2))
+    async with asyncio.timeout(15):
+        await coordinator.run(link, PlanKey(1, 2), 0, coordinator.feed(0, 0, random_array()))
+
+
 async def test_beats_stay_on_time_while_the_device_is_busy(fleet: Fleet) -> None:
     coordinator, link = fleet.coordinator, fleet.links[0]
     graph = long_graph()

@@ -517,7 +517,7 @@ def test_what_a_cancelled_step_was_computing_is_freed_when_it_comes() -> None:
     drive = Driver()
     drive.deployed(deploy(ONE_PART))
     execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
-    drive(ev.CancelAsked(COORD, KEY, 0))
+    assert one(ev.StopRun, drive(ev.CancelAsked(COORD, KEY, 0))) == ev.StopRun(execute.device, execute.run)
     actions = drive(ev.PartExecuted(execute.run, (ev.Made(files=(big("x"),)),), 0.0))
     assert actions == [ev.Release(big("x"))]
 
@@ -536,7 +536,8 @@ def test_a_device_goes_on_with_the_next_step_when_one_is_cancelled() -> None:
     first = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
     drive.run(1, (0, 0, SMALL))
     assert of(ev.Execute, drive(ev.CancelAsked(COORD, KEY, 0))) == [], "the device is still busy with it"
-    assert one(ev.Execute, drive(ev.PartExecuted(first.run, made(SMALL), 0.0))).inputs
+    assert one(ev.Execute, drive(ev.ExecuteFailed(first.run, Cancelled("stopped")))).inputs
+    assert of(ev.StopRun, drive(ev.CancelAsked(COORD, KEY, 0))) == [], "that one is over; another runs now"
 
 
 def test_dropping_a_plan_stops_its_pushes_and_refuses_its_steps() -> None:

@@ -18,12 +18,12 @@ import psutil
 from numpy.typing import NDArray
 
 from wire.dtypes import DTYPES, F32
-from wire.errors import ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
+from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
 from wire.graph import GraphBuilder, Node, WireGraph, const_value
 from wire.ops import LEAVES, OPS
 from wire.types import TensorType
 
-from ..engine import EngineInfo, Measured
+from ..engine import EngineInfo, Measured, Stopped, never
 from .elementwise import ELEMENTWISE, Kernel
 from .inline import inline_composites
 from .process import keep_memory, one_thread
@@ -92,8 +92,8 @@ class CpuEngine:
     def unload(self, handle: Any) -> None:
         return
 
-    def run(self, executable: CpuExecutable, inputs: Sequence[Any]) -> list[NDArray[Any]]:
-        return run(executable, inputs)
+    def run(self, executable: CpuExecutable, inputs: Sequence[Any], stopped: Stopped = never) -> list[NDArray[Any]]:
+        return run(executable, inputs, stopped)
 
     def close(self) -> None:
         return
@@ -143,8 +143,8 @@ def _arguments(graph: WireGraph, flat: WireGraph) -> tuple[int | None, ...]:
     return tuple(places.get(graph.nodes[index].attrs["name"]) for index in (*graph.inputs, *graph.params))
 
 
-def run(executable: CpuExecutable, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Perform a schedule."""
+def run(executable: CpuExecutable, inputs: Sequence[NDArray[Any]], stopped: Stopped = never) -> list[NDArray[Any]]:
+    """Perform a schedule; Cancelled between two calls once `stopped()`."""
     values: dict[int, NDArray[Any]] = dict(executable.constants)
     for index, array in zip(executable.arguments, inputs, strict=True):
         if index is not None:
@@ -152,6 +152,8 @@ def run(executable: CpuExecutable, inputs: Sequence[NDArray[Any]]) -> list[NDArr
     foreign = {id(_root(array)) for array in values.values()}
     with np.errstate(all="ignore"):
         for call in executable.calls:
+            if stopped():
+                raise Cancelled("the run was stopped")
             values[call.index] = _perform(call, [values[source] for source in call.node.inputs])
             for source in call.frees:
                 values.pop(source, None)

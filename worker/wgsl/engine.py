@@ -21,7 +21,7 @@ from wire.graph import GraphBuilder, WireGraph, const_value
 from wire.ops import OPS
 from wire.types import TensorType
 
-from ..engine import EngineInfo, Executable, Measured
+from ..engine import EngineInfo, Executable, Measured, Stopped, never
 from .cache import ProgramCache, cache_key
 from .device import AdapterInfo, Device, Memory, list_adapters
 from .execute import WgslExecutable, resident
@@ -96,7 +96,8 @@ class WgslEngine:
             self._device.give(handle.memory)
             handle.memory = None
 
-    def run(self, executable: Executable, inputs: Sequence[Any]) -> list[NDArray[Any]]:
+    def run(self, executable: Executable, inputs: Sequence[Any], stopped: Stopped = never) -> list[NDArray[Any]]:
+        """As Engine.run; what was submitted to a device cannot be taken back, so `stopped` changes nothing."""
         assert isinstance(executable, WgslExecutable), "an executable of this engine"
         if len(inputs) != len(executable.inputs):
             raise InputError(f"expected {len(executable.inputs)} inputs, got {len(inputs)}")
