@@ -1,9 +1,9 @@
 """Every message that travels between two nodes, one typed row each.
 
 A message is a msgspec Struct sent as a msgpack array: its tag, then its fields in this order.  To add a message,
-add a class; to extend one, append a field with a default (older nodes then still read it).  Never reorder,
-retype or reuse.  Decoding checks every field's type and the limits written beside it; anything else is a
-FrameError and ends the link.
+add a class; to extend one, append a field with a default.  Either raises the minor version (`versions.py`), and goes
+only to nodes that speak it: an older node refuses what it does not know.  Never reorder, retype or reuse.  Decoding
+checks every field's type and the limits written beside it; anything else is a FrameError and ends the link.
 
 Names: a *plan* is known by its key (epoch, generation).  The epoch is the coordinator's start, the generation counts
 the plans it made; both only grow, and a worker drops whatever carries an older epoch or a plan it was told to drop.
