@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from wire.errors import PlacementError
 from wire.graph import WireGraph
@@ -148,6 +148,12 @@ class CostModel:
                     f"no worker can compute {node.op} on {self.graph.types[index]}", op=f"{node.op} (node {index})",
                     next_step="Add a worker that supports it, or rewrite without it",
                 )  # fmt: skip
+
+    @cached_property
+    def by_speed(self) -> list[int]:
+        """Workers, the one that would finish the whole graph first in front."""
+        total = [sum(s for s in seconds if s != float("inf")) for seconds in self.seconds]
+        return sorted(range(len(total)), key=lambda worker: (total[worker], worker))
 
     def predict(self, assignment: Assignment) -> Prediction:
         """The cost of an assignment: a worker index per unit, each able to compute it.

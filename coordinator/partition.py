@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .cost import Assignment, CostModel, Prediction
-from .profile import CLIENT, WorkerProfile
 
 EXACT_ASSIGNMENTS_MAX = 600_000  # 3 workers to the power of 12 nodes
 POSITIONS_MAX = 160  # cut positions the dynamic program considers
@@ -39,7 +37,8 @@ def best_assignment(model: CostModel, strategy: str) -> Best:
     if not model.units:
         return model.predict([]), []
     if strategy == "pipeline":
-        return _best(model, _pipelines(_Slices(model)))
+        found = _best(model, _pipelines(_Slices(model)))
+        return found if found[0].fits else _refine(model, found, keep=True)
     if strategy == "single":
         return _best(model, _singles(model))
     found = _best(model, _proposals(model))
@@ -67,7 +66,7 @@ def _best(model: CostModel, proposals: Iterator[list[int]]) -> Best:
 
 def _proposals(model: CostModel) -> Iterator[list[int]]:
     yield from _singles(model)
-    workers = _by_speed(model)
+    workers = model.by_speed
     if len(workers) > 1:
         yield _earliest_finish(model)
         slices = _Slices(model)
@@ -85,14 +84,10 @@ def _pipelines(slices: _Slices) -> Iterator[list[int]]:
 
 
 def _singles(model: CostModel) -> Iterator[list[int]]:
-    for worker in _by_speed(model):
-        yield _repaired(model, [worker] * len(model.units))
-
-
-def _by_speed(model: CostModel) -> list[int]:
-    """Workers, the one that would finish the whole graph first in front."""
-    total = [sum(s for s in seconds if s != float("inf")) for seconds in model.seconds]
-    return sorted(range(len(total)), key=lambda worker: (total[worker], worker))
+    twins = model.profiles.twins()
+    for worker in model.by_speed:
+        if not twins[worker]:
+            yield _repaired(model, [worker] * len(model.units))
 
 
 def _repaired(model: CostModel, assignment: list[int]) -> list[int]:
@@ -113,15 +108,24 @@ def _sliced(slices: _Slices, count: int, combine: Callable[..., NDArray[np.float
     graph only the orders that look best are proposed, because a prediction of it is dear.
     """
     model = slices.model
-    fast = _by_speed(model)
-    roomy = sorted(fast, key=lambda worker: -model.profiles.workers[worker].memory_bytes)
-    orders = itertools.chain(itertools.permutations(fast[:count]), itertools.permutations(roomy[:count]))
-    found = [(*slices.cut(order, combine), order) for order in dict.fromkeys(itertools.islice(orders, ORDERS_MAX))]
+    found = [(*slices.cut(order, combine), order) for order in _orders(model, count)]
     found.sort(key=lambda each: each[0])
     large = len(model.units) > REFINE_UNITS_MAX
     for cost, cuts, order in found[: PROPOSALS_OF_LARGE_MAX if large else ORDERS_MAX]:
         if cost < float("inf"):
             yield _repaired(model, slices.assignment(order, cuts))
+
+
+def _orders(model: CostModel, count: int) -> list[tuple[int, ...]]:
+    """Some orders of the fastest and of the roomiest workers; of orders that differ by twins only, one."""
+    workers = model.profiles.workers
+    roomy = sorted(model.by_speed, key=lambda worker: -workers[worker].memory_bytes)
+    first = {worker: min([worker, *twins]) for worker, twins in enumerate(model.profiles.twins())}
+    orders: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for chosen in (model.by_speed[:count], roomy[:count]):
+        for order in itertools.islice(itertools.permutations(chosen), ORDERS_MAX):
+            orders.setdefault(tuple(first[worker] for worker in order), order)
+    return list(orders.values())[:ORDERS_MAX]
 
 
 class _Slices:
@@ -231,39 +235,39 @@ def _earliest_finish(model: CostModel) -> list[int]:
 # -- improvement ------------------------------------------------------------------------------------------
 
 
-def _refine(model: CostModel, best: Best) -> Best:
-    """Move single units across a cut while that helps."""
+def _refine(model: CostModel, best: Best, keep: bool = False) -> Best:
+    """Move single units across a cut while that helps; `keep` leaves every worker that has units at least one."""
     if len(model.units) > REFINE_UNITS_MAX:
         return best
-    tries = REFINE_TRIES
-    improved = True
-    while improved and tries > 0:
-        improved = False
-        prediction, assignment = best
-        for unit, worker in _moves(model, assignment):
-            tries -= 1
-            moved = list(assignment)
-            moved[unit] = worker
-            candidate = model.predict(moved)
-            if candidate.objective < prediction.objective:
-                best, improved = (candidate, moved), True
-                break
-            if tries <= 0:
-                break
+    assignment = list(best[1])
+    tries, unmoved = 0, 0
+    for unit in itertools.cycle(range(len(assignment))):
+        unmoved += 1
+        for worker in _neighbours(model, assignment, unit):
+            before = assignment[unit]
+            if keep and assignment.count(before) == 1:
+                continue
+            assignment[unit] = worker
+            candidate = model.predict(assignment)
+            tries += 1
+            if candidate.objective < best[0].objective:
+                best, unmoved = (candidate, list(assignment)), 0
+            else:
+                assignment[unit] = before
+        if tries >= REFINE_TRIES or unmoved >= len(assignment):
+            return best
     return best
 
 
-def _moves(model: CostModel, assignment: Assignment) -> Iterator[tuple[int, int]]:
-    for unit, operands in enumerate(model.operands):
-        near = {assignment[other] for other in (*operands, *model.consumers[unit])} - {assignment[unit]}
-        for worker in sorted(near):
-            if model.device[worker][unit] >= 0:
-                yield unit, worker
+def _neighbours(model: CostModel, assignment: Assignment, unit: int) -> list[int]:
+    """The other workers that make or use what a unit uses or makes, and can compute it."""
+    near = {assignment[other] for other in (*model.operands[unit], *model.consumers[unit])} - {assignment[unit]}
+    return sorted(worker for worker in near if model.device[worker][unit] >= 0)
 
 
 def _branch_and_bound(model: CostModel, best: Best) -> Best:
     """Every assignment that could still be better than the best found, depth first in topological order."""
-    twins = _twins(model)
+    twins = model.profiles.twins()
     assignment: list[int] = []
 
     def descend() -> None:
@@ -283,20 +287,3 @@ def _branch_and_bound(model: CostModel, best: Best) -> Best:
 
     descend()
     return best
-
-
-def _twins(model: CostModel) -> list[list[int]]:
-    """For every worker those before it that differ from it in name only: to swap two changes no cost."""
-    profiles = model.profiles
-    others = [CLIENT, *(worker.node_id for worker in profiles.workers)]
-
-    def alike(one: WorkerProfile, two: WorkerProfile) -> bool:
-        swapped = {one.node_id: two.node_id, two.node_id: one.node_id}
-        ends = [(a, b) for a in (one.node_id, two.node_id) for b in others]
-        pairs = ends + [(b, a) for a, b in ends]
-        return replace(one, node_id="", name="") == replace(two, node_id="", name="") and all(
-            profiles.link(a, b) == profiles.link(swapped.get(a, a), swapped.get(b, b)) for a, b in pairs
-        )
-
-    workers = profiles.workers
-    return [[i for i in range(j) if alike(workers[i], each)] for j, each in enumerate(workers)]

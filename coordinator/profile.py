@@ -6,7 +6,7 @@ Plain frozen data; `worker_profile` makes it of what a worker reported when it j
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wire.messages import DeviceReport, Joined
 
@@ -80,6 +80,22 @@ class Profiles:
             return INSIDE
         both_near = all(node == CLIENT or node in self.near for node in (source, target))
         return SAME_HOST if both_near else LAN
+
+    def twins(self) -> list[list[int]]:
+        """For every worker those before it that differ from it in name only: to swap the two changes no cost."""
+        return [[i for i in range(j) if self._alike(i, j)] for j in range(len(self.workers))]
+
+    def _alike(self, one: int, two: int) -> bool:
+        a, b = self.workers[one], self.workers[two]
+        if replace(a, node_id="", name="") != replace(b, node_id="", name=""):
+            return False
+        swapped = {a.node_id: b.node_id, b.node_id: a.node_id}
+        others = [CLIENT, *(worker.node_id for worker in self.workers)]
+        ways = [(end, other) for end in swapped for other in others]
+        return all(
+            self.link(source, target) == self.link(swapped.get(source, source), swapped.get(target, target))
+            for source, target in (*ways, *((other, end) for end, other in ways))
+        )
 
 
 def worker_profile(node_id: str, name: str, joined: Joined, ops: frozenset[str]) -> WorkerProfile:
