@@ -72,13 +72,12 @@ def deploy(
 
 def outputs(
     plan: Plan,
-    graph: WireGraph,
     arrived: Mapping[int, NDArray[Any]],
     inputs: Mapping[str, NDArray[Any]],
     params: Mapping[str, NDArray[Any]],
 ) -> list[NDArray[Any]]:
     """A call's outputs in graph order; what is merely passed through is copied."""
-    return [_output(source, slot, graph, arrived, inputs, params) for slot, source in enumerate(plan.outputs)]
+    return [_output(source, slot, plan.graph, arrived, inputs, params) for slot, source in enumerate(plan.outputs)]
 
 
 def _output(

@@ -94,9 +94,10 @@ class ParamPlace:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`outputs` says for every output of the graph where its value comes from."""
+    """`graph` is what is carried out, simplified; `outputs` says for each of its outputs where the value comes from."""
 
     strategy: str
+    graph: WireGraph
     parts: tuple[Part, ...]
     edges: tuple[Edge, ...]
     outputs: tuple[Source | FromConst, ...]

@@ -1,4 +1,7 @@
-"""make_plan: from a graph and the machines to a Plan.  A pure function."""
+"""make_plan: from a graph and the machines to a Plan.  A pure function.
+
+The graph is simplified first (`wire/simplify.py`): the values stay the same to the bit.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 
 from wire.errors import InputError, PlacementError
 from wire.graph import GraphBuilder, WireGraph
+from wire.simplify import simplify
 
 from .cost import CostModel, PartSketch, Prediction
 from .partition import best_assignment
@@ -21,6 +25,7 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
         raise InputError(f"strategy {strategy!r} is not known", next_step=f"Choose one of {', '.join(STRATEGIES)}")
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+    graph = simplify(graph)
     model = CostModel(graph, profiles)
     prediction, assignment = best_assignment(model, strategy)
     sketches = model.parts(assignment)
@@ -30,6 +35,7 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
     params = _param_places(graph, parts)
     return Plan(
         strategy,
+        graph,
         parts,
         edges,
         tuple(_output_source(graph, index, place) for index in graph.outputs),

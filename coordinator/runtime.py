@@ -590,7 +590,7 @@ class Coordinator:
         self._finish_report(call, action.generation, deployment)
         bindings = call.program.bindings
         params = {name: self._blobs[blob][0] for name, (blob, _) in bindings.items() if blob in self._blobs}
-        outputs = dispatch.outputs(deployment.plan, call.program.graph, action.outputs, call.inputs, params)
+        outputs = dispatch.outputs(deployment.plan, action.outputs, call.inputs, params)
         if not call.future.done():
             call.future.set_result(outputs)
 

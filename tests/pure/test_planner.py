@@ -14,16 +14,16 @@ from coordinator.planner import STRATEGIES, make_plan
 from coordinator.profile import CLIENT, Profiles
 from wire.dtypes import F32, F64
 from wire.errors import InputError, PlacementError
-from wire.graph import GraphBuilder, WireGraph
+from wire.graph import GraphBuilder
 from worker.cpu import evaluate
 
 GRAPHS = 120
 GRAPHS_LONG = 1000
 
 
-def check(plan: Plan, graph: WireGraph, profiles: Profiles) -> None:
+def check(plan: Plan, profiles: Profiles) -> None:
     """What holds for every plan."""
-    computing = [node for node in graph if node.op not in DUPLICATED]
+    computing = [node for node in plan.graph if node.op not in DUPLICATED]
     placed = sum(node.op not in DUPLICATED for part in plan.parts for node in part.graph)
     assert placed == len(computing), "every node runs exactly once"
     by_node = {each.node_id: each for each in profiles.workers}
@@ -44,7 +44,7 @@ def check(plan: Plan, graph: WireGraph, profiles: Profiles) -> None:
 def assert_same_bits(plan: Plan, seed: int, strategy: str) -> None:
     case = random_graph(seed)
     expected = evaluate(case.graph, case.inputs, case.params)
-    found = run_plan(plan, case.graph, case.inputs, case.params)
+    found = run_plan(plan, case.inputs, case.params)
     for got, wanted in zip(found, expected, strict=True):
         assert got.dtype == wanted.dtype, (seed, strategy)
         assert np.ascontiguousarray(got).tobytes() == np.ascontiguousarray(wanted).tobytes(), (seed, strategy)
@@ -64,7 +64,7 @@ def sweep(count: int) -> int:
                 plan = make_plan(graph, profiles, strategy)
             except PlacementError:
                 continue
-            check(plan, graph, profiles)
+            check(plan, profiles)
             assert_same_bits(plan, seed, strategy)
             possible += 1
     return possible
@@ -138,7 +138,7 @@ def test_a_graph_too_large_for_one_worker_is_cut() -> None:
     profiles = Profiles(tuple(worker(n, device(0, 10.0, 10.0), memory_bytes=half) for n in range(2)))
     plan = make_plan(graph, profiles, "auto")
     assert len(plan.parts) == 2
-    check(plan, graph, profiles)
+    check(plan, profiles)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "pipeline"])
@@ -147,7 +147,7 @@ def test_ten_thousand_nodes_are_planned(strategy: str) -> None:
     near = frozenset([CLIENT, *(f"node-{n}" for n in range(8))])
     profiles = Profiles(tuple(worker(n, device(0, 1.0 + n, 1.0)) for n in range(8)), near)
     plan = make_plan(graph, profiles, strategy)
-    check(plan, graph, profiles)
+    check(plan, profiles)
     assert len(plan.parts) <= 16
 
 

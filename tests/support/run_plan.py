@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from coordinator.dispatch import outputs
 from coordinator.plan import FromInput, FromParam, FromPart, Plan, Source
-from wire.graph import WireGraph
 from worker.cpu import evaluate
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def run_plan(plan: Plan, graph: WireGraph, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
+def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
     """The graph's outputs; a KeyError if a part reads what no earlier part made or no edge brings."""
     edges = {(edge.source, edge.part, edge.slot) for edge in plan.edges}
     made: dict[FromPart, NDArray[Any]] = {}
@@ -36,4 +35,4 @@ def run_plan(plan: Plan, graph: WireGraph, inputs: Arrays, params: Arrays) -> li
         for slot, array in enumerate(evaluate(part.graph, given)):
             made[FromPart(part.index, slot)] = array
     arrived = {slot: made[source] for slot, source in enumerate(plan.outputs) if isinstance(source, FromPart)}
-    return outputs(plan, graph, arrived, inputs, params)
+    return outputs(plan, arrived, inputs, params)
