@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -268,6 +269,19 @@ def test_a_damaged_file_is_as_good_as_none(damage: Callable[[bytes], bytes], tmp
     cache.write("key", program)
     assert cache.read("key") == program
     assert [path.name for path in tmp_path.rglob("*.tmp")] == []
+
+
+def test_the_folder_is_bounded_and_keeps_what_was_read_last(tmp_path: Any) -> None:
+    program = compiled(mesh.trace(nn.softmax, zeros(4, 4)))
+    ProgramCache(tmp_path).write("0", program)
+    (file,) = tmp_path.rglob("*.json")
+    cache = ProgramCache(tmp_path, bytes_max=3 * file.stat().st_size)
+    for number in range(1, 6):
+        os.utime(file.parent / "0.json", ns=(0, 0))
+        assert cache.read("0") == program  # and so it is the youngest
+        cache.write(str(number), program)
+        os.utime(file.parent / f"{number}.json", ns=(number, number))
+    assert sorted(path.stem for path in tmp_path.rglob("*.json")) == ["0", "4", "5"]
 
 
 @pytest.mark.parametrize(

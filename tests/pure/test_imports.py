@@ -94,6 +94,7 @@ PURE = (
     "worker/wgsl/polyfills.py",
     "worker/wgsl/profile.py",
     "worker/wgsl/program.py",
+    "worker/wgsl/shaders.py",
 )
 IMPURE = {
     "asyncio", "ctypes", "datetime", "getpass", "mmap", "multiprocessing", "os", "platform", "random", "secrets",

@@ -1,7 +1,8 @@
 """Programs on disk, one JSON file per key, written atomically; a damaged file is as good as none.
 
-The key covers all that text depends on: graph hash, lowering version, engine, adapter, driver and limits.  It does not
-know what a Program means.  Files are never executed: WGSL is the only code in them, and wgpu validates it.
+The folder is bounded: what was not read for the longest time goes first.  The key covers all that text depends on:
+graph hash, lowering version, engine, adapter, driver and limits.  It does not know what a Program means.  Files are
+never executed: WGSL is the only code in them, and wgpu validates it.
 """
 
 from __future__ import annotations
@@ -15,23 +16,28 @@ from pathlib import Path
 from .program import Program, from_json, to_json
 
 _MAGIC = "graph-mesh wgsl program"
+BYTES_MAX = 256 << 20
 
 
 class ProgramCache:
-    """A folder of programs; `directory` None stores nothing."""
+    """A folder of programs of at most `bytes_max`; `directory` None stores nothing."""
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path | None, bytes_max: int = BYTES_MAX) -> None:
         self._directory = directory / "wgsl" if directory is not None else None
+        self._bytes_max = bytes_max
 
     def read(self, key: str) -> Program | None:
         """The program under `key`, or None if there is none or it is damaged."""
         if self._directory is None:
             return None
         try:
-            head, checksum, body = self._path(key).read_text("utf-8").split("\n", 2)
+            path = self._path(key)
+            head, checksum, body = path.read_text("utf-8").split("\n", 2)
             if head != _MAGIC or checksum != _checksum(body):
                 return None
-            return from_json(body)
+            program = from_json(body)
+            os.utime(path)
+            return program
         except (OSError, ValueError):
             return None
 
@@ -50,8 +56,20 @@ class ProgramCache:
             except OSError:
                 os.unlink(name)
                 raise
+            self._trim(self._path(key))
         except OSError:
             return
+
+    def _trim(self, written: Path) -> None:
+        """Remove the files unused longest until the rest fits; never the one just written."""
+        assert self._directory is not None
+        files = [(path.stat(), path) for path in self._directory.iterdir() if path != written]
+        excess = sum(status.st_size for status, _ in files) + written.stat().st_size - self._bytes_max
+        for status, path in sorted(files, key=lambda file: file[0].st_mtime_ns):
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= status.st_size
 
     def _path(self, key: str) -> Path:
         assert self._directory is not None

@@ -8,14 +8,17 @@ become EngineErrors here and nowhere else.  Used from one thread.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import wgpu
 from numpy.typing import NDArray
+from wgpu.backends.wgpu_native.extras import set_instance_extras
 
 from wire.errors import CompileFailed, ConfigError, DeviceLost, EngineError, ExecuteFailed, OutOfMemory
 
@@ -294,6 +297,7 @@ def _translate(doing: str, error: Exception, otherwise: type[EngineError]) -> En
 
 def _ranked() -> list[Any]:
     """Adapters, best first; per GPU only its best backend (equal GPUs stay apart)."""
+    _leave_out_opengl()
     found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in _BACKENDS]
     best: dict[tuple[Any, ...], int] = {}
     for adapter in found:
@@ -302,6 +306,16 @@ def _ranked() -> list[Any]:
         best[key] = min(best.get(key, place), place)
     kept = [a for a in found if _BACKENDS.index(a.info["backend_type"]) == best[_same_gpu(a)]]
     return sorted(kept, key=lambda adapter: _TYPES.index(_type(adapter)))
+
+
+@cache
+def _leave_out_opengl() -> None:
+    """Do not load OpenGL drivers where Vulkan is what counts: they cost 0.1 s."""
+    if sys.platform == "linux":
+        try:
+            set_instance_extras(backends=["Vulkan"])
+        except RuntimeError:
+            return  # this process has used wgpu before, with backends of its own choice
 
 
 def _same_gpu(adapter: Any) -> tuple[Any, ...]:
