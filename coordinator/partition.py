@@ -2,20 +2,22 @@
 
 Every candidate is judged by the one cost function, `CostModel.predict`; the algorithms below only propose.
 
-  * Small graphs: branch and bound over all assignments, exact.  The bound is the critical path so far plus the shortest
-    way to the end, and the load of the busiest device.
-  * `single`: everything on one worker.
+  * Small graphs: branch and bound over all assignments, exact.  The bound is the prediction of the units so far.
+  * `singles`: everything on one worker.
   * `slices`: contiguous slices of the topological order, one per worker, by dynamic programming over (cut position,
     worker) as in PipeDream (Narayanan et al., SOSP 2019, section 3.1), within each worker's memory; minimising either
     the slowest stage (strategy "pipeline") or the sum of stages and transfers (one call's latency).
   * `earliest_finish`: list scheduling by upward rank, HEFT (Topcuoglu, Hariri, Wu 2002), for graphs with branches.
   * `refine`: moves of single nodes across a cut while they help, after Kernighan-Lin / Fiduccia-Mattheyses (1982).
+
+To add a strategy: a property of Partitioner and a case of `best`.  docs/planning.md tells why these and what they miss.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,47 +34,65 @@ PROPOSALS_OF_LARGE_MAX = 2  # orders of a large graph that are predicted, for ev
 Best = tuple[Prediction, list[int]]
 
 
-def best_assignment(model: CostModel, strategy: str) -> Best:
-    """The cheapest assignment found, by `Prediction.objective`; whether it fits is for the caller to see."""
-    if not model.units:
-        return model.predict([]), []
-    if strategy == "pipeline":
-        found = _best(model, _pipelines(_Slices(model)))
-        return found if found[0].fits else _refine(model, found, keep=True)
-    if strategy == "single":
-        return _best(model, _singles(model))
-    found = _best(model, _proposals(model))
-    if len(model.profiles.workers) ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:
-        return _branch_and_bound(model, found)
-    return _refine(model, found)
+class Partitioner:
+    """The cheapest assignment found for each strategy, by `Prediction.objective`; each is looked for when asked for.
+
+    Whether it fits is for the caller to see.
+    """
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+
+    def best(self, strategy: str) -> Best:
+        if not self.model.units:
+            return self.model.predict([]), []
+        match strategy:
+            case "single":
+                return self.single
+            case "pipeline":
+                return self.pipeline
+        return self.auto
+
+    @cached_property
+    def single(self) -> Best:
+        return _best(self.model, _singles(self.model))
+
+    @cached_property
+    def pipeline(self) -> Best:
+        """Uses every worker, where the graph has a unit for each."""
+        found = _best(self.model, _pipelines(self._slices))
+        return found if found[0].fits else _refine(self.model, found, keep=True)
+
+    @cached_property
+    def auto(self) -> Best:
+        model = self.model
+        workers = len(model.profiles.workers)
+        found = self.single
+        if workers > 1:
+            others = _best(model, _latencies(self._slices))
+            found = min(found, others, self.pipeline, key=lambda best: best[0].objective)
+        if workers ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:
+            return _branch_and_bound(model, found)
+        return _refine(model, found)
+
+    @cached_property
+    def _slices(self) -> _Slices:
+        return _Slices(self.model)
 
 
-def _best(model: CostModel, proposals: Iterator[list[int]]) -> Best:
-    seen: set[tuple[int, ...]] = set()
-    best: Best | None = None
-    for assignment in proposals:
-        key = tuple(assignment)
-        if key not in seen:
-            seen.add(key)
-            prediction = model.predict(assignment)
-            if best is None or prediction.objective < best[0].objective:
-                best = (prediction, assignment)
-    assert best is not None, "there is always at least one proposal"
-    return best
+def _best(model: CostModel, proposals: Iterable[list[int]]) -> Best:
+    distinct = {tuple(assignment): assignment for assignment in proposals}.values()
+    return min(((model.predict(each), each) for each in distinct), key=lambda best: best[0].objective)
 
 
 # -- proposals --------------------------------------------------------------------------------------------
 
 
-def _proposals(model: CostModel) -> Iterator[list[int]]:
-    yield from _singles(model)
-    workers = model.by_speed
-    if len(workers) > 1:
-        yield _earliest_finish(model)
-        slices = _Slices(model)
-        for count in range(2, len(workers) + 1):
-            yield from _sliced(slices, count, np.add)
-        yield from _pipelines(slices)
+def _latencies(slices: _Slices) -> Iterator[list[int]]:
+    """Two workers and more, for the least time of one call."""
+    yield _earliest_finish(slices.model)
+    for count in range(2, len(slices.model.profiles.workers) + 1):
+        yield from _sliced(slices, count, np.add)
 
 
 def _pipelines(slices: _Slices) -> Iterator[list[int]]:

@@ -12,7 +12,7 @@ from wire.graph import GraphBuilder, WireGraph
 from wire.simplify import simplify
 
 from .cost import CostModel, PartSketch, Prediction
-from .partition import best_assignment
+from .partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from .plan import Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Plan, Source, WorkerShare
 from .profile import Profiles
 
@@ -27,7 +27,8 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     graph = simplify(graph)
     model = CostModel(graph, profiles)
-    prediction, assignment = best_assignment(model, strategy)
+    partitioner = Partitioner(model)
+    prediction, assignment = partitioner.best(strategy)
     sketches = model.parts(assignment)
     if not prediction.fits:
         raise _does_not_fit(model, prediction)
@@ -43,7 +44,7 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
         _shares(model, prediction, sketches),
         prediction.seconds,
         prediction.cut_bytes,
-        tuple(_reasons(model, prediction, sketches, strategy)),
+        tuple(_reasons(partitioner, strategy, sketches)),
     )
 
 
@@ -141,26 +142,44 @@ def _shares(model: CostModel, prediction: Prediction, sketches: Sequence[PartSke
     )
 
 
-def _reasons(model: CostModel, prediction: Prediction, sketches: Sequence[PartSketch], strategy: str) -> list[str]:
+def _reasons(partitioner: Partitioner, strategy: str, sketches: Sequence[PartSketch]) -> list[str]:
+    """Why the plan is as it is, a sentence each."""
+    model = partitioner.model
     workers = model.profiles.workers
+    chosen, _ = partitioner.best(strategy)
     used = sorted({part.site[0] for part in sketches})
     names = ", ".join(workers[worker].name for worker in used) or "none"
-    reasons = [f"{len(used)} of {len(workers)} workers ({names}), predicted {prediction.seconds * 1e3:.3g} ms per call"]
-    if strategy == "auto" and 0 < len(used) < len(workers):
-        everywhere, _ = best_assignment(model, "pipeline")
-        if everywhere.fits:
-            times = everywhere.seconds / prediction.seconds
-            reasons.append(f"cut across all {len(workers)} workers a call would take {times:.2g} times as long")
-    for unit, index in enumerate(model.units):
-        unable = [workers[w].name for w in range(len(workers)) if model.device[w][unit] != 0]
-        if unable:
-            node = model.graph.nodes[index]
-            kind = model.graph.types[index].dtype.name
-            reasons.append(f"{node.op} on {kind} is not on the first device of {', '.join(unable)}")
-    return list(dict.fromkeys(reasons))[:REASONS_MAX]
+    reasons = [f"{len(used)} of {len(workers)} workers ({names}), predicted {chosen.seconds * 1e3:.3g} ms per call"]
+    if strategy == "auto" and len(workers) ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:
+        reasons.append(f"the cheapest of all ways to place {len(model.units)} nodes on {len(workers)} workers")
+    if strategy != "pipeline" and 0 < len(used) < len(workers):
+        reasons.append(_compared(f"cut across all {len(workers)} workers", partitioner.pipeline[0], chosen))
+    if strategy != "single" and len(used) > 1:
+        reasons.append(_compared("on one worker", partitioner.single[0], chosen))
+    return [*reasons, *_detours(model, sketches)][:REASONS_MAX]
 
 
 REASONS_MAX = 8
+
+
+def _compared(what: str, other: Prediction, chosen: Prediction) -> str:
+    if not other.fits:
+        return f"{what} it would need {other.overflow_bytes} bytes more than there are"
+    return f"{what} a call would take {other.seconds / chosen.seconds:.2g} times as long"
+
+
+def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:
+    """What does not run on a worker's first device, and why."""
+    workers = model.profiles.workers
+    found: dict[str, None] = {}
+    for part in sketches:
+        worker, device = part.site
+        if device:
+            for index in (model.units[unit] for unit in part.units):
+                what = f"{model.graph.nodes[index].op} on {model.graph.types[index].dtype.name}"
+                first, other = workers[worker].devices[0].engine, workers[worker].devices[device].engine
+                found[f"{workers[worker].name} computes {what} on {other}, because its {first} device cannot"] = None
+    return list(found)
 
 
 def _does_not_fit(model: CostModel, prediction: Prediction) -> PlacementError:

@@ -16,7 +16,7 @@ from support.profiles import alike_profiles, random_profiles
 from support.random_graphs import random_graph
 
 from coordinator.cost import DUPLICATED, Assignment, CostModel, Prediction
-from coordinator.partition import EXACT_ASSIGNMENTS_MAX, best_assignment
+from coordinator.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from wire.graph import WireGraph
 
 NODES_MAX = 12
@@ -64,7 +64,7 @@ def model_for(seed: int, graph: WireGraph, workers: int) -> CostModel:
 def assert_cheapest(seed: int, graph: WireGraph, workers: int) -> tuple[Prediction, Assignment]:
     model = model_for(seed, graph, workers)
     assert len(model.profiles.workers) ** len(model.units) <= EXACT_ASSIGNMENTS_MAX
-    found, assignment = best_assignment(model, "auto")
+    found, assignment = Partitioner(model).auto
     assert found.objective == best_of_all(model).objective, f"seed {seed}, {workers} workers"
     assert model.predict(assignment) == found
     return found, assignment
