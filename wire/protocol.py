@@ -283,7 +283,7 @@ class Peer:
         queue = self._frames[channel]
         if queue:
             frame = queue.popleft()
-            self._queued_bytes -= len(frame)
+            self._queued_bytes -= len(frame) + _QUEUED_FRAME_BYTES
             return frame
         chunk = self._sender.next() if channel is BULK and self.state is State.OPEN else None
         return None if chunk is None else encode(chunk)
@@ -295,7 +295,7 @@ class Peer:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes waiting in the queues; streams and long frames wait in the caller's memory and do not count."""
+        """Memory of the frames that wait; streams and long frames wait in the caller's and do not count."""
         return self._queued_bytes
 
     # -- hello
@@ -566,7 +566,7 @@ class Peer:
     def _put(self, channel: Channel, frame: Frame) -> None:
         data = encode(frame)
         self._frames[channel].append(data)
-        self._queued_bytes += len(data)
+        self._queued_bytes += len(data) + _QUEUED_FRAME_BYTES
 
     def _send_body(self, frame: Request | Reply | Notify, request: int = 0) -> bool:
         """Send a frame on control, or in pieces on bulk if it is long; whether it was."""
@@ -625,6 +625,7 @@ class Peer:
 # -- tables ------------------------------------------------------------------------------------------------
 
 _NO_LINK = bytes(LINK_ID_BYTES)
+_QUEUED_FRAME_BYTES = 64  # what Python needs for a frame beside its bytes: millions of tiny ones may wait
 
 _HELLO = frozenset(set(State) - {State.OPEN, State.CLOSED})
 

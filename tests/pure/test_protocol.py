@@ -567,6 +567,16 @@ def test_our_own_mistakes_change_nothing() -> None:
     assert len(pair.settle().seen("acceptor", RequestReceived)) == 1
 
 
+def test_frames_that_wait_count_with_the_memory_they_take() -> None:
+    pair = joined()
+    for _ in range(1000):
+        pair.acceptor.receive(CONTROL, encode(Ping(1)))
+    assert pair.acceptor.queued_bytes >= 1000 * 60
+    while pair.acceptor.next_frame(CONTROL) is not None:
+        pass
+    assert pair.acceptor.queued_bytes == 0
+
+
 # -- the end -----------------------------------------------------------------------------------------------
 
 

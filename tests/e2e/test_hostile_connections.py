@@ -1,0 +1,393 @@
+"""Strangers and broken nodes on a worker's port: each is refused in time, the worker keeps serving and stays small."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+from support.links import node
+from support.raw_client import BINARY, CLOSE, PING, TEXT, RawClient, RawLink, raw_client, raw_link, upgrade, ws_frame
+from support.worker_process import Coordinator, WorkerProcess, worker
+
+from wire.dtypes import F32
+from wire.errors import MeshError, ProtocolError, VersionMismatch, WrongMesh
+from wire.frames import (
+    HELLO_BYTES_MAX,
+    Cancel,
+    Credit,
+    Hello,
+    HelloAck,
+    Notify,
+    Piece,
+    Ping,
+    Pong,
+    Refuse,
+    Reply,
+    Request,
+    StreamChunk,
+    StreamOpen,
+    encode,
+)
+from wire.graph import GraphBuilder
+from wire.limits import DEFAULT, MIB
+from wire.link import Link
+from wire.messages import PartSpec, PlanKey, Source, Target
+from wire.protocol import BULK, CONTROL, Channel, Identity, Peer
+from wire.transport import HEADER_TIMEOUT_S, HELLO_TIMEOUT_S, UNLINKED_MAX
+from wire.versions import usable_ops
+
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the daemon's memory from /proc"),
+]
+PLAN = PlanKey(1, 1)
+SLACK_S = 5.0  # of a loaded machine
+GROWTH_MAX = 48 * MIB
+
+
+@dataclass
+class Served:
+    """A worker that holds a plan, and the coordinator that made it."""
+
+    worker: WorkerProcess
+    coordinator: Coordinator
+    link: Link
+    rss_bytes: int = 0
+    steps: int = 0
+
+    async def still_right(self) -> None:
+        """The good client's link stands and gives right results, and the daemon has not grown."""
+        x = np.random.default_rng(self.steps).standard_normal(4).astype(np.float32)
+        feed = self.coordinator.feed(0, 0, x)
+        _, outputs = await self.coordinator.run(self.link, PLAN, self.steps, feed)
+        self.steps += 1
+        assert np.array_equal(outputs[0], x + x)
+        grown = psutil.Process(self.worker.process.pid).memory_info().rss - self.rss_bytes
+        assert grown < GROWTH_MAX, f"grown by {grown / MIB:.0f} MiB"
+
+
+@pytest_asyncio.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    builder = GraphBuilder()
+    x = builder.input("x", (4,), F32)
+    graph = builder.build([builder.add("add", x, x)], names=["y"])
+    coordinator = Coordinator()
+    async with worker(tmp_path) as started:
+        link, _ = await coordinator.join(started)
+        part = PartSpec(0, 0, graph.hash, (Source("input"),), ((Target("", 0, 0),),))
+        await coordinator.deploy(link, [(part, graph)], PLAN)
+        made = Served(started, coordinator, link)
+        made.rss_bytes = psutil.Process(started.process.pid).memory_info().rss
+        await made.still_right()
+        yield made
+    await coordinator.close()
+
+
+async def in_time(limit_s: float, what: str, work: Awaitable[None]) -> None:
+    began_s = time.monotonic()
+    try:
+        async with asyncio.timeout(limit_s + SLACK_S):
+            await work
+    except TimeoutError:
+        raise AssertionError(f"{what}: not closed within {limit_s} s") from None
+    except AssertionError as error:
+        raise AssertionError(f"{what}: {error} (after {time.monotonic() - began_s:.1f} s)") from error
+
+
+# -- who is not a node -------------------------------------------------------------------------------------
+
+POST = upgrade().replace(b"GET ", b"POST ", 1)
+STRANGERS: list[tuple[str, bytes, bytes, float]] = [  # what, what it sends, the answer, closed within
+    ("plain HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"404", 1),
+    ("no upgrade", upgrade(Upgrade="", Connection=""), b"426", 1),
+    ("another method", POST, b"405", 1),
+    ("a browser", upgrade(Origin="http://evil.example"), b"403", 1),
+    ("a rebound name", upgrade(Host="evil.example"), b"403", 1),
+    ("two hosts", upgrade(Host="127.0.0.1\r\nHost: evil.example"), b"400", 1),
+    ("an unknown WebSocket", upgrade(Sec_WebSocket_Version="99"), b"4", 1),
+    ("no key", upgrade(Sec_WebSocket_Key=""), b"426", 1),
+    ("garbage", b"\xff\xfe" * 200 + b"\r\n\r\n", b"400", 1),
+    ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), b"400", HEADER_TIMEOUT_S),
+    ("a header of 1 MiB", b"GET /" + b"a" * MIB + b" HTTP/1.1\r\n\r\n", b"", 1),
+    ("1 MiB of headers", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MIB // 6), b"", HEADER_TIMEOUT_S),
+    ("silence", b"", b"", HEADER_TIMEOUT_S),
+    ("half a handshake", upgrade()[:60], b"", HEADER_TIMEOUT_S),
+]  # fmt: skip
+
+
+async def test_who_is_not_a_node_is_sent_away_in_time(served: Served) -> None:
+    async def come(opening: bytes, status: bytes) -> None:
+        async with raw_client(served.worker.port) as client:
+            await client.send(opening)
+            got = await client.until_end()
+            assert got[9:12].startswith(status), got[:80]  # what is much too long may be cut off without a word
+            assert b"Traceback" not in got
+
+    await asyncio.gather(
+        *(in_time(limit_s, what, come(opening, status)) for what, opening, status, limit_s in STRANGERS)
+    )
+    await served.still_right()
+
+
+async def drip(client: RawClient, data: bytes) -> None:
+    """A byte now and then, for longer than anybody should wait."""
+    for at in range(len(data)):
+        if client.reader.at_eof():
+            return
+        await client.send(data[at : at + 1])
+        await asyncio.sleep(0.1)
+
+
+async def test_a_slow_hello_is_not_waited_for(served: Served) -> None:
+    async def slow_header() -> None:
+        async with raw_client(served.worker.port) as client:
+            slow = asyncio.create_task(drip(client, upgrade()))
+            assert await client.until_end() == b""
+            slow.cancel()
+
+    async def slow_frame() -> None:
+        async with raw_client(served.worker.port) as client:
+            await client.open_socket()
+            slow = asyncio.create_task(drip(client, ws_frame(bytes(1000))))
+            await client.until_end()
+            slow.cancel()
+
+    async def no_frame() -> None:
+        async with raw_client(served.worker.port) as client:
+            await client.open_socket()
+            await client.until_end()
+
+    async def no_bulk() -> None:
+        async with raw_client(served.worker.port) as client:
+            await client.open_socket()
+            await client.send(ws_frame(hello(node("half"))))
+            await client.until_end()
+
+    async def pings_only() -> None:
+        async with raw_client(served.worker.port) as client:
+            await client.open_socket()
+            slow = asyncio.create_task(drip_pings(client))
+            await client.until_end()
+            slow.cancel()
+
+    await asyncio.gather(
+        in_time(HEADER_TIMEOUT_S, "a header", slow_header()),
+        in_time(HELLO_TIMEOUT_S, "a frame", slow_frame()),
+        in_time(HELLO_TIMEOUT_S, "no frame", no_frame()),
+        in_time(HELLO_TIMEOUT_S, "no second connection", no_bulk()),
+        in_time(HELLO_TIMEOUT_S, "pings", pings_only()),
+    )
+    await served.still_right()
+
+
+async def drip_pings(client: RawClient) -> None:
+    while not client.reader.at_eof():
+        await client.send(ws_frame(b"", PING))
+        await asyncio.sleep(0.1)
+
+
+# -- WebSockets that are not links -------------------------------------------------------------------------
+
+SOCKETS: list[tuple[str, bytes]] = [
+    ("a claim of 2^32-1 bytes", ws_frame(b"x", size=(1 << 32) - 1)),
+    ("a claim of 2^63 bytes", ws_frame(b"x", size=1 << 63)),
+    ("a frame one byte too long", ws_frame(bytes(DEFAULT.chunk_bytes_max + 100))),
+    ("reserved bits", ws_frame(b"x", first_bits=0xF0)),
+    ("a reserved opcode", ws_frame(b"x", opcode=5)),
+    ("a long ping", ws_frame(bytes(200), opcode=PING)),
+    ("a bad close", ws_frame(b"\x00", opcode=CLOSE)),
+    ("a continuation of nothing", ws_frame(b"x", opcode=0)),
+    ("text", ws_frame(b"hello", opcode=TEXT)),
+    ("text that is none", ws_frame(b"\xff\xfe", opcode=TEXT)),
+    ("endless fragments", ws_frame(bytes(60_000), first_bits=0) + ws_frame(bytes(60_000), 0, first_bits=0) * 8),
+    ("unmasked", struct.pack("!BB", 0x80 | BINARY, 1) + b"x"),
+    ("random bytes", np.random.default_rng(3).bytes(100_000)),
+]
+
+
+async def test_a_websocket_that_breaks_its_rules_is_closed(served: Served) -> None:
+    async def come(data: bytes) -> None:
+        async with raw_client(served.worker.port) as client:
+            await client.open_socket()
+            await client.send(data)
+            await client.until_end()
+
+    await asyncio.gather(*(in_time(HELLO_TIMEOUT_S, what, come(data)) for what, data in SOCKETS))
+    await served.still_right()
+
+
+# -- hellos ------------------------------------------------------------------------------------------------
+
+
+def hello(identity: Identity) -> bytes:
+    return Peer.dialer(identity, DEFAULT, os.urandom(16)).next_frame(CONTROL) or b""
+
+
+LINK = bytes(range(16))
+HELLOS: list[tuple[str, bytes, type[MeshError], str]] = [
+    ("another major", hello(node("x", protocol=(9, 0))), VersionMismatch, "protocol 9.0"),
+    ("another major and nothing else", hello(node("x", protocol=(9, 0)))[:9], VersionMismatch, "Upgrade graph-mesh"),
+    ("another mesh", hello(node("x", mesh="theirs")), WrongMesh, "--mesh"),
+    ("no identity", encode(Hello((1, 0), LINK, False, b"")), ProtocolError, "identity"),
+    ("an identity that is junk", encode(Hello((1, 0), LINK, False, b"\x91" * 5000)), ProtocolError, "identity"),
+    ("no link id", encode(Hello((1, 0), bytes(16), False, b"")), ProtocolError, "link id"),
+    ("a huge hello", encode(Hello((1, 0), LINK, False, bytes(HELLO_BYTES_MAX + 1))), ProtocolError, "65537 bytes"),
+    ("a hello of another protocol", b"\x01HTTP" + bytes(40), ProtocolError, "mesh"),
+    ("an answer instead", encode(HelloAck((1, 0), LINK, False)), ProtocolError, "HelloAck"),
+    ("a request before hello", encode(Request(1, b"x")), ProtocolError, "Request"),
+    ("a stream before hello", encode(StreamOpen(1, 1 << 35, b"")), ProtocolError, "StreamOpen"),
+    ("an unknown frame", b"\xee" * 100, ProtocolError, "0xee"),
+    ("an empty frame", b"", ProtocolError, "empty"),
+]  # fmt: skip
+
+
+async def test_a_wrong_hello_is_refused_with_its_reason(served: Served) -> None:
+    async def come(data: bytes, error: type[MeshError], says: str) -> None:
+        async with raw_client(served.worker.port) as client:
+            await client.open_socket()
+            await client.send(ws_frame(data))
+            refusal = await client.refusal()
+            assert isinstance(refusal.error, error) and says in str(refusal.error), refusal.error
+
+    for what, data, error, says in HELLOS:
+        await in_time(1, what, come(data, error, says))
+    await served.still_right()
+
+
+async def test_a_link_id_stands_once_and_a_bulk_connection_belongs_to_its_link(served: Served) -> None:
+    first = hello(node("first"))
+    async with raw_client(served.worker.port) as one, raw_client(served.worker.port) as two:
+        await one.open_socket()
+        await one.send(ws_frame(first))
+        assert await one.receive() is not None
+        await two.open_socket()
+        await two.send(ws_frame(encode(Hello((1, 0), first[9:25], False, b"not for bulk"))))
+        assert await two.receive() is None
+        assert (await one.refusal()).error.code == "protocol_error"
+    await served.still_right()
+
+
+async def test_a_node_of_another_op_table_is_linked_and_agrees_on_fewer_ops(served: Served) -> None:
+    mine = served.coordinator.endpoint.identity
+    other = replace(
+        mine,
+        node_id="other",
+        boot_id="other",
+        role="client",
+        op_rows={**mine.op_rows, "add": b"changed!", "brand_new": b"12345678"},
+    )
+    async with raw_link(served.worker.port, other) as link:
+        assert link.peer.other is not None
+        assert usable_ops(other, link.peer.other) == set(mine.op_rows) - {"add"}
+        await link.send(CONTROL, encode(Ping(5)))
+        assert await link.received(Pong) == Pong(5)
+    await served.still_right()
+
+
+# -- links that misbehave ----------------------------------------------------------------------------------
+
+WINDOW = DEFAULT.window_bytes
+BREAKS: list[tuple[str, Channel, list[bytes]]] = [
+    ("an unknown frame", CONTROL, [b"\xee"]),
+    ("a message that is none", CONTROL, [encode(Notify(b"\xdd\xff\xff\xff\xff"))]),
+    ("a request that is none", CONTROL, [encode(Request(1, b"\xc1"))]),
+    ("an answer to nothing", CONTROL, [encode(Reply(99, b""))]),
+    ("a reply on bulk", BULK, [encode(Reply(1, b""))]),
+    ("credit for nothing", CONTROL, [encode(Credit((1 << 64) - 1))]),
+    ("a chunk of nothing", BULK, [encode(StreamChunk(5, 0, b"x"))]),
+    ("a stream of 2^63 bytes", BULK, [encode(StreamOpen(1, 1 << 63, b""))]),
+    ("a stream nobody asked for", BULK, [encode(StreamOpen(1, 1 << 35, b"\xc1"))]),
+    ("a frame of 4 GiB in pieces", BULK, [encode(Piece((1 << 32) - 1, 0, b"x"))]),
+    ("a piece from the middle", BULK, [encode(Piece(1000, 500, b"x"))]),
+    ("two hellos", CONTROL, [encode(Hello((1, 0), LINK, False))]),
+    ("more than the window", BULK, [encode(Piece(WINDOW + MIB, at << 18, bytes(1 << 18))) for at in range(68)]),
+]
+
+
+async def test_a_link_that_breaks_the_protocol_is_closed_and_no_other(served: Served) -> None:
+    async def come(channel: Channel, frames: list[bytes]) -> None:
+        async with raw_link(served.worker.port) as link:
+            for frame in frames:
+                await link.send(channel, frame)
+            refusal = await link.received(Refuse)
+            assert isinstance(refusal.error, ProtocolError), refusal.error
+
+    for what, channel, frames in BREAKS:
+        await in_time(2, what, come(channel, frames))
+    await served.still_right()
+
+
+async def test_frames_that_are_allowed_but_useless_are_borne(served: Served) -> None:
+    async with raw_link(served.worker.port) as link:
+        for number in range(2000):
+            await link.send(CONTROL, encode(Cancel(number)))
+            await link.send(CONTROL, encode(Ping(number)))
+        for _ in range(2000):
+            await link.received(Pong)
+        await served.still_right()
+
+
+async def test_a_node_that_never_reads_does_not_fill_the_workers_memory(served: Served) -> None:
+    async with raw_link(served.worker.port) as link:
+        await flood(link)
+        await served.still_right()
+
+
+async def flood(link: RawLink) -> None:
+    """Ask for pongs and never read them, until the worker stops taking more or has taken plenty."""
+    pings = ws_frame(encode(Ping(1))) * 2000
+    try:
+        async with asyncio.timeout(3):
+            for _ in range(200):
+                await link.clients[CONTROL].send(pings)
+    except TimeoutError:
+        return
+
+
+# -- floods ------------------------------------------------------------------------------------------------
+
+
+async def together(count: int, work: Callable[[], Awaitable[None]], at_once: int = 100) -> None:
+    gate = asyncio.Semaphore(at_once)
+
+    async def one() -> None:
+        async with gate:
+            await work()
+
+    await asyncio.gather(*(one() for _ in range(count)))
+
+
+async def test_thousands_of_connections_are_borne(served: Served) -> None:
+    async def come_and_go() -> None:
+        async with raw_client(served.worker.port) as client:
+            await client.send(b"\xff")
+
+    await together(3000, come_and_go)
+    await served.still_right()
+
+
+async def test_idle_connections_displace_the_oldest_of_their_kind_and_never_a_link(served: Served) -> None:
+    clients = []
+    for _ in range(UNLINKED_MAX + 50):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.worker.port)
+        clients.append(RawClient(reader, writer))
+    async with asyncio.timeout(SLACK_S):
+        for client in clients[:50]:
+            assert await client.until_end() == b""
+    await served.still_right()
+    async with raw_link(served.worker.port) as link:
+        await link.send(CONTROL, encode(Ping(1)))
+        assert await link.received(Pong) == Pong(1)
+    for client in clients:
+        client.writer.transport.abort()
+    await served.still_right()
