@@ -162,22 +162,53 @@ class CostModel:
         every assignment that continues it: another unit adds work, transfers and memory, and takes none away.
         """
         keys = self._keys(assignment)
-        order = sorted(set(keys))
+        return self._judge(assignment, keys, self._traffic(assignment, keys))
+
+    def arrange(self, assignment: Assignment) -> tuple[Prediction, tuple[PartSketch, ...]]:
+        """The parts of an assignment in an order in which they can run, and what they cost.
+
+        A part that needs no other, takes less than its own dispatch and feeds one part only, of its own site, becomes
+        the beginning of that one, if memory allows: a mask computed early would else be a part of its own.
+        """
+        keys = self._keys(assignment)
         traffic = self._traffic(assignment, keys)
+        prediction = self._judge(assignment, keys, traffic)
+        folded = self._folded(assignment, keys, traffic)
+        if folded != keys:
+            other = self._judge(assignment, folded, self._traffic(assignment, folded))
+            if other.overflow_bytes <= prediction.overflow_bytes:
+                prediction, keys = other, folded
+        units: dict[int, list[int]] = {}
+        for unit, key in enumerate(keys):
+            units.setdefault(key, []).append(unit)
+        count = len(self.sites)
+        return prediction, tuple(
+            PartSketch(self.sites[key % count], key // count, tuple(units[key])) for key in sorted(units)
+        )
+
+    def _judge(self, assignment: Assignment, keys: Sequence[int], traffic: _Traffic) -> Prediction:
+        order = sorted(set(keys))
         seconds, busy_s = self._times(assignment, keys, order, traffic)
         memory, overflow = self._memory(keys, order, traffic)
         cut_bytes = sum(traffic.bytes_in) + sum(traffic.returned.values())
         return Prediction(overflow, seconds, cut_bytes, tuple(busy_s), tuple(memory), tuple(traffic.bytes_in))
 
-    def parts(self, assignment: Assignment) -> tuple[PartSketch, ...]:
-        """The parts of an assignment, in an order in which they can run."""
-        units: dict[int, list[int]] = {}
-        for unit, key in enumerate(self._keys(assignment)):
-            units.setdefault(key, []).append(unit)
-        return tuple(
-            PartSketch(self.sites[key % len(self.sites)], key // len(self.sites), tuple(units[key]))
-            for key in sorted(units)
-        )
+    def _folded(self, assignment: Assignment, keys: list[int], traffic: _Traffic) -> list[int]:
+        took = dict.fromkeys(keys, 0.0)
+        for unit, key in enumerate(keys):
+            took[key] += self.seconds[assignment[unit]][unit]
+        readers: dict[int, list[int]] = {}
+        for reader, sources in traffic.waits.items():
+            for source in sources:
+                readers.setdefault(source, []).append(reader)
+        into: dict[int, int] = {}
+        for key, (reader, *others) in readers.items():
+            worker, device = self.sites[key % len(self.sites)]
+            same_site = (reader - key) % len(self.sites) == 0 and not others
+            alone = key not in traffic.waits and key not in traffic.returned
+            if same_site and alone and took[key] < self.profiles.workers[worker].devices[device].dispatch_s:
+                into[key] = reader
+        return [into.get(key, key) for key in keys]
 
     def _keys(self, assignment: Assignment) -> list[int]:
         """The part of every unit as a number: stage * how many sites there are + site."""

@@ -28,8 +28,8 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
     graph = simplify(graph)
     model = CostModel(graph, profiles)
     partitioner = Partitioner(model)
-    prediction, assignment = partitioner.best(strategy)
-    sketches = model.parts(assignment)
+    _, assignment = partitioner.best(strategy)
+    prediction, sketches = model.arrange(assignment)
     if not prediction.fits:
         raise _does_not_fit(model, prediction)
     parts, edges, place = _parts(model, sketches)
@@ -44,7 +44,7 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
         _shares(model, prediction, sketches),
         prediction.seconds,
         prediction.cut_bytes,
-        tuple(_reasons(partitioner, strategy, sketches)),
+        tuple(_reasons(partitioner, strategy, prediction, sketches)),
     )
 
 
@@ -142,11 +142,10 @@ def _shares(model: CostModel, prediction: Prediction, sketches: Sequence[PartSke
     )
 
 
-def _reasons(partitioner: Partitioner, strategy: str, sketches: Sequence[PartSketch]) -> list[str]:
+def _reasons(partitioner: Partitioner, strategy: str, chosen: Prediction, sketches: Sequence[PartSketch]) -> list[str]:
     """Why the plan is as it is, a sentence each."""
     model = partitioner.model
     workers = model.profiles.workers
-    chosen, _ = partitioner.best(strategy)
     used = sorted({part.site[0] for part in sketches})
     names = ", ".join(workers[worker].name for worker in used) or "none"
     reasons = [f"{len(used)} of {len(workers)} workers ({names}), predicted {chosen.seconds * 1e3:.3g} ms per call"]
@@ -165,7 +164,8 @@ REASONS_MAX = 8
 def _compared(what: str, other: Prediction, chosen: Prediction) -> str:
     if not other.fits:
         return f"{what} it would need {other.overflow_bytes} bytes more than there are"
-    return f"{what} a call would take {other.seconds / chosen.seconds:.2g} times as long"
+    times = other.seconds / chosen.seconds
+    return f"{what} a call would take {'about' if 0.95 < times < 1.05 else f'{times:.2g} times'} as long"
 
 
 def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:

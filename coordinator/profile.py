@@ -54,9 +54,10 @@ class Link:
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
-INSIDE = Link(5e-5, 4e9)  # between two devices of one worker: one copy through memory
-SAME_HOST = Link(1.5e-4, 1.5e9)  # shared memory: measured on loopback, two copies
-LAN = Link(5e-4, 1e8)  # gigabit Ethernet
+# What a hop costs with all its messages (bench/overhead.py), not what the medium could do.
+INSIDE = Link(2e-4, 4e9)  # between two devices of one worker: one copy through memory
+SAME_HOST = Link(5e-4, 1.5e9)  # shared memory: two copies
+LAN = Link(1e-3, 1e8)  # gigabit Ethernet
 
 
 @dataclass(frozen=True, slots=True)
