@@ -417,6 +417,10 @@ class Coordinator:
             plan = await self._planned(program.graph, program.strategy, action.nodes)
         except MeshError as error:
             self._feed(state.PlanFailed(action.generation, error))
+        except Exception as error:  # a fault of the planner must end its calls, not leave them waiting
+            log.exception("planning failed")
+            failure = MeshError("planning failed", cause=f"{type(error).__name__}: {error}")
+            self._feed(state.PlanFailed(action.generation, failure))
         else:
             self._plan_made(action.generation, plan)
 

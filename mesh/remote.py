@@ -205,7 +205,12 @@ class Remote:
         return self._link
 
     async def _ask(self, message: Message, kind: type[M]) -> M:
-        answer = await self._open().request(message)
+        link = self._open()
+        try:
+            answer = await link.request(message)
+        except MeshError as error:
+            error.node = "" if error.node == link.peer.name else error.node  # only workers are worth naming
+            raise
         if not isinstance(answer, kind):
             raise ProtocolError(f"expected {kind.__name__}, got {type(answer).__name__}")
         return answer

@@ -236,7 +236,8 @@ class WorkerState:
             return [Refuse(event.request, InputError(f"a heartbeat of {event.beat_s} s is not within reason"))]
         owner = self.owner
         if owner is not None and owner.node != event.node:
-            return [Refuse(event.request, Busy(f"this worker serves coordinator {owner.name}", node=owner.name))]
+            busy = Busy(f"this worker serves coordinator {owner.name}", next_step="Stop that one, or use its workers")
+            return [Refuse(event.request, busy)]
         if self._last_owner and self._last_owner.node == event.node and event.epoch < self._last_owner.epoch:
             error = StaleGeneration(f"epoch {event.epoch} is over, {self._last_owner.epoch} began")
             return [Refuse(event.request, error)]

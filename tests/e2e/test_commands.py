@@ -8,14 +8,13 @@ import pty
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import Daemon, command, daemon, environment, run
+from support.commands import Daemon, command, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
 from mesh import trace
@@ -56,15 +55,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             daemon(*arguments, "--name", "two", env=env, log=folder / "two.log") as two,
         ):
             found = Served(folder, env, coordinator, [one, two])
-            wait_for(lambda: len(json.loads(found.ask("nodes", "--json").stdout)) == 2)
+            wait_for(lambda: len(node_states(coordinator)) == 2)
             yield found
-
-
-def wait_for(holds: Callable[[], bool], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.1)
 
 
 # -- asking
@@ -233,42 +225,9 @@ def test_a_plan_that_fits_no_worker_says_need_and_have(tmp_path: Path) -> None:
         env["MESH_ADDRESS"] = coordinator.address
         small = ("--device", "cpu", "--max-memory", "1MiB", "--peer", coordinator.address, "--name", "small")
         with daemon("worker", "--port", "0", "--no-mdns", *small, env=env, log=tmp_path / "w.log"):
-            wait_for(lambda: len(json.loads(run("coord", "nodes", "--json", env=env).stdout)) == 1)
+            wait_for(lambda: len(node_states(coordinator)) == 1)
             arguments = ("submit", "big.wire", "--input", "x=x.npy", "--output", "o")
             done = run("coord", *arguments, env=env, cwd=tmp_path)
     assert done.returncode == exit_codes.NOTHING_FITS
     assert "small needs 8388608 bytes and has 1048576" in done.stderr
     assert "Raise --max-memory" in done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_that_is_told_to_stop_hands_its_parts_back_and_the_job_ends_well(tmp_path: Path, number: int) -> None:
-    env = environment(tmp_path, MESH_NAME="handover")
-
-    def slow(x: mnp.Array) -> mnp.Array:
-        for _ in range(400):
-            x = mnp.tanh(x @ x) * 0.5
-        return x
-
-    x = np.full((700, 700), 0.01, np.float32)
-    trace(slow, x).save(tmp_path / "slow.wire")
-    np.save(tmp_path / "x.npy", x)
-    with daemon("coord", "serve", "--port", "0", "--no-mdns", env=env, log=tmp_path / "c.log") as coordinator:
-        env["MESH_ADDRESS"] = coordinator.address
-        arguments = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
-        with (
-            daemon(*arguments, "--name", "a", env=env, log=tmp_path / "a.log") as first,
-            daemon(*arguments, "--name", "b", env=env, log=tmp_path / "b.log"),
-        ):
-            wait_for(lambda: len(json.loads(run("coord", "nodes", "--json", env=env).stdout)) == 2)
-            submit = ("submit", "slow.wire", "--strategy", "pipeline", "--input", "x=x.npy")
-            submitted = run("coord", *submit, "--output", "o", "--detach", "--json", env=env, cwd=tmp_path)
-            job = json.loads(submitted.stdout)["job"]
-            wait_for(lambda: "began a" in run("coord", "logs", job, env=env).stdout)
-            assert first.stop(number) == 0
-            assert "done" not in run("coord", "status", job, env=env).stdout, "the job was over too early to test this"
-            done = run("coord", "result", job, "--output", "o", env=env, cwd=tmp_path)
-            assert done.returncode == 0, done.stderr
-        assert coordinator.stop(number) == 0
-    (output,) = (tmp_path / "o").iterdir()
-    assert np.isfinite(np.load(output)).all()

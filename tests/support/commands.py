@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from mesh.remote import Remote
+
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 30.0
 RUN_S = 60.0
@@ -53,6 +58,43 @@ def run(
     return subprocess.run(
         command(name, *arguments), env=env, cwd=cwd, capture_output=True, text=True, timeout=RUN_S, check=False
     )
+
+
+def asked(coordinator: Daemon, ask: Callable[[Remote], Awaitable[T]]) -> T:
+    """What a coordinator answers, asked from this process: a command takes half a second to start."""
+
+    async def connected() -> T:
+        remote = await Remote.connect(coordinator.ready["mesh"], "127.0.0.1", coordinator.ready["port"])
+        try:
+            return await ask(remote)
+        finally:
+            await remote.close()
+
+    return asyncio.run(connected())
+
+
+def jobs(coordinator: Daemon) -> dict[str, str]:
+    """The state of every job."""
+    return {job.job: job.state for job in asked(coordinator, lambda remote: remote.jobs())}
+
+
+def job_log(coordinator: Daemon, job: str) -> str:
+    """A job's log."""
+    (report,) = asked(coordinator, lambda remote: remote.jobs(job))
+    return "\n".join(report.log)
+
+
+def node_states(coordinator: Daemon) -> dict[str, str]:
+    """The state of every worker, by name."""
+    return {node.name: node.state for node in asked(coordinator, lambda remote: remote.nodes())}
+
+
+def wait_for(holds: Callable[[], bool], within_s: float = 20.0) -> None:
+    """Wait until something is true."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
 
 
 @contextmanager

@@ -1,0 +1,232 @@
+"""A coordinator daemon and those who use it at once: clients that vanish, second coordinators, interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.commands import Daemon, command, daemon, environment, job_log, jobs, node_states, run, wait_for
+
+import mesh.numpy as mnp
+from mesh import Mesh, errors, trace
+from mesh.commands import exit_codes
+
+SERVE = ("coord", "serve", "--port", "0", "--no-mdns")
+WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
+X = np.full((512, 512), 0.01, np.float32)
+
+
+@dataclass(slots=True)
+class Site:
+    """A coordinator with two workers, graphs to run there, and an environment that finds it."""
+
+    folder: Path
+    env: dict[str, str]
+    coordinator: Daemon
+    workers: list[Daemon]
+
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return run("coord", *arguments, env=self.env, cwd=self.folder)
+
+    def json(self, *arguments: str) -> Any:
+        done = self.ask(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def submit(self, graph: str, *more: str) -> list[str]:
+        """The words that submit a graph of the one input x."""
+        return ["submit", f"{graph}.wire", "--input", "x=x.npy", "--output", f"out-{graph}", *more]
+
+    def state(self, job: str) -> str:
+        return jobs(self.coordinator)[job]
+
+    def began(self, job: str) -> bool:
+        return "began" in job_log(self.coordinator, job)
+
+
+def repeated(times: int) -> Callable[[Any], Any]:
+    def work(x: Any) -> Any:
+        for _ in range(times):
+            x = mnp.tanh(x @ x) * 0.5
+        return x
+
+    return work
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    for name, times in (("short", 2), ("other", 3), ("endless", 6000)):
+        trace(repeated(times), X).save(folder / f"{name}.wire")
+    np.save(folder / "x.npy", X)
+    env = environment(folder, MESH_NAME="serve")
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(daemon(*SERVE, env=env, log=folder / "coordinator.log"))
+        env["MESH_ADDRESS"] = coordinator.address
+        peer = ("--peer", coordinator.address)
+        workers = [
+            stack.enter_context(daemon(*WORKER, *peer, "--name", name, env=env, log=folder / f"{name}.log"))
+            for name in ("one", "two")
+        ]
+        made = Site(folder, env, coordinator, workers)
+        wait_for(lambda: len(node_states(coordinator)) == 2)
+        yield made
+
+
+@contextmanager
+def running(site: Site, *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`mesh-coord submit` of a graph that takes long, attached, and the job's id once a part of it runs."""
+    before = jobs(site.coordinator).keys()
+    words = command("coord", *site.submit("endless", *more))
+    process = subprocess.Popen(
+        words, env=site.env, cwd=site.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(lambda: jobs(site.coordinator).keys() > before)
+        (job,) = jobs(site.coordinator).keys() - before
+        wait_for(lambda: site.began(job))
+        yield process, job
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# -- clients
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_submit_cancels_its_job_and_says_so_by_its_exit_code(site: Site, number: int) -> None:
+    with running(site) as (process, job):
+        process.send_signal(number)
+        assert process.wait(20) == exit_codes.INTERRUPTED
+        assert site.state(job) == "cancelled"
+        assert "Traceback" not in process.communicate()[1]
+
+
+def test_a_client_that_vanishes_takes_its_job_along_and_hurts_nobody(site: Site) -> None:
+    with running(site) as (process, job):
+        process.kill()
+        wait_for(lambda: site.state(job) == "cancelled")
+    again = site.ask(*site.submit("short", "--strategy", "pipeline"))
+    assert again.returncode == 0, again.stderr
+    assert node_states(site.coordinator) == {"one": "healthy", "two": "healthy"}
+
+
+def test_a_detached_job_outlives_its_client_until_it_is_cancelled(site: Site) -> None:
+    job = site.json(*site.submit("endless", "--detach"))["job"]
+    wait_for(lambda: site.began(job))
+    assert site.state(job) == "running"
+    assert f"job {job} is cancelled" in site.ask("cancel", job).stdout
+    wait_for(lambda: site.state(job) == "cancelled")
+    asked = site.ask("result", job, "--output", "never")
+    assert asked.returncode == exit_codes.CANCELLED
+    assert asked.stderr.splitlines()[-1] == f"mesh-coord: job {job}: the job was cancelled"
+    short = site.ask(*site.submit("short"))
+    assert short.returncode == 0, "the workers are free again"
+
+
+def test_progress_is_drawn_on_a_terminal_and_told_in_lines_elsewhere(site: Site) -> None:
+    leader, follower = pty.openpty()
+    env = {**site.env, "TERM": "xterm", "COLUMNS": "100"}
+    words = command("coord", *site.submit("short"))
+    with subprocess.Popen(words, env=env, cwd=site.folder, stdout=subprocess.DEVNULL, stderr=follower) as process:
+        os.close(follower)
+        drawn = read_all(leader)
+    assert process.returncode == 0, drawn
+    assert "100%" in drawn and "\x1b[" in drawn and "done" in drawn
+    lines = site.ask(*site.submit("other")).stderr
+    assert "\x1b" not in lines and "%" not in lines
+    assert [word in lines for word in ("queued", "planned", "deployed", "done")] == [True] * 4
+
+
+def read_all(terminal: int) -> str:
+    parts = []
+    while True:
+        try:
+            parts.append(os.read(terminal, 65536))
+        except OSError:  # the other side closed it
+            os.close(terminal)
+            return b"".join(parts).decode()
+
+
+def test_a_python_program_is_a_client_of_the_same_coordinator(site: Site) -> None:
+    with Mesh.builder().mesh("serve").node(site.coordinator.address).build() as mesh:
+        assert [node.name for node in mesh.nodes] == ["one", "two"]
+        expected = mesh.run(repeated(2), X, mode="off")
+        large = mesh.put(X)  # a megabyte: fetched from this process by its address
+        found = mesh.run(repeated(2), large, strategy="pipeline")
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert len(mesh.report().workers) == 2
+        assert mesh.plan(repeated(2), X, strategy="single").workers
+        job = mesh.submit(repeated(6000), X)
+        with pytest.raises(errors.DeadlineExceeded, match=r"no result after 0\.5 s"):
+            job.result(timeout_s=0.5)
+        job.cancel()
+        with pytest.raises(errors.Cancelled):
+            job.result(timeout_s=20)
+        wait_for(lambda: set(jobs(site.coordinator).values()) <= {"done", "cancelled", "failed"})
+        with pytest.raises(errors.InputError, match=r"the input 'x' is float32\[2\], expected f32\[512,512\]"):
+            mesh.run(trace(repeated(2), X), {"x": np.ones(2, np.float32)})
+    with pytest.raises(errors.ConfigError, match="is a coordinator with workers of its own"):
+        Mesh.builder().mesh("serve").node(site.coordinator.address).local(1, "cpu").build()
+
+
+# -- a second coordinator
+
+
+def test_a_second_coordinator_for_the_same_worker_is_refused_and_told_who_has_it(site: Site, tmp_path: Path) -> None:
+    worker = site.workers[0].address
+    second = run("coord", "serve", "--port", "0", "--no-mdns", "--peer", worker, "--name", "second", env=site.env)
+    assert second.returncode == exit_codes.UNREACHABLE
+    told = "this worker serves coordinator coordinator [worker one]. Stop that one, or use its workers"
+    assert second.stderr.splitlines()[-1] == f"mesh-coord: {told}"
+    with pytest.raises(errors.Busy, match="this worker serves coordinator"):
+        Mesh.builder().mesh("serve").node(worker).build()
+    assert node_states(site.coordinator) == {"one": "healthy", "two": "healthy"}
+
+
+def test_asking_a_worker_instead_of_a_coordinator_says_what_to_name(site: Site) -> None:
+    asked = site.ask("nodes", "--coordinator", site.workers[0].address)
+    assert asked.returncode == exit_codes.USAGE
+    assert "is a worker, not a coordinator" in asked.stderr
+
+
+# -- exit codes
+
+
+def test_every_exit_code_is_documented_where_people_look(site: Site) -> None:
+    shown = site.ask("--help").stdout
+    for code, meaning in exit_codes.MEANINGS.items():
+        assert f"{code:<4} {meaning}" in shown
+    assert shown.split("exit codes:")[1] == run("worker", "--help", env=site.env).stdout.split("exit codes:")[1]
+
+
+def test_without_workers_a_job_waits_a_while_and_then_says_what_to_start(site: Site, tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME="empty")
+    trace(repeated(1), X).save(tmp_path / "short.wire")
+    np.save(tmp_path / "x.npy", X)
+    with daemon(*SERVE, env=env, log=tmp_path / "coordinator.log") as coordinator:
+        env["MESH_ADDRESS"] = coordinator.address
+        failed = run("coord", *site.submit("short"), env=env, cwd=tmp_path)
+        assert failed.returncode == exit_codes.UNREACHABLE
+        assert "no worker is left, and none joined" in failed.stderr
+        planned = run("coord", "plan", "short.wire", env=env, cwd=tmp_path)
+        assert planned.returncode == exit_codes.UNREACHABLE
+        assert "no worker is connected" in planned.stderr
+
+
+def test_flags_may_stand_before_the_verb_or_after_it(site: Site) -> None:
+    assert json.loads(site.ask("--json", "nodes").stdout)[0]["name"] == "one"
+    assert site.ask("-q", *site.submit("short")).stderr == ""
+    assert run("coord", env=site.env).returncode == exit_codes.USAGE
+    assert run("coord", "serve", "--port", "70000", env=site.env).returncode == exit_codes.USAGE
