@@ -210,7 +210,7 @@ def frame_bytes_max(limits: Limits) -> int:
 
 def long_frame_bytes_max(limits: Limits) -> int:
     """The longest frame that may travel in pieces: a message that carries graphs."""
-    return limits.graph_bytes_max + limits.control_frame_bytes_max + OVERHEAD_BYTES_MAX
+    return limits.message_bytes_max + OVERHEAD_BYTES_MAX
 
 
 def _row_of(data: Bytes) -> _Row:

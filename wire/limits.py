@@ -37,5 +37,10 @@ class Limits:
     queue_bytes_max: int = 256 * MIB  # bytes waiting to be sent to one peer
     nodes_max: int = 1024
 
+    @property
+    def message_bytes_max(self) -> int:
+        """One message: the graphs it carries, and what is said about them."""
+        return self.graph_bytes_max + self.control_frame_bytes_max
+
 
 DEFAULT = Limits()

@@ -417,7 +417,7 @@ def encode_message(message: Message) -> bytes:
 
 def decode_message(data: bytes | bytearray | memoryview) -> AnyMessage:
     """The message in `data`; FrameError for anything else.  A graph inside is still only bytes."""
-    if len(data) > DEFAULT.graph_bytes_max + DEFAULT.control_frame_bytes_max:
+    if len(data) > DEFAULT.message_bytes_max:
         raise FrameError(f"a message of {len(data)} bytes is too long")
     try:
         return _decoder.decode(data)

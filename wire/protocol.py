@@ -63,7 +63,6 @@ from .frames import (
     encode,
     encode_hello_body,
     hello_version,
-    long_frame_bytes_max,
 )
 from .limits import DEFAULT, Limits
 from .versions import Version, negotiate
@@ -574,10 +573,9 @@ class Peer:
         if size <= self.limits.chunk_bytes_max:
             self._put(CONTROL, frame)
             return False
-        data = encode(frame)
-        if len(data) > long_frame_bytes_max(self.limits):
+        if size > self.limits.message_bytes_max:
             raise LocalError(f"a message of {size} bytes is too long; send it as a stream or a blob")
-        self._sender.add_long(request, data)
+        self._sender.add_long(request, encode(frame))
         return True
 
     # -- small things

@@ -121,7 +121,7 @@ def test_an_address_has_32_bytes(size: int) -> None:
 
 
 def test_the_bytes_of_a_message() -> None:
-    most = DEFAULT.graph_bytes_max + DEFAULT.control_frame_bytes_max
+    most = DEFAULT.message_bytes_max
     overhead = len(encode_message(deploy(graphs={BLOB: bytes(1 << 16)}))) - (1 << 16)
     for size in (most - 1, most):
         assert len(encode_message(deploy(graphs={BLOB: bytes(size - overhead)}))) == size
