@@ -2,7 +2,8 @@
 
 The same seed gives the same run, frame by frame.  By default a wire behaves as TCP does: it delays, and a lost packet
 only delays everything behind it.  `drop` and `reorder` break that promise, to test what the protocol itself notices.
-To script a fault, schedule it: `network.at(1.5, wire.cut)`.  It does not know what the peers are for.
+To script a fault, schedule it: `network.at(1.5, wire.cut)`, `network.at(2, lambda: wire.change(there=SLOW))`.  It does
+not know what the peers are for.
 """
 
 from __future__ import annotations
@@ -113,6 +114,11 @@ class Wire:
         for peer in self.peers:
             for event in peer.sent_events():
                 self._react(peer, event)
+
+    def change(self, there: Conditions | None = None, back: Conditions | None = None) -> None:
+        """From now on frames that way are treated so; those on the way are not."""
+        for lane in self._lanes:
+            lane.conditions = (there if lane.sender is self.peers[0] else back) or lane.conditions
 
     def cut(self) -> None:
         """Both connections end without a word; frames on the way are lost."""

@@ -656,7 +656,7 @@ def test_a_seed_replays_a_run_exactly() -> None:
     def run(seed: int) -> tuple[Any, ...]:
         bad = Conditions(jitter_s=0.05, loss=0.2, drop=0.02, buffer_bytes=3000)
         pair = joined(SMALL, seed=seed)
-        pair.wire._lanes[0].conditions = pair.wire._lanes[1].conditions = bad
+        pair.wire.change(there=bad)
         converse(pair, random.Random(seed), 80)
         return pair.network.now_s, pair.wire.frames, [str(error) for error in pair.wire.errors]
 
@@ -668,8 +668,7 @@ def test_a_seed_replays_a_run_exactly() -> None:
 def test_a_broken_wire_is_noticed_or_harmless_but_never_wrong(seed: int) -> None:
     pair = joined(SMALL, seed=seed)
     broken = Conditions(delay_s=0.001, jitter_s=0.003, drop=0.03, reorder=0.05, buffer_bytes=3000)
-    for lane in pair.wire._lanes:
-        lane.conditions = broken
+    pair.wire.change(broken, broken)
     said = converse(pair, random.Random(seed), 100)
     assert all(isinstance(error, RemoteError) for error in pair.wire.errors)
     assert all(said["asked"][key] == body for key, body in said["answered"].items())
