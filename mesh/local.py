@@ -3,7 +3,8 @@
 Each is the ordinary `mesh-worker` in a process of its own (never multiprocessing, so scripts need no main guard),
 started with `python -P` so that a file in the current folder cannot take the place of a library.  It is not announced
 on the network, keeps its state in a temporary folder, and ends by itself within a second when this process dies,
-because its standard input then closes.
+because its standard input then closes.  The folder goes with the mesh, or with this process if nobody closes the mesh;
+after a kill -9 the next worker that starts on this machine removes it.
 
 Part of the composition root: it knows the worker's command line and its ready line, nothing else of it.
 """
@@ -14,15 +15,16 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from wire.errors import ConfigError, ConnectFailed
+from wire.sharedmem import SharedDir
 
 from .gathering import gather_all
 
@@ -47,12 +49,13 @@ class LocalWorkers:
         self._mesh = mesh
         self._cache_dir = cache_dir
         self._max_memory = max_memory
-        self._folder: Path | None = None
+        self._folder: SharedDir | None = None
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def start(self, devices: Sequence[Sequence[str]]) -> list[LocalWorker]:
         """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails."""
-        self._folder = Path(tempfile.mkdtemp(prefix="graph-mesh-"))
+        self._folder = SharedDir.create(Path(tempfile.gettempdir()))
+        weakref.finalize(self, self._folder.close)
         starts = [self._start_one(f"local-{index}", names) for index, names in enumerate(devices)]
         try:
             return await gather_all(starts)
@@ -68,16 +71,17 @@ class LocalWorkers:
         await asyncio.gather(*(self._await_end(process) for process in self._processes))
         self._processes.clear()
         if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(self._folder.close)
             self._folder = None
 
     async def _start_one(self, name: str, devices: Sequence[str]) -> LocalWorker:
         assert self._folder is not None
-        log = self._folder / f"{name}.log"
-        cache = self._cache_dir / name if self._cache_dir else self._folder / f"{name}-cache"
+        folder = self._folder.path
+        log = folder / f"{name}.log"
+        cache = self._cache_dir / name if self._cache_dir else folder / f"{name}-cache"
         command = [sys.executable, "-P", "-m", "mesh.commands.worker", "--local", "--port", "0"]
         command += ["--name", name, "--mesh", self._mesh]
-        command += ["--state-dir", str(self._folder / name), "--cache-dir", str(cache)]
+        command += ["--state-dir", str(folder / name), "--cache-dir", str(cache)]
         command += ["--max-memory", self._max_memory] if self._max_memory else []
         for device in devices:
             command += ["--device", device]

@@ -242,10 +242,16 @@ def test_a_mistake_names_what_was_expected(two: Mesh, call: Any, said: str) -> N
 
 
 def script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Run a script that lies in `folder` from the folder `here` inside it."""
+    """Run a script that lies in `folder` from the folder `here` inside it; its temporary folder is `temporary`."""
     (folder / "script.py").write_text(text)
-    (folder / "here").mkdir(exist_ok=True)
-    environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(folder)}
+    for name in ("here", "temporary"):
+        (folder / name).mkdir(exist_ok=True)
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "TMPDIR": str(folder / "temporary"),
+    }
     return subprocess.run(
         [sys.executable, "../script.py"], cwd=folder / "here", env=environment,
         capture_output=True, text=True, timeout=60, check=False,
@@ -263,6 +269,19 @@ def test_a_script_needs_no_main_guard_and_stray_files_in_its_current_folder_hurt
     )
     done = script(tmp_path, text)
     assert done.stdout.splitlines() == ["sum 6.0"], done.stderr
+
+
+def left_after(folder: Path, end: str) -> list[str]:
+    """What lies in the temporary folder after a script that makes a mesh, then ends by `end` without closing it."""
+    text = "import os\nfrom mesh import Mesh\nmesh = Mesh.builder().mesh('left').local(1, 'cpu').build()\n"
+    done = script(folder, f"{text}print('made', flush=True)\n{end}\n")
+    assert done.stdout == "made\n", done.stderr
+    return sorted(path.name for path in (folder / "temporary").glob("graph-mesh-*"))
+
+
+def test_a_mesh_that_nobody_closes_leaves_no_folder(tmp_path: Path) -> None:
+    assert len(left_after(tmp_path, "os.kill(os.getpid(), 9)")) == 1
+    assert left_after(tmp_path, "") == []  # and the next one removes what a kill -9 left
 
 
 def test_a_file_that_hides_a_package_is_named(tmp_path: Path) -> None:
