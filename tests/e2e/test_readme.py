@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import daemon, environment, run
+from support.commands import daemon, environment, node_states, run, wait_for
 from support.documents import document
 
 README = document("README.md")
 EXAMPLES = README.code_blocks("python")
-JOIN_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +33,7 @@ def env(folder: Path) -> Iterator[dict[str, str]]:
         env["MESH_ADDRESS"] = served.address
         worker = ("--peer", served.address, "--port", "0", "--no-mdns", "--device", "cpu")
         stack.enter_context(daemon("worker", *worker, env=env, log=folder / "w"))
-        deadline_s = time.monotonic() + JOIN_S
-        while not json.loads(run("coord", "nodes", "--json", env=env).stdout):
-            assert time.monotonic() < deadline_s, "the worker did not join"
+        wait_for(lambda: len(node_states(served)) == 1)
         yield env
 
 

@@ -245,7 +245,7 @@ def _asserting_names(file: SourceFile) -> set[str]:
 
 def _asserts(function: Function, asserting: set[str]) -> bool:
     for node in ast.walk(function):
-        if isinstance(node, ast.Assert):
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.Raise) and "AssertionError" in ast.unparse(node)):
             return True
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]

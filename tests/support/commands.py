@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -106,7 +107,10 @@ def daemon(name: str, *arguments: str, env: Mapping[str, str], log: Path) -> Ite
         )
     try:
         assert process.stdout is not None
+        patience = threading.Timer(READY_S, process.kill)  # then the line below is empty, and the log is shown
+        patience.start()
         line = process.stdout.readline()
+        patience.cancel()
         assert line, f"{name} did not start:\n{log.read_text()}"
         yield Daemon(process, json.loads(line), log)
     finally:

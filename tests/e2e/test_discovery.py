@@ -1,0 +1,137 @@
+"""Nodes find their own mesh by mDNS on the loopback interface, and no other mesh; a list of addresses does as well."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from support.commands import daemon, environment, wait_for
+
+from mesh import Mesh, errors
+from wire.discovery import Announcer, Browser, Candidate, StaticFinder, discover
+from wire.errors import ConfigError
+from wire.identity import identity_here
+
+APPEAR_S = 5.0
+WORKER = ("worker", "--port", "0", "--device", "cpu")
+GROUP = "239.255.91.7"
+
+
+def multicast_works() -> bool:
+    """Whether a datagram sent to a group on the loopback interface comes back; asked of the system, not of our code."""
+    membership = struct.pack("4s4s", socket.inet_aton(GROUP), socket.inet_aton("127.0.0.1"))
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hears,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says,
+    ):
+        try:
+            hears.bind(("", 0))
+            hears.settimeout(1.0)
+            hears.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+            says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
+            says.sendto(b"hello", (GROUP, hears.getsockname()[1]))
+            return hears.recv(16) == b"hello"
+        except OSError:
+            return False
+
+
+needs_multicast = pytest.mark.skipif(not multicast_works(), reason="this machine's loopback interface has no multicast")
+
+
+@pytest.fixture
+def mesh() -> str:
+    """A name that no other test, and nobody else on this machine, uses."""
+    return f"discovery-{secrets.token_hex(4)}"
+
+
+async def until(holds: Callable[[], bool], within_s: float = APPEAR_S) -> None:
+    async with asyncio.timeout(within_s):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def browsing(mesh: str, role: str = "") -> AsyncIterator[set[Candidate]]:
+    """The candidates that are there, kept up to date."""
+    present: set[Candidate] = set()
+    browser = Browser(mesh, present.add, present.discard, role)
+    await browser.start()
+    try:
+        yield present
+    finally:
+        await browser.close()
+
+
+@needs_multicast
+async def test_a_node_appears_to_its_own_mesh_and_goes_when_it_says_goodbye(mesh: str) -> None:
+    async with browsing(mesh) as own, browsing(f"{mesh}-other") as other:
+        async with Announcer(identity_here("worker", mesh, "kitchen", None), 7123):
+            await until(lambda: own == {Candidate("127.0.0.1", 7123, "worker")})
+        await until(lambda: not own)
+        assert not other
+
+
+@needs_multicast
+async def test_a_browser_may_ask_for_one_role(mesh: str) -> None:
+    async with (
+        browsing(mesh, "coordinator") as coordinators,
+        Announcer(identity_here("worker", mesh, "a", None), 7124),
+        Announcer(identity_here("coordinator", mesh, "b", None), 7125),
+    ):
+        await until(lambda: bool(coordinators))
+        assert coordinators == {Candidate("127.0.0.1", 7125, "coordinator")}
+
+
+@needs_multicast
+async def test_candidates_come_as_they_are_found(mesh: str) -> None:
+    async with Announcer(identity_here("worker", mesh, "kitchen", None), 7126), asyncio.timeout(APPEAR_S):
+        async for candidate in discover(mesh):
+            assert candidate == Candidate("127.0.0.1", 7126, "worker")
+            break
+
+
+@needs_multicast
+def test_a_started_worker_is_discovered_and_works(mesh: str, tmp_path: Path) -> None:
+    with daemon(
+        *WORKER, "--mesh", mesh, "--name", "kitchen", env=environment(tmp_path), log=tmp_path / "log"
+    ) as worker:
+        with Mesh.builder().mesh(mesh).discover(wait_s=APPEAR_S).build() as found:
+            assert [(node.name, node.state) for node in found.nodes] == [("kitchen", "healthy")]
+            assert found.run(lambda x: x + 1, 1.0, mode="on") == 2.0
+        with pytest.raises(errors.ConnectFailed, match="0 of at least 1 workers"):
+            Mesh.builder().mesh(f"{mesh}-other").discover(wait_s=1.0).build()
+        assert worker.stop(signal.SIGTERM) == 0
+
+
+@needs_multicast
+def test_a_worker_that_comes_later_joins_and_one_that_exits_is_dead(mesh: str, tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    with Mesh.builder().mesh(mesh).discover(wait_s=0.1, min_nodes=0).build() as found:
+        assert found.nodes == ()
+        with daemon(*WORKER, "--mesh", mesh, "--name", "late", env=env, log=tmp_path / "log") as worker:
+            wait_for(lambda: [node.state for node in found.nodes] == ["healthy"])
+            worker.stop(signal.SIGTERM)
+            wait_for(lambda: [node.state for node in found.nodes] == ["dead"])
+
+
+async def test_a_list_of_addresses_is_a_finder_too() -> None:
+    found: list[Candidate] = []
+    finder = StaticFinder(["127.0.0.1:7100", "[::1]:7101"], found.append)
+    await finder.start()
+    await finder.close()
+    assert found == [Candidate("127.0.0.1", 7100, ""), Candidate("::1", 7101, "")]
+
+
+def test_without_a_token_only_loopback_is_used() -> None:
+    identity = identity_here("worker", "m", "n", None)
+    with pytest.raises(ConfigError, match="only loopback"):
+        Announcer(identity, 7100, ["192.168.1.5"])
+    with pytest.raises(ConfigError, match="only loopback"):
+        Browser("m", lambda _: None, interfaces=["192.168.1.5"])
