@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import mesh
 import mesh.numpy as mnp
 from mesh import nn
 from wire.dtypes import F32, I64
-from wire.errors import ConfigError, Unsupported
+from wire.errors import CompileFailed, ConfigError, Unsupported
 from wire.graph import GraphBuilder, WireGraph
 from worker.wgsl.cache import ProgramCache
 from worker.wgsl.emit import folded
@@ -182,6 +183,37 @@ def test_what_costs_the_driver_minutes_to_compile_is_cut() -> None:
 
     program = compiled(mesh.trace(deep, zeros(64)))
     assert max(module.text.count(" = gm_") for module in program.modules) <= 80  # four lanes of at most twenty
+
+
+def test_groups_get_smaller_where_text_would_be_too_long() -> None:
+    def deep(x: Any) -> Any:
+        for number in range(100):
+            x = x * 0.5 + float(number)
+        return x
+
+    graph = mesh.trace(deep, zeros(64))
+    whole = compiled(graph)
+    cut = compiled(graph, replace(MINIMUM, wgsl_bytes=4_000))
+    assert len(whole.dispatches) == 2 and len(cut.dispatches) > 6
+    assert all(len(module.text) <= 4_000 for module in cut.modules)
+    with pytest.raises(CompileFailed, match="bytes of WGSL of 100"):
+        compiled(graph, replace(MINIMUM, wgsl_bytes=100))
+
+
+def test_views_that_never_simplify_stay_linear_in_text() -> None:
+    """Each view asks for divisions of the one before it; without memory of them the work doubles at every view."""
+    rng = np.random.default_rng(0)
+
+    def shuffled(x: Any, count: int) -> Any:
+        for _ in range(count):
+            x = mnp.transpose(x, tuple(rng.permutation(7).tolist())).reshape(2, 3, 2, 5, 2, 3, 2)
+        return x
+
+    short, long = (
+        compiled(mesh.trace(lambda x, count=count: shuffled(x, count), zeros(2, 3, 2, 5, 2, 3, 2)))
+        for count in (10, 60)
+    )
+    assert sum(len(m.text) for m in long.modules) < 10 * sum(len(m.text) for m in short.modules)
 
 
 def test_loops_stay_below_what_software_drivers_run() -> None:

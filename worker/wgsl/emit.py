@@ -50,6 +50,10 @@ class Shader:
     grid: tuple[int, int, int]
 
 
+class TextTooLong(CompileFailed):
+    """The group has to be cut."""
+
+
 def emit(kernel: Kernel, profile: Profile) -> Shader:
     """The shader of a kernel; CompileFailed if it breaks a limit, which is a fault of the lowering."""
     printer = _Printer(kernel)
@@ -69,12 +73,15 @@ def emit(kernel: Kernel, profile: Profile) -> Shader:
     grid = folded(kernel.groups, limits.groups_per_dimension)
     problems = [
         (len(buffers) > limits.storage_buffers, f"{len(buffers)} buffers of {limits.storage_buffers}"),
-        (len(text) > profile.wgsl_bytes, f"{len(text)} bytes of WGSL of {profile.wgsl_bytes}"),
         (kernel.invocations > limits.invocations, f"{kernel.invocations} invocations of {limits.invocations}"),
         (sum(s.size_bytes for s in kernel.shared) > limits.workgroup_bytes, "too much workgroup memory"),
         (trips(kernel.body) > profile.loop_trips, f"{trips(kernel.body)} loop iterations of {profile.loop_trips}"),
         (max(grid) > limits.groups_per_dimension or min(grid) < 1, f"a grid of {grid}"),
     ]
+    if len(text) > profile.wgsl_bytes:
+        raise TextTooLong(
+            f"kernel {kernel.name} needs {len(text)} bytes of WGSL of {profile.wgsl_bytes}", op=kernel.name
+        )
     for broken, what in problems:
         if broken:
             raise CompileFailed(f"kernel {kernel.name} needs {what}", op=kernel.name)

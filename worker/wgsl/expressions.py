@@ -19,7 +19,7 @@ It does not know WGSL: `legalise.py` has the text of every op.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 U32_MAX = (1 << 32) - 1
@@ -52,6 +52,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._interned: dict[Any, Expr] = {}
+        self._divisions: dict[tuple[str, int, int], Expr] = {}  # nested views ask again and again
 
     def make(self, op: str, args: Sequence[Expr], dtype: str, attr: Any = None, lo: int = 0, hi: int = U32_MAX) -> Expr:
         """The expression with these parts; ranges are not part of its identity."""
@@ -126,6 +127,20 @@ class Builder:
 
     def div(self, index: Expr, by: int) -> Expr:
         """floor(index / by)."""
+        return self._remembered("div", self._div, index, by)
+
+    def mod(self, index: Expr, by: int) -> Expr:
+        """index mod by."""
+        return self._remembered("mod", self._mod, index, by)
+
+    def _remembered(self, op: str, compute: Callable[[Expr, int], Expr], index: Expr, by: int) -> Expr:
+        key = (op, index.uid, by)
+        found = self._divisions.get(key)
+        if found is None:
+            found = self._divisions[key] = compute(index, by)
+        return found
+
+    def _div(self, index: Expr, by: int) -> Expr:
         const, terms = terms_of(index)
         if by == 1:
             return index
@@ -139,8 +154,7 @@ class Builder:
         inner = self._divided(const % by, rest, by)
         return self.sum(self.affine(const // by, whole), inner)
 
-    def mod(self, index: Expr, by: int) -> Expr:
-        """index mod by."""
+    def _mod(self, index: Expr, by: int) -> Expr:
         const, terms = terms_of(index)
         rest = {atom: factor % by if factor > 0 else factor for atom, factor in terms.items() if factor % by}
         rest = {atom: terms[atom] if factor < 0 else factor for atom, factor in rest.items()}

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from wire.graph import WireGraph
-from wire.ops import ELEMENTWISE, LEAVES
+from wire.ops import ELEMENTWISE, LEAVES, VIEWS
 
 from .canonicalise import splat_bits
 from .elements import FUSABLE, Elements, Index
@@ -35,7 +35,8 @@ REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min",
 MOVES = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse"})  # views that read one element
 PROLOGUE = MOVES | {"cast"}  # what a matmul computes while loading: each element is loaded many times
 
-WEIGHT_MAX = 150  # of one group's inlined nodes: bounds compile time and recursion
+WEIGHTS_MAX = (150, 30, 5)  # of one group's inlined nodes: bounds compile time and recursion; smaller if text gets long
+VIEW_AXES = 4  # a view of so many axes more weighs one more: each axis may cost a division
 COSTLY_WEIGHT = 8  # a polyfill is tens of instructions; drivers inline it and compile slower than linearly
 ANCHORS_MAX = 12  # reductions of one kernel: each has up to two accumulators per invocation in workgroup memory
 CLASSES_MAX = 6  # different index maps under which one node is computed in one kernel
@@ -56,9 +57,9 @@ class Group:
     weight: int = 0
 
 
-def fuse(graph: WireGraph, profile: Profile) -> list[Group]:
+def fuse(graph: WireGraph, profile: Profile, weight_max: int = WEIGHTS_MAX[0]) -> list[Group]:
     """The groups in an order in which they can run; every node outside them is a leaf or unused."""
-    return _Fuser(graph, profile).run()
+    return _Fuser(graph, profile, weight_max).run()
 
 
 def row_shape(graph: WireGraph, anchor: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -85,8 +86,9 @@ class _Misfit(Exception):
 
 
 class _Fuser:
-    def __init__(self, graph: WireGraph, profile: Profile) -> None:
+    def __init__(self, graph: WireGraph, profile: Profile, weight_max: int) -> None:
         self.graph = graph
+        self.weight_max = weight_max
         self.reads_max = profile.limits.storage_buffers - 1
         self.outputs = set(graph.outputs)
         self.consumers: list[list[int]] = [[] for _ in graph.nodes]
@@ -140,7 +142,7 @@ class _Fuser:
 
     def may_inline(self, index: int, group: Group) -> bool:
         node, own = self.graph.nodes[index], self.graph.types[index]
-        if group.weight + self.weight(index) > WEIGHT_MAX or len(self.reads_after(index, group)) > self.reads_max:
+        if group.weight + self.weight(index) > self.weight_max or len(self.reads_after(index, group)) > self.reads_max:
             return False
         if (node.op, own.dtype.name) in LOOPING and (group.kind != "map"):
             return False
@@ -164,7 +166,10 @@ class _Fuser:
         self.member[index].append(group)
 
     def weight(self, index: int) -> int:
-        return COSTLY_WEIGHT if self.graph.nodes[index].op in COSTLY else 1
+        op = self.graph.nodes[index].op
+        if op in VIEWS:
+            return 1 + len(self.graph.types[index].shape) // VIEW_AXES
+        return COSTLY_WEIGHT if op in COSTLY else 1
 
     def reads_after(self, index: int, group: Group) -> set[int]:
         return (group.reads - {index}) | self.operands(index)

@@ -12,14 +12,14 @@ from wire.graph import Node, WireGraph
 from wire.ops import LEAVES
 
 from .canonicalise import canonicalise, splat_bits
-from .emit import Shader
-from .fuse import fuse
+from .emit import Shader, TextTooLong
+from .fuse import WEIGHTS_MAX, fuse
 from .memory import assign_slots
 from .profile import Profile
 from .program import Buffer, Dispatch, Module, Program, padded
 from .shaders import Shaders
 
-VERSION = 5
+VERSION = 6
 
 
 def lower(graph: WireGraph, known: Shaders) -> Program:
@@ -28,10 +28,20 @@ def lower(graph: WireGraph, known: Shaders) -> Program:
     Unsupported (op, dtype or size, with need and have) is raised here and never at a run.
     """
     plain = canonicalise(graph, known.profile)
-    groups = fuse(plain, known.profile)
-    shaders = [shader for group in groups for shader in known.of(plain, group)]
+    shaders = _shaders(plain, known)
     _check_sizes(plain, shaders, known.profile)
     return _assemble(plain, shaders)
+
+
+def _shaders(graph: WireGraph, known: Shaders) -> list[Shader]:
+    """Of all groups, in order; groups are made smaller where their text would be too long."""
+    *larger, smallest = WEIGHTS_MAX
+    for weight_max in larger:
+        try:
+            return [shader for group in fuse(graph, known.profile, weight_max) for shader in known.of(graph, group)]
+        except TextTooLong:
+            continue
+    return [shader for group in fuse(graph, known.profile, smallest) for shader in known.of(graph, group)]
 
 
 def const_key(node: Node) -> str:
