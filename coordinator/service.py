@@ -22,6 +22,7 @@ from wire.dtypes import dtype_named
 from wire.errors import Cancelled, InputError, MeshError
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
+from wire.link import Link
 from wire.messages import (
     INLINE_BYTES_MAX,
     AskJobs,
@@ -39,7 +40,6 @@ from wire.messages import (
     Planned,
     SubmitJob,
 )
-from wire.transport import Link
 from wire.types import TensorType
 
 from .jobs import FINAL, Job, JobTable

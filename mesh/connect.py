@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.health import HealthConfig
 from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
 from wire.errors import ConfigError, ConnectFailed
-from wire.transport import Link
+from wire.link import Link
 
 from .backend import Backend
 from .config import DiscoverSpec, LocalSpec, MeshConfig, default_mesh_name, default_name

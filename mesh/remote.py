@@ -19,6 +19,7 @@ from wire.errors import ConfigError, MeshError, NodeLost, ProtocolError
 from wire.exchange import BlobExchange
 from wire.graph import WireGraph
 from wire.identity import identity_here
+from wire.link import Link
 from wire.messages import (
     AskJobs,
     AskNodes,
@@ -40,7 +41,7 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.sharedmem import SharedDir
-from wire.transport import Endpoint, Link
+from wire.transport import Endpoint
 
 from .backend import Started, Work
 from .config import default_name

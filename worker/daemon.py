@@ -33,6 +33,7 @@ from wire.errors import (
 from wire.exchange import BlobExchange
 from wire.identity import identity_here
 from wire.limits import KIB
+from wire.link import Link
 from wire.logs import LogRing, start_logging
 from wire.messages import (
     INLINE_BYTES_MAX,
@@ -57,7 +58,7 @@ from wire.messages import (
     Value,
 )
 from wire.sharedmem import SharedDir, remove, take
-from wire.transport import Endpoint, Link
+from wire.transport import Endpoint
 
 from . import events as ev
 from . import folder as state_folder

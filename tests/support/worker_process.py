@@ -21,6 +21,7 @@ from wire.errors import MeshError
 from wire.exchange import BlobExchange
 from wire.graph import WireGraph
 from wire.identity import identity_here
+from wire.link import Link
 from wire.messages import (
     Beat,
     Began,
@@ -42,7 +43,7 @@ from wire.messages import (
     Value,
 )
 from wire.sharedmem import SharedDir, take
-from wire.transport import Endpoint, Link
+from wire.transport import Endpoint
 from wire.types import TensorType
 from worker.config import WorkerConfig
 from worker.launch import python_command

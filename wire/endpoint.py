@@ -1,0 +1,375 @@
+"""One node's end of all its links: dials, accepts, and keeps one Link per other node.
+
+How connections come about is a Carrier's business: WebSockets in `transport.py`, a simulated network elsewhere.  What a
+link carries is handed to the endpoint's Handler on the loop's thread.  Control frames are written the moment they are
+made while the socket takes them, so neither a heartbeat nor a reply waits for a task or for bulk data.
+
+It does not know what messages mean, nor when a silent node is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from .errors import Busy, ConnectFailed, MeshError, ProtocolError
+from .frames import Hello, decode
+from .limits import DEFAULT, KIB, Limits
+from .link import Handler, Link
+from .pairing import Pairing
+from .protocol import (
+    BULK,
+    CONTROL,
+    Acknowledged,
+    Channel,
+    Closed,
+    Event,
+    HelloReceived,
+    Identity,
+    Opened,
+    Peer,
+    State,
+)
+from .sharedmem import readable
+
+log = logging.getLogger("graph_mesh.transport")
+
+CLOSE_TIMEOUT_S = 0.2  # how long a closing handshake may take before the socket is dropped
+TURN_BYTES = 256 * KIB  # bulk bytes written before other work on the loop gets its turn
+
+
+class Socket(Protocol):
+    """One connection: whole frames in order, or its end."""
+
+    def write(self, frame: bytes) -> bool:
+        """Send a frame now; False if the socket is congested.  The frame is taken in either case."""
+
+    async def send(self, frame: bytes) -> None:
+        """Send a frame and wait until the socket takes more; ConnectionError if it ended."""
+
+    async def receive(self) -> bytes | None:
+        """The next frame; None when the connection has ended."""
+
+    def settled(self) -> None:
+        """It is part of a link: no time limit holds for it any more."""
+
+    async def close(self) -> None:
+        """Let what is written leave, then drop the connection."""
+
+
+class Carrier(Protocol):
+    """Makes connections.  Only addresses that its rules allow are listened on or dialled; others are a ConfigError."""
+
+    async def listen(self, host: str, port: int, last_port: int, accept: Callable[[Socket], Awaitable[None]]) -> str:
+        """Hand every connection that comes to `accept`, until `close`; the address others can dial."""
+
+    async def connect(self, host: str, port: int) -> Socket:
+        """A connection to an address; ConnectFailed if nobody is there."""
+
+    async def close(self) -> None:
+        """Stop listening and drop connections that belong to no link."""
+
+
+class Endpoint:
+    """One node's end of all its links.
+
+    `admit(identity)` may raise a MeshError (Busy, say) to refuse a node that dialled.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        handler: Handler,
+        carrier: Carrier,
+        limits: Limits = DEFAULT,
+        admit: Callable[[Identity], None] | None = None,
+    ) -> None:
+        self.identity = identity
+        self.handler = handler
+        self.limits = limits
+        self.links: dict[str, Link] = {}
+        self._carrier = carrier
+        self._admit = admit
+        self._pairing = Pairing(identity.node_id)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._accepted: dict[bytes, _Accepted] = {}  # nodes that dialled, until their bulk connection comes
+        self._awaited: dict[bytes, list[asyncio.Future[Link]]] = {}  # links that a dial of ours gave way to
+        self._closing = False
+
+    async def listen(self, host: str, port: int, last_port: int) -> int:
+        """Listen on the first free port from `port` to `last_port` (0: any); the port.
+
+        ConfigError for an address that is not allowed, or if no port is free.
+        """
+        address = await self._carrier.listen(host, port, last_port, self._accept)
+        self.identity = replace(self.identity, address=address)
+        return int(address.rpartition(":")[2])
+
+    async def dial(self, host: str, port: int, timeout_s: float = 5.0) -> Link:
+        """The link to the node at an address, made now or there already.
+
+        Raises ConnectFailed, VersionMismatch, WrongMesh, Busy, or ConfigError for an address that is not allowed.
+        """
+        where = f"{host}:{port}"
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._dial(host, port, where)
+        except TimeoutError:
+            raise ConnectFailed(f"{where} did not answer within {timeout_s:g} s") from None
+
+    async def close(self) -> None:
+        """Say goodbye on every link and stop listening."""
+        self._closing = True
+        for link_id in list(self._awaited):
+            self._gone(link_id)
+        for link in list(self.links.values()):
+            link.close("the node is shutting down")
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=2 * CLOSE_TIMEOUT_S)
+        await self._carrier.close()
+
+    def unlinked(self, link: Link) -> None:
+        """A link ended."""
+        self._pairing.gone(link.link_id)
+        if self.links.get(link.peer.node_id) is link:
+            del self.links[link.peer.node_id]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine that ends by itself; `close` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- dialling
+
+    async def _dial(self, host: str, port: int, where: str) -> Link:
+        peer = Peer.dialer(self.identity, self.limits, secrets.token_bytes(16))
+        control = await self._carrier.connect(host, port)
+        kept = False
+        try:
+            acknowledged = await _handshake(peer, CONTROL, control, where)
+            assert isinstance(acknowledged, Acknowledged)
+            other = acknowledged.identity
+            waits_for = self._pairing.acknowledged(peer.link_id, other.node_id, other.boot_id, acknowledged.existing)
+            if waits_for:
+                return await self._await_link(waits_for, other)
+            bulk = await self._carrier.connect(host, port)
+            try:
+                peer.start_bulk(_can_share(self.identity, other))
+                opened = await _handshake(peer, BULK, bulk, where)
+                assert isinstance(opened, Opened)
+                link = Link(self, peer)
+                kept = True
+            finally:
+                if not kept:
+                    self._spawn(bulk.close())
+        finally:
+            if not kept:
+                self._gone(peer.link_id)
+                peer.close()
+                _write_all(peer, CONTROL, control)
+                self._spawn(control.close())
+        self._establish(link, control, bulk)
+        self._spawn(_read(link, CONTROL, control))
+        self._spawn(_read(link, BULK, bulk))
+        return link
+
+    async def _await_link(self, link_id: bytes, other: Identity) -> Link:
+        link = self.links.get(other.node_id)
+        if link is not None and link.link_id == link_id:
+            return link
+        waiting: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        self._awaited.setdefault(link_id, []).append(waiting)
+        return await waiting
+
+    # -- accepting
+
+    async def _accept(self, socket: Socket) -> None:
+        """Take the first frame, which says whether this is a new link or the second connection of one."""
+        data = await socket.receive()
+        if data is None or self._closing:
+            return
+        accepted = self._accepted.pop(_link_named(data, self.limits), None)
+        if accepted is None:
+            peer = Peer.acceptor(self.identity, self.limits)
+            await self._accept_control(_Accepted(peer, socket), data)
+        else:
+            await self._accept_bulk(accepted, socket, data)
+
+    async def _accept_control(self, accepted: _Accepted, data: bytes) -> None:
+        peer = accepted.peer
+        try:
+            self._answer_hello(accepted, data)
+        except MeshError as error:
+            log.info("refused a connection: %s", error)
+            peer.refuse(error)
+        _write_all(peer, CONTROL, accepted.socket)
+        if peer.state is State.CLOSED:
+            return
+        try:
+            frame = await accepted.socket.receive()
+            while frame is not None and accepted.link is not None:
+                accepted.link.received(CONTROL, frame)
+                frame = await accepted.socket.receive()
+        finally:
+            if accepted.link is None:
+                self._gone(peer.link_id)
+            else:
+                accepted.link.ended(CONTROL)
+
+    def _answer_hello(self, accepted: _Accepted, data: bytes) -> None:
+        peer = accepted.peer
+        (event,) = peer.receive(CONTROL, data)
+        assert isinstance(event, HelloReceived)
+        other, link_id = event.identity, event.link_id
+        if link_id in self._accepted:
+            raise ProtocolError("a link id stands twice", node=other.name)
+        if other.node_id not in self.links and len(self.links) >= self.limits.nodes_max:
+            raise Busy(f"{self.identity.name} is linked to {len(self.links)} nodes, the limit")
+        if self._admit is not None:
+            self._admit(other)
+        peer.accept(self._pairing.accept(link_id, other.node_id, other.boot_id), _can_share(self.identity, other))
+        self._accepted[link_id] = accepted
+
+    async def _accept_bulk(self, accepted: _Accepted, socket: Socket, data: bytes) -> None:
+        peer = accepted.peer
+        try:
+            peer.receive(BULK, data)
+        except MeshError as error:
+            log.info("refused a bulk connection: %s", error)
+            _write_all(peer, CONTROL, accepted.socket)
+            self._spawn(accepted.socket.close())
+            return
+        link = accepted.link = Link(self, peer)
+        _write_all(peer, BULK, socket)
+        accepted.socket.settled()
+        socket.settled()
+        self._establish(link, accepted.socket, socket)
+        await _read(link, BULK, socket)
+
+    def _establish(self, link: Link, control: Socket, bulk: Socket) -> None:
+        """Both connections stand: this is the link to its node now."""
+        replaced = self._pairing.opened(link.link_id)
+        old = self.links.get(link.peer.node_id)
+        if old is not None and old.link_id == replaced:
+            old.replaced()
+        self.links[link.peer.node_id] = link
+        sockets = {CONTROL: control, BULK: bulk}
+        link.attach({channel: _Connection(link, channel, ws, self._spawn) for channel, ws in sockets.items()})
+        for waiting in self._awaited.pop(link.link_id, ()):
+            if not waiting.done():
+                waiting.set_result(link)
+
+    def _gone(self, link_id: bytes) -> None:
+        """A link did not come about."""
+        self._accepted.pop(link_id, None)
+        self._pairing.gone(link_id)
+        for waiting in self._awaited.pop(link_id, ()):
+            if not waiting.done():
+                waiting.set_exception(ConnectFailed("the other node dialled at the same time and then gave up"))
+
+
+@dataclass(slots=True)
+class _Accepted:
+    """A node that dialled: its control connection, and the link once the bulk connection came."""
+
+    peer: Peer
+    socket: Socket
+    link: Link | None = None
+
+
+class _Connection:
+    """One connection of a link: writes at once while it takes data, else in a task that waits until it does."""
+
+    def __init__(
+        self, link: Link, channel: Channel, socket: Socket, spawn: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
+        self._link = link
+        self._spawn = spawn
+        self._channel = channel
+        self._socket = socket
+        self._task: asyncio.Task[None] | None = None
+
+    def pump(self) -> None:
+        """Write what there is; never waits."""
+        if self._task is not None:
+            return
+        budget = TURN_BYTES
+        while budget > 0:
+            frame = self._link.next_frame(self._channel)
+            if frame is None:
+                return
+            budget -= len(frame)
+            if not self._socket.write(frame):
+                break
+        self._task = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        budget = TURN_BYTES
+        try:
+            while (frame := self._link.next_frame(self._channel)) is not None:
+                await self._socket.send(frame)
+                self._link.bulk_moved()
+                budget -= len(frame)
+                if budget <= 0:
+                    await asyncio.sleep(0)
+                    budget = TURN_BYTES
+        except ConnectionError:
+            pass  # the reading side sees the end and ends the link
+        finally:
+            self._task = None
+
+    def close(self) -> None:
+        """Drop the connection once what is queued has left, at the latest after CLOSE_TIMEOUT_S."""
+        self._spawn(self._close())
+
+    async def _close(self) -> None:
+        if self._task is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._task), CLOSE_TIMEOUT_S)
+        await self._socket.close()
+
+
+async def _handshake(peer: Peer, channel: Channel, socket: Socket, where: str) -> Event:
+    """Send our hello and take the answer."""
+    frame = peer.next_frame(channel)
+    assert frame is not None
+    socket.write(frame)
+    answer = await socket.receive()
+    if answer is None:
+        raise ConnectFailed(f"{where} closed the connection before it said who it is")
+    event = peer.receive(channel, answer)[0]
+    if isinstance(event, Closed):
+        raise event.error or ConnectFailed(f"{where} closed the connection")
+    return event
+
+
+async def _read(link: Link, channel: Channel, socket: Socket) -> None:
+    """Hand every frame to the link until the connection ends."""
+    while (frame := await socket.receive()) is not None:
+        link.received(channel, frame)
+    link.ended(channel)
+
+
+def _write_all(peer: Peer, channel: Channel, socket: Socket) -> None:
+    while (frame := peer.next_frame(channel)) is not None:
+        socket.write(frame)
+
+
+def _link_named(data: bytes, limits: Limits) -> bytes:
+    """The link a first frame names, to find the control connection it belongs to; b"" for anything else."""
+    try:
+        frame = decode(data, limits)
+    except MeshError:
+        return b""
+    return frame.link_id if isinstance(frame, Hello) else b""
+
+
+def _can_share(mine: Identity, theirs: Identity) -> bool:
+    """Whether this process can read the other's shared-memory directory."""
+    return mine.host_id == theirs.host_id and bool(mine.shared_memory) and readable(theirs.shared_memory)
