@@ -1,0 +1,241 @@
+"""SimulatedNetwork: hosts, the wires between them, and what goes wrong on the way.
+
+A host's `carrier` is a Carrier (`wire/endpoint.py`), so that a real Endpoint works over it.  A wire behaves as TCP
+does: frames arrive whole and in order, later when it is slow, lossy or cut; nobody notices a silent wire but by
+waiting.  What happens follows from the seed and from the order of calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from wire.endpoint import Socket
+from wire.errors import ConfigError, ConnectFailed
+from wire.memory_transport import Conditions
+
+Accept = Callable[[Socket], Awaitable[None]]
+
+LAN = Conditions(delay_s=0.0003, jitter_s=0.0002, bytes_per_s=1e8)
+SAME_HOST = Conditions(delay_s=0.00005, bytes_per_s=2e9)
+
+
+class SimulatedNetwork:
+    """All hosts and wires.  Use it on the loop whose clock it goes by."""
+
+    def __init__(self, seed: int = 0, conditions: Conditions = LAN) -> None:
+        self.random = random.Random(seed)
+        self.conditions = conditions
+        self.frames = 0  # delivered so far
+        self._ways: dict[tuple[str, str], Conditions] = {}
+        self._blocked: set[tuple[str, str]] = set()
+        self._listening: dict[tuple[str, int], Accept] = {}
+        self._sockets: list[_Socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def carrier(self, host: str) -> SimulatedCarrier:
+        """The means of one host to listen and to dial.  Its name is its address."""
+        return SimulatedCarrier(self, host)
+
+    def way(self, source: str, target: str) -> Conditions:
+        """How frames get from one host to another."""
+        return self._ways.get((source, target), SAME_HOST if source == target else self.conditions)
+
+    def set_way(self, source: str, target: str, conditions: Conditions) -> None:
+        """From now on, frames from `source` to `target` meet these conditions."""
+        self._ways[source, target] = conditions
+
+    def block(self, sources: Iterable[str], targets: Iterable[str]) -> None:
+        """Silence, one way: nothing gets from `sources` to `targets` any more, and nobody is told."""
+        targets = list(targets)
+        self._blocked |= {(source, target) for source in sources for target in targets}
+
+    def heal(self) -> None:
+        """Every silence ends; what was sent meanwhile arrives, as TCP sends again."""
+        self._blocked.clear()
+        for each in self._sockets:
+            each.resume()
+
+    def is_blocked(self, source: str, target: str) -> bool:
+        return (source, target) in self._blocked
+
+    def kill(self, host: str) -> None:
+        """The host's process is gone: its connections end, and nobody listens there."""
+        for address in [address for address in self._listening if address[0] == host]:
+            del self._listening[address]
+        for each in [each for each in self._sockets if each.host == host]:
+            each.vanish()
+
+    # -- for carriers and sockets
+
+    def listen(self, host: str, port: int, accept: Accept) -> int:
+        chosen = port or next(free for free in range(7100, 1 << 16) if (host, free) not in self._listening)
+        if (host, chosen) in self._listening:
+            raise ConfigError(f"port {chosen} on {host} is in use")
+        self._listening[host, chosen] = accept
+        return chosen
+
+    def stop_listening(self, host: str, port: int) -> None:
+        self._listening.pop((host, port), None)
+
+    async def connect(self, source: str, target: str, port: int) -> _Socket:
+        there, back = self.way(source, target), self.way(target, source)
+        while self.is_blocked(source, target) or self.is_blocked(target, source):
+            await asyncio.sleep(max(there.resend_s, 0.01))  # the dialler's own time limit ends this
+        await asyncio.sleep(there.delay_s + back.delay_s)
+        accept = self._listening.get((target, port))
+        if accept is None:
+            raise ConnectFailed(f"no node answers at {target}:{port}", next_step="Is mesh-worker running there?")
+        near, far = _Socket(self, source, target), _Socket(self, target, source)
+        near.other, far.other = far, near
+        self._sockets += [near, far]
+        self._spawn(self._serve(accept, far))
+        return near
+
+    def forget(self, socket: _Socket) -> None:
+        if socket in self._sockets:
+            self._sockets.remove(socket)
+
+    async def _serve(self, accept: Accept, socket: _Socket) -> None:
+        try:
+            await accept(socket)
+        finally:
+            await socket.close()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class SimulatedCarrier:
+    """One host's Carrier."""
+
+    def __init__(self, network: SimulatedNetwork, host: str) -> None:
+        self._network = network
+        self._host = host
+        self._ports: list[int] = []
+
+    async def listen(self, host: str, port: int, last_port: int, accept: Accept) -> str:
+        bound = self._network.listen(self._host, port, accept)
+        self._ports.append(bound)
+        return f"{self._host}:{bound}"
+
+    async def connect(self, host: str, port: int) -> Socket:
+        return await self._network.connect(self._host, host, port)
+
+    async def close(self) -> None:
+        for port in self._ports:
+            self._network.stop_listening(self._host, port)
+
+
+@dataclass(eq=False)
+class _Socket:
+    """One end of a connection.  `None` in its inbox is the end of it."""
+
+    network: SimulatedNetwork
+    host: str
+    target: str
+    other: _Socket = field(init=False, repr=False)
+    flying_bytes: int = 0  # sent by this end and not arrived
+    closed: bool = False
+    _inbox: deque[bytes | None] = field(default_factory=deque)
+    _held: deque[bytes | None] = field(default_factory=deque)  # sent into a silence
+    _free_s: float = 0.0  # when the last byte sent has left
+    _arrived_s: float = 0.0  # when the last frame sent arrives
+    _readers: deque[asyncio.Future[None]] = field(default_factory=deque)
+    _writers: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+    def write(self, frame: bytes) -> bool:
+        if not self.closed:
+            self._send(frame)
+        return self.flying_bytes < self.network.way(self.host, self.target).buffer_bytes
+
+    async def send(self, frame: bytes) -> None:
+        congested = not self.write(frame)
+        while congested and not self.closed:
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._writers.append(waiting)
+            await waiting
+            congested = self.flying_bytes >= self.network.way(self.host, self.target).buffer_bytes
+        if self.closed:
+            raise ConnectionResetError("the connection ended")
+
+    async def receive(self) -> bytes | None:
+        while not self._inbox:
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._readers.append(waiting)
+            await waiting
+        if self._inbox[0] is None:
+            return None
+        return self._inbox.popleft()
+
+    def settled(self) -> None:
+        return  # time limits before a link are the real transport's
+
+    async def close(self) -> None:
+        if not self.closed:
+            self._send(None)
+            self._end()
+
+    def vanish(self) -> None:
+        """The process of this end died: the other end is told by its kernel, if the way is open."""
+        if not self.closed:
+            self._held.clear()
+            self._send(None)
+            self._end()
+
+    def resume(self) -> None:
+        """A silence is over."""
+        while self._held and not self.network.is_blocked(self.host, self.target):
+            self._fly(self._held.popleft())
+
+    def _send(self, frame: bytes | None) -> None:
+        self.flying_bytes += len(frame or b"")
+        if self._held or self.network.is_blocked(self.host, self.target):
+            self._held.append(frame)
+        else:
+            self._fly(frame)
+
+    def _fly(self, frame: bytes | None) -> None:
+        loop, how, chance = asyncio.get_running_loop(), self.network.way(self.host, self.target), self.network.random
+        self._free_s = max(self._free_s, loop.time()) + len(frame or b"") / how.bytes_per_s
+        arrives_s = self._free_s + how.delay_s + how.jitter_s * chance.random()
+        if how.loss and chance.random() < how.loss:
+            arrives_s += how.resend_s
+        self._arrived_s = max(arrives_s, self._arrived_s)
+        loop.call_at(self._arrived_s, self._arrive, frame)
+
+    def _arrive(self, frame: bytes | None) -> None:
+        if self.network.is_blocked(self.host, self.target):
+            self._held.append(frame)  # it was on its way when the silence began
+            return
+        self.flying_bytes -= len(frame or b"")
+        _wake(self._writers)
+        self.network.frames += 1
+        self.other._take(frame)
+
+    def _take(self, frame: bytes | None) -> None:
+        if frame is None:
+            self._end()
+        elif not self.closed:
+            self._inbox.append(frame)
+            _wake(self._readers)
+
+    def _end(self) -> None:
+        """Nothing more is read or written here."""
+        self.closed = True
+        self._inbox.append(None)
+        _wake(self._readers)
+        _wake(self._writers)
+        self.network.forget(self)
+
+
+def _wake(waiting: deque[asyncio.Future[None]]) -> None:
+    while waiting:
+        each = waiting.popleft()
+        if not each.done():
+            each.set_result(None)
