@@ -178,13 +178,18 @@ class CostModel:
             other = self._judge(assignment, folded, self._traffic(assignment, folded))
             if sum(other.short_bytes) <= sum(prediction.short_bytes):
                 prediction, keys = other, folded
+        return prediction, self._sketches(keys)
+
+    def parts(self, assignment: Assignment) -> tuple[PartSketch, ...]:
+        """The parts that `predict` judges, in an order in which they can run."""
+        return self._sketches(self._keys(assignment))
+
+    def _sketches(self, keys: Sequence[int]) -> tuple[PartSketch, ...]:
         units: dict[int, list[int]] = {}
         for unit, key in enumerate(keys):
             units.setdefault(key, []).append(unit)
         count = len(self.sites)
-        return prediction, tuple(
-            PartSketch(self.sites[key % count], key // count, tuple(units[key])) for key in sorted(units)
-        )
+        return tuple(PartSketch(self.sites[key % count], key // count, tuple(units[key])) for key in sorted(units))
 
     def _judge(self, assignment: Assignment, keys: Sequence[int], traffic: _Traffic) -> Prediction:
         order = sorted(set(keys))
