@@ -93,7 +93,8 @@ def _part(model: CostModel, index: int, sketch: PartSketch, place: dict[int, Fro
         place[node] = FromPart(index, slot)
     worker = model.profiles.workers[sketch.site[0]]
     built = builder.build([local[node] for node in leaving])
-    return Part(index, worker.node_id, sketch.site[1], built, tuple(sources))
+    device = sketch.site[1]
+    return Part(index, worker.node_id, device, worker.devices[device].engine, built, tuple(sources))
 
 
 def _leaving(model: CostModel, sketch: PartSketch, members: set[int]) -> list[int]:
