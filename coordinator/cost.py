@@ -53,7 +53,7 @@ class PartSketch:
 class Prediction:
     """What an assignment is predicted to cost.  Per-worker figures are in the order of the profiles."""
 
-    overflow_bytes: int  # by how much budgets are exceeded, all in all
+    short_bytes: tuple[int, ...]  # how much memory is missing on its devices or in all; 0 where it fits
     seconds: float
     cut_bytes: int
     busy_s: tuple[float, ...]
@@ -62,12 +62,12 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        return self.overflow_bytes == 0
+        return not any(self.short_bytes)
 
     @property
     def objective(self) -> tuple[int, float, int]:
-        """Smaller is better: what fits (or fits best) first, then seconds, then bytes."""
-        return (self.overflow_bytes, self.seconds, self.cut_bytes)
+        """Smaller is better: what fits (or lacks least memory) first, then seconds, then bytes."""
+        return (sum(self.short_bytes), self.seconds, self.cut_bytes)
 
 
 @dataclass(slots=True)
@@ -176,22 +176,27 @@ class CostModel:
         folded = self._folded(assignment, keys, traffic)
         if folded != keys:
             other = self._judge(assignment, folded, self._traffic(assignment, folded))
-            if other.overflow_bytes <= prediction.overflow_bytes:
+            if sum(other.short_bytes) <= sum(prediction.short_bytes):
                 prediction, keys = other, folded
+        return prediction, self._sketches(keys)
+
+    def parts(self, assignment: Assignment) -> tuple[PartSketch, ...]:
+        """The parts that `predict` judges, in an order in which they can run."""
+        return self._sketches(self._keys(assignment))
+
+    def _sketches(self, keys: Sequence[int]) -> tuple[PartSketch, ...]:
         units: dict[int, list[int]] = {}
         for unit, key in enumerate(keys):
             units.setdefault(key, []).append(unit)
         count = len(self.sites)
-        return prediction, tuple(
-            PartSketch(self.sites[key % count], key // count, tuple(units[key])) for key in sorted(units)
-        )
+        return tuple(PartSketch(self.sites[key % count], key // count, tuple(units[key])) for key in sorted(units))
 
     def _judge(self, assignment: Assignment, keys: Sequence[int], traffic: _Traffic) -> Prediction:
         order = sorted(set(keys))
         seconds, busy_s = self._times(assignment, keys, order, traffic)
-        memory, overflow = self._memory(keys, order, traffic)
+        memory, short = self._memory(keys, order, traffic)
         cut_bytes = sum(traffic.bytes_in) + sum(traffic.returned.values())
-        return Prediction(overflow, seconds, cut_bytes, tuple(busy_s), tuple(memory), tuple(traffic.bytes_in))
+        return Prediction(tuple(short), seconds, cut_bytes, tuple(busy_s), tuple(memory), tuple(traffic.bytes_in))
 
     def _folded(self, assignment: Assignment, keys: list[int], traffic: _Traffic) -> list[int]:
         took = dict.fromkeys(keys, 0.0)
@@ -296,8 +301,8 @@ class CostModel:
             end = max(end, finish if back is None else finish + self.returning[worker].seconds(back))
         return end, busy_s
 
-    def _memory(self, keys: Sequence[int], order: Sequence[int], traffic: _Traffic) -> tuple[list[int], int]:
-        """Per worker the bytes needed, and by how many budgets of devices and workers are exceeded.
+    def _memory(self, keys: Sequence[int], order: Sequence[int], traffic: _Traffic) -> tuple[list[int], list[int]]:
+        """Per worker the bytes needed, and how many are missing: on its devices or within its own budget.
 
         The working set of a part is the most bytes of results alive at once; what leaves the part stays to its end.
         """
@@ -314,15 +319,14 @@ class CostModel:
         peak: dict[int, int] = {}
         for key in order:
             peak[key % sites] = max(peak.get(key % sites, 0), most[key])
-        totals = [0] * len(workers)
-        overflow = 0
+        totals, short = [0] * len(workers), [0] * len(workers)
         for site, size in peak.items():
             worker, device = self.sites[site]
             size += traffic.held[site]
             totals[worker] += size
-            overflow += max(size - workers[worker].devices[device].memory_bytes, 0)
-        overflow += sum(max(total - each.memory_bytes, 0) for total, each in zip(totals, workers, strict=True))
-        return totals, overflow
+            short[worker] += max(size - workers[worker].devices[device].memory_bytes, 0)
+        short = [max(few, need - each.memory_bytes) for few, need, each in zip(short, totals, workers, strict=True)]
+        return totals, short
 
     def _work(self, index: int) -> tuple[int, int]:
         """Flops and bytes moved; a view moves nothing, because engines fold it into whoever reads it."""

@@ -55,6 +55,7 @@ class Part:
     index: int
     node: str
     device: int
+    engine: str
     graph: WireGraph
     sources: tuple[Source, ...]
 
@@ -140,6 +141,7 @@ class Plan:
             "worker": names[part.node],
             "node": part.node,
             "device": part.device,
+            "engine": part.engine,
             "nodes": len(part.graph),
             "flops": part.graph.flops,
             "weight_bytes": sum(sizes[name] for name in weights),

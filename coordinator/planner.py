@@ -93,7 +93,8 @@ def _part(model: CostModel, index: int, sketch: PartSketch, place: dict[int, Fro
         place[node] = FromPart(index, slot)
     worker = model.profiles.workers[sketch.site[0]]
     built = builder.build([local[node] for node in leaving])
-    return Part(index, worker.node_id, sketch.site[1], built, tuple(sources))
+    device = sketch.site[1]
+    return Part(index, worker.node_id, device, worker.devices[device].engine, built, tuple(sources))
 
 
 def _leaving(model: CostModel, sketch: PartSketch, members: set[int]) -> list[int]:
@@ -163,7 +164,7 @@ REASONS_MAX = 8
 
 def _compared(what: str, other: Prediction, chosen: Prediction) -> str:
     if not other.fits:
-        return f"{what} it would need {other.overflow_bytes} bytes more than there are"
+        return f"{what} it would need {sum(other.short_bytes)} bytes more than there are"
     times = other.seconds / chosen.seconds
     return f"{what} a call would take {'about' if 0.95 < times < 1.05 else f'{times:.2g} times'} as long"
 
@@ -183,12 +184,12 @@ def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:
 
 
 def _does_not_fit(model: CostModel, prediction: Prediction) -> PlacementError:
-    workers = model.profiles.workers
+    figures = zip(model.profiles.workers, prediction.memory_bytes, prediction.short_bytes, strict=True)
     rows = [
-        f"{worker.name} needs {need} bytes and has {worker.memory_bytes}"
-        for worker, need in zip(workers, prediction.memory_bytes, strict=True)
+        f"{worker.name} needs {need} bytes and has {need - short if short else worker.memory_bytes}"
+        for worker, need, short in figures
     ]
-    missing = sum(max(n - w.memory_bytes, 0) for w, n in zip(workers, prediction.memory_bytes, strict=True))
+    missing = sum(prediction.short_bytes)
     return PlacementError(
         f"no plan fits the workers' memory: {'; '.join(rows)}",
         next_step=f"Raise --max-memory by {missing} bytes in all, or add a worker with at least that much",

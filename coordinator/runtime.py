@@ -23,7 +23,6 @@ from wire.dtypes import dtype_named, dtype_of
 from wire.errors import Cancelled, MeshError, NodeLost, ProtocolError
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
-from wire.link import Link
 from wire.messages import (
     INLINE_BYTES_MAX,
     Beat,
@@ -49,7 +48,7 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.sharedmem import SharedDir, take
-from wire.transport import Endpoint
+from wire.transport import Endpoint, Link
 from wire.types import TensorType
 from wire.versions import usable_ops
 

@@ -17,7 +17,7 @@ class PlanPreview:
 
     @property
     def parts(self) -> Sequence[Mapping[str, Any]]:
-        """One entry per part: part, worker, device, nodes, flops, weight_bytes, graph."""
+        """One entry per part: part, worker, device, engine, nodes, flops, weight_bytes, graph."""
         parts: Sequence[Mapping[str, Any]] = self.data["parts"]
         return parts
 
@@ -41,10 +41,10 @@ class PlanPreview:
         return tuple(self.data["reasons"])
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("part", "worker", "device", "nodes", "GFLOP", "weights")]
+        rows: list[tuple[str, ...]] = [("part", "worker", "device", "engine", "nodes", "GFLOP", "weights")]
         rows += [
             (
-                *(str(p[key]) for key in ("part", "worker", "device", "nodes")),
+                *(str(p[key]) for key in ("part", "worker", "device", "engine", "nodes")),
                 f"{p['flops'] / 1e9:.3g}",
                 size_text(p["weight_bytes"]),
             )

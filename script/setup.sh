@@ -4,18 +4,20 @@
 
 say() { printf '%s\n' "$*" >&2; }
 
+can_use_apt() {
+    command -v apt-get >/dev/null 2>&1 || return 1
+    [ "$(id -u)" = 0 ] || { command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; }
+}
+
 as_root() {
-    if [ "$(id -u)" = 0 ]; then "$@"
-    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then sudo -n "$@"
-    else return 1
-    fi
+    if [ "$(id -u)" = 0 ]; then env "$@"; else sudo -n env "$@"; fi
 }
 
 apt_install() {
-    command -v apt-get >/dev/null 2>&1 || return 1
+    can_use_apt || return 1
     say "installing $* by apt"
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >/dev/null 2>&1 || true
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1
+    as_root DEBIAN_FRONTEND=noninteractive apt-get update -qq >/dev/null 2>&1 || true
+    as_root DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1
 }
 
 find_python() {

@@ -261,9 +261,7 @@ class _Reader:
         self._tables -= 1
         if self._tables < 0:
             raise LimitExceeded(f"more than {limits.graph_nodes_max} attribute sets")
-        for key, value in entry.items():
-            if type(key) is not str:
-                raise GraphDecodeError("attribute names are strings")
+        for key, value in entry.items():  # a key that is no text is no attribute of any op: `check_attrs` says so
             kind = type(value)
             if kind is str:
                 if 4 * len(value) > limits.name_bytes_max:  # a character has at most four bytes

@@ -19,9 +19,9 @@ from .dtypes import dtype_named, dtype_of
 from .errors import BlobCorrupt, BlobMissing, MeshError, NodeLost, ProtocolError
 from .graph import check_type
 from .limits import DEFAULT, MIB
-from .link import Link
 from .messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, NamedValue
 from .sharedmem import SharedDir, take
+from .transport import Link
 from .types import TensorType
 
 OFF_LOOP_BYTES = MIB  # copies and hashes above this run in a thread, so that heartbeats are read on time

@@ -131,8 +131,8 @@ class Receiver:
     allowed: int = 0  # bytes that may still come
     taken: int = 0  # bytes that came and are not yet credited
     _streams: dict[int, _Incoming] = field(default_factory=dict)
-    _long: bytearray | None = None
-    _long_offset: int = 0
+    _long: bytearray | None = None  # as much of it as came: what it claims to become is not believed
+    _long_size: int = 0
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -190,12 +190,11 @@ class Receiver:
         """Add a piece; the long frame once it is complete.  A first piece replaces a frame that was given up."""
         self._count(len(frame.payload))
         if frame.offset == 0:
-            self._long, self._long_offset = bytearray(frame.total), 0
-        if self._long is None or len(self._long) != frame.total or self._long_offset != frame.offset:
+            self._long, self._long_size = bytearray(), frame.total
+        if self._long is None or self._long_size != frame.total or len(self._long) != frame.offset:
             raise ProtocolError("a piece of a long frame is missing")
-        self._long_offset = frame.offset + len(frame.payload)
-        self._long[frame.offset : self._long_offset] = frame.payload
-        if self._long_offset < frame.total:
+        self._long += frame.payload
+        if len(self._long) < frame.total:
             return None
         whole, self._long = self._long, None
         return whole

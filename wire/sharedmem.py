@@ -102,7 +102,7 @@ class SharedDir:
 
     def share(self, name: str, copies: int) -> list[str]:
         """Further names of a file, one for each further receiver; no bytes are copied."""
-        _check_name(name)
+        check_name(name)
         names = [secrets.token_hex(16) for _ in range(copies)]
         for other in names:
             try:
@@ -155,15 +155,16 @@ def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True)
 
 
 def remove(directory: str | Path, name: str) -> None:
-    """Drop a file that will not be taken; one that is gone is fine."""
-    _unlink(_file(directory, name))
+    """Drop a file that will not be taken; one that is gone, alone or with its process, is fine."""
+    with contextlib.suppress(BlobMissing):
+        _unlink(_file(directory, name))
 
 
 def readable(directory: str) -> bool:
     """Whether files in this directory can be taken by this process."""
     try:
         _check_dir(directory)
-    except ProtocolError:
+    except (ProtocolError, BlobMissing):
         return False
     return os.access(directory, os.R_OK | os.W_OK | os.X_OK)
 
@@ -173,11 +174,12 @@ def readable(directory: str) -> bool:
 
 def _file(directory: str | Path, name: str) -> Path:
     _check_dir(str(directory))
-    _check_name(name)
+    check_name(name)
     return Path(directory) / name
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """ProtocolError for a name that no SharedDir makes."""
     if not _FILE_NAME.fullmatch(name):
         raise ProtocolError(f"{name[:64]!r} is not the name of a shared file")
 
@@ -186,6 +188,8 @@ def _check_dir(directory: str) -> None:
     path = Path(directory)
     try:
         good = bool(_DIR_NAME.fullmatch(path.name)) and path.is_absolute() and _is_ours(path)
+    except FileNotFoundError:
+        raise BlobMissing(f"{directory} is gone, and the process whose shared memory it was") from None
     except (OSError, ValueError):
         good = False
     if not good:

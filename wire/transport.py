@@ -25,10 +25,10 @@ from .endpoint import Endpoint as AnyEndpoint
 from .errors import ConfigError, ConnectFailed
 from .frames import frame_bytes_max
 from .limits import DEFAULT, Limits
-from .link import Handler
+from .link import Handler, Link
 from .protocol import Identity
 
-__all__ = ["Endpoint"]
+__all__ = ["Endpoint", "Handler", "Link"]
 
 PATH = "/graph-mesh/link"
 HELLO_TIMEOUT_S = 5.0  # from the upgrade until the link stands

@@ -57,7 +57,7 @@ from wire.messages import (
     TailLog,
     Value,
 )
-from wire.sharedmem import SharedDir, remove, take
+from wire.sharedmem import SharedDir, check_name, remove, take
 from wire.transport import Endpoint
 
 from . import events as ev
@@ -703,6 +703,7 @@ def _tensor_of(link: Link, value: Value) -> ev.Tensor:
         return ev.Inline(value.dtype, value.shape, value.data)
     if not value.shared or not link.same_host:
         raise ProtocolError("a tensor came without its bytes", node=link.peer.name)
+    check_name(value.shared)
     tensor = ev.SharedFile(value.dtype, value.shape, link.peer.shared_memory, value.shared)
     link.bytes_received["shared"] += ev.size_bytes_of(tensor)
     return tensor

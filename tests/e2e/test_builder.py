@@ -101,7 +101,7 @@ def test_a_plan_is_seen_before_anything_is_sent(two: Mesh) -> None:
     plan = two.plan(layer, X, W, strategy="pipeline")
     assert sorted(plan.workers) == ["local-0", "local-1"]
     assert plan.seconds > 0 and plan.reasons
-    assert str(plan).splitlines()[0].split() == ["part", "worker", "device", "nodes", "GFLOP", "weights"]
+    assert str(plan).splitlines()[0].split() == ["part", "worker", "device", "engine", "nodes", "GFLOP", "weights"]
     assert two.plan(layer, X, W, strategy="single").workers in (("local-0",), ("local-1",))
 
 

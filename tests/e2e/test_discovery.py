@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import secrets
 import signal
-import socket
-import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from support.commands import daemon, environment, wait_for
+from support.multicast import needs_multicast
 
 from mesh import Mesh, errors
 from wire.discovery import Announcer, Browser, Candidate, StaticFinder, discover
@@ -21,28 +20,6 @@ from wire.identity import identity_here
 
 APPEAR_S = 5.0
 WORKER = ("worker", "--port", "0", "--device", "cpu")
-GROUP = "239.255.91.7"
-
-
-def multicast_works() -> bool:
-    """Whether a datagram sent to a group on the loopback interface comes back; asked of the system, not of our code."""
-    membership = struct.pack("4s4s", socket.inet_aton(GROUP), socket.inet_aton("127.0.0.1"))
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hears,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says,
-    ):
-        try:
-            hears.bind(("", 0))
-            hears.settimeout(1.0)
-            hears.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
-            says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
-            says.sendto(b"hello", (GROUP, hears.getsockname()[1]))
-            return hears.recv(16) == b"hello"
-        except OSError:
-            return False
-
-
-needs_multicast = pytest.mark.skipif(not multicast_works(), reason="this machine's loopback interface has no multicast")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -47,7 +46,7 @@ from wire.transport import HEADER_TIMEOUT_S, HELLO_TIMEOUT_S, UNLINKED_MAX
 from wire.versions import usable_ops
 
 pytestmark = [
-    pytest.mark.asyncio,
+    pytest.mark.asyncio(loop_scope="module"),  # one worker bears it all
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the daemon's memory from /proc"),
 ]
 PLAN = PlanKey(1, 1)
@@ -76,13 +75,13 @@ class Served:
         assert grown < GROWTH_MAX, f"grown by {grown / MIB:.0f} MiB"
 
 
-@pytest_asyncio.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     builder = GraphBuilder()
     x = builder.input("x", (4,), F32)
     graph = builder.build([builder.add("add", x, x)], names=["y"])
     coordinator = Coordinator()
-    async with worker(tmp_path) as started:
+    async with worker(tmp_path_factory.mktemp("served")) as started:
         link, _ = await coordinator.join(started)
         part = PartSpec(0, 0, graph.hash, (Source("input"),), ((Target("", 0, 0),),))
         await coordinator.deploy(link, [(part, graph)], PLAN)

@@ -65,6 +65,17 @@ def test_the_doors_of_the_architecture_are_those_of_the_code() -> None:
         assert doors == set(re.findall(r"`([^`]+)`", files)), library
 
 
+def test_pages_and_sections_that_the_source_cites_exist() -> None:
+    wrong = []
+    for file in source_files(*PACKAGES, "tests", "bench", "examples"):
+        for path, section in re.findall(r'(docs/[\w/-]+\.md)(?:, "([^"\n]+)")?', file.text):
+            if not (ROOT / path).is_file():
+                wrong.append(f"{file.path} cites {path}")
+            elif section and section not in document(path).headings():
+                wrong.append(f"{file.path} cites {section!r} of {path}")
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("each", DOCUMENTS, ids=ids)
 def test_commands_that_are_shown_are_accepted(each: Document) -> None:
     """Every line of a shell block that runs one of our commands is parsed by that command's own parser."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -565,6 +566,16 @@ def test_our_own_mistakes_change_nothing() -> None:
             mistake()
     pair.dialer.request(b"fine")
     assert len(pair.settle().seen("acceptor", RequestReceived)) == 1
+
+
+def test_a_long_frame_takes_no_more_memory_than_came_of_it() -> None:
+    pair = joined()
+    piece = encode(Piece(DEFAULT.message_bytes_max, 0, b"x"))
+    tracemalloc.start()
+    for _ in range(100):
+        pair.acceptor.receive(BULK, piece)
+    assert tracemalloc.get_traced_memory()[1] < 100 * KIB
+    tracemalloc.stop()
 
 
 def test_frames_that_wait_count_with_the_memory_they_take() -> None:

@@ -35,9 +35,19 @@ def square_sum() -> WireGraph:
     return builder.build([norm, places], names=["norm", "places"])
 
 
+def negated() -> WireGraph:
+    """The smallest graph that does something."""
+    builder = GraphBuilder()
+    return builder.build([builder.add("neg", builder.input("x", (2,), F32))], names=["y"])
+
+
 def current() -> str:
     """What this version of the code writes."""
-    rows = {"graph": square_sum().encoded, "graph named": encode_graph(square_sum(), "sum")}
+    rows = {
+        "graph small": negated().encoded,
+        "graph": square_sum().encoded,
+        "graph named": encode_graph(square_sum(), "sum"),
+    }
     rows |= {f"frame {type(frame).__name__}": encode(frame) for frame in FRAMES}
     rows["identity"] = encode_hello_body(BODY)
     rows |= {f"message {type(message).__name__}": encode_message(message) for message in MESSAGES}

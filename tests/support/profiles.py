@@ -15,9 +15,15 @@ MEMORY_BYTES = 1 << 34
 DISPATCH_S = 2e-5
 
 
-def device(index: int, gflops: float, gbytes_per_s: float, dtypes: tuple[str, ...] = EVERYTHING) -> DeviceProfile:
+def device(
+    index: int,
+    gflops: float,
+    gbytes_per_s: float,
+    dtypes: tuple[str, ...] = EVERYTHING,
+    memory_bytes: int = MEMORY_BYTES,
+) -> DeviceProfile:
     able = dict.fromkeys(OPS, dtypes)
-    return DeviceProfile(index, "cpu", f"made up {index}", gflops, gbytes_per_s, DISPATCH_S, MEMORY_BYTES, able)
+    return DeviceProfile(index, "cpu", f"made up {index}", gflops, gbytes_per_s, DISPATCH_S, memory_bytes, able)
 
 
 def worker(number: int, *devices: DeviceProfile, memory_bytes: int = MEMORY_BYTES) -> WorkerProfile:

@@ -7,8 +7,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from coordinator.cost import DUPLICATED
 from coordinator.dispatch import outputs
 from coordinator.plan import FromInput, FromParam, FromPart, Plan, Source
+from wire.graph import WireGraph
 from worker.cpu import evaluate
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -36,3 +38,38 @@ def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
             made[FromPart(part.index, slot)] = array
     arrived = {slot: made[source] for slot, source in enumerate(plan.outputs) if isinstance(source, FromPart)}
     return outputs(plan, arrived, inputs, params)
+
+
+def memory_by_device(plan: Plan) -> dict[tuple[str, int], int]:
+    """Bytes that each (worker, device) holds at most while its parts run, one after another.
+
+    What a part reads stays: params, inputs, constants, tensors from other parts, each once.  Of what the parts make,
+    the most that is alive at once in one of them, where a part's own outputs stay to its end.
+    """
+    held: dict[tuple[str, int], dict[object, int]] = {}
+    made: dict[tuple[str, int], int] = {}
+    for part in plan.parts:
+        site = (part.node, part.device)
+        graph = part.graph
+        for index, node in enumerate(graph.nodes):
+            if node.op == "input":
+                held.setdefault(site, {})[part.sources[int(node.attrs["name"])]] = graph.types[index].size_bytes
+            elif node.op in DUPLICATED:
+                held.setdefault(site, {})[node] = graph.types[index].size_bytes
+        made[site] = max(made.get(site, 0), _most_alive(graph))
+    return {site: most + sum(held.get(site, {}).values()) for site, most in made.items()}
+
+
+def _most_alive(graph: WireGraph) -> int:
+    computing = [index for index, node in enumerate(graph.nodes) if node.op not in DUPLICATED]
+    last_use = {source: index for index in computing for source in graph.nodes[index].inputs}
+    freed = dict.fromkeys(computing, 0)  # by whom, how many bytes
+    for source, reader in last_use.items():
+        if source in freed and source not in graph.outputs:
+            freed[reader] += graph.types[source].size_bytes
+    alive = most = 0
+    for index in computing:
+        alive += graph.types[index].size_bytes
+        most = max(most, alive)
+        alive -= freed[index]
+    return most

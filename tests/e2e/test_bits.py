@@ -1,0 +1,56 @@
+"""What travels arrives bit for bit: every dtype, odd values, empty and 0-d tensors, through two workers and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import mesh.numpy as mnp
+from mesh import Array, Mesh
+from wire.dtypes import BF16, DTYPES, DType
+
+SHAPES = {"empty": (0, 3), "0-d": (), "small": (5, 7), "larger than a message": (257, 311)}
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Mesh]:
+    with Mesh.builder().local(2, engine="cpu").build() as mesh:
+        yield mesh
+
+
+def moved(x: Array) -> tuple[Array, Array]:
+    """Only views: every bit of the result is one of the argument."""
+    flat = mnp.reshape(x, (-1,)) if x.ndim != 1 else x
+    turned = mnp.flip(flat)
+    return turned, mnp.concat([turned, flat])
+
+
+def any_bits(kind: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """Random bits, so NaNs with and without payloads, infinities, denormals and both zeros; floats begin with those."""
+    rng = np.random.default_rng(7)
+    count = int(np.prod(shape))
+    if kind.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    found = np.frombuffer(rng.bytes(count * kind.numpy.itemsize), kind.numpy).copy()
+    if kind.kind == "f":
+        odd = np.array([np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0], kind.numpy)
+        found[: len(odd)] = odd[:count]
+    return found.reshape(shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", DTYPES, ids=[kind.name for kind in DTYPES])
+def test_bits_survive_the_way_there_and_back(two: Mesh, kind: DType, shape: str) -> None:
+    x = any_bits(kind, SHAPES[shape])
+    turned, both = two.run(moved, x, strategy="pipeline", mode="on")
+    flat = x.reshape(-1)
+    assert turned.dtype == both.dtype == x.dtype
+    assert turned.tobytes() == flat[::-1].tobytes()
+    assert both.tobytes() == flat[::-1].tobytes() + flat.tobytes()
+
+
+def test_a_pipeline_of_views_is_cut_across_both(two: Mesh) -> None:
+    two.run(moved, any_bits(BF16, (257, 311)), strategy="pipeline", mode="on")
+    assert len(two.report().workers) == 2

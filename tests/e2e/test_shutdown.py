@@ -1,0 +1,134 @@
+"""SIGTERM and Ctrl-C, idle and in the middle of a job: work goes on elsewhere, exit 0 soon, nothing left behind.
+
+Two seconds are promised; how long it took is printed (pytest -s), and asserted with room for a machine that is busy.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from support.commands import Daemon, command, daemon, environment, job_log, jobs, node_states, run, wait_for
+
+import mesh.numpy as mnp
+from mesh import trace
+from mesh.commands import exit_codes
+
+EXIT_S_MAX = 10.0
+X = np.full((512, 512), 0.01, np.float32)
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+
+
+def long_chain(x: mnp.Array) -> mnp.Array:
+    """A few seconds of matmuls."""
+    for _ in range(500):
+        x = mnp.tanh(x @ x) * 0.5
+    return x
+
+
+@dataclass(slots=True)
+class Site:
+    folder: Path
+    env: dict[str, str]
+    coordinator: Daemon
+    workers: dict[str, Daemon]
+
+    def submit(self) -> str:
+        """A job cut across both workers, detached; its id once a part of it runs on `a`."""
+        words = ("submit", "long.wire", "--strategy", "pipeline", "--input", "x=x.npy", "--output", "out")
+        done = run("coord", *words, "--detach", env=self.env, cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        job = done.stdout.split()[1].rstrip(";")
+        wait_for(lambda: "began a" in job_log(self.coordinator, job))
+        return job
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Site]:
+    """A coordinator with the workers a and b."""
+    env = environment(folder, MESH_NAME="shutdown")
+    trace(long_chain, X).save(folder / "long.wire")
+    np.save(folder / "x.npy", X)
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(coordinating(folder, env, "0"))
+        env["MESH_ADDRESS"] = coordinator.address
+        words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
+        workers = {
+            name: stack.enter_context(daemon(*words, "--name", name, env=env, log=folder / f"{name}.log"))
+            for name in ("a", "b")
+        }
+        wait_for(lambda: len(node_states(coordinator)) == 2)
+        yield Site(folder, env, coordinator, workers)
+
+
+def coordinating(folder: Path, env: dict[str, str], port: str) -> AbstractContextManager[Daemon]:
+    return daemon("coord", "serve", "--port", port, "--no-mdns", env=env, log=folder / f"coordinator-{port}.log")
+
+
+def stop(each: Daemon, number: int) -> None:
+    """Send a signal, and see that the process exits with 0 and takes everything of its own along."""
+    process = psutil.Process(each.process.pid)
+    children, folders = process.children(recursive=True), shared_folders(process)
+    assert folders, "every node has a folder in shared memory"
+    began_s = time.monotonic()
+    assert each.stop(number, within_s=EXIT_S_MAX) == 0
+    print(f"{each.ready.get('name', 'coordinator')} exited {time.monotonic() - began_s:.2f} s after the signal")
+    assert not psutil.wait_procs(children, timeout=EXIT_S_MAX)[1], "an engine host was left behind"
+    assert [folder for folder in folders if folder.exists()] == []
+    assert "Traceback" not in each.log.read_text()
+
+
+def shared_folders(process: psutil.Process) -> list[Path]:
+    """The shared-memory folders a process holds the lock of."""
+    held = (Path(file.path) for file in process.open_files())
+    return [file.parent for file in held if file.name == "lock" and file.parent.name.startswith("graph-mesh-")]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_worker_in_the_middle_of_a_job_hands_its_parts_back_and_the_other_finishes(
+    tmp_path: Path, number: int
+) -> None:
+    with serving(tmp_path) as site:
+        job = site.submit()
+        stop(site.workers["a"], number)
+        assert jobs(site.coordinator)[job] == "running", "the job was over too early to test this"
+        done = run("coord", "result", job, "--output", "out", env=site.env, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert node_states(site.coordinator) == {"a": "dead", "b": "healthy"}
+        assert f"left: asked to stop by {signal.Signals(number).name}" in job_log(site.coordinator, job)
+        (output,) = (tmp_path / "out").iterdir()
+        assert np.isfinite(np.load(output)).all()
+        stop(site.workers["b"], number)  # idle
+        stop(site.coordinator, number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_coordinator_in_the_middle_of_a_job_frees_its_workers_for_the_next_one(tmp_path: Path, number: int) -> None:
+    with serving(tmp_path) as site:
+        site.submit()
+        words = ("submit", "long.wire", "--input", "x=x.npy", "--output", "out")
+        attached = subprocess.Popen(
+            command("coord", *words), env=site.env, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        wait_for(lambda: len(jobs(site.coordinator)) == 2)
+        stop(site.coordinator, number)
+        told = attached.communicate(timeout=20)[1]
+        assert attached.returncode == exit_codes.UNREACHABLE, told
+        assert "Traceback" not in told
+        port = str(site.coordinator.ready["port"])
+        with coordinating(tmp_path, site.env, port) as again:
+            wait_for(lambda: node_states(again) == {"a": "healthy", "b": "healthy"})
+            trace(lambda x: x + 1, X).save(tmp_path / "short.wire")
+            words = ("submit", "short.wire", "--input", "x=x.npy", "--output", "again")
+            done = run("coord", *words, env=site.env, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            for each in (*site.workers.values(), again):
+                stop(each, number)

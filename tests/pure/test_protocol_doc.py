@@ -1,0 +1,68 @@
+"""docs/protocol.md: its tables are those of the code, its numbers those of the transport."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.golden import negated, stored
+from support.protocol_doc import PATH, ROOT, TABLES, with_tables
+
+from wire import address, transport
+from wire.codec import FORMAT
+from wire.discovery import SERVICE
+from wire.frames import MAGIC, encode
+from wire.messages import INLINE_BYTES_MAX
+from wire.versions import PROTOCOL, text
+
+DOCUMENT = PATH.read_text()
+
+
+def test_its_tables_are_up_to_date() -> None:
+    """After a deliberate change: python tests/support/protocol_doc.py"""
+    assert with_tables(DOCUMENT) == DOCUMENT
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_stands_there_once(name: str) -> None:
+    assert DOCUMENT.count(f"<!-- {name}:") == 1 and len(TABLES[name]().splitlines()) > 5
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        f"`GET {transport.PATH}`",
+        f"{transport.HEADER_TIMEOUT_S:g} s from connecting",
+        f"{transport.HELLO_TIMEOUT_S:g} s until the link stands",
+        f"At most {transport.UNLINKED_MAX} connections",
+        f"now {text(PROTOCOL)}.",
+        f"Magic is `{MAGIC.decode()}`",
+        f"| format | {FORMAT} |",
+        f"up to {INLINE_BYTES_MAX >> 10} KiB rides",
+        f"`{SERVICE}`",
+        f"{address.PORT} to {address.LAST_PORT}",
+    ],
+)
+def test_its_numbers_are_those_of_the_code(says: str) -> None:
+    assert says in DOCUMENT
+
+
+def test_the_smallest_graph_is_what_the_text_says() -> None:
+    data = negated().encoded
+    assert data == stored()["graph small"] and data[:2] == b"\x9a\x01"
+    columns = [b"\x01\x00\x01", b"\x01\x00\x01", b"\x01\x01", b"\x01\x00\x01"]
+    assert b"".join(b"\xc4" + bytes([len(column)]) + column for column in columns) in data
+
+
+def test_sections_that_files_refer_to_exist() -> None:
+    titles = set(re.findall(r"(?m)^## (.+)$", DOCUMENT))
+    named = set()
+    for path in [*(ROOT / "wire").glob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        named |= set(re.findall(r'docs/protocol\.md, "([^"]+)"', path.read_text()))
+    assert named and named <= titles, named - titles
+
+
+def test_it_is_told_how_a_hello_begins() -> None:
+    from support.frames import FRAMES
+
+    assert encode(FRAMES[0]).hex(" ") in DOCUMENT
