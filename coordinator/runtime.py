@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 from wire.codec import tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
+from wire.endpoint import Endpoint as AnyEndpoint
 from wire.errors import Cancelled, MeshError, NodeLost, ProtocolError
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
+from wire.link import Handler, Link
 from wire.messages import (
     INLINE_BYTES_MAX,
     Beat,
@@ -48,7 +50,7 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.sharedmem import SharedDir, take
-from wire.transport import Endpoint, Link
+from wire.transport import Endpoint
 from wire.types import TensorType
 from wire.versions import usable_ops
 
@@ -116,14 +118,20 @@ class Coordinator:
     outputs, report = await coordinator.call(program, {"x": array})
     """
 
-    def __init__(self, config: CoordinatorConfig, identity: Identity, shared: SharedDir | None) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        identity: Identity,
+        shared: SharedDir | None,
+        endpoint: Callable[[Identity, Handler], AnyEndpoint] = Endpoint,
+    ) -> None:
         self.config = config
         self.identity = identity
         self.epoch = time.time_ns() // 1000  # grows across restarts, also on a machine whose monotonic clock restarts
         self.events: list[Event] = []
         self.watchers: list[Callable[[Event], None]] = []
         self.unlinked: list[Callable[[Link], None]] = []  # told of every link that ends
-        self.endpoint = Endpoint(identity, self)
+        self.endpoint = endpoint(identity, self)
         self.blobs = BlobExchange(shared, self._find_blob)
         self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {FetchBlob: self.blobs.serve}
         self._shared = shared

@@ -34,7 +34,7 @@ from wire.exchange import BlobExchange
 from wire.identity import identity_here
 from wire.limits import KIB
 from wire.link import Link
-from wire.logs import LogRing, start_logging
+from wire.logs import start_logging
 from wire.messages import (
     INLINE_BYTES_MAX,
     Beat,
@@ -58,7 +58,6 @@ from wire.messages import (
     Value,
 )
 from wire.sharedmem import SharedDir, check_name, remove, take
-from wire.transport import Endpoint
 
 from . import events as ev
 from . import folder as state_folder
@@ -66,8 +65,8 @@ from . import host_messages as hm
 from .blobs import BlobStore
 from .config import WorkerConfig
 from .devices import BEST, selections
-from .host_process import HostProcess
 from .state import WorkerState
+from .surroundings import REAL, EngineHost, Surroundings
 
 log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
@@ -85,7 +84,7 @@ async def run_worker(config: WorkerConfig) -> int:
     ring = start_logging(config.verbosity, config.log_json)
     try:
         async with contextlib.AsyncExitStack() as stack:
-            daemon = Daemon(config, ring, stack)
+            daemon = Daemon(config, ring.lines, stack)
             return await daemon.run()
     finally:
         ring.close()
@@ -94,9 +93,16 @@ async def run_worker(config: WorkerConfig) -> int:
 class Daemon:
     """One worker process.  The methods `on_...` are the Endpoint's Handler."""
 
-    def __init__(self, config: WorkerConfig, ring: LogRing, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        log_lines: deque[str],
+        stack: contextlib.AsyncExitStack,
+        surroundings: Surroundings = REAL,
+    ) -> None:
         self._config = config
-        self._ring = ring
+        self._log_lines = log_lines
+        self._surroundings = surroundings
         self._loop = asyncio.get_running_loop()
         self._folder = state_folder.claim(config.state_base, config.wanted_name)
         stack.callback(self._folder.lock.release)
@@ -112,9 +118,9 @@ class Daemon:
         self._identity = identity_here(
             "worker", config.mesh_name, self._folder.name, self._shared, self._folder.node_id
         )
-        self._endpoint = Endpoint(self._identity, self)
+        self._endpoint = surroundings.endpoint(self._identity, self)
         stack.push_async_callback(self._close)
-        self._hosts: list[HostProcess] = []
+        self._hosts: list[EngineHost] = []
         self._reports: tuple[DeviceReport, ...] = ()
         self._state: WorkerState | None = None
         self._ready = asyncio.Event()
@@ -162,7 +168,8 @@ class Daemon:
         """Start, serve, and return the exit code."""
         for peer in self._config.peers:
             parse_address(peer)  # a wrong one must be known now
-        self._watch_signals()
+        if self._surroundings.signals:
+            self._watch_signals()
         opening = [self._start_host(selection) for selection in selections(self._config.devices)]
         hosts = await asyncio.gather(*opening)
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
@@ -179,7 +186,7 @@ class Daemon:
 
     # -- start and end
 
-    async def _start_host(self, selection: str) -> HostProcess:
+    async def _start_host(self, selection: str) -> EngineHost:
         stop = self._shared.allocate(hm.STOP_BYTES)
         opening = hm.Open(
             device=selection,
@@ -191,12 +198,12 @@ class Daemon:
             parent_pid=os.getpid(),
             beat_s=self._config.host_beat_s,
         )
-        host = HostProcess(opening, stop.buffer, self._config, self._host_said, self._host_lost)
+        host = self._surroundings.host(opening, stop.buffer, self._config, self._host_said, self._host_lost)
         self._hosts.append(host)
         await host.start()
         return host
 
-    async def _open_devices(self, hosts: list[HostProcess]) -> None:
+    async def _open_devices(self, hosts: list[EngineHost]) -> None:
         """Wait until every host has its device; a selection that came up empty is left out."""
         opened = await asyncio.gather(*(host.opened for host in hosts))
         self._hosts, reports = [], []
@@ -343,7 +350,7 @@ class Daemon:
                 await self._store.find(body.blob)
                 return await self._exchange.serve(link, body)
             case TailLog(lines):
-                return LogLines(tuple(self._ring.lines)[-lines:] if lines else ())
+                return LogLines(tuple(self._log_lines)[-lines:] if lines else ())
         raise ProtocolError(f"a worker does not answer {type(body).__name__}")
 
     def on_notify(self, link: Link, body: Message) -> None:
@@ -601,7 +608,7 @@ class Daemon:
             case ev.Kept(_, _, device, tensor):
                 self._hosts[device].send(hm.Forget(tensor))
 
-    def _host_said(self, host: HostProcess, message: hm.FromHost) -> None:
+    def _host_said(self, host: EngineHost, message: hm.FromHost) -> None:
         device = host.device
         match message:
             case hm.Executed(run, compute_s, outputs):
@@ -622,7 +629,7 @@ class Daemon:
             kept=ev.Kept(dtype, shape, device, output.kept) if output.kept else None,
         )
 
-    def _host_lost(self, host: HostProcess, reason: str) -> None:
+    def _host_lost(self, host: EngineHost, reason: str) -> None:
         log.error("the engine host of device %d (%s) is gone: %s", host.device, host.selection, reason)
         self._feed(ev.HostLost(host.device, reason))
 
@@ -669,7 +676,7 @@ class Daemon:
     # -- actions: the end
 
     def _send_leaving(self, action: ev.SendLeaving) -> None:
-        self._notify(action.node, Leaving(action.reason[:4096], tuple(self._ring.lines)[-LEAVING_LOG_LINES:]))
+        self._notify(action.node, Leaving(action.reason[:4096], tuple(self._log_lines)[-LEAVING_LOG_LINES:]))
 
     def _stop(self, action: ev.Stop) -> None:
         log.info("leaving: %s", action.reason)

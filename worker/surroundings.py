@@ -1,0 +1,58 @@
+"""Surroundings: what a worker's daemon needs of the machine it runs on.
+
+REAL is a machine: WebSockets, engine hosts as child processes, signals.  A simulation gives others; the daemon and the
+machine of its decisions are the same in both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from wire.endpoint import Endpoint
+from wire.link import Handler
+from wire.protocol import Identity
+from wire.transport import Endpoint as WebSocketEndpoint
+
+from .config import WorkerConfig
+from .host_messages import FromHost, Open, Opened, OpenFailed, ToHost
+from .host_process import HostProcess
+
+
+class EngineHost(Protocol):
+    """Whoever computes on one device.  `opened` becomes its first message: the device, or why there is none."""
+
+    selection: str
+    device: int  # its number among the worker's devices, once it is one
+    opened: asyncio.Future[Opened | OpenFailed]
+    exited: asyncio.Event
+
+    async def start(self) -> None:
+        """Begin to open the device."""
+
+    def send(self, message: ToHost) -> None:
+        """Give it a message; nothing is said of a host that is gone, since `on_lost` says it."""
+
+    def stop_run(self, run: int) -> None:
+        """Have it give up a run it may be computing; it answers it all the same."""
+
+    def kill(self) -> None:
+        """End it, whatever it does; `on_lost` is not called."""
+
+
+OnMessage = Callable[[Any, FromHost], None]
+OnLost = Callable[[Any, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """`signals` says whether the process is the daemon's own, so that it may answer SIGTERM."""
+
+    endpoint: Callable[[Identity, Handler], Endpoint]
+    host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
+    signals: bool
+
+
+REAL = Surroundings(WebSocketEndpoint, HostProcess, signals=True)
