@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from wire.codec import tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
 from wire.errors import Cancelled, MeshError, NodeLost, ProtocolError
-from wire.exchange import BlobExchange, off_loop
+from wire.exchange import BlobExchange, off_loop, room_for
 from wire.graph import WireGraph
 from wire.messages import (
     INLINE_BYTES_MAX,
@@ -289,7 +289,7 @@ class Coordinator:
             raise ProtocolError("a coordinator takes only outputs of its own plans")
         if size_bytes != _type_of(header.value).size_bytes:
             raise ProtocolError(f"an output of type {_type_of(header.value)} does not have {size_bytes} bytes")
-        return memoryview(bytearray(size_bytes))
+        return room_for(size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         if isinstance(header, BlobStream):
