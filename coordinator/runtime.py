@@ -318,10 +318,11 @@ class Coordinator:
         finally:
             self._joins.pop(link, None)
         peer, now = link.peer, self._now()
-        profile = worker_profile(peer.node_id, peer.name, joined, usable_ops(self.identity, peer))
+        name = self._name_for(peer)
+        profile = worker_profile(peer.node_id, name, joined, usable_ops(self.identity, peer))
         self._members[peer.node_id] = _Member(link, joined, profile, blobs=set(joined.blobs))
         view = NodeView(
-            peer.name,
+            name,
             peer.node_id,
             peer.pid,
             peer.address,
@@ -335,6 +336,12 @@ class Coordinator:
         self._feed(state.NodeJoined(peer.node_id))
         self._wake.set()
         return view
+
+    def _name_for(self, peer: Identity) -> str:
+        """The worker's own name, with a number where another worker here has it: people and reports go by names."""
+        taken = {member.profile.name for node, member in self._members.items() if node != peer.node_id}
+        numbered = (peer.name if number == 1 else f"{peer.name}-{number}" for number in itertools.count(1))
+        return next(name for name in numbered if name not in taken)
 
     async def _stay_connected(self, host: str, port: int, link: Link) -> None:
         """Dial again whenever the link is lost, for ever, with growing waits."""
