@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -340,8 +341,10 @@ class Coordinator:
     def _name_for(self, peer: Identity) -> str:
         """The worker's own name, with a number where another worker here has it: people and reports go by names."""
         taken = {member.profile.name for node, member in self._members.items() if node != peer.node_id}
-        numbered = (peer.name if number == 1 else f"{peer.name}-{number}" for number in itertools.count(1))
-        return next(name for name in numbered if name not in taken)
+        if peer.name not in taken:
+            return peer.name
+        stem = re.sub(r"-\d+$", "", peer.name)
+        return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
 
     async def _stay_connected(self, host: str, port: int, link: Link) -> None:
         """Dial again whenever the link is lost, for ever, with growing waits."""

@@ -60,7 +60,8 @@ def made_wrong(folder: Path) -> None:
     (folder / "short.wire").write_bytes(data[: len(data) // 2])
     (folder / "empty.wire").write_bytes(b"")
     np.savez(folder / "several.npz", x=X)
-    np.save(folder / "objects.npy", np.array([object()]), allow_pickle=True)
+    with (folder / "objects.npy").open("wb") as file:  # what numpy writes of objects, whose pickles would follow
+        np.lib.format.write_array_header_1_0(file, {"descr": "|O", "fortran_order": False, "shape": (1,)})
     np.save(folder / "f64.npy", X.astype(np.float64))
     np.save(folder / "swapped.npy", X.astype(">f4"))
 
