@@ -67,10 +67,10 @@ class Partitioner:
     def auto(self) -> Best:
         model = self.model
         workers = len(model.profiles.workers)
-        found = self.single
-        if workers > 1:
-            others = _best(model, _latencies(self._slices))
-            found = min(found, others, self.pipeline, key=lambda best: best[0].objective)
+        if workers == 1:
+            return self.single
+        others = _best(model, _latencies(self._slices))
+        found = min(self.single, others, self.pipeline, key=lambda best: best[0].objective)
         if workers ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:
             return _branch_and_bound(model, found)
         return _refine(model, found)

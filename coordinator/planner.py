@@ -6,12 +6,14 @@ The graph is simplified first (`wire/simplify.py`): the values stay the same to 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from wire.errors import InputError, PlacementError
 from wire.graph import GraphBuilder, WireGraph
 from wire.simplify import simplify
 
 from .cost import CostModel, PartSketch, Prediction
+from .memory import memory_by_site
 from .partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from .plan import Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Plan, Source, WorkerShare
 from .profile import Profiles
@@ -26,26 +28,43 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     graph = simplify(graph)
-    model = CostModel(graph, profiles)
+    budgets = profiles
+    refusals = []
+    for _ in range(BUDGETS_TRIED_MAX):
+        plan, prediction = _draft(graph, profiles, budgets, strategy)
+        short = _missing(plan, profiles)
+        if not any(short):
+            return plan
+        refusals.append(_does_not_fit(plan, short))
+        if not prediction.fits:
+            break
+        budgets = _tightened(budgets, prediction, short)
+    raise refusals[0]
+
+
+BUDGETS_TRIED_MAX = 4  # a part may hold slightly more than was predicted of it
+
+
+def _draft(graph: WireGraph, profiles: Profiles, budgets: Profiles, strategy: str) -> tuple[Plan, Prediction]:
+    """The best plan under these budgets, or the one that lacks least; the profiles have the real ones."""
+    model = CostModel(graph, budgets)
     partitioner = Partitioner(model)
     _, assignment = partitioner.best(strategy)
     prediction, sketches = model.arrange(assignment)
-    if not prediction.fits:
-        raise _does_not_fit(model, prediction)
     parts, edges, place = _parts(model, sketches)
-    params = _param_places(graph, parts)
-    return Plan(
+    plan = Plan(
         strategy,
         graph,
         parts,
         edges,
         tuple(_output_source(graph, index, place) for index in graph.outputs),
-        params,
-        _shares(model, prediction, sketches),
+        _param_places(graph, parts),
+        _shares(profiles, prediction, parts),
         prediction.seconds,
         prediction.cut_bytes,
         tuple(_reasons(partitioner, strategy, prediction, sketches)),
     )
+    return plan, prediction
 
 
 # -- parts ------------------------------------------------------------------------------------------------
@@ -132,14 +151,20 @@ def _param_places(graph: WireGraph, parts: Sequence[Part]) -> tuple[ParamPlace, 
     return tuple(ParamPlace(name, tuple(nodes), "", sizes[name]) for name, nodes in homes.items())
 
 
-def _shares(model: CostModel, prediction: Prediction, sketches: Sequence[PartSketch]) -> tuple[WorkerShare, ...]:
-    counts = [sum(part.site[0] == worker for part in sketches) for worker in range(len(prediction.busy_s))]
-    rows = zip(
-        model.profiles.workers, counts, prediction.busy_s, prediction.memory_bytes, prediction.bytes_in, strict=True
-    )
+def _shares(profiles: Profiles, prediction: Prediction, parts: Sequence[Part]) -> tuple[WorkerShare, ...]:
+    memory = memory_by_site(parts)
+    rows = zip(profiles.workers, prediction.busy_s, prediction.bytes_in, strict=True)
     return tuple(
-        WorkerShare(worker.node_id, worker.name, count, busy_s, memory, worker.memory_bytes, bytes_in)
-        for worker, count, busy_s, memory, bytes_in in rows
+        WorkerShare(
+            worker.node_id,
+            worker.name,
+            sum(part.node == worker.node_id for part in parts),
+            busy_s,
+            sum(size for (node, _), size in memory.items() if node == worker.node_id),
+            worker.memory_bytes,
+            bytes_in,
+        )
+        for worker, busy_s, bytes_in in rows
     )
 
 
@@ -183,14 +208,38 @@ def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:
     return list(found)
 
 
-def _does_not_fit(model: CostModel, prediction: Prediction) -> PlacementError:
-    figures = zip(model.profiles.workers, prediction.memory_bytes, prediction.short_bytes, strict=True)
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+def _missing(plan: Plan, profiles: Profiles) -> list[int]:
+    """Per worker by how many bytes the parts exceed its budget, or those of its devices."""
+    memory = memory_by_site(plan.parts)
+    short = []
+    for worker in profiles.workers:
+        sizes = [memory.get((worker.node_id, device.index), 0) for device in worker.devices]
+        pairs = zip(sizes, worker.devices, strict=True)
+        on_devices = sum(max(size - device.memory_bytes, 0) for size, device in pairs)
+        short.append(max(on_devices, sum(sizes) - worker.memory_bytes, 0))
+    return short
+
+
+def _tightened(budgets: Profiles, prediction: Prediction, short: Sequence[int]) -> Profiles:
+    """Budgets under which what was predicted no longer fits."""
+    rows = zip(budgets.workers, prediction.memory_bytes, short, strict=True)
+    workers = (
+        replace(worker, memory_bytes=min(worker.memory_bytes, need) - missing) if missing else worker
+        for worker, need, missing in rows
+    )
+    return replace(budgets, workers=tuple(workers))
+
+
+def _does_not_fit(plan: Plan, short: Sequence[int]) -> PlacementError:
     rows = [
-        f"{worker.name} needs {need} bytes and has {need - short if short else worker.memory_bytes}"
-        for worker, need, short in figures
+        f"{share.name} needs {share.memory_bytes} bytes and has "
+        f"{share.memory_bytes - missing if missing else share.budget_bytes}"
+        for share, missing in zip(plan.workers, short, strict=True)
     ]
-    missing = sum(prediction.short_bytes)
     return PlacementError(
         f"no plan fits the workers' memory: {'; '.join(rows)}",
-        next_step=f"Raise --max-memory by {missing} bytes in all, or add a worker with at least that much",
+        next_step=f"Raise --max-memory by {sum(short)} bytes in all, or add a worker with at least that much",
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from wire.codec import tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
 from wire.endpoint import Endpoint as AnyEndpoint
 from wire.errors import Cancelled, MeshError, NodeLost, ProtocolError
-from wire.exchange import BlobExchange, off_loop
+from wire.exchange import BlobExchange, off_loop, room_for
 from wire.graph import WireGraph
 from wire.link import Handler, Link
 from wire.messages import (
@@ -297,7 +298,7 @@ class Coordinator:
             raise ProtocolError("a coordinator takes only outputs of its own plans")
         if size_bytes != _type_of(header.value).size_bytes:
             raise ProtocolError(f"an output of type {_type_of(header.value)} does not have {size_bytes} bytes")
-        return memoryview(bytearray(size_bytes))
+        return room_for(size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         if isinstance(header, BlobStream):
@@ -326,10 +327,11 @@ class Coordinator:
         finally:
             self._joins.pop(link, None)
         peer, now = link.peer, self._now()
-        profile = worker_profile(peer.node_id, peer.name, joined, usable_ops(self.identity, peer))
+        name = self._name_for(peer)
+        profile = worker_profile(peer.node_id, name, joined, usable_ops(self.identity, peer))
         self._members[peer.node_id] = _Member(link, joined, profile, blobs=set(joined.blobs))
         view = NodeView(
-            peer.name,
+            name,
             peer.node_id,
             peer.pid,
             peer.address,
@@ -343,6 +345,14 @@ class Coordinator:
         self._feed(state.NodeJoined(peer.node_id))
         self._wake.set()
         return view
+
+    def _name_for(self, peer: Identity) -> str:
+        """The worker's own name, with a number where another worker here has it: people and reports go by names."""
+        taken = {member.profile.name for node, member in self._members.items() if node != peer.node_id}
+        if peer.name not in taken:
+            return peer.name
+        stem = re.sub(r"-\d+$", "", peer.name)
+        return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
 
     async def _stay_connected(self, host: str, port: int, link: Link) -> None:
         """Dial again whenever the link is lost, for ever, with growing waits."""

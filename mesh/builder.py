@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wire.address import parse_address
+from wire.address import check_name, parse_address
 from wire.errors import ConfigError
 
 from .config import DiscoverSpec, LocalSpec, MeshConfig
@@ -68,9 +68,7 @@ class MeshBuilder:
 
     def mesh(self, name: str) -> MeshBuilder:
         """The mesh's name (default MESH_NAME, else "default-<user>"); nodes of another name are refused."""
-        if not name or len(name.encode()) > 64:
-            raise ConfigError(f"a mesh name has 1 to 64 bytes, got {name!r}")
-        return self._with(mesh=name)
+        return self._with(mesh=check_name("mesh", name))
 
     def build(self) -> Mesh:
         """Connect to everything; raises ConnectFailed naming every node that failed."""

@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from wire.address import check_name
+
 
 @dataclass(frozen=True, slots=True)
 class LocalSpec:
@@ -39,8 +41,8 @@ class MeshConfig:
 
 
 def default_mesh_name() -> str:
-    """The mesh this user belongs to unless told otherwise."""
-    return os.environ.get("MESH_NAME") or f"default-{getpass.getuser()}"
+    """The mesh this user belongs to unless told otherwise; ConfigError if MESH_NAME is no name."""
+    return check_name("mesh", os.environ.get("MESH_NAME") or f"default-{getpass.getuser()}")
 
 
 def default_name() -> str:

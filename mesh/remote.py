@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.codec import tensor_bytes
-from wire.errors import ConfigError, MeshError, NodeLost, ProtocolError
+from wire.errors import ConfigError, ConnectFailed, MeshError, NodeLost, ProtocolError
 from wire.exchange import BlobExchange
 from wire.graph import WireGraph
 from wire.identity import identity_here
@@ -75,8 +75,10 @@ class Remote:
                     f"{host}:{port} is a {link.peer.role}, not a coordinator",
                     next_step="Give the address that mesh-coord serve printed (--coordinator or MESH_ADDRESS)",
                 )
-        except BaseException:
+        except BaseException as error:
             await remote.close()
+            if isinstance(error, ConnectFailed):
+                error.next_step = "Is mesh-coord serve running there?"
             raise
         remote._link = link
         return remote

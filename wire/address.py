@@ -1,9 +1,10 @@
-"""Addresses as people write them: host:port."""
+"""Addresses and names as people write them."""
 
 from __future__ import annotations
 
 from .errors import ConfigError
 
+NAME_BYTES_MAX = 64
 PORT, LAST_PORT = 7100, 7131  # a taken port makes way for the next: 32 nodes on a machine
 
 
@@ -16,3 +17,12 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host.strip("[]") or not 0 < number < 1 << 16:
         raise ConfigError(f"{text!r} is not an address", next_step="Write HOST:PORT, for example 127.0.0.1:7100")
     return host.strip("[]"), number
+
+
+def check_name(what: str, name: str) -> str:
+    """The name of a mesh or a node, if it can be one: names stand in announcements, logs and folders' paths."""
+    if not 0 < len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX or not name.isprintable():
+        raise ConfigError(f"a {what}'s name has 1 to {NAME_BYTES_MAX} bytes of printable text, got {name[:80]!r}")
+    if name.startswith(".") or set(name) & set("/\\:"):
+        raise ConfigError(f"a {what}'s name does not begin with a dot and has no slash or colon, got {name!r}")
+    return name

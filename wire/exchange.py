@@ -12,11 +12,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .codec import hash_array, hash_bytes, tensor_bytes, tensor_from
 from .dtypes import dtype_named, dtype_of
-from .errors import BlobCorrupt, BlobMissing, MeshError, NodeLost, ProtocolError
+from .errors import BlobCorrupt, BlobMissing, MeshError, NodeLost, OutOfMemory, ProtocolError
 from .graph import check_type
 from .limits import DEFAULT, MIB
 from .messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, NamedValue
@@ -31,6 +32,17 @@ T = TypeVar("T")
 async def off_loop(size_bytes: int, work: Callable[..., T], *args: Any) -> T:
     """Run `work` here if it handles little, in a thread if it would hold up the loop."""
     return work(*args) if size_bytes <= OFF_LOOP_BYTES else await asyncio.to_thread(work, *args)
+
+
+def room_for(size_bytes: int) -> memoryview:
+    """Where so many bytes may arrive; OutOfMemory if they never could.
+
+    Not filled with zeros, so that memory is taken as bytes come and not for a size that somebody claims.
+    """
+    try:
+        return np.empty(size_bytes, np.uint8).data
+    except MemoryError:
+        raise OutOfMemory(f"{size_bytes} bytes do not fit into memory") from None
 
 
 class BlobExchange:
@@ -97,7 +109,7 @@ class BlobExchange:
         blob, expected, _ = self._expected.get(header.stream, (b"", -1, None))
         if (blob, expected) != (header.blob, size_bytes):
             raise ProtocolError(f"nobody asked for {size_bytes} bytes of blob {header.blob.hex()[:16]}")
-        return memoryview(bytearray(size_bytes))
+        return room_for(size_bytes)
 
     def stream_done(self, header: BlobStream, buffer: memoryview, error: MeshError | None) -> None:
         """A stream ended."""

@@ -107,7 +107,7 @@ class WebSockets:
             )
         except (aiohttp.ClientError, OSError) as error:
             raise ConnectFailed(
-                f"no node answers at {host}:{port}", cause=str(error), next_step="Is mesh-worker running there?"
+                f"no node answers at {host}:{port}", cause=_reason(error), next_step="Is mesh-worker running there?"
             ) from None
         assert isinstance(websocket, _ClientWebSocket)
         return _Socket(websocket)
@@ -227,6 +227,17 @@ def _shown(address: str) -> str:
 _http_log = logging.getLogger("graph_mesh.http")
 
 
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """What strangers send is worth a line, not aiohttp's traceback."""
+    if record.exc_info:
+        reason = " ".join(str(record.exc_info[1]).split())[:200]
+        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {reason}", (), None
+    return True
+
+
+_http_log.addFilter(_in_one_line)
+
+
 def _http_refusal(request: web.BaseRequest) -> web.Response | None:
     """What to answer to a request that is not a node's, or None.
 
@@ -269,6 +280,12 @@ async def _no_redirects(request: aiohttp.ClientRequest, handler: Any) -> aiohttp
         where = request.url.authority
         raise ConnectFailed(f"{where} answered, but not as a graph-mesh node", cause=f"HTTP {response.status}")
     return response
+
+
+def _reason(error: Exception) -> str:
+    """What the system said, without aiohttp's own words around it."""
+    cause = getattr(error, "os_error", error)
+    return str(getattr(cause, "strerror", None) or cause)
 
 
 async def _loopback(host: str, what: str) -> str:

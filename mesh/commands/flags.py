@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from wire.address import check_name
 from wire.identity import package_version
 
 from ..config import default_mesh_name
@@ -46,8 +47,13 @@ def port(text: str) -> int:
 
 
 def mesh_name(options: argparse.Namespace) -> str:
-    name: str = options.mesh or default_mesh_name()
-    return name
+    """What --mesh says, or else the environment."""
+    return check_name("mesh", options.mesh) if options.mesh else default_mesh_name()
+
+
+def node_name(options: argparse.Namespace) -> str:
+    """What --name says, "" where it says nothing."""
+    return check_name("node", options.name) if options.name else ""
 
 
 def verbosity(options: argparse.Namespace) -> int:

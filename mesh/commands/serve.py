@@ -16,7 +16,7 @@ from wire.address import LAST_PORT, PORT, parse_address
 
 from ..embedded import start_coordinator
 from .exit_codes import OK
-from .flags import mesh_name
+from .flags import mesh_name, node_name
 
 log = logging.getLogger("graph_mesh.serve")
 
@@ -26,7 +26,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     mesh = mesh_name(options)
     peers = [parse_address(peer) for peer in options.peer]
     health = HealthConfig.of_heartbeat(options.heartbeat)
-    coordinator = await start_coordinator(CoordinatorConfig(mesh, options.name, health))
+    coordinator = await start_coordinator(CoordinatorConfig(mesh, node_name(options) or "coordinator", health))
     service = JobService(coordinator)
     stopped = _stop_event()
     try:

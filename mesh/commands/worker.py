@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from .exit_codes import OK, run_command
-from .flags import add_common, add_listening, command, mesh_name, verbosity
+from .flags import add_common, add_listening, command, mesh_name, node_name, verbosity
 from .sizes import parse_size
 
 
@@ -49,7 +49,7 @@ def work(options: argparse.Namespace) -> int:
 
     ports = {} if options.port is None else {"port": options.port, "last_port": options.port}
     config = WorkerConfig(
-        name=options.name,
+        name=node_name(options),
         mesh=mesh_name(options),
         host=options.host,
         peers=tuple(options.peer),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import struct
 import sys
 import time
@@ -14,12 +15,16 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+from support.golden import square_sum
 from support.links import node
+from support.random_graphs import random_graph
 from support.raw_client import BINARY, CLOSE, PING, TEXT, RawClient, RawLink, raw_client, raw_link, upgrade, ws_frame
+from support.tampering import bombs, tamper
 from support.worker_process import Coordinator, WorkerProcess, worker
 
+from wire.codec import decode_graph, hash_bytes
 from wire.dtypes import F32
-from wire.errors import MeshError, ProtocolError, VersionMismatch, WrongMesh
+from wire.errors import GraphError, MeshError, ProtocolError, VersionMismatch, WrongMesh
 from wire.frames import (
     HELLO_BYTES_MAX,
     Cancel,
@@ -40,7 +45,7 @@ from wire.frames import (
 from wire.graph import GraphBuilder
 from wire.limits import DEFAULT, MIB
 from wire.link import Link
-from wire.messages import PartSpec, PlanKey, Source, Target
+from wire.messages import Deploy, PartSpec, PlanKey, Source, Target
 from wire.protocol import BULK, CONTROL, Channel, Identity, Peer
 from wire.transport import HEADER_TIMEOUT_S, HELLO_TIMEOUT_S, UNLINKED_MAX
 from wire.versions import usable_ops
@@ -351,6 +356,43 @@ async def flood(link: RawLink) -> None:
                 await link.clients[CONTROL].send(pings)
     except TimeoutError:
         return
+
+
+# -- graphs ------------------------------------------------------------------------------------------------
+
+
+async def test_hostile_graphs_are_refused_with_their_error_and_their_host_lives(served: Served) -> None:
+    hosts = [psutil.Process(pid) for pid in served.worker.host_pids()]
+    before = sum(host.memory_info().rss for host in hosts)
+    rng = random.Random(4)
+    valid = [square_sum().encoded, random_graph(1).graph.encoded]
+    graphs = {**bombs(), **{f"tampered {number}": tamper(rng, valid[number % 2], valid) for number in range(100)}}
+    graphs = {what: data for what, data in graphs.items() if _is_refused(data)}
+    assert len(graphs) > 80
+    for number, data in enumerate(graphs.values()):
+        address = hash_bytes(data)
+        part = PartSpec(0, 0, address, (Source("input"),), ((Target("", 0, 0),),))
+        with pytest.raises((GraphError, VersionMismatch)):
+            await served.link.request(Deploy(PlanKey(1, 2 + number), (part,), {address: data}, (), {}), timeout_s=20)
+    assert served.worker.host_pids() == [host.pid for host in hosts]
+    assert sum(host.memory_info().rss for host in hosts) - before < 2 * GROWTH_MAX
+    await served.still_right()
+
+
+async def test_a_graph_under_another_address_is_refused(served: Served) -> None:
+    address = bytes(32)
+    part = PartSpec(0, 0, address, (Source("input"),), ((Target("", 0, 0),),))
+    with pytest.raises(GraphError, match="hash"):
+        await served.link.request(Deploy(PlanKey(1, 1000), (part,), {address: square_sum().encoded}, (), {}))
+    await served.still_right()
+
+
+def _is_refused(data: bytes) -> bool:
+    try:
+        decode_graph(data)
+    except (GraphError, VersionMismatch):
+        return True
+    return False
 
 
 # -- floods ------------------------------------------------------------------------------------------------

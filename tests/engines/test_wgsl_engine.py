@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from support.adapter import needs_adapter
 from support.compare import assert_close
+from support.values import special
 
 import mesh
 import mesh.numpy as mnp
@@ -22,7 +23,7 @@ from mesh import nn
 from wire.dtypes import F32
 from wire.errors import CompileFailed, ConfigError, DeviceLost, ExecuteFailed, InputError, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph
-from wire.ops import EXACT
+from wire.ops import EXACT, OPS
 from worker.cpu import evaluate
 
 pytestmark = needs_adapter
@@ -93,6 +94,47 @@ def test_drivers_do_not_simplify_across_ops(engine: Any, function: Callable[[Any
     assert executable.dispatches == 1
     (actual,), (right,) = engine.run(executable, [ODD]), evaluate(graph, arguments(graph, ODD))
     assert_close(actual, right, "fused", next(iter(graph.output_types.values())).dtype, tolerance=EXACT)
+
+
+UNARY = [name for name, op in OPS.items() if op.family == "unary" and name not in ("not", "is_nan")]
+BINARY = ("add", "mul", "atan2", "max", "min", "div", "rem", "pow")
+SPECIAL = special(F32)
+
+
+def run_one(engine: Any, build: Callable[[GraphBuilder, int, int], int], x: Any, y: Any) -> NDArray[Any]:
+    """One graph of two inputs; the result's NaNs are all one NaN."""
+    builder = GraphBuilder()
+    graph = builder.build([build(builder, builder.input("x", x.shape, F32), builder.input("y", y.shape, F32))])
+    (result,) = engine.run(engine.compile(graph), [x, y])
+    return np.where(np.isnan(result), np.float32(np.nan), result)
+
+
+def check_fused(engine: Any, inner: str, outer: str) -> None:
+    """outer(inner(x), y) in one kernel has the bits of two kernels with the tensor between them in memory."""
+    x, y = np.repeat(SPECIAL, SPECIAL.size), np.tile(SPECIAL, SPECIAL.size)
+
+    def add(builder: GraphBuilder, op: str, left: int, right: int) -> int:
+        return builder.add(op, left) if op in UNARY else builder.add(op, left, right)
+
+    between = run_one(engine, lambda b, left, right: add(b, inner, left, right), x, y)
+    apart = run_one(engine, lambda b, left, right: add(b, outer, left, right), between, y)
+    fused = run_one(engine, lambda b, left, right: add(b, outer, add(b, inner, left, right), right), x, y)
+    assert fused.tobytes() == apart.tobytes(), f"{outer} of {inner}"
+
+
+def test_fusing_changes_no_bits(engine: Any) -> None:
+    for inner, outer in [("sqrt", "abs"), ("mul", "add"), ("add", "rem"), ("exp", "log"), ("neg", "add")]:
+        check_fused(engine, inner, outer)
+    every = [*UNARY, *BINARY]
+    for place, inner in enumerate(every):
+        check_fused(engine, inner, every[(7 * place + 3) % len(every)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("inner", [*UNARY, *BINARY])
+def test_fusing_changes_no_bits_whatever_the_pair(engine: Any, inner: str) -> None:
+    for outer in (*UNARY, *BINARY):
+        check_fused(engine, inner, outer)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -53,6 +53,7 @@ PURE = (
     "coordinator/dispatch.py",
     "coordinator/health.py",
     "coordinator/jobs.py",
+    "coordinator/memory.py",
     "coordinator/partition.py",
     "coordinator/plan.py",
     "coordinator/planner.py",

@@ -17,7 +17,8 @@ from support.random_graphs import random_graph
 
 from coordinator.cost import DUPLICATED, Assignment, CostModel, Prediction
 from coordinator.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
-from wire.graph import WireGraph
+from wire.dtypes import F32
+from wire.graph import GraphBuilder, WireGraph
 
 NODES_MAX = 12
 GRAPHS = 300
@@ -95,6 +96,18 @@ def check(count: int) -> None:
     for seed, graph in larger_graphs(count):
         for workers in (2, 3):
             assert_cheapest(seed, graph, workers)
+
+
+def test_one_worker_gets_a_graph_of_any_depth() -> None:
+    builder = GraphBuilder()
+    last = builder.input("x", (), F32)
+    for _ in range(5000):
+        last = builder.add("exp", last)
+        last = builder.add("neg", last)
+    model = CostModel(builder.build([last]), alike_profiles(np.random.default_rng(0), 1))
+    found, assignment = Partitioner(model).best("auto")
+    assert assignment == [0] * 10_000
+    assert found == model.predict(assignment)
 
 
 def test_a_prefix_bounds_whatever_continues_it() -> None:

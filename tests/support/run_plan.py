@@ -63,13 +63,9 @@ def memory_by_device(plan: Plan) -> dict[tuple[str, int], int]:
 def _most_alive(graph: WireGraph) -> int:
     computing = [index for index, node in enumerate(graph.nodes) if node.op not in DUPLICATED]
     last_use = {source: index for index in computing for source in graph.nodes[index].inputs}
-    freed = dict.fromkeys(computing, 0)  # by whom, how many bytes
-    for source, reader in last_use.items():
-        if source in freed and source not in graph.outputs:
-            freed[reader] += graph.types[source].size_bytes
-    alive = most = 0
-    for index in computing:
-        alive += graph.types[index].size_bytes
-        most = max(most, alive)
-        alive -= freed[index]
+    last_use |= dict.fromkeys(graph.outputs, len(graph))
+    most = 0
+    for now in computing:
+        alive = [index for index in computing if index <= now <= last_use.get(index, len(graph))]
+        most = max(most, sum(graph.types[index].size_bytes for index in alive))
     return most

@@ -79,7 +79,7 @@ class WorkerProcess:
 
     def host_pids(self) -> list[int]:
         """The engine hosts, which are its only children."""
-        return [int(pid) for pid in _children(self.process.pid)]
+        return children(self.process.pid)
 
 
 @asynccontextmanager
@@ -253,11 +253,12 @@ async def gone(pid: int, within_s: float) -> bool:
     return True
 
 
-def _children(pid: int) -> list[str]:
+def children(pid: int) -> list[int]:
+    """The processes that this one started and that live: of a worker's daemon its engine hosts."""
     found: list[str] = []
     for task in os.listdir(f"/proc/{pid}/task"):
         found += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
-    return found
+    return [int(child) for child in found]
 
 
 def _type(value: Value) -> TensorType:

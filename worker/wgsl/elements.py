@@ -23,7 +23,7 @@ Index = tuple[Expr, ...]
 Anchor = Callable[[Index], Expr]
 
 ROUNDLESS = frozenset({"neg", "abs", "sign", "max", "min", "floor", "round", "select"})  # f16 in, f16 out
-BITWISE = frozenset({"neg", "abs", "sign"})  # no algebra a driver knows changes them
+BITWISE = frozenset({"neg", "sign"})  # no algebra a driver knows changes them
 TESTS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 

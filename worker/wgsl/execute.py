@@ -41,8 +41,10 @@ class WgslExecutable:
         self.from_cache = from_cache
         self._device = device
         self._pipelines = [device.pipeline(module.text) for module in program.modules]
-        self._consts = {key: resident(device, value) for key, value in consts.items()}
-        weakref.finalize(self, _give_all, device, tuple(self._consts.values())).atexit = False
+        self._consts: dict[str, Memory] = {}
+        weakref.finalize(self, _give_all, device, self._consts).atexit = False
+        for key, value in consts.items():
+            self._consts[key] = resident(device, value)
         self._steps: dict[tuple[Memory, ...], list[Step]] = {}
 
     @property
@@ -105,8 +107,8 @@ class WgslExecutable:
         return steps
 
 
-def _give_all(device: Device, memories: Sequence[Memory]) -> None:
-    for memory in memories:
+def _give_all(device: Device, memories: Mapping[str, Memory]) -> None:
+    for memory in memories.values():
         device.give(memory)
 
 

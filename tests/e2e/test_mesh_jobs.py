@@ -1,0 +1,127 @@
+"""Jobs of a Mesh: waiting, giving up waiting, cancelling, failing, and many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from support.worker_process import children
+
+import mesh.numpy as mnp
+from mesh import AsyncMesh, Mesh, errors
+
+X = np.full((512, 512), 0.01, np.float32)
+LONG = 100_000  # matmuls: hours
+SOON_S = 30.0  # for what takes milliseconds
+
+
+def chain(count: int) -> Any:
+    def work(x: Any) -> Any:
+        for _ in range(min(count, 5000)):
+            x = mnp.tanh(x @ x) * 0.5
+        return x
+
+    return work
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Mesh]:
+    """A mesh of two cpu workers."""
+    mesh = Mesh.builder().mesh("jobs").local(2, "cpu").build()
+    yield mesh
+    mesh.close()
+
+
+def test_a_job_is_waited_for_given_up_waiting_for_and_asked_again(two: Mesh) -> None:
+    job = two.submit(chain(300), X)
+    with pytest.raises(errors.DeadlineExceeded, match=r"no result after 0\.01 s.*Ask again, or cancel") as caught:
+        job.result(timeout_s=0.01)
+    assert caught.value.retry and not job.done()
+    found = job.result(timeout_s=SOON_S)
+    assert job.done()
+    np.testing.assert_array_equal(found, two.run(chain(300), X, mode="off"))
+    assert job.result() is not None, "a result may be asked for twice"
+    job.cancel()
+    np.testing.assert_array_equal(job.result(), found)
+
+
+@pytest.mark.parametrize("strategy", ["single", "pipeline"])
+def test_a_cancelled_job_frees_its_workers(two: Mesh, strategy: str) -> None:
+    job = two.submit(chain(LONG), X, strategy=strategy)
+    with pytest.raises(errors.DeadlineExceeded):
+        job.result(timeout_s=1.0)
+    job.cancel()
+    with pytest.raises(errors.Cancelled, match="the job was cancelled"):
+        job.result(timeout_s=SOON_S)
+    quick = two.submit(lambda x: (x + 1) * 2, X, strategy="pipeline").result(timeout_s=SOON_S)
+    np.testing.assert_array_equal(quick, (X + 1) * 2)
+
+
+def test_a_task_that_is_cancelled_cancels_its_call() -> None:
+    async def use() -> None:
+        async with await AsyncMesh.builder().mesh("tasks").local(1, "cpu").build_async() as mesh:
+            task = asyncio.create_task(mesh.run(chain(LONG), X))
+            await asyncio.sleep(1.0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            job = await mesh.submit(chain(LONG), X)
+            with pytest.raises(errors.DeadlineExceeded):
+                await job.result(timeout_s=0.1)
+            job.cancel()
+            with pytest.raises(errors.Cancelled):
+                await job.result(timeout_s=SOON_S)
+            async with asyncio.timeout(SOON_S):
+                np.testing.assert_array_equal(await mesh.run(lambda x: x + 1, X), X + 1)
+
+    asyncio.run(use())
+
+
+def test_many_jobs_at_once_each_have_their_own_answer_and_report(two: Mesh) -> None:
+    jobs = [two.submit(chain(3), X + np.float32(number / 100), strategy="pipeline") for number in range(12)]
+    for number, job in enumerate(jobs):
+        expected = two.run(chain(3), X + np.float32(number / 100), mode="off")
+        np.testing.assert_array_equal(job.result(timeout_s=SOON_S), expected)
+        assert sorted(job.report().workers) == ["local-0", "local-1"]
+
+
+def test_different_functions_from_many_threads_do_not_disturb_each_other(two: Mesh) -> None:
+    def call(number: int) -> Any:
+        return two.run(lambda x: mnp.sum(x, axis=0) * number, X)
+
+    with ThreadPoolExecutor(6) as pool:
+        for number, found in enumerate(pool.map(call, range(18))):
+            np.testing.assert_allclose(found, X.sum(axis=0) * number, rtol=1e-5)
+
+
+def test_an_error_inside_an_op_names_the_worker_and_the_op() -> None:
+    """A worker that may plan with more memory than its system gives it."""
+
+    def too_large(x: Any) -> Any:
+        return mnp.sum(mnp.tanh(mnp.broadcast_to(x, (1 << 12, 1 << 20))))  # 16 GiB
+
+    with Mesh.builder().mesh("oom").local(1, "cpu", max_memory="1TiB").build() as mesh:
+        (host,) = children(mesh.nodes[0].pid)
+        resource.prlimit(host, resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        with pytest.raises(errors.OutOfMemory) as caught:
+            mesh.run(too_large, np.ones((1 << 20,), np.float32))
+        assert caught.value.node == "local-0"
+        assert caught.value.op in ("tanh", "broadcast")
+        assert "[worker local-0]" in str(caught.value)
+        np.testing.assert_array_equal(mesh.run(lambda x: x + 1, X), X + 1)
+
+
+def test_a_mesh_that_is_closed_ends_its_jobs() -> None:
+    mesh = Mesh.builder().mesh("closing").local(1, "cpu").build()
+    job = mesh.submit(chain(LONG), X)
+    with pytest.raises(errors.DeadlineExceeded):
+        job.result(timeout_s=0.2)
+    mesh.close()
+    with pytest.raises(errors.Cancelled):
+        job.result(timeout_s=SOON_S)
+    mesh.close()
