@@ -125,6 +125,7 @@ class Coordinator:
         identity: Identity,
         shared: SharedDir | None,
         endpoint: Callable[[Identity, Handler], AnyEndpoint] = Endpoint,
+        machine: Callable[[float], state.CoordinatorState] = state.CoordinatorState,
     ) -> None:
         self.config = config
         self.identity = identity
@@ -138,7 +139,7 @@ class Coordinator:
         self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._detector = HealthDetector(config.health)
-        self._state = state.CoordinatorState(config.alone_s)
+        self._state = machine(config.alone_s)
         self._members: dict[str, _Member] = {}
         self._known: dict[str, NodeView] = {}  # every worker that ever joined, for people
         self._deployments: dict[int, _Deployment] = {}

@@ -174,7 +174,9 @@ class Daemon:
         hosts = await asyncio.gather(*opening)
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
         await self._open_devices(hosts)
-        self._state = WorkerState(self._identity.node_id, len(self._hosts), self._identity.incarnation)
+        self._state = self._surroundings.machine(
+            self._identity.node_id, len(self._hosts), self._identity.incarnation
+        )
         self._ready.set()
         self._announce(port)
         for peer in self._config.peers:
@@ -243,24 +245,25 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             reason = f"asked to stop by {number.name}"
             try:
-                self._loop.add_signal_handler(number, self._leave, reason)
+                self._loop.add_signal_handler(number, self.leave, reason)
             except NotImplementedError:  # Windows
-                signal.signal(number, lambda *_, reason=reason: self._loop.call_soon_threadsafe(self._leave, reason))
+                signal.signal(number, lambda *_, reason=reason: self._loop.call_soon_threadsafe(self.leave, reason))
 
     async def _watch_parent(self) -> None:
         if self._config.exit_with_stdin:
-            at_end = partial(self._leave, "its parent closed stdin")
+            at_end = partial(self.leave, "its parent closed stdin")
             await self._loop.connect_read_pipe(lambda: _EndOfInput(at_end), sys.stdin)
         if self._config.parent_pid:
             self._check_parent()
 
     def _check_parent(self) -> None:
         if os.getppid() != self._config.parent_pid:
-            self._leave("its parent is gone")
+            self.leave("its parent is gone")
         else:
             self._loop.call_later(PARENT_CHECK_S, self._check_parent)
 
-    def _leave(self, reason: str) -> None:
+    def leave(self, reason: str) -> None:
+        """Hand unfinished work back and end, as on SIGTERM."""
         if self._state is not None:
             self._feed(ev.DrainAsked(reason))
         elif not self._stopped.done():

@@ -17,7 +17,7 @@ names the first target there, and every slot with the same source gets it.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,6 +193,11 @@ class WorkerState:
     def queue_depth(self) -> int:
         """Parts that are ready or running."""
         return sum(len(device.queue) + (device.running is not None) for device in self._devices)
+
+    @property
+    def running(self) -> Collection[tuple[PlanKey, int, int]]:
+        """What is being computed now: plan, step, part."""
+        return self._runs.values()
 
     def validate(self) -> None:
         """AssertionError if the state contradicts itself; tests call it after every event."""

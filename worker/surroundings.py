@@ -19,6 +19,7 @@ from wire.transport import Endpoint as WebSocketEndpoint
 from .config import WorkerConfig
 from .host_messages import FromHost, Open, Opened, OpenFailed, ToHost
 from .host_process import HostProcess
+from .state import WorkerState
 
 
 class EngineHost(Protocol):
@@ -48,11 +49,13 @@ OnLost = Callable[[Any, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """`signals` says whether the process is the daemon's own, so that it may answer SIGTERM."""
+    """`signals` says whether the process is the daemon's own, so that it may answer SIGTERM; `machine` makes what
+    decides, from its node id, its devices and its incarnation."""
 
     endpoint: Callable[[Identity, Handler], Endpoint]
     host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
-    signals: bool
+    machine: Callable[[str, int, int], WorkerState] = WorkerState
+    signals: bool = False
 
 
 REAL = Surroundings(WebSocketEndpoint, HostProcess, signals=True)

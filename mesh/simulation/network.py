@@ -82,6 +82,7 @@ class SimulatedNetwork:
         self._listening.pop((host, port), None)
 
     async def connect(self, source: str, target: str, port: int) -> _Socket:
+        """A socket to what listens there, one round trip later; ConnectFailed where nothing does."""
         there, back = self.way(source, target), self.way(target, source)
         while self.is_blocked(source, target) or self.is_blocked(target, source):
             await asyncio.sleep(max(there.resend_s, 0.01))  # the dialler's own time limit ends this
@@ -125,6 +126,7 @@ class SimulatedCarrier:
         return f"{self._host}:{bound}"
 
     async def connect(self, host: str, port: int) -> Socket:
+        """As Carrier has it."""
         return await self._network.connect(self._host, host, port)
 
     async def close(self) -> None:

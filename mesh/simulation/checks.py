@@ -1,0 +1,73 @@
+"""What must hold in every simulated mesh after every event (docs/simulation.md, "Invariants").
+
+The machines of workers and coordinators are the real ones; here each is wrapped so that it is validated after every
+event, and so that what only shows across nodes is checked too.  A broken invariant is an AssertionError, raised where
+it happened; the cluster adds what led to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.state import CoordinatorState
+from wire.messages import PlanKey
+from worker.events import Event
+from worker.state import WorkerState
+
+
+class Referee:
+    """Sees every event of every machine of one simulated mesh."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self._running: dict[tuple[PlanKey, int, int], str] = {}  # who runs a part of a step
+        self._workers: dict[str, set[tuple[PlanKey, int, int]]] = {}
+        self._epochs: dict[str, int] = {}  # the newest coordinator each worker obeyed
+
+    def worker(self, name: str) -> type[WorkerState]:
+        """The machine of the worker `name`, watched."""
+        referee = self
+
+        class Watched(WorkerState):
+            def handle(self, event: Event, now: float) -> list[Any]:
+                actions = super().handle(event, now)
+                self.validate()
+                referee.saw_worker(name, self)
+                return actions
+
+        return Watched
+
+    def coordinator(self, alone_s: float) -> CoordinatorState:
+        """A coordinator's machine, watched."""
+        referee = self
+
+        class Watched(CoordinatorState):
+            def handle(self, event: Any, now: float) -> list[Any]:
+                actions = super().handle(event, now)
+                referee.events += 1
+                self.validate()
+                return actions
+
+        return Watched(alone_s)
+
+    def saw_worker(self, name: str, state: WorkerState) -> None:
+        """One owner per task and generation; no coordinator that was replaced is obeyed again."""
+        self.events += 1
+        if state.owner is not None:
+            known = self._epochs.get(name, 0)
+            assert state.owner.epoch >= known, f"{name} obeys epoch {state.owner.epoch} after {known}"
+            self._epochs[name] = state.owner.epoch
+        now = set(state.running)
+        before = self._workers.get(name, set())
+        for task in before - now:
+            del self._running[task]
+        for task in now - before:
+            other = self._running.setdefault(task, name)
+            assert other == name, f"{other} and {name} both run {task}"
+        self._workers[name] = now
+
+    def gone(self, name: str) -> None:
+        """The process died with all that it ran."""
+        for task in self._workers.pop(name, ()):
+            del self._running[task]
+        self._epochs.pop(name, None)

@@ -1,0 +1,200 @@
+"""Cluster: the workers and the coordinator of a simulated mesh, and what befalls them.
+
+Real daemons (worker/daemon.py) and a real coordinator (coordinator/runtime.py) run on one VirtualLoop over a
+SimulatedNetwork; their engine hosts are simulated.  Every host has one process, and its name is its address.  What
+happens is written down as a trace, and the same seed gives the same trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from coordinator.report import Event
+from coordinator.runtime import Coordinator, CoordinatorConfig
+from wire.endpoint import Endpoint
+from wire.errors import ConfigError
+from wire.identity import identity_here
+from wire.link import Handler
+from wire.protocol import Identity
+from worker.config import WorkerConfig
+from worker.daemon import Daemon
+from worker.surroundings import Surroundings
+
+from .checks import Referee
+from .host import Device, host_on
+from .network import SimulatedNetwork
+
+COORDINATOR = "coordinator"
+PORT = 7100
+TRACE_MAX = 5000  # the last lines; what led to a failure is at its end
+
+
+@dataclass(slots=True)
+class _Process:
+    """A worker that runs, or is about to."""
+
+    task: asyncio.Task[None]
+    daemon: Daemon | None = None
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Use as an async context manager, on a VirtualLoop; `devices` are those of the workers sim-0, sim-1 and so on."""
+
+    config: CoordinatorConfig
+    devices: Sequence[Device]
+    seed: int = 0
+    network: SimulatedNetwork = field(init=False)
+    referee: Referee = field(init=False, default_factory=Referee)
+    coordinator: Coordinator = field(init=False)
+    trace: deque[str] = field(init=False, default_factory=lambda: deque(maxlen=TRACE_MAX))
+    _processes: dict[str, _Process] = field(init=False, default_factory=dict)
+    _cleanup: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
+    _folder: Path = field(init=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All workers there are or were."""
+        return tuple(f"sim-{number}" for number in range(len(self.devices)))
+
+    @property
+    def alive(self) -> tuple[str, ...]:
+        """The workers whose process runs."""
+        return tuple(self._processes)
+
+    async def __aenter__(self) -> Cluster:
+        self.network = SimulatedNetwork(self.seed)
+        self._folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="graph-mesh-sim-")))
+        for name in self.names:
+            self.start(name)
+        await self._start_coordinator()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.coordinator.close()
+        for name in self.alive:
+            self.kill(name)
+        await asyncio.sleep(1)  # what was cancelled ends
+        self._cleanup.close()
+
+    # -- processes
+
+    def start(self, name: str) -> None:
+        """Start a worker's process, with the state folder it had."""
+        self._check(name)
+        if name in self._processes:
+            raise ConfigError(f"{name} runs already")
+        self.tell(f"{name} starts")
+        config = WorkerConfig(
+            name=name,
+            mesh=self.config.mesh,
+            port=PORT,
+            devices=("cpu",),
+            state_dir=str(self._folder / "state"),
+            cache_dir=str(self._folder / "cache" / name),
+            discoverable=False,
+        )
+        folder = config.state_base / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "node_id").write_text(_node_id(name) + "\n")
+        surroundings = Surroundings(
+            endpoint=lambda identity, handler: self._endpoint(name, identity, handler),
+            host=host_on(self.devices[self.names.index(name)]),
+            machine=self.referee.worker(name),
+        )
+        self._processes[name] = _Process(asyncio.create_task(self._run(name, config, surroundings), name=name))
+
+    def kill(self, name: str) -> None:
+        """As `kill -9` does: its connections end, nothing is said."""
+        process = self._processes.pop(name, None)
+        if process is None:
+            raise ConfigError(f"{name} does not run")
+        self.tell(f"{name} is killed")
+        self.network.kill(name)
+        self.referee.gone(name)
+        process.task.cancel()
+
+    def leave(self, name: str) -> None:
+        """As SIGTERM does: it hands its work back and ends."""
+        self.tell(f"{name} is asked to leave")
+        daemon = self._processes[name].daemon
+        if daemon is not None:
+            daemon.leave("asked to stop by SIGTERM")
+
+    # -- the network
+
+    def silence(self, name: str) -> None:
+        """The host's cable is out: nothing gets to it or from it, and nobody is told."""
+        others = [each for each in (*self.names, COORDINATOR) if each != name]
+        self.tell(f"{name} is cut off")
+        self.network.block([name], others)
+        self.network.block(others, [name])
+
+    def block(self, source: str, target: str) -> None:
+        """Nothing gets from one host to another, in this direction."""
+        self.tell(f"nothing gets from {source} to {target}")
+        self.network.block([source], [target])
+
+    def heal(self) -> None:
+        """Every silence ends."""
+        self.tell("the network is whole")
+        self.network.heal()
+
+    # -- what is seen
+
+    def tell(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"{asyncio.get_running_loop().time():12.6f}  {text}")
+
+    def transcript(self) -> str:
+        """The trace as text, for people."""
+        return f"seed {self.seed}, {len(self.devices)} workers\n" + "\n".join(self.trace)
+
+    # -- helpers
+
+    async def _run(self, name: str, config: WorkerConfig, surroundings: Surroundings) -> None:
+        process = self._processes[name]
+        async with contextlib.AsyncExitStack() as stack:
+            process.daemon = Daemon(config, deque(maxlen=200), stack, surroundings)
+            code = await process.daemon.run()
+        if self._processes.get(name) is process:
+            del self._processes[name]
+            self.network.kill(name)
+            self.referee.gone(name)
+            self.tell(f"{name} ended with exit code {code}")
+
+    async def _start_coordinator(self) -> None:
+        config = self.config
+        self.coordinator = Coordinator(
+            config,
+            replace(identity_here(COORDINATOR, config.mesh, config.name, None), node_id=_node_id(COORDINATOR)),
+            None,
+            lambda identity, handler: self._endpoint(COORDINATOR, identity, handler),
+            self.referee.coordinator,
+        )
+        self.coordinator.watchers.append(self._saw)
+        await asyncio.gather(*(self.coordinator.connect(name, PORT) for name in self.names))
+
+    def _endpoint(self, name: str, identity: Identity, handler: Handler) -> Endpoint:
+        """Hosts share no memory: what they exchange goes over the network."""
+        alone = replace(identity, host_id=name, shared_memory="")
+        return Endpoint(alone, handler, self.network.carrier(name))
+
+    def _saw(self, event: Event) -> None:
+        self.tell(f"{event.kind} {event.node}: {event.text}")
+
+    def _check(self, name: str) -> None:
+        if name not in self.names:
+            raise ConfigError(f"there is no worker {name!r}", next_step=f"The workers are {', '.join(self.names)}")
+
+
+def _node_id(name: str) -> str:
+    """The same in every run, so that what is decided by ids is too."""
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,190 @@
+"""SimulatedHost: an engine host without a process.  It computes real results and takes virtual time for them.
+
+Parts go through the same `Host` (worker/host.py) and the cpu engine; what they take follows from the machine's figures
+by the roofline that the planner uses, so it is the same in every run.  Faults of a device are in `Device`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.codec import decode_graph
+from wire.limits import GIB
+from wire.sharedmem import SharedDir
+from worker import host_messages as hm
+from worker.config import WorkerConfig
+from worker.devices import open_engine
+from worker.host import Host
+from worker.surroundings import OnLost, OnMessage
+
+COMPILE_S = 0.005
+ANSWER_S = 0.00005  # of a pipe between two processes
+
+
+@dataclass(slots=True)
+class Device:
+    """A simulated device: its figures, and what is wrong with it now."""
+
+    gflops: float = 50.0
+    gbytes_per_s: float = 10.0
+    dispatch_s: float = 0.00002
+    memory_bytes: int = 8 * GIB
+    slower: float = 1.0  # everything takes so many times as long
+    stuck: bool = False  # it takes messages and never answers one
+    fails_after: int | None = None  # parts until the device is lost, once; None: never
+    lost: int = 0  # how often it was
+
+    def seconds(self, flops: int, moved_bytes: int) -> float:
+        """The roofline (Williams et al. 2009), and what a dispatch costs."""
+        busy_s = max(flops / (self.gflops * 1e9), moved_bytes / (self.gbytes_per_s * 1e9))
+        return (self.dispatch_s + busy_s) * self.slower
+
+
+class SimulatedHost:
+    """EngineHost (worker/surroundings.py) on the loop of the simulation."""
+
+    def __init__(
+        self,
+        opening: hm.Open,
+        stop_cell: memoryview,
+        config: WorkerConfig,
+        on_message: OnMessage,
+        on_lost: OnLost,
+        device: Device,
+    ) -> None:
+        self.selection = opening.device
+        self.device = 0
+        self.exited = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[hm.Opened | hm.OpenFailed] = self._loop.create_future()
+        self._opening = opening
+        self._stop_cell = stop_cell
+        self._config = config
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._machine = device
+        engine = open_engine("cpu", Path(opening.cache_dir), device.memory_bytes)
+        assert engine is not None, "there is always a cpu"
+        self._info = engine.info
+        self._host = Host(engine, SharedDir.attach(Path(opening.shared_dir)), stop_cell, opening.memory_bytes)
+        self._waiting: deque[hm.ToHost] = deque()
+        self._busy: asyncio.TimerHandle | None = None
+        self._running = 0  # the run that is under way
+        self._took_s = 0.0  # what is under way, or was last
+        self._work: dict[int, float] = {}  # seconds of what is prepared
+        self._over = False
+
+    async def start(self) -> None:
+        """Open at once: opening a device is not what is simulated."""
+        machine, info = self._machine, self._info
+        self.opened.set_result(
+            hm.Opened(
+                hm.Device(
+                    "cpu",
+                    "simulated",
+                    "cpu",
+                    info.driver,
+                    True,
+                    machine.memory_bytes,
+                    {},
+                    {op: tuple(dtypes) for op, dtypes in info.dtypes_by_op.items()},
+                    machine.gflops,
+                    machine.gbytes_per_s,
+                    machine.dispatch_s,
+                )
+            )
+        )
+
+    def send(self, message: hm.ToHost) -> None:
+        """Take a message; they are handled one by one, as in a host's own process."""
+        if not self._over:
+            self._waiting.append(message)
+            self._next()
+
+    def stop_run(self, run: int) -> None:
+        """What runs is given up now and answered all the same."""
+        self._stop_cell[:] = run.to_bytes(hm.STOP_BYTES, "little")
+        if self._busy is not None and run == self._running and not self._machine.stuck:
+            self._busy.cancel()
+            self._busy = self._loop.call_later(ANSWER_S, self._done)
+
+    def kill(self) -> None:
+        """As EngineHost has it."""
+        self._over = True
+        if self._busy is not None:
+            self._busy.cancel()
+        self._waiting.clear()
+        self.exited.set()
+
+    # -- helpers
+
+    def _next(self) -> None:
+        if self._busy is not None or self._over or not self._waiting:
+            return
+        message = self._waiting[0]
+        if self._machine.stuck and isinstance(message, hm.ExecutePart | hm.PreparePart):
+            self._busy = self._loop.call_later(self._config.part_s_max, self._lose, "a part took too long")
+            return
+        self._running = message.run if isinstance(message, hm.ExecutePart) else 0
+        self._took_s = self._seconds(message)
+        self._busy = self._loop.call_later(self._took_s, self._done)
+
+    def _seconds(self, message: hm.ToHost) -> float:
+        match message:
+            case hm.PreparePart():
+                graph = decode_graph(message.encoded, expected_hash=message.graph)
+                moved = sum(kind.size_bytes for kind in graph.types)
+                flops = sum(graph.flops_of(index) for index in range(len(graph.nodes)))
+                self._work[message.prepared] = self._machine.seconds(flops, moved)
+                return COMPILE_S * self._machine.slower
+            case hm.ExecutePart():
+                return self._work.get(message.prepared, 0.0) + ANSWER_S
+            case hm.Unprepare():
+                self._work.pop(message.prepared, None)
+        return 0.0
+
+    def _done(self) -> None:
+        self._busy = None
+        message = self._waiting.popleft()
+        if isinstance(message, hm.ExecutePart) and self._loses_device():
+            self._lose("the device is gone")
+            return
+        answer = self._host.handle(message)
+        match answer:
+            case hm.Executed(run, _, outputs):
+                answer = hm.Executed(run, self._took_s, outputs)
+            case hm.Prepared(prepared, _, from_cache):
+                answer = hm.Prepared(prepared, self._took_s, from_cache)
+        if answer is not None:
+            self._on_message(self, answer)
+        self._next()
+
+    def _loses_device(self) -> bool:
+        machine = self._machine
+        if machine.fails_after is None:
+            return False
+        machine.fails_after -= 1
+        if machine.fails_after >= 0:
+            return False
+        machine.fails_after = None
+        machine.lost += 1
+        return True
+
+    def _lose(self, reason: str) -> None:
+        self.kill()
+        self._on_lost(self, reason)
+
+
+def host_on(device: Device) -> Callable[[hm.Open, memoryview, WorkerConfig, OnMessage, OnLost], SimulatedHost]:
+    """A factory of hosts of this device, for Surroundings."""
+
+    def make(
+        opening: hm.Open, stop_cell: memoryview, config: WorkerConfig, on_message: OnMessage, on_lost: OnLost
+    ) -> SimulatedHost:
+        return SimulatedHost(opening, stop_cell, config, on_message, on_lost, device)
+
+    return make
