@@ -229,9 +229,9 @@ class _Pipe:
         loop = asyncio.get_running_loop()
         data = b" "
         while data:
-            rate = self.conditions.bytes_per_s
-            data = await loop.sock_recv(self.source, int(min(READ_BYTES, max(1400, rate * BACKLOG_S / 4))))
-            self._line_free_s = max(loop.time(), self._line_free_s) + len(data) / rate
+            at_once = self.conditions.bytes_per_s * BACKLOG_S / 4
+            data = await loop.sock_recv(self.source, int(min(READ_BYTES, max(1400, at_once))))
+            self._line_free_s = max(loop.time(), self._line_free_s) + len(data) / self.conditions.bytes_per_s
             late_s = self.conditions.delay_s + self.rng.uniform(0, self.conditions.jitter_s)
             self._due_s = max(self._due_s, self._line_free_s + late_s)
             self._waiting.append((self._due_s, data))
