@@ -57,6 +57,12 @@ def receive(side: socket.socket) -> bytes:
     return bytes(found)
 
 
+def first_byte(proxy: FaultProxy) -> bytes:
+    """What a new connection says first; a reset may come as early as the end of connecting."""
+    with socket.create_connection((proxy.host, proxy.port), WAIT_S) as client:
+        return client.recv(1)
+
+
 def test_without_faults_bytes_pass_unchanged_and_each_side_may_end_first(server: socket.socket) -> None:
     with proxy_of(server) as proxy, ends(proxy, server) as (client, reached):
         sending = send(client, DATA)
@@ -174,8 +180,8 @@ def test_a_reset_of_one_side_reaches_the_other(server: socket.socket) -> None:
 def test_refused_connections_never_reach_the_target(server: socket.socket) -> None:
     with proxy_of(server) as proxy:
         proxy.change(UP, refused=True)
-        with socket.create_connection((proxy.host, proxy.port), WAIT_S) as client, pytest.raises(ConnectionResetError):
-            client.recv(1)
+        with pytest.raises(ConnectionResetError):
+            first_byte(proxy)
         proxy.change(UP, refused=False)
         with ends(proxy, server) as (client, reached):
             client.sendall(b"x")
@@ -194,12 +200,8 @@ def test_a_change_may_name_one_connection(server: socket.socket) -> None:
 def test_a_target_that_is_not_there_is_a_reset() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    with (
-        FaultProxy(("127.0.0.1", port)) as proxy,
-        socket.create_connection((proxy.host, proxy.port), WAIT_S) as client,
-        pytest.raises(ConnectionResetError),
-    ):
-        client.recv(1)
+    with FaultProxy(("127.0.0.1", port)) as proxy, pytest.raises(ConnectionResetError):
+        first_byte(proxy)
 
 
 def test_what_was_logged_replays(server: socket.socket) -> None:
