@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from support.fault_proxy import DOWN, UP, FaultProxy, resets
@@ -33,8 +34,8 @@ def server() -> Iterator[socket.socket]:
         yield listening
 
 
-def proxy_of(server: socket.socket, **options: object) -> FaultProxy:
-    return FaultProxy(server.getsockname()[:2], **options)  # type: ignore[arg-type]
+def proxy_of(server: socket.socket, **options: Any) -> FaultProxy:
+    return FaultProxy(server.getsockname()[:2], **options)
 
 
 def send(side: socket.socket, data: bytes) -> threading.Thread:
