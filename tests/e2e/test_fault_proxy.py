@@ -95,6 +95,17 @@ def test_a_slow_line_takes_as_long_as_its_rate_says(server: socket.socket) -> No
         sending.join()
 
 
+def test_connections_share_a_slow_line(server: socket.socket) -> None:
+    with proxy_of(server) as proxy, ends(proxy, server) as (client, reached), ends(proxy, server) as (other, there):
+        proxy.change(UP, bytes_per_s=1e6)
+        began_s = time.monotonic()
+        sending = [send(client, DATA[:150_000]), send(other, DATA[150_000:])]
+        assert receive(reached) + receive(there) == DATA
+        assert time.monotonic() - began_s >= 0.28
+        for each in sending:
+            each.join()
+
+
 def test_a_slow_line_makes_the_sender_wait(server: socket.socket) -> None:
     with proxy_of(server) as proxy, ends(proxy, server) as (client, _):
         proxy.change(UP, bytes_per_s=1e3)

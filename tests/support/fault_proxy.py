@@ -39,7 +39,7 @@ class Conditions:
 
     delay_s: float = 0.0
     jitter_s: float = 0.0  # added to the delay, evenly between 0 and this; order is kept
-    bytes_per_s: float = math.inf
+    bytes_per_s: float = math.inf  # of the line, which all connections of this direction share
     stalled: bool = False  # bytes are held and nobody is told
     slice_bytes: int = READ_BYTES  # the most that one write carries
     cut_after: int | None = None  # the connection ends once this many bytes have passed
@@ -70,6 +70,7 @@ class FaultProxy:
         self.seed = seed
         self.schedule: list[Change] = []
         self.connections: list[_Connection] = []
+        self.lines = {UP: _Line(), DOWN: _Line()}
         self._script = tuple(script)
         self._listening = socket.create_server((host, 0))
         for side in (socket.SO_RCVBUF, socket.SO_SNDBUF):
@@ -162,7 +163,7 @@ class _Connection:
         self.ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         ways = ((UP, self._client, self._server), (DOWN, self._server, self._client))
         self.pipes = {
-            way: _Pipe(source, sink, random.Random(f"{proxy.seed} {number} {way}"), self.finish)
+            way: _Pipe(source, sink, proxy.lines[way], random.Random(f"{proxy.seed} {number} {way}"), self.finish)
             for way, source, sink in ways
         }
 
@@ -206,18 +207,32 @@ class _Connection:
 
 
 @dataclass(slots=True)
+class _Line:
+    """What the connections of one direction share, as they would share a cable."""
+
+    free_s: float = 0.0  # when all that was given to it has left
+
+    def take(self, size: int, bytes_per_s: float, now_s: float) -> float:
+        """When `size` bytes, given to it now, have left."""
+        if bytes_per_s == math.inf:
+            return now_s
+        self.free_s = max(now_s, self.free_s) + size / bytes_per_s
+        return self.free_s
+
+
+@dataclass(slots=True)
 class _Pipe:
     """One direction of one connection: what was read waits here until it is due."""
 
     source: socket.socket
     sink: socket.socket
+    line: _Line
     rng: random.Random
     finish: Callable[[str], None]
     conditions: Conditions = Conditions()
     passed: int = 0
     _waiting: deque[tuple[float, bytes]] = field(default_factory=deque)  # when it is due, and b"" for the end
     _waiting_bytes: int = 0
-    _line_free_s: float = 0.0
     _due_s: float = 0.0
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -231,13 +246,13 @@ class _Pipe:
         while data:
             at_once = self.conditions.bytes_per_s * BACKLOG_S / 4
             data = await loop.sock_recv(self.source, int(min(READ_BYTES, max(1400, at_once))))
-            self._line_free_s = max(loop.time(), self._line_free_s) + len(data) / self.conditions.bytes_per_s
+            left_s = self.line.take(len(data), self.conditions.bytes_per_s, loop.time())
             late_s = self.conditions.delay_s + self.rng.uniform(0, self.conditions.jitter_s)
-            self._due_s = max(self._due_s, self._line_free_s + late_s)
+            self._due_s = max(self._due_s, left_s + late_s)
             self._waiting.append((self._due_s, data))
             self._waiting_bytes += len(data)
             self._news.set()
-            await _until(loop, self._line_free_s - BACKLOG_S)
+            await _until(loop, left_s - BACKLOG_S)
             await self._wait_for(lambda: self._waiting_bytes < IN_FLIGHT_BYTES_MAX)
 
     async def write(self) -> None:
