@@ -25,6 +25,9 @@
     |-- BlobError               content that is missing, or does not match its address
     |   |-- BlobMissing
     |   `-- BlobCorrupt
+    |-- StorageError            a disk that does not keep what it must
+    |   |-- JournalDamaged      records of jobs that were acknowledged are missing or altered
+    |   `-- NotDurable          it could not be written, so nothing was acknowledged
     |-- Cancelled               somebody asked for it to stop
     `-- DeadlineExceeded        a wait ended at its time limit
 
@@ -201,6 +204,19 @@ class BlobMissing(BlobError):
 
 class BlobCorrupt(BlobError):
     code = "blob_corrupt"
+    retry = True
+
+
+class StorageError(MeshError):
+    code = "storage_error"
+
+
+class JournalDamaged(StorageError):
+    code = "journal_damaged"
+
+
+class NotDurable(StorageError):
+    code = "not_durable"
     retry = True
 
 

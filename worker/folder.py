@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.errors import ConfigError
-
-from .lock import FileLock
+from wire.lock import FileLock
 
 NAMES_MAX = 256  # workers of one name on one machine
 _NODE_ID = re.compile(r"[0-9a-f]{32}")

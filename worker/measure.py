@@ -12,8 +12,9 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from wire.lock import FileLock
+
 from .engine import Engine, Measured
-from .lock import FileLock
 
 FORMAT = 1  # of the kept figures; another number is measured anew
 

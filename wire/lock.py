@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from wire.errors import ConfigError
+from .errors import ConfigError
 
 if sys.platform == "win32":
     import msvcrt
