@@ -174,9 +174,7 @@ class Daemon:
         hosts = await asyncio.gather(*opening)
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
         await self._open_devices(hosts)
-        self._state = self._surroundings.machine(
-            self._identity.node_id, len(self._hosts), self._identity.incarnation
-        )
+        self._state = self._surroundings.machine(self._identity.node_id, len(self._hosts), self._identity.incarnation)
         self._ready.set()
         self._announce(port)
         for peer in self._config.peers:

@@ -28,6 +28,9 @@ ROOT = {
     "mesh/embedded.py": {"coordinator"},
     "mesh/inprocess.py": {"worker"},  # the cpu engine, for programs without a mesh
     "mesh/joining.py": {"coordinator"},
+    "mesh/simulation/checks.py": {"coordinator", "worker"},
+    "mesh/simulation/cluster.py": {"coordinator", "worker"},
+    "mesh/simulation/host.py": {"worker"},
 }
 
 # third-party library -> its door files
