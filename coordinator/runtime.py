@@ -108,7 +108,7 @@ class _Call:
     future: asyncio.Future[list[NDArray[Any]]]
     report: CallReport
     began_s: float
-    ran: dict[str, Ran] = field(default_factory=dict)
+    ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
 
 
 class Coordinator:
@@ -545,7 +545,7 @@ class Coordinator:
             error.node = error.node or member.profile.name
             self._feed(state.RunFailed(action.generation, action.step, action.node, error))
             return
-        call.ran[action.node] = answer
+        call.ran[action.generation, action.node] = answer
         self._tell_progress("ran", action.node, f"its parts of step {action.step}", action.generation)
         self._feed(state.NodeRan(action.generation, action.step, action.node))
 
@@ -659,7 +659,7 @@ class Coordinator:
         report.generation = generation
         assert deployment.plan is not None
         report.reasons = deployment.plan.reasons
-        for node, ran in call.ran.items():
+        for node, ran in [(node, ran) for (made, node), ran in call.ran.items() if made == generation]:
             deployed = None if deployment.reported else deployment.results.get(node)
             view = self._known[node]
             report.workers[view.name] = worker_report(deployment.plan, view, ran, deployed)
