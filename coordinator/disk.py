@@ -1,0 +1,74 @@
+"""Files that are whole or not there, and stay once they are there.
+
+It does not know what the files are for.  Every step that a disk can refuse is a method of `Disk`, so a test can refuse
+it: override `write`, `sync`, `replace`, `sync_folder` or `remove`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+Data = bytes | memoryview
+WRITING = ".writing"  # the end of a name that is not valid yet; whatever bears it after a crash is rubbish
+
+if sys.platform == "darwin":
+    import fcntl
+
+    def _sync(fd: int) -> None:
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync alone leaves the bytes in the drive's cache there
+
+else:
+
+    def _sync(fd: int) -> None:
+        os.fsync(fd)
+
+
+class Disk:
+    """The disk of this machine."""
+
+    def write_whole(self, path: Path, parts: Sequence[Data]) -> None:
+        """Make `path` hold exactly `parts`, or leave it as it was; OSError if the disk refuses."""
+        writing = path.with_name(path.name + WRITING)
+        try:
+            with writing.open("wb", buffering=0) as file:
+                for part in parts:
+                    self.write(file.fileno(), part)
+                self.sync(file.fileno())
+            self.replace(writing, path)
+        except OSError:
+            writing.unlink(missing_ok=True)
+            raise
+        self.sync_folder(path.parent)
+
+    def sync_file(self, path: Path) -> None:
+        """What was written to an existing file stays."""
+        with path.open("rb+") as file:
+            self.sync(file.fileno())
+
+    # -- what a disk can refuse
+
+    def write(self, fd: int, data: Data) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+
+    def sync(self, fd: int) -> None:
+        _sync(fd)
+
+    def replace(self, old: Path, new: Path) -> None:
+        os.replace(old, new)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Names made or removed in the folder stay so; Windows does that by itself."""
+        if sys.platform != "win32":
+            fd = os.open(folder, os.O_RDONLY)
+            try:
+                self.sync(fd)
+            finally:
+                os.close(fd)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)

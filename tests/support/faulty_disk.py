@@ -1,0 +1,90 @@
+"""Disks that refuse: the Nth step of a Disk or of an SQLite connection fails, once or from then on."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.disk import Data, Disk
+
+
+@dataclass(slots=True)
+class Fuse:
+    """Counts steps; those from number `fails_at` up to `heals_at` fail."""
+
+    fails_at: int = 0  # 0: none
+    heals_at: int = 0  # 0: never
+    steps: int = 0
+
+    @property
+    def blown(self) -> bool:
+        return bool(self.fails_at) and self.steps >= self.fails_at
+
+    def step(self) -> bool:
+        """Whether this step fails."""
+        self.steps += 1
+        return self.blown and (not self.heals_at or self.steps < self.heals_at)
+
+    def burn(self) -> None:
+        if self.step():
+            raise OSError(errno.ENOSPC, "no space left on the test's device")
+
+
+class QuickDisk(Disk):
+    """Does not wait for the platters: for tests that never lose power."""
+
+    def sync(self, fd: int) -> None:
+        return
+
+
+class FaultyDisk(QuickDisk):
+    def __init__(self, fuse: Fuse) -> None:
+        self.fuse = fuse
+
+    def write(self, fd: int, data: Data) -> None:
+        if self.fuse.step():
+            super().write(fd, memoryview(data)[: len(data) // 2])  # a disk that fills up takes what still fits
+            raise OSError(errno.ENOSPC, "no space left on the test's device")
+        super().write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        self.fuse.burn()
+
+    def replace(self, old: Path, new: Path) -> None:
+        self.fuse.burn()
+        super().replace(old, new)
+
+    def remove(self, path: Path) -> None:
+        self.fuse.burn()
+        super().remove(path)
+
+
+class FaultyConnection(sqlite3.Connection):
+    """Statements fail; a COMMIT that fails may have worked all the same (`lies`)."""
+
+    fuse = Fuse()
+    lies = False
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        if self.fuse.step():
+            if self.lies and args[0] == "COMMIT":
+                super().execute(*args)
+            raise sqlite3.OperationalError("disk I/O error")
+        return super().execute(*args)
+
+
+def quick_connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    """A connection that does not sync, with the smallest pages: little to flip, much to hit."""
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, factory=kind)
+    for pragma in ("page_size = 512", "locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = OFF"):
+        sqlite3.Connection.execute(connection, f"PRAGMA {pragma}").fetchall()
+    return connection
+
+
+def faulty_connect(fuse: Fuse, lies: bool) -> Any:
+    """A `connect` for Journal.open whose statements burn the fuse."""
+    kind = type("Faulty", (FaultyConnection,), {"fuse": fuse, "lies": lies})
+    return lambda path: quick_connect(path, kind)
