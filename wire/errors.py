@@ -4,6 +4,7 @@
     |-- LocalError              this process was asked for something wrong
     |   |-- InputError          a missing file, a wrong input name, shape or dtype
     |   |-- ConfigError         a flag, an address or a set-up that cannot work
+    |   |   `-- TokenError      text that is not a join token
     |   `-- PlacementError      no plan fits: need and have for every worker
     |-- GraphError              the graph itself is wrong, whoever made it
     |   |-- UnknownOp, AttrError, ShapeError, DTypeError
@@ -14,6 +15,8 @@
     |   |   `-- FrameError      bytes that are not a frame or a message
     |   |-- VersionMismatch     it speaks another major version
     |   |-- WrongMesh           it belongs to a mesh of another name
+    |   |-- NotTrusted          it cannot prove who it is, or does not believe us
+    |   |-- JoinRefused         its coordinator does not let this node into the mesh
     |   |-- Busy                it already has another coordinator
     |   |-- ConnectFailed       nobody answered there
     |   |-- NodeLost            it died or fell silent
@@ -86,6 +89,10 @@ class ConfigError(LocalError):
     code = "config_error"
 
 
+class TokenError(ConfigError):
+    code = "token_error"
+
+
 class PlacementError(LocalError):
     code = "placement_error"
 
@@ -148,6 +155,22 @@ class VersionMismatch(RemoteError):
 class WrongMesh(RemoteError):
     code = "wrong_mesh"
     retry = False
+
+
+class NotTrusted(RemoteError):
+    code = "not_trusted"
+    retry = False
+
+
+class JoinRefused(RemoteError):
+    """`reason` is a row of `joining.REFUSALS`."""
+
+    code = "join_refused"
+    retry = False
+
+    def __init__(self, message: str, *, reason: str = "", **where: str) -> None:
+        super().__init__(message, **where)
+        self.reason = reason
 
 
 class Busy(RemoteError):

@@ -36,6 +36,7 @@ ROOT = {
 # third-party library -> its door files
 DOORS = {
     "aiohttp": {"wire/transport.py"},
+    "cryptography": {"wire/certificates.py"},
     "ml_dtypes": {"wire/dtypes.py", "mesh/numpy/dtypes.py"},
     "msgpack": {"wire/codec.py"},
     "msgspec": {"wire/messages.py", "wire/frames.py", "worker/host_messages.py"},
@@ -49,6 +50,9 @@ DOORS = {
     "zeroconf": {"wire/discovery.py"},
 }
 EVERYWHERE = {"numpy"}
+
+# The same for parts of the standard library that reach outside.
+STANDARD_DOORS = {"ssl": {"wire/security.py"}}
 
 # Files that decide and do not act: time, chance, identity and the world arrive as arguments.
 PURE = (
@@ -152,6 +156,11 @@ def test_libraries_enter_by_their_doors() -> None:
 
 
 @pytest.mark.parametrize("path", PURE)
+@pytest.mark.parametrize("library", STANDARD_DOORS)
+def test_parts_of_the_standard_library_enter_by_their_doors(library: str) -> None:
+    assert {file.path for file, found in imports() if found.top == library} == STANDARD_DOORS[library]
+
+
 def test_pure_files_reach_for_nothing(path: str) -> None:
     file = BY_PATH[path]
     wrong = [
