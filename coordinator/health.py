@@ -1,24 +1,51 @@
-"""The failure detector: Healthy -> Suspect -> Dead, with refutation and rejoin.
+"""The failure detector: Healthy -> Suspect -> Dead, with second opinions, refutation and rejoin.
 
-Pure: `now` (monotonic seconds) is an argument, transitions are the result.  It does not know what a link, a worker or a
-plan is; it is told when a node was heard and asked what follows.  Timed suspicion with refutation by incarnation number
-follows SWIM (Das, Gupta, Motivala 2002); the patience of a judge that was itself late follows Lifeguard (Dadgar,
-Phillips, Currey 2018).
+Pure: `now` (monotonic seconds) is an argument, decisions are the result.  It does not know what a link, a worker or a
+plan is; it is told when a node was heard, what peers found and how late its own judge was, and says what follows.  To
+add a rule, add a Cause, say in `_cause` when it holds, and give it a row of TRANSITIONS.
 
-    joined --> HEALTHY --silent suspect_s--> SUSPECT --silent dead_s--> DEAD
-                  ^                             |
+    joined --> HEALTHY --silent suspect_s--> SUSPECT --silent probed_s, no peer reaches it--> DEAD
+                  ^                             |  '---silent dead_s, whatever peers say-------'
                   '--- any later beat ----------'        DEAD --joined again, newer incarnation--> HEALTHY
 
 A closed connection is certain knowledge and goes to DEAD at once.  DEAD is final for an incarnation: late beats of it
 are ignored, so a node that was only asleep comes back by joining again.
+
+Three things keep a judge from condemning others for its own troubles:
+
+* Second opinions.  On Suspect it asks up to PEERS_ASKED healthy peers whether they reach the node.  Only if all of them
+  fail, or there is none, is the node dead early.  (Das, Gupta, Motivala: SWIM, 2002.)
+* Lateness.  While the judge itself was late nobody was silent, and one that was late once has beats of others unread
+  again soon: its deadlines are stretched, by at most the node time-out, and less so as time passes on time.  (Dadgar,
+  Phillips, Currey: Lifeguard, 2018, arXiv 1707.00788, which stretches by a counter where this has the delay itself.)
+* The mass guard.  When half of all nodes, and MASS_MIN at least, become Suspect together, no verdict falls for hold_s,
+  unless the judge finds that others still answer it.  (After Kubernetes, which stops evictions when most nodes fail.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from wire.errors import ConfigError
+from wire.timeouts import NODE_TIMEOUT_S, check_node_timeout, node_timeout_of_beat
+
+PEERS_ASKED = 2
+MASS_MIN = 3
+DECAY = 0.1  # of a second per second: a stretch by the whole node time-out is over after ten of them
+
+# Every time as a share of the node time-out.
+SHARES: Mapping[str, float] = {
+    "beat": 1 / 15,  # between heartbeats; the worst gap measured is 1.2 beats idle, 1.6 at 20 % of a core, 3 at 5 %
+    "suspect": 1 / 3,  # five beats of silence: no gap measured comes near
+    "probe": 4 / 15,  # how long a peer tries; its answer is back before `probed`
+    "probed": 2 / 3,  # dead, if no peer reaches it: the suspicion was announced and had five beats to be refuted
+    "dead": 1.0,  # dead, whatever peers say: a node that only we cannot hear is of no use to us
+    "lease": 1.0,  # a worker that hears nothing for so long counts its coordinator as gone
+    "mass": 2 / 3,  # suspicions that begin within this time are one event
+    "hold": 1.0,  # how long the mass guard may put off a verdict, once in a silence
+    "stretch": 1.0,  # how far lateness may stretch a deadline
+}
 
 
 class Health(Enum):
@@ -27,43 +54,111 @@ class Health(Enum):
     DEAD = "dead"
 
 
+class Cause(Enum):
+    """Why a node's health may change.  Where several hold, the first counts."""
+
+    JOINED = "it completed its handshake"
+    HEARD = "a beat of it came"
+    CLOSED = "certain knowledge, such as a closed connection"
+    UNHEARD = "silent dead_s, though a peer reaches it"
+    TIMED_OUT = "silent dead_s"
+    UNREACHED = "silent probed_s, and every peer that was asked failed to reach it"
+    ALONE = "silent probed_s, and there was no peer to ask"
+    QUIET = "silent suspect_s"
+
+
+# (health, cause) -> the new health, and the reason that people read.  What is absent changes nothing.
+TRANSITIONS: Mapping[tuple[Health | None, Cause], tuple[Health, str]] = {
+    (None, Cause.JOINED): (Health.HEALTHY, "joined"),
+    (Health.SUSPECT, Cause.JOINED): (Health.HEALTHY, "joined again"),
+    (Health.DEAD, Cause.JOINED): (Health.HEALTHY, "joined again"),
+    (Health.SUSPECT, Cause.HEARD): (Health.HEALTHY, "refuted the suspicion"),
+    (Health.HEALTHY, Cause.QUIET): (Health.SUSPECT, "silent for {silent_s:.2f} s"),
+    (Health.SUSPECT, Cause.ALONE): (Health.DEAD, "silent for {silent_s:.2f} s, and no peer was there to ask"),
+    (Health.SUSPECT, Cause.UNREACHED): (Health.DEAD, "silent for {silent_s:.2f} s, and {failed} could not reach it"),
+    (Health.SUSPECT, Cause.UNHEARD): (Health.DEAD, "silent for {silent_s:.2f} s, though {reached} reached it"),
+    (Health.SUSPECT, Cause.TIMED_OUT): (Health.DEAD, "silent for {silent_s:.2f} s"),
+    (Health.HEALTHY, Cause.CLOSED): (Health.DEAD, "{told}"),
+    (Health.SUSPECT, Cause.CLOSED): (Health.DEAD, "{told}"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class HealthConfig:
-    """Intervals in seconds; everything follows from the heartbeat, so there is one number to choose."""
+    """All times in seconds, derived from the one that is chosen."""
 
-    beat_s: float = 0.1  # under load the worst gap measured between beats is 1.5 beats, on a starved machine 3
-    suspect_beats: float = 5.0  # three times the worst measured gap
-    dead_beats: float = 10.0  # the suspicion was announced to the node at 5; it had 5 beats to refute it
+    node_timeout_s: float = NODE_TIMEOUT_S
+
+    @staticmethod
+    def from_node_timeout(seconds: float) -> HealthConfig:
+        """ConfigError outside 0.15 to 900 s."""
+        return HealthConfig(check_node_timeout(seconds))
 
     @staticmethod
     def of_heartbeat(beat_s: float) -> HealthConfig:
-        """The timeouts that go with a heartbeat interval; ConfigError outside 0.01 to 60 s."""
-        if not 0.01 <= beat_s <= 60:
-            raise ConfigError(f"a heartbeat of {beat_s} s is outside 0.01 to 60 s", next_step="Most meshes want 0.1")
-        return HealthConfig(beat_s=beat_s)
+        """The times that go with a heartbeat interval; ConfigError outside 0.01 to 60 s."""
+        return HealthConfig(node_timeout_of_beat(beat_s))
+
+    @property
+    def beat_s(self) -> float:
+        return self._share("beat")
 
     @property
     def suspect_s(self) -> float:
-        return self.beat_s * self.suspect_beats
+        return self._share("suspect")
+
+    @property
+    def probe_s(self) -> float:
+        return self._share("probe")
+
+    @property
+    def probed_s(self) -> float:
+        return self._share("probed")
 
     @property
     def dead_s(self) -> float:
-        return self.beat_s * self.dead_beats
+        return self._share("dead")
 
     @property
     def lease_s(self) -> float:
-        """How long a worker that hears nothing may believe it still belongs to its coordinator."""
-        return 1.5 * self.dead_s
+        return self._share("lease")
+
+    @property
+    def mass_s(self) -> float:
+        return self._share("mass")
+
+    @property
+    def hold_s(self) -> float:
+        return self._share("hold")
+
+    @property
+    def stretch_s_max(self) -> float:
+        return self._share("stretch")
+
+    def describe(self) -> str:
+        """One line for people."""
+        return (
+            f"node time-out {self.node_timeout_s:g} s (--node-timeout): heartbeat {self.beat_s:.3g} s, "
+            f"Suspect after {self.suspect_s:.3g} s of silence, Dead after {self.probed_s:.3g} s "
+            f"if no peer reaches the node and after {self.dead_s:.3g} s in any case"
+        )
+
+    def _share(self, name: str) -> float:
+        return self.node_timeout_s * SHARES[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What is known of one node.  `heard_s` is when it was last heard, on the judge's clock."""
+    """What is known of one node, on the judge's clock."""
 
     node: str
     health: Health
     incarnation: int
-    heard_s: float
+    heard_s: float  # when it was last heard
+    counted_s: float  # from when its silence counts: later than heard_s where the judge was late since
+    suspected_s: float = 0.0  # when it became Suspect
+    held_s: float | None = None  # no verdict of this silence before this time
+    probes: Mapping[str, bool | None] = field(default_factory=dict)  # peer -> reached it, or None: has not answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +171,29 @@ class Transition:
     at_s: float
     silent_s: float
     reason: str
+    cause: Cause
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskPeer:
+    """Have `peer` try to reach `node` for `wait_s`, and hand this to `probed` with the answer."""
+
+    peer: str
+    node: str
+    wait_s: float
+    suspected_s: float  # which suspicion it belongs to
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSelf:
+    """See within `wait_s` whether any of `peers` answers this judge, and tell `self_probed`."""
+
+    peers: tuple[str, ...]
+    wait_s: float
+
+
+Decision = Transition | AskPeer | ProbeSelf
 
 
 class HealthDetector:
@@ -84,69 +202,188 @@ class HealthDetector:
     def __init__(self, config: HealthConfig) -> None:
         self.config = config
         self._watches: dict[str, Watch] = {}
+        self._ticked_s: float | None = None
+        self._stretch_s = 0.0  # as of _stretched_s
+        self._stretched_s = 0.0
+
+    # -- what is known
 
     def health(self, node: str) -> Health | None:
         """The node's health, or None if it never joined."""
         watch = self._watches.get(node)
         return watch.health if watch else None
 
-    def joined(self, node: str, incarnation: int, now: float) -> list[Transition]:
+    def heard_s(self, node: str) -> float | None:
+        """When the node was last heard, or None if it never joined."""
+        watch = self._watches.get(node)
+        return watch.heard_s if watch else None
+
+    def next_deadline(self) -> float | None:
+        """When `tick` should be called next, or None while nobody is watched."""
+        return min((due for watch in self._watches.values() for due, _ in self._dues(watch)), default=None)
+
+    # -- what happens
+
+    def joined(self, node: str, incarnation: int, now: float) -> list[Decision]:
         """A node completed its handshake; a dead one comes back."""
         watch = self._watches.get(node)
-        self._watches[node] = Watch(node, Health.HEALTHY, incarnation, now)
-        if watch is not None and watch.health is Health.HEALTHY:
-            return []
-        return [Transition(node, Health.HEALTHY, watch.health if watch else None, now, 0.0, "joined")]
+        self._watches[node] = Watch(node, Health.HEALTHY, incarnation, now, now)
+        return self._change(watch, self._watches[node], Cause.JOINED, now)
 
-    def heard(self, node: str, incarnation: int, now: float) -> list[Transition]:
+    def heard(self, node: str, incarnation: int, now: float) -> list[Decision]:
         """A beat arrived.  An older incarnation, a dead node or a stranger changes nothing."""
         watch = self._watches.get(node)
         if watch is None or watch.health is Health.DEAD or incarnation < watch.incarnation:
             return []
-        self._watches[node] = Watch(node, Health.HEALTHY, incarnation, now)
-        if watch.health is Health.HEALTHY:
-            return []
-        return [Transition(node, Health.HEALTHY, watch.health, now, now - watch.heard_s, "refuted the suspicion")]
+        fresh = self._watches[node] = Watch(node, Health.HEALTHY, incarnation, now, now)
+        return [] if watch.health is Health.HEALTHY else self._change(watch, fresh, Cause.HEARD, now)
 
-    def lost(self, node: str, now: float, reason: str) -> list[Transition]:
+    def lost(self, node: str, now: float, told: str) -> list[Decision]:
         """Certain knowledge that the node is gone, such as a closed connection."""
         watch = self._watches.get(node)
-        if watch is None or watch.health is Health.DEAD:
-            return []
-        self._watches[node] = replace(watch, health=Health.DEAD)
-        return [Transition(node, Health.DEAD, watch.health, now, now - watch.heard_s, reason)]
+        return [] if watch is None else self._change(watch, watch, Cause.CLOSED, now, told)
 
     def forget(self, node: str) -> None:
         """The node left for good."""
         self._watches.pop(node, None)
 
-    def tick(self, now: float, late_s: float = 0.0) -> list[Transition]:
-        """What follows from the silence so far.
+    def probed(self, ask: AskPeer, reached: bool | None, now: float) -> list[Decision]:
+        """A peer's answer; None: it could not try, which says nothing about the node."""
+        watch = self._watches.get(ask.node)
+        if watch is None or watch.health is not Health.SUSPECT or watch.suspected_s != ask.suspected_s:
+            return []
+        return self._answered(watch, ask.peer, reached, now)
 
-        `late_s` is how much later than asked this judge itself woke up: the same delay may sit in front of beats that
-        have arrived but not been read, so every node is given that much longer.
+    def self_probed(self, well: bool, now: float) -> list[Decision]:
+        """What ProbeSelf found.  A judge that others answer need not hold back; another waits out its hold."""
+        if not well:
+            return []
+        for watch in self._watches.values():
+            if watch.held_s is not None:
+                self._watches[watch.node] = replace(watch, held_s=min(watch.held_s, now))
+        return self._due(now)
+
+    def tick(self, now: float, late_s: float = 0.0) -> list[Decision]:
+        """What follows from the silence so far.  `late_s` is how much later than asked this judge itself woke up."""
+        self._excuse(now, late_s)
+        decisions = self._due(now)
+        return decisions + self._guard(now)
+
+    # -- judging
+
+    def _due(self, now: float) -> list[Decision]:
+        return [
+            decision
+            for watch in list(self._watches.values())
+            if (cause := self._cause(watch, now)) is not None
+            for decision in self._change(watch, watch, cause, now)
+        ]
+
+    def _cause(self, watch: Watch, now: float) -> Cause | None:
+        return next((cause for due_s, cause in self._dues(watch) if now >= due_s), None)
+
+    def _dues(self, watch: Watch) -> list[tuple[float, Cause]]:
+        """When silence alone changes this node's health, and why; what counts first stands first."""
+        config, answers = self.config, watch.probes.values()
+        if watch.health is Health.HEALTHY:
+            return [(self._deadline(watch, config.suspect_s), Cause.QUIET)]
+        if watch.health is Health.DEAD:
+            return []
+        last = Cause.UNHEARD if any(answers) else Cause.TIMED_OUT
+        dues = [(self._deadline(watch, config.dead_s), last)]
+        if all(answer is False for answer in answers):
+            dues.append((self._deadline(watch, config.probed_s), Cause.UNREACHED if answers else Cause.ALONE))
+        return dues
+
+    def _deadline(self, watch: Watch, after_s: float) -> float:
+        """When the node was silent for `after_s` and the stretch, which shrinks until then; not before its hold ends.
+
+        The stretched deadline is the t of: t = plain + stretch - DECAY * (t - stretched)."""
+        plain_s = watch.counted_s + after_s
+        stretched_s = (plain_s + self._stretch_s + DECAY * self._stretched_s) / (1 + DECAY)
+        return max(plain_s, stretched_s, plain_s if watch.held_s is None else watch.held_s)
+
+    def _change(self, was: Watch | None, known: Watch, cause: Cause, now: float, told: str = "") -> list[Decision]:
+        """What the table says follows from a cause; `was` is what was known before it, None of a stranger."""
+        found = TRANSITIONS.get((was.health if was else None, cause))
+        if found is None:
+            return []
+        health, reason = found
+        asked = self._peers(known.node) if health is Health.SUSPECT else []
+        fresh = replace(known, health=health)
+        if health is Health.SUSPECT:
+            fresh = replace(fresh, suspected_s=now, probes=dict.fromkeys(asked))
+        self._watches[fresh.node] = fresh
+        silent_s = now - was.heard_s if was else 0.0
+        failed, reached = (_peers_text(fresh.probes, answer) for answer in (False, True))
+        text = reason.format(silent_s=silent_s, failed=failed, reached=reached, told=told)
+        before = was.health if was else None
+        decisions: list[Decision] = [
+            Transition(fresh.node, health, before, now, silent_s, text, cause, fresh.incarnation),
+            *(AskPeer(peer, fresh.node, self.config.probe_s, now) for peer in asked),
+        ]
+        return decisions + self._withdraw(fresh.node, now) if health is Health.DEAD else decisions
+
+    # -- second opinions
+
+    def _peers(self, node: str) -> list[str]:
+        """Whom to ask: healthy ones, the most recently heard first."""
+        healthy = [watch for watch in self._watches.values() if watch.health is Health.HEALTHY and watch.node != node]
+        healthy.sort(key=lambda watch: (-watch.heard_s, watch.node))
+        return [watch.node for watch in healthy[:PEERS_ASKED]]
+
+    def _answered(self, watch: Watch, peer: str, reached: bool | None, now: float) -> list[Decision]:
+        if watch.probes.get(peer, True) is not None:
+            return []  # it was not asked, or has answered
+        probes = {name: answer for name, answer in watch.probes.items() if name != peer}
+        if reached is not None:
+            probes[peer] = reached
+        fresh = self._watches[watch.node] = replace(watch, probes=probes)
+        cause = self._cause(fresh, now)
+        return [] if cause is None else self._change(fresh, fresh, cause, now)
+
+    def _withdraw(self, peer: str, now: float) -> list[Decision]:
+        """A dead peer will not answer."""
+        return [
+            decision
+            for watch in list(self._watches.values())
+            if watch.health is Health.SUSPECT
+            for decision in self._answered(watch, peer, None, now)
+        ]
+
+    # -- the judge's own troubles
+
+    def _excuse(self, now: float, late_s: float) -> None:
+        """Take the judge's own delay off every silence, and stretch what comes.
+
+        One beat of every delay counts all the same, so that a judge that is never on time still reaches a verdict.
         """
-        transitions = []
-        for watch in list(self._watches.values()):
-            if late_s > 0 and watch.health is not Health.DEAD:
-                watch = self._watches[watch.node] = replace(watch, heard_s=min(now, watch.heard_s + late_s))
-            silent_s = now - watch.heard_s
-            health = self._judge(watch.health, silent_s)
-            if health is not watch.health:
-                self._watches[watch.node] = replace(watch, health=health)
-                reason = f"silent for {silent_s:.2f} s"
-                transitions.append(Transition(watch.node, health, watch.health, now, silent_s, reason))
-        return transitions
+        elapsed_s = now - (self._ticked_s if self._ticked_s is not None else now - late_s)
+        self._ticked_s = now
+        excused_s = min(late_s, elapsed_s - self.config.beat_s)
+        if late_s <= self.config.beat_s or excused_s <= 0:
+            return
+        stretch_s = max(0.0, self._stretch_s - DECAY * (now - self._stretched_s)) + excused_s
+        self._stretch_s, self._stretched_s = min(stretch_s, self.config.stretch_s_max), now
+        for watch in self._watches.values():
+            if watch.health is not Health.DEAD:
+                self._watches[watch.node] = replace(watch, counted_s=min(now, watch.counted_s + excused_s))
 
-    def next_deadline(self) -> float | None:
-        """When `tick` should be called next, or None while nobody is watched."""
-        waits = {Health.HEALTHY: self.config.suspect_s, Health.SUSPECT: self.config.dead_s}
-        due = [watch.heard_s + waits[watch.health] for watch in self._watches.values() if watch.health in waits]
-        return min(due, default=None)
+    def _guard(self, now: float) -> list[Decision]:
+        """Hold verdicts while many became Suspect together, and have the judge look at itself first."""
+        alive = [watch for watch in self._watches.values() if watch.health is not Health.DEAD]
+        suspects = [watch for watch in alive if watch.health is Health.SUSPECT]
+        together = [watch for watch in suspects if now - watch.suspected_s <= self.config.mass_s]
+        fresh = [watch for watch in together if watch.held_s is None]
+        if not fresh or len(together) < MASS_MIN or 2 * len(together) < len(alive):
+            return []
+        for watch in fresh:
+            self._watches[watch.node] = replace(watch, held_s=now + self.config.hold_s)
+        healthy = [watch for watch in alive if watch.health is Health.HEALTHY]
+        healthy.sort(key=lambda watch: (-watch.heard_s, watch.node))
+        return [ProbeSelf(tuple(watch.node for watch in healthy[:MASS_MIN]), self.config.probe_s)]
 
-    def _judge(self, health: Health, silent_s: float) -> Health:
-        if health is Health.HEALTHY and silent_s >= self.config.suspect_s:
-            return Health.SUSPECT
-        if health is Health.SUSPECT and silent_s >= self.config.dead_s:
-            return Health.DEAD
-        return health
+
+def _peers_text(probes: Mapping[str, bool | None], answer: bool) -> str:
+    count = sum(found is answer for found in probes.values())
+    return "1 peer" if count == 1 else f"{count} peers"

@@ -24,14 +24,15 @@ class NodeView:
     version: str
     devices: tuple[DeviceReport, ...]
     memory_bytes: int
+    silent_s: float = 0.0  # since it was last heard
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something worth telling; `at_s` is on the coordinator's monotonic clock.
 
-    `kind` is joined, suspect, healthy, dead, leaving, planned, deployed, began (a worker's first part of a step
-    started) or ran (all its parts did).
+    `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, leaving, planned, deployed, began (a
+    worker's first part of a step started) or ran (all its parts did).
     """
 
     at_s: float

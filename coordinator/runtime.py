@@ -43,6 +43,8 @@ from wire.messages import (
     Message,
     MissingGraphs,
     PlanKey,
+    Probe,
+    Probed,
     Push,
     Ran,
     Run,
@@ -56,7 +58,7 @@ from wire.types import TensorType
 from wire.versions import usable_ops
 
 from . import dispatch, state
-from .health import Health, HealthConfig, HealthDetector, Transition
+from .health import AskPeer, Cause, Decision, Health, HealthConfig, HealthDetector, ProbeSelf, Transition
 from .plan import Plan
 from .planner import make_plan
 from .profile import Profiles, WorkerProfile, worker_profile
@@ -71,6 +73,8 @@ REDIAL_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a node a
 DIAL_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 30.0  # a worker answers once its devices are probed
 PLANS_REMEMBERED = 256
+ANSWER_SHARE = 1.2  # a peer's answer is waited for a little longer than the peer tries
+READ_PASSES = 3  # passes of the loop until what the sockets hold was taken: it is polled, parsed and delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,11 @@ class Coordinator:
             state.Resolve: self._resolve,
             state.Reject: self._reject,
         }
+        self._judged: dict[type, Callable[[Any], object]] = {
+            Transition: self._changed,
+            AskPeer: lambda ask: self._spawn(self._ask_peer(ask)),
+            ProbeSelf: lambda probe: self._spawn(self._probe_self(probe)),
+        }
         self._notified: dict[type, Callable[[Link, Any], None]] = {
             Beat: self._on_beat,
             Began: self._on_began,
@@ -198,7 +207,8 @@ class Coordinator:
         for node_id, view in self._known.items():
             health = self._detector.health(node_id)
             present = health.value if health else Health.DEAD.value
-            views.append(replace(view, state=present))
+            heard_s = self._detector.heard_s(node_id)
+            views.append(replace(view, state=present, silent_s=0.0 if heard_s is None else self._now() - heard_s))
         return sorted(views, key=lambda view: view.name)
 
     async def plan(self, graph: WireGraph, strategy: str = "auto") -> Plan:
@@ -380,22 +390,48 @@ class Coordinator:
     def _on_beat(self, link: Link, body: Beat) -> None:
         self._judge(self._detector.heard(link.peer.node_id, body.incarnation, self._now()))
 
-    def _judge(self, transitions: Sequence[Transition]) -> None:
-        for change in transitions:
-            member = self._members.get(change.node)
-            if change.was is not None or change.health is not Health.HEALTHY:
-                self._tell(change.health.value, change.node, change.reason)
-            else:
-                self._tell("joined", change.node, change.reason)
-            if member is None:
-                continue
-            if change.health is Health.SUSPECT:
-                member.link.notify(Suspected(member.link.peer.incarnation))
-            elif change.health is Health.DEAD:
-                del self._members[change.node]
-                error = NodeLost(f"worker {member.profile.name} is gone: {change.reason}", node=member.profile.name)
-                member.link.close(change.reason)
-                self._feed(state.NodeGone(change.node, error))
+    def _judge(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            self._judged[type(decision)](decision)
+
+    def _changed(self, change: Transition) -> None:
+        member = self._members.get(change.node)
+        self._tell("joined" if change.was is None else change.health.value, change.node, change.reason)
+        if member is None:
+            return
+        if change.health is Health.SUSPECT:
+            member.link.notify(Suspected(change.incarnation))
+        elif change.health is Health.DEAD:
+            del self._members[change.node]
+            member.link.close(change.reason)
+            self._feed(state.NodeGone(change.node, lost_node(member.profile.name, change, self.config.health)))
+
+    async def _ask_peer(self, ask: AskPeer) -> None:
+        """Have a worker try to reach one that is silent to us."""
+        peer, member = self._members.get(ask.peer), self._members.get(ask.node)
+        if member is None:
+            return
+        reached, text = None, "cannot be asked"
+        try:
+            if peer is not None:
+                body = Probe(ask.node, member.link.peer.address, ask.wait_s)
+                answer = await peer.link.request(body, timeout_s=ask.wait_s * ANSWER_SHARE)
+                if isinstance(answer, Probed):
+                    reached = answer.reached
+                    text = f"reached it in {answer.rtt_s * 1e3:.1f} ms" if reached else "could not reach it"
+        except MeshError as error:
+            log.debug("probing %s: %s", member.profile.name, error)
+        self._tell("probed", ask.node, f"{peer.profile.name if peer else 'a peer that left'} {text}")
+        self._judge(self._detector.probed(ask, reached, self._now()))
+
+    async def _probe_self(self, probe: ProbeSelf) -> None:
+        """Most workers went silent at once: see whether the rest still answer before anybody is blamed."""
+        links = [self._members[peer].link for peer in probe.peers if peer in self._members]
+        answers = await asyncio.gather(*(link.ping(probe.wait_s) for link in links), return_exceptions=True)
+        well = any(isinstance(answer, float) for answer in answers)
+        found = "the others answer" if well else "nobody else answers, so this may be our own fault"
+        log.warning("at least half of the workers fell silent together; %s", found)
+        self._judge(self._detector.self_probed(well, self._now()))
 
     async def _watch_time(self) -> None:
         """Wake when the detector or the machine has something due, and tell the detector how late that was."""
@@ -411,8 +447,9 @@ class Coordinator:
             except TimeoutError:
                 # Beats that arrived while this loop was busy are read before anybody is judged.
                 late_s = self._now() - wake_s
-                await asyncio.sleep(0)
-                self._judge(self._detector.tick(self._now(), late_s if late_s > self.config.health.beat_s else 0.0))
+                for _ in range(READ_PASSES):
+                    await asyncio.sleep(0)
+                self._judge(self._detector.tick(self._now(), late_s))
                 self._feed(state.Tick())
 
     # -- performing what the machine decided
@@ -684,6 +721,19 @@ class Coordinator:
     def _find_blob(self, address: bytes) -> memoryview | None:
         found = self._blobs.get(address)
         return None if found is None else tensor_bytes(found[0])
+
+
+def lost_node(name: str, change: Transition, health: HealthConfig) -> NodeLost:
+    """The error of calls that a death ended, which says what to turn where the worker was only slow."""
+    message = f"worker {name} is gone: {change.reason}"
+    if change.cause is Cause.CLOSED:
+        return NodeLost(message, node=name)
+    return NodeLost(
+        message,
+        node=name,
+        cause=f"last seen {change.silent_s:.2f} s before; the node time-out is {health.node_timeout_s:g} s",
+        next_step=f"If it was only slow, allow more: --node-timeout {2 * health.node_timeout_s:g}",
+    )
 
 
 def _type_of(value: Value) -> TensorType:

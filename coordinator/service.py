@@ -126,7 +126,8 @@ class JobService:
     async def _nodes(self, link: Link, body: AskNodes) -> Nodes:
         names = NodeReport.__struct_fields__
         views = self._coordinator.nodes()
-        return Nodes(tuple(NodeReport(**{name: getattr(view, name) for name in names}) for view in views))
+        reports = tuple(NodeReport(**{name: getattr(view, name) for name in names}) for view in views)
+        return Nodes(reports, self._coordinator.config.health.node_timeout_s)
 
     # -- running
 

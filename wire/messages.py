@@ -283,6 +283,22 @@ class Suspected(Message, frozen=True, array_like=True, tag=True):
     incarnation: Count
 
 
+class Probe(Message, frozen=True, array_like=True, tag=True):
+    """Coordinator to worker: see within `wait_s` whether `node`, which listens on `address`, answers you.  Answered by
+    Probed."""
+
+    node: Name
+    address: Name
+    wait_s: Annotated[float, Meta(ge=0, le=600)]
+
+
+class Probed(Message, frozen=True, array_like=True, tag=True):
+    """Whether the node answered, and after how long; 0 if it did not."""
+
+    reached: bool
+    rtt_s: Seconds = 0.0
+
+
 class Leaving(Message, frozen=True, array_like=True, tag=True):
     """Worker to coordinator, one-way: unfinished parts are handed back; send no more work.  `reason` is for people."""
 
@@ -393,15 +409,17 @@ class NodeReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     state: Name  # healthy, suspect, dead
     version: Name
     devices: tuple[DeviceReport, ...]
+    silent_s: Seconds = 0.0  # since it was last heard
 
 
 class Nodes(Message, frozen=True, array_like=True, tag=True):
     nodes: tuple[NodeReport, ...]
+    node_timeout_s: Seconds = 0.0  # after which a silent one is dead
 
 
 AnyMessage = (
     Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Began | CancelStep
-    | FetchBlob | Blob | BlobStream | Join | Joined | Beat | Suspected | Leaving | TailLog | LogLines
+    | FetchBlob | Blob | BlobStream | Join | Joined | Beat | Suspected | Probe | Probed | Leaving | TailLog | LogLines
     | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob
     | AskNodes | Nodes
 )  # fmt: skip

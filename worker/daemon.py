@@ -50,6 +50,8 @@ from wire.messages import (
     LogLines,
     Message,
     Output,
+    Probe,
+    Probed,
     Push,
     Ran,
     Run,
@@ -350,6 +352,8 @@ class Daemon:
             case FetchBlob():
                 await self._store.find(body.blob)
                 return await self._exchange.serve(link, body)
+            case Probe():
+                return await self._probe(node, body)
             case TailLog(lines):
                 return LogLines(tuple(self._log_lines)[-lines:] if lines else ())
         raise ProtocolError(f"a worker does not answer {type(body).__name__}")
@@ -536,13 +540,32 @@ class Daemon:
 
     async def _dial(self, action: ev.LinkTo) -> None:
         try:
-            link = await self._endpoint.dial(*parse_address(action.address))
-            if link.peer.node_id != action.node:
-                raise NodeLost(f"{action.address} is now node {link.peer.name}")
+            await self._linked(action.node, action.address)
         except MeshError as error:
             self._feed(ev.LinkFailed(action.node, error))
         else:
             self._feed(ev.NodeLinked(action.node))
+
+    async def _linked(self, node: str, address: str) -> Link:
+        """The link to a node, dialled if there is none; MeshError."""
+        link = self._endpoint.links.get(node)
+        if link is None or link.closed:
+            link = await self._endpoint.dial(*parse_address(address))
+        if link.peer.node_id != node:
+            raise NodeLost(f"{address} is now node {link.peer.name}")
+        return link
+
+    async def _probe(self, asker: str, body: Probe) -> Probed:
+        """Whether a node that our coordinator suspects answers us."""
+        owner = self._state.owner if self._state else None
+        if owner is None or owner.node != asker:
+            raise ProtocolError("only the coordinator of a worker may have it probe others")
+        try:
+            async with asyncio.timeout(body.wait_s):
+                link = await self._linked(body.node, body.address)
+                return Probed(True, await link.ping(body.wait_s))
+        except (MeshError, TimeoutError):
+            return Probed(False)
 
     # -- actions: blobs
 

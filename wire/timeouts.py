@@ -1,0 +1,34 @@
+"""The node time-out: the one number people choose about failure detection, and what it may be.
+
+After that many seconds of silence a worker is certainly counted as dead; `coordinator/health.py` derives every other
+time from it.  It does not know what follows from a silence.  A new preset is a row here.
+"""
+
+from __future__ import annotations
+
+from .errors import ConfigError
+
+# Ten to thirty times the worst gap measured between heartbeats on an idle machine, so a false death needs a real fault;
+# over the internet a lost segment alone can cost seconds.
+PRESETS: dict[str, float] = {"local": 1.5, "lan": 1.5, "wan": 10.0}
+NODE_TIMEOUT_S = PRESETS["lan"]
+BEATS = 15  # heartbeats in one node time-out
+BEAT_S_MIN, BEAT_S_MAX = 0.01, 60.0
+
+
+def check_node_timeout(seconds: float) -> float:
+    """The node time-out as a float; ConfigError outside 0.15 to 900 s."""
+    if not BEATS * BEAT_S_MIN <= seconds <= BEATS * BEAT_S_MAX:
+        raise ConfigError(
+            f"a node time-out of {seconds} s is outside {BEATS * BEAT_S_MIN:g} to {BEATS * BEAT_S_MAX:g} s",
+            next_step="Most meshes want 1.5 s, over the internet 10 s",
+        )
+    return float(seconds)
+
+
+def node_timeout_of_beat(beat_s: float) -> float:
+    """The node time-out that goes with a heartbeat interval; ConfigError outside 0.01 to 60 s."""
+    if not BEAT_S_MIN <= beat_s <= BEAT_S_MAX:
+        limits = f"{BEAT_S_MIN:g} to {BEAT_S_MAX:g} s"
+        raise ConfigError(f"a heartbeat of {beat_s} s is outside {limits}", next_step="Most meshes want 0.1")
+    return BEATS * float(beat_s)
