@@ -83,6 +83,8 @@ PURE = (
     "wire/simplify.py",
     "wire/text.py",
     "wire/types.py",
+    "wire/timeouts.py",
+    "wire/tokens.py",
     "wire/verify.py",
     "wire/versions.py",
     "worker/events.py",
