@@ -39,7 +39,8 @@ class AsyncMesh:
         self._backend = backend
         self._loop = asyncio.get_running_loop()
         self._last: Started | None = None
-        self._closed = False
+        self._here: set[asyncio.Future[Any]] = set()  # calls computed in this process
+        self._closing: asyncio.Future[None] | None = None
 
     @staticmethod
     def builder() -> MeshBuilder:
@@ -110,9 +111,11 @@ class AsyncMesh:
 
     async def close(self) -> None:
         """End local workers and links; calls under way are cancelled."""
-        if not self._closed:
-            self._closed = True
-            await self._backend.close()
+        if self._closing is None:
+            for outputs in self._here:
+                outputs.cancel()
+            self._closing = asyncio.ensure_future(self._backend.close())
+        await asyncio.shield(self._closing)  # whoever asks, and gives up asking, it is done to the end
 
     async def __aenter__(self) -> AsyncMesh:
         return self
@@ -136,10 +139,12 @@ class AsyncMesh:
 
     def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:
         """Begin a call, on the loop."""
-        if self._closed:
+        if self._closing is not None:
             raise ConfigError("this mesh is closed")
         if form.mode == "off" or (form.mode == "auto" and not self._backend.live()):
             started = _start_here(self._loop, work, inputs)
+            self._here.add(started.outputs)
+            started.outputs.add_done_callback(self._here.discard)
         else:
             started = self._backend.start(work, inputs)
         self._last = started

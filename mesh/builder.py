@@ -17,6 +17,7 @@ from wire.address import check_name, parse_address
 from wire.errors import ConfigError
 
 from .config import DiscoverSpec, LocalSpec, MeshConfig
+from .sizes import parse_size
 
 if TYPE_CHECKING:
     from .aio import AsyncMesh
@@ -47,18 +48,20 @@ class MeshBuilder:
         count: int,
         engine: str | Sequence[str] = "auto",
         cache_dir: str | Path | None = None,
-        max_memory: str | None = None,
+        max_memory: str | int | None = None,
     ) -> MeshBuilder:
         """Start `count` workers on this machine, ended with the mesh.
 
         `engine` is "auto", "cpu", "wgsl" or a `mesh-worker --device` name, one for all or a list of `count`.
-        `cache_dir` keeps weights and kernels between runs; `max_memory` is each worker's budget, such as "2GiB".
+        `cache_dir` keeps weights and kernels between runs; `max_memory` is each worker's budget: "2GiB", or bytes.
         """
         from .local import devices_per_worker
 
         devices_per_worker(count, engine)
         fixed = engine if isinstance(engine, str) else tuple(engine)
-        return self._with(local=LocalSpec(count, fixed, Path(cache_dir) if cache_dir else None, max_memory))
+        cache = Path(cache_dir).expanduser() if cache_dir else None
+        memory_bytes = None if max_memory is None else parse_size(str(max_memory))
+        return self._with(local=LocalSpec(count, fixed, cache, memory_bytes))
 
     def heartbeat(self, seconds: float) -> MeshBuilder:
         """The heartbeat interval; a silent worker is Suspect after 5 of them and Dead after 10."""

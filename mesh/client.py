@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -27,26 +27,23 @@ from .backend import Started, Work
 from .builder import MeshBuilder
 from .compiled import Compiled
 from .config import MeshConfig
+from .loop_thread import LoopThread
 from .node import Node
 from .preview import PlanPreview
 from .realise import Evaluator, Param, reset_evaluator, set_evaluator
 from .report import Report
-
-T = TypeVar("T")
 
 
 class Mesh:
     """A mesh of machines as one computer.  Made by `Mesh.builder()`; close it, or use it as a context manager."""
 
     def __init__(self, config: MeshConfig) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mesh", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread()
         self._token: Token[Evaluator | None] | None = None
         try:
-            self._async = self._await(AsyncMesh.connect(config))
+            self._async = self._loop.wait(AsyncMesh.connect(config))
         except BaseException:
-            self._stop_loop()
+            self._loop.stop()
             raise
 
     @staticmethod
@@ -56,18 +53,18 @@ class Mesh:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """Every worker, by name, with its present state."""
-        return self._await(self._async.nodes())
+        return self._loop.wait(self._async.nodes())
 
     def put(self, value: Any) -> Any:
         """Hold the arrays of a pytree on the mesh; the same tree with a Handle for each.
 
         A handle given as an argument is never hashed or sent again: its bytes go to a worker once, when first needed.
         """
-        return self._await(self._async.put(value))
+        return self._loop.wait(self._async.put(value))
 
     def plan(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto") -> PlanPreview:
         """What would go where and why, before a byte moves."""
-        return self._await(self._async.plan(fn, *args, strategy=strategy))
+        return self._loop.wait(self._async.plan(fn, *args, strategy=strategy))
 
     def run(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto") -> Any:
         """`fn(*args)` on the mesh.
@@ -101,15 +98,18 @@ class Mesh:
 
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
         """Call `watcher`, on the mesh's thread, with every event (joined, suspect, dead, planned, ...) from now on."""
-        self._loop.call_soon_threadsafe(self._async.watch, watcher)
+        self._loop.soon(self._async.watch, watcher)
 
     def close(self) -> None:
         """End local workers and links; calls under way are cancelled."""
-        if self._thread.is_alive():
-            self._await(self._async.close())
-            self._stop_loop()
+        if not self._loop.stopped:
+            self._loop.wait(self._async.close())
+        self._loop.stop()
 
     def __enter__(self) -> Mesh:
+        self._loop.check_running()
+        if self._token is not None:
+            raise ConfigError("this mesh has a with block already, whose end will close it")
         self._token = set_evaluator(self._evaluate)
         return self
 
@@ -129,17 +129,6 @@ class Mesh:
 
     def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
         return _Waiter(self, form, *form.bind(args)).result(None)
-
-    def _await(self, work: Coroutine[Any, Any, T]) -> T:
-        if not self._thread.is_alive():
-            work.close()
-            raise ConfigError("this mesh is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 class Job:
@@ -172,14 +161,14 @@ class _Waiter:
         self._mesh = mesh
         self._form = form
         self._started: Started | None = None
-        if not mesh._thread.is_alive():
-            raise ConfigError("this mesh is closed")
-        mesh._loop.call_soon_threadsafe(self._start, inputs, work)
+        mesh._loop.soon(self._start, inputs, work)
 
     def result(self, timeout_s: float | None) -> Any:
         return self._form.unbind(self.outputs(timeout_s))
 
     def outputs(self, timeout_s: float | None) -> Sequence[NDArray[Any]]:
+        if not self.arrived.done():
+            self._mesh._loop.check_may_wait()
         try:
             return self.arrived.result(timeout_s)
         except concurrent.futures.CancelledError:
@@ -193,12 +182,11 @@ class _Waiter:
             raise
 
     def cancel(self) -> None:
-        self._mesh._loop.call_soon_threadsafe(lambda: self._started.cancel() if self._started else None)
+        with contextlib.suppress(ConfigError):  # the mesh is closed, and its calls with it
+            self._mesh._loop.soon(lambda: self._started.cancel() if self._started else None)
 
     def report(self) -> Report:
-        self.arrived.exception() if self.arrived.done() and not self.arrived.cancelled() else None
-        assert self._started is not None
-        return Report.of(self._started.report())
+        return Report.of(self._started.report() if self._started else {})
 
     def _start(self, inputs: Mapping[str, NDArray[Any]], work: Work) -> None:
         try:

@@ -17,7 +17,7 @@ from wire.types import TensorType
 from .backend import Work
 from .handle import Handle
 from .realise import Param
-from .trace import Traced, signature, trace_full
+from .trace import Traced, leaf_type, signature, trace_full
 
 SIGNATURES_MAX = 128  # traced forms one compiled function keeps, for the shapes it was called with last
 
@@ -110,10 +110,14 @@ class CompiledFunction:
 
 
 def handle_of(array: Any, name: str = "") -> Handle:
-    """A handle of a plain array, hashed now: arrays are never remembered by identity, as they may have changed."""
-    fixed = np.array(array, order="C")
+    """A handle of an array, hashed now: arrays are never remembered by identity, as they may have changed.
+
+    InputError naming what is no array; Python's numbers get the dtypes they have as arguments.
+    """
+    kind = leaf_type(name or "value", array)
+    fixed = np.array(array, kind.dtype.numpy, order="C")
     fixed.flags.writeable = False
-    return Handle(hash_array(fixed), TensorType(fixed.shape, dtype_of(fixed)), name, fixed)
+    return Handle(hash_array(fixed), kind, name, fixed)
 
 
 def _by_name(graph: WireGraph, args: tuple[Any, ...]) -> dict[str, Any]:

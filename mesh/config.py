@@ -20,7 +20,7 @@ class LocalSpec:
     count: int
     engine: str | tuple[str, ...]
     cache_dir: Path | None
-    max_memory: str | None
+    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

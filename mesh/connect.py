@@ -73,7 +73,7 @@ async def _as_client(mesh: str, coordinators: Sequence[Address], config: MeshCon
 
 
 def _local_workers(mesh: str, spec: LocalSpec | None) -> LocalWorkers | None:
-    return LocalWorkers(mesh, spec.cache_dir, spec.max_memory) if spec else None
+    return LocalWorkers(mesh, spec.cache_dir, spec.memory_bytes) if spec else None
 
 
 async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: LocalSpec) -> None:

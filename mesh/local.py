@@ -45,10 +45,10 @@ class LocalWorker:
 class LocalWorkers:
     """The workers of one mesh object; `start`, then `close`."""
 
-    def __init__(self, mesh: str, cache_dir: Path | None = None, max_memory: str | None = None) -> None:
+    def __init__(self, mesh: str, cache_dir: Path | None = None, memory_bytes: int | None = None) -> None:
         self._mesh = mesh
         self._cache_dir = cache_dir
-        self._max_memory = max_memory
+        self._memory_bytes = memory_bytes
         self._folder: SharedDir | None = None
         self._processes: list[asyncio.subprocess.Process] = []
 
@@ -82,7 +82,7 @@ class LocalWorkers:
         command = [sys.executable, "-P", "-m", "mesh.commands.worker", "--local", "--port", "0"]
         command += ["--name", name, "--mesh", self._mesh]
         command += ["--state-dir", str(folder / name), "--cache-dir", str(cache)]
-        command += ["--max-memory", self._max_memory] if self._max_memory else []
+        command += ["--max-memory", str(self._memory_bytes)] if self._memory_bytes else []
         for device in devices:
             command += ["--device", device]
         pipe = asyncio.subprocess.PIPE
@@ -126,9 +126,11 @@ def environment() -> dict[str, str]:
 
 def devices_per_worker(count: int, engine: str | Sequence[str]) -> list[list[str]]:
     """The `--device` names of each of `count` workers: `engine` is one name for all, or a list of one each."""
-    if count < 1:
-        raise ConfigError(f"local({count}): a mesh has at least one local worker")
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f"local({count!r}): a mesh has at least one local worker, and a whole number of them")
     names = [engine] * count if isinstance(engine, str) else list(engine)
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"local({count}): an engine is a name, such as 'cpu', got {names}")
     if len(names) != count:
         raise ConfigError(f"local({count}): {len(names)} engines given; give one name, or a list of {count}")
     return [[] if name == "auto" else [name] for name in names]

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from ..sizes import parse_size
 from .exit_codes import OK, run_command
 from .flags import add_common, add_listening, command, mesh_name, node_name, verbosity
-from .sizes import parse_size
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

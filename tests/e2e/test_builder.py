@@ -126,6 +126,19 @@ def test_put_gives_a_handle_for_each_array_and_keeps_the_structure(two: Mesh) ->
     np.testing.assert_allclose(found, X @ W + 1, rtol=1e-6)
 
 
+def test_what_is_put_counts_as_it_would_as_an_argument(two: Mesh) -> None:
+    given = {"half": 0.5, "count": 3, "big": np.arange(40_000, dtype=">f4"), "yes": True}
+    held = two.put(given)
+    for name, value in given.items():
+        found, expected = two.run(lambda x: x * 2, held[name]), two.run(lambda x: x * 2, value)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(two.run(lambda x: x * 2, held["big"]), np.arange(40_000) * 2)
+    for wrong in ("text", object(), np.array([object()]), 1j):
+        with pytest.raises(errors.InputError, match="'layer/0'"):
+            two.put({"layer": [wrong]})
+
+
 def test_a_compiled_function_takes_other_shapes_when_they_come(two: Mesh) -> None:
     compiled = two.compile(layer, X, W)
     np.testing.assert_allclose(compiled(X, W), np.tanh(X @ W), rtol=1e-6)
@@ -216,8 +229,21 @@ def test_wgsl_without_an_adapter_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_each_local_worker_may_have_an_engine_of_its_own() -> None:
     with pytest.raises(errors.ConfigError, match=r"local\(3\): 2 engines given"):
         Mesh.builder().local(3, engine=["cpu", "cpu"])
-    with pytest.raises(errors.ConfigError, match="at least one"):
-        Mesh.builder().local(0)
+    with pytest.raises(errors.ConfigError, match=r"an engine is a name, such as 'cpu', got \[0\]"):
+        Mesh.builder().local(1, engine=[0])  # type: ignore[list-item]  # what the check is for
+    for count in (0, -1, 1.5):
+        with pytest.raises(errors.ConfigError, match="at least one"):
+            Mesh.builder().local(count)  # type: ignore[arg-type]  # what the check is for
+
+
+def test_a_worker_s_budget_is_a_size_or_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.ConfigError, match="'lots' is not a size"):
+        Mesh.builder().local(1, max_memory="lots")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    builder = Mesh.builder().mesh("budget").local(1, "cpu", cache_dir="~/kept", max_memory=3 << 30)
+    with builder.build() as mesh:
+        assert mesh.nodes[0].memory_bytes == 3 << 30
+    assert (tmp_path / "kept" / "local-0").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -125,3 +126,54 @@ def test_a_mesh_that_is_closed_ends_its_jobs() -> None:
     with pytest.raises(errors.Cancelled):
         job.result(timeout_s=SOON_S)
     mesh.close()
+
+
+def test_a_job_reports_and_is_cancelled_at_any_time() -> None:
+    mesh = Mesh.builder().mesh("anytime").local(1, "cpu").build()
+    job = mesh.submit(lambda x: x + 1, X)
+    assert job.report().seconds >= 0, "a job that has hardly begun has a report too"
+    job.result(timeout_s=SOON_S)
+    assert list(job.report().workers) == ["local-0"]
+    mesh.close()
+    job.cancel()
+    with pytest.raises(errors.ConfigError, match="this mesh is closed"):
+        mesh.watch(print)
+    with pytest.raises(errors.ConfigError, match="this mesh is closed"):
+        mesh.__enter__()
+
+
+def test_calls_of_many_threads_end_when_the_mesh_is_closed() -> None:
+    mesh = Mesh.builder().mesh("ending").local(1, "cpu").build()
+    ends: list[Exception] = []
+
+    def call(mode: str) -> None:
+        try:
+            while True:
+                mesh.run(chain(3), X[:64, :64], mode=mode)
+        except (errors.Cancelled, errors.ConfigError) as error:
+            ends.append(error)
+
+    with ThreadPoolExecutor(6) as pool:
+        calls = [pool.submit(call, mode) for mode in ("on", "off") * 3]
+        mesh.run(chain(3), X)
+        closing = threading.Thread(target=mesh.close)
+        closing.start()
+        mesh.close()
+        closing.join(SOON_S)
+        for each in calls:
+            each.result(SOON_S)
+    assert len(ends) == 6
+
+
+def test_a_watcher_that_asks_its_own_mesh_is_told_and_not_stuck(two: Mesh) -> None:
+    said: list[str] = []
+
+    def watcher(event: Any) -> None:
+        try:
+            two.run(lambda x: x + 1, X)
+        except errors.ConfigError as error:
+            said.append(str(error))
+
+    two.watch(watcher)
+    np.testing.assert_array_equal(two.run(lambda x: x * 3, X), X * 3)
+    assert said[0].startswith("a watcher cannot wait for its own mesh")

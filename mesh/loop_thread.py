@@ -1,0 +1,89 @@
+"""LoopThread: an event loop in a thread of its own, for callers that have no loop, or another one.
+
+It knows nothing of meshes.  Nobody waits for ever: what is still asked when the loop stops ends in ConfigError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from wire.errors import ConfigError
+
+T = TypeVar("T")
+END_S = 5.0  # for what was cancelled to clean up after itself
+
+
+class LoopThread:
+    """Runs until `stop`.  Any thread may use it; only its own may not wait for it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._stopped = False
+        self._lock = threading.Lock()  # nothing is asked of the loop once it was told to stop
+        self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
+        self._thread.start()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def soon(self, call: Callable[..., object], *args: Any) -> None:
+        """Make a call on the loop; ConfigError if it was stopped."""
+        with self._lock:
+            self.check_running()
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine; ConfigError if the loop is stopped before there is one."""
+        try:
+            self.check_may_wait()
+            with self._lock:
+                self.check_running()
+                arrived = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except ConfigError:
+            work.close()
+            raise
+        try:
+            return arrived.result()
+        except concurrent.futures.CancelledError:
+            raise _closed() from None
+
+    def check_running(self) -> None:
+        if self._stopped:
+            raise _closed()
+
+    def check_may_wait(self) -> None:
+        """ConfigError on the loop's own thread, which would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise ConfigError("a watcher cannot wait for its own mesh", next_step="Ask in another thread")
+
+    def stop(self) -> None:
+        """Cancel what runs, and return once the thread has ended."""
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(_cancel_all())
+        self._loop.close()
+
+
+async def _cancel_all() -> None:
+    """End every other task, and let those who wait for one that ended hear of it."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=END_S)
+    await asyncio.sleep(0)
+
+
+def _closed() -> ConfigError:
+    return ConfigError("this mesh is closed")

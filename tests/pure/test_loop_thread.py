@@ -1,0 +1,92 @@
+"""The loop's thread: whoever asks gets an answer or ConfigError, also while it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from mesh.loop_thread import LoopThread
+from wire.errors import ConfigError
+
+
+async def answer() -> int:
+    await asyncio.sleep(0)
+    return 42
+
+
+def test_it_runs_coroutines_until_it_is_stopped() -> None:
+    loop = LoopThread()
+    assert loop.wait(answer()) == 42
+    loop.stop()
+    loop.stop()
+    assert loop.stopped
+    with pytest.raises(ConfigError, match="closed"):
+        loop.wait(answer())
+    with pytest.raises(ConfigError, match="closed"):
+        loop.soon(print)
+
+
+def test_what_still_waits_when_it_stops_cleans_up_and_ends() -> None:
+    loop = LoopThread()
+    began, cleaned = threading.Event(), threading.Event()
+    ended: list[BaseException] = []
+
+    async def forever() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.set()
+
+    def ask() -> None:
+        try:
+            loop.wait(forever())
+        except ConfigError as error:
+            ended.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert began.wait(30)
+    loop.stop()
+    asking.join(30)
+    assert cleaned.is_set() and len(ended) == 1
+
+
+def test_many_threads_that_ask_while_it_stops_all_come_back() -> None:
+    for _ in range(20):
+        loop = LoopThread()
+        ends: list[object] = []
+
+        def ask(loop: LoopThread = loop, ends: list[object] = ends) -> None:
+            try:
+                while True:
+                    assert loop.wait(answer()) == 42
+            except ConfigError as error:
+                ends.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        loop.stop()
+        for thread in threads:
+            thread.join(30)
+        assert len(ends) == 4
+
+
+def test_its_own_thread_cannot_wait_for_it() -> None:
+    loop = LoopThread()
+    said: list[str] = []
+
+    def ask() -> None:
+        try:
+            loop.wait(answer())
+        except ConfigError as error:
+            said.append(str(error))
+
+    loop.soon(ask)
+    assert loop.wait(answer()) == 42
+    assert said == ["a watcher cannot wait for its own mesh. Ask in another thread"]
+    loop.stop()
