@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from wire.address import check_name, parse_address
 from wire.errors import ConfigError
+from wire.timeouts import check_node_timeout, node_timeout_of_beat
 
 from .config import DiscoverSpec, LocalSpec, MeshConfig
 from .sizes import parse_size
@@ -64,10 +65,15 @@ class MeshBuilder:
         return self._with(local=LocalSpec(count, fixed, cache, memory_bytes))
 
     def heartbeat(self, seconds: float) -> MeshBuilder:
-        """The heartbeat interval; a silent worker is Suspect after 5 of them and Dead after 10."""
-        if not 0.01 <= seconds <= 60:
-            raise ConfigError(f"a heartbeat of {seconds} s is outside 0.01 to 60 s", next_step="Most meshes want 0.1")
-        return self._with(beat_s=float(seconds))
+        """The heartbeat interval, by setting the node time-out to 15 of them."""
+        return self._with(node_timeout_s=node_timeout_of_beat(seconds))
+
+    def node_timeout(self, seconds: float) -> MeshBuilder:
+        """After how much silence a worker is dead, 1.5 s unless said; more for slow networks.
+
+        It is Suspect after a third of it, and dead after two thirds if no other worker reaches it either.
+        """
+        return self._with(node_timeout_s=check_node_timeout(seconds))
 
     def mesh(self, name: str) -> MeshBuilder:
         """The mesh's name (default MESH_NAME, else "default-<user>"); nodes of another name are refused."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.address import check_name
+from wire.timeouts import NODE_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class MeshConfig:
     addresses: tuple[tuple[str, int], ...] = ()
     local: LocalSpec | None = None
     discover: DiscoverSpec | None = None
-    beat_s: float = 0.1
+    node_timeout_s: float = NODE_TIMEOUT_S
 
 
 def default_mesh_name() -> str:

@@ -30,7 +30,7 @@ Address = tuple[str, int]
 async def connect(config: MeshConfig) -> Backend:
     """The backend a builder describes; ConnectFailed naming every node that failed, nothing left running."""
     mesh = config.mesh or default_mesh_name()
-    health = HealthConfig.of_heartbeat(config.beat_s)
+    health = HealthConfig.from_node_timeout(config.node_timeout_s)
     coordinator = await start_coordinator(CoordinatorConfig(mesh, default_name(), health))
     local: LocalWorkers | None = None
     auto: AutoJoin | None = None

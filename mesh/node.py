@@ -36,6 +36,7 @@ class Node:
     state: str
     version: str
     devices: tuple[Device, ...]
+    silent_s: float = 0.0  # since it was last heard
 
     @property
     def engine(self) -> str:
@@ -76,6 +77,7 @@ def node_from(report: Any) -> Node:
         report.state,
         report.version,
         tuple(_device(device) for device in report.devices),
+        report.silent_s,
     )
 
 

@@ -89,6 +89,10 @@ class Remote:
         answer = await self._ask(AskNodes(), Nodes)
         return tuple(node_from(report) for report in answer.nodes)
 
+    async def node_timeout_s(self) -> float:
+        """After how much silence the coordinator counts a worker as dead."""
+        return (await self._ask(AskNodes(), Nodes)).node_timeout_s
+
     def live(self) -> bool:
         return self._link is not None and not self._link.closed
 

@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from coordinator.health import HealthConfig
 from wire.address import LAST_PORT, PORT, parse_address
 from wire.errors import ConfigError, ConnectFailed, MeshError, WrongMesh, from_fields
 from wire.file import load_params
@@ -30,7 +31,7 @@ from ..preview import PlanPreview, size_text
 from ..remote import Remote
 from .arrays import check_folder, read_inputs, write_outputs
 from .exit_codes import INTERRUPTED, OK, run_command
-from .flags import add_common, add_listening, command, mesh_name, verbosity
+from .flags import add_common, add_health, add_listening, command, mesh_name, node_timeout_s, verbosity
 from .progress import progress
 from .tables import print_table
 
@@ -67,7 +68,7 @@ def demo(options: Options) -> int:
     """MiniLM over three workers, one of them killed on the way."""
     from ..demo.show import show
 
-    return show(options.question)
+    return show(options.question, node_timeout_s=node_timeout_s(options))
 
 
 async def nodes(options: Options, remote: Remote) -> int:
@@ -75,6 +76,7 @@ async def nodes(options: Options, remote: Remote) -> int:
     if options.json:
         _print_json([dataclasses.asdict(node) for node in found])
         return OK
+    health = HealthConfig.from_node_timeout(await remote.node_timeout_s()) if options.verbose else None
     header = ("name", "state", "engine", "adapter", "memory", "GFLOP/s", "GB/s", "version", "address")
     rows = []
     for node in found:
@@ -83,8 +85,11 @@ async def nodes(options: Options, remote: Remote) -> int:
             last = (node.version, node.address) if place == 0 else ("", "")
             adapter = device.adapter + (" (software)" if device.software and device.engine != "cpu" else "")
             speed = (f"{device.gflops:.0f}", f"{device.gbytes_per_s:.1f}")
-            rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last))
-    print_table(header, rows)
+            seen = (f"{node.silent_s:.2f} s ago" if place == 0 else "",) if health else ()
+            rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last, *seen))
+    print_table((*header, "last seen") if health else header, rows)
+    if health:
+        print(health.describe())
     return OK
 
 
@@ -158,7 +163,7 @@ def _submit_arguments(made: argparse.ArgumentParser) -> None:
 def _serve_arguments(made: argparse.ArgumentParser) -> None:
     add_listening(made, peer="a worker to join (repeatable)")
     made.add_argument("--name", default="coordinator", help="what people call it")
-    made.add_argument("--heartbeat", type=float, default=0.1, metavar="S", help="seconds between heartbeats")
+    add_health(made)
 
 
 def _job_argument(made: argparse.ArgumentParser) -> None:
@@ -176,6 +181,7 @@ def _status_arguments(made: argparse.ArgumentParser) -> None:
 
 def _demo_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("question", nargs="?", help="what to search for (default: asked, or a sample question)")
+    add_health(made)
 
 
 def _no_arguments(made: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import argparse
 
 from wire.address import check_name
 from wire.identity import package_version
+from wire.timeouts import PRESETS, check_node_timeout, node_timeout_of_beat
 
 from ..config import default_mesh_name
 from .exit_codes import epilog
@@ -36,6 +37,22 @@ def add_listening(made: argparse.ArgumentParser, peer: str) -> None:
     made.add_argument("--port", type=port, help="port (default 7100, or the next free one up to 7131; 0: any)")
     made.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help=peer)
     made.add_argument("--no-mdns", action="store_true", help="neither announce this node nor look for others")
+
+
+def add_health(made: argparse.ArgumentParser) -> None:
+    """--node-timeout, --heartbeat and --preset, for what judges workers."""
+    presets = ", ".join(f"{name} {seconds:g} s" for name, seconds in PRESETS.items())
+    made.add_argument("--preset", choices=PRESETS, default="lan", help=f"node time-out of such a network: {presets}")
+    one = made.add_mutually_exclusive_group()
+    one.add_argument("--node-timeout", type=float, metavar="S", help="seconds of silence until a worker is dead")
+    one.add_argument("--heartbeat", type=float, metavar="S", help="seconds between heartbeats, 15 to a node time-out")
+
+
+def node_timeout_s(options: argparse.Namespace) -> float:
+    """What --node-timeout or --heartbeat says, or else the preset's; ConfigError for what cannot work."""
+    if options.heartbeat is not None:
+        return node_timeout_of_beat(options.heartbeat)
+    return PRESETS[options.preset] if options.node_timeout is None else check_node_timeout(options.node_timeout)
 
 
 def port(text: str) -> int:

@@ -16,7 +16,7 @@ from wire.address import LAST_PORT, PORT, parse_address
 
 from ..embedded import start_coordinator
 from .exit_codes import OK
-from .flags import mesh_name, node_name
+from .flags import mesh_name, node_name, node_timeout_s
 
 log = logging.getLogger("graph_mesh.serve")
 
@@ -25,7 +25,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C; 0."""
     mesh = mesh_name(options)
     peers = [parse_address(peer) for peer in options.peer]
-    health = HealthConfig.of_heartbeat(options.heartbeat)
+    health = HealthConfig.from_node_timeout(node_timeout_s(options))
     coordinator = await start_coordinator(CoordinatorConfig(mesh, node_name(options) or "coordinator", health))
     service = JobService(coordinator)
     stopped = _stop_event()
@@ -33,7 +33,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         first = PORT if options.port is None else options.port
         last = LAST_PORT if options.port is None else options.port
         port = await coordinator.endpoint.listen(options.host, first, last)
-        _tell_ready(options, mesh, port)
+        _tell_ready(options, mesh, port, health)
         await asyncio.gather(*(coordinator.connect(*peer) for peer in peers))
         if options.no_mdns:
             await stopped.wait()
@@ -59,7 +59,7 @@ async def _announced(coordinator: Coordinator, port: int, stopped: asyncio.Event
             await join.close()
 
 
-def _tell_ready(options: argparse.Namespace, mesh: str, port: int) -> None:
+def _tell_ready(options: argparse.Namespace, mesh: str, port: int, health: HealthConfig) -> None:
     address = f"{options.host}:{port}"
     if options.json:
         print(
@@ -67,6 +67,7 @@ def _tell_ready(options: argparse.Namespace, mesh: str, port: int) -> None:
             flush=True,
         )
     log.info("mesh-coord %s of mesh %s ready on %s", options.name, mesh, address)
+    log.info("%s", health.describe())
     log.info(
         "add a machine's devices: mesh-worker --peer %s; submit: mesh-coord submit GRAPH.wire --output DIR", address
     )

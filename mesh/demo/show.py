@@ -23,6 +23,8 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from coordinator.health import HealthConfig
+from wire.timeouts import NODE_TIMEOUT_S
 from worker.devices import list_devices
 
 from ..client import Mesh
@@ -39,7 +41,7 @@ CHAPTERS = ("dead", "planned", "began")  # the story is over when a part began o
 TOLD = ("suspect", "dead", "healthy", "planned", "deployed", "began")
 
 
-def show(question: str | None = None, cache_dir: Path | None = None) -> int:
+def show(question: str | None = None, cache_dir: Path | None = None, node_timeout_s: float = NODE_TIMEOUT_S) -> int:
     """Run the demo; `question` None: asked on a terminal, a sample elsewhere.  Returns the exit code."""
     console = Console(highlight=False, soft_wrap=True)
     texts = passages()
@@ -47,7 +49,8 @@ def show(question: str | None = None, cache_dir: Path | None = None) -> int:
     model = load_model()
     engines = _engines(console)
     console.print(f"Starting three workers: {', '.join(engines)}.")
-    builder = Mesh.builder().mesh(f"demo-{os.getpid()}")
+    builder = Mesh.builder().mesh(f"demo-{os.getpid()}").node_timeout(node_timeout_s)
+    console.print(f"{HealthConfig(node_timeout_s).describe()}.")
     with builder.local(3, engines, cache_dir or user_cache_path("graph-mesh") / "demo").build() as mesh:
         for node in mesh.nodes:
             console.print(f"  {node.name}  {node.engine}  {node.adapter}  {node.gflops:.1f} GFLOP/s  pid {node.pid}")

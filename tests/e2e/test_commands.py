@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -17,8 +18,12 @@ import pytest
 from support.commands import Daemon, command, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
+from coordinator.health import HealthConfig
 from mesh import trace
 from mesh.commands import exit_codes
+from mesh.commands.coord import parser
+from mesh.commands.flags import node_timeout_s
+from wire.timeouts import PRESETS
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(0, 1, 24, dtype=np.float32).reshape(8, 3)
@@ -73,6 +78,31 @@ def test_nodes_are_shown_as_a_table_and_as_json(served: Served) -> None:
     rows = json.loads(served.ask("nodes", "--json").stdout)
     assert {row["name"]: row["pid"] for row in rows} == {row.ready["name"]: row.process.pid for row in served.workers}
     assert all(row["devices"][0]["gflops"] > 0 for row in rows)
+    assert all(0 <= row["silent_s"] < 1.5 for row in rows)
+
+
+def test_the_times_of_the_judge_are_told_at_start_and_with_v(served: Served) -> None:
+    times = HealthConfig.from_node_timeout(PRESETS["lan"]).describe()
+    assert times in (served.folder / "coord.log").read_text()
+    *table, last = served.ask("nodes", "-v").stdout.splitlines()
+    assert last == times
+    assert table[0].endswith("last seen") and all(re.search(r"\d\.\d\d s ago$", row) for row in table[1:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [
+        ((), 1.5),
+        (("--preset", "wan"), 10.0),
+        (("--preset", "wan", "--node-timeout", "4"), 4.0),
+        (("--heartbeat", "0.2"), 3.0),
+    ],
+)
+def test_the_node_timeout_is_chosen_by_preset_by_number_or_by_heartbeat(
+    arguments: tuple[str, ...], seconds: float
+) -> None:
+    for verb in ("serve", "demo"):
+        assert node_timeout_s(parser().parse_args([verb, *arguments])) == pytest.approx(seconds)
 
 
 def test_a_plan_is_shown_before_a_byte_moves(served: Served) -> None:
@@ -142,6 +172,7 @@ def test_a_detached_job_is_asked_for_later(served: Served) -> None:
         (("nodes", "--coordinator", "nonsense:port"), exit_codes.USAGE, "Write HOST:PORT"),
         (("serve", "--host", "0.0.0.0"), exit_codes.USAGE, "not a loopback address, and there is no join token"),
         (("serve", "--heartbeat", "0"), exit_codes.USAGE, "outside 0.01 to 60"),
+        (("serve", "--node-timeout", "0.1"), exit_codes.USAGE, "outside 0.15 to 900"),
     ],
 )
 def test_mistakes_of_mesh_coord_are_one_line_and_an_exit_code(

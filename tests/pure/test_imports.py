@@ -21,10 +21,11 @@ BELOW = {
 
 # The composition root: the files that make the parts of a program and connect them, and what each may reach.
 ROOT = {
+    "mesh/commands/coord.py": {"coordinator"},  # to derive the times that a node time-out means
     "mesh/commands/serve.py": {"coordinator"},
     "mesh/commands/worker.py": {"worker"},
     "mesh/connect.py": {"coordinator"},
-    "mesh/demo/show.py": {"worker"},  # to list this machine's adapters
+    "mesh/demo/show.py": {"coordinator", "worker"},  # to tell the times of its judge, to list this machine's adapters
     "mesh/embedded.py": {"coordinator"},
     "mesh/inprocess.py": {"worker"},  # the cpu engine, for programs without a mesh
     "mesh/joining.py": {"coordinator"},
@@ -82,6 +83,7 @@ PURE = (
     "wire/rules.py",
     "wire/simplify.py",
     "wire/text.py",
+    "wire/timeouts.py",
     "wire/types.py",
     "wire/timeouts.py",
     "wire/tokens.py",
