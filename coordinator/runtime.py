@@ -253,6 +253,11 @@ class Coordinator:
             raise
 
     @property
+    def idle(self) -> bool:
+        """Whether no call is in progress."""
+        return self._state.idle
+
+    @property
     def live(self) -> bool:
         """Whether any worker is connected."""
         return bool(self._members)

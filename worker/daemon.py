@@ -262,6 +262,11 @@ class Daemon:
         else:
             self._loop.call_later(PARENT_CHECK_S, self._check_parent)
 
+    @property
+    def queue_depth(self) -> int:
+        """Parts that are ready or running."""
+        return self._state.queue_depth if self._state is not None else 0
+
     def leave(self, reason: str) -> None:
         """Hand unfinished work back and end, as on SIGTERM."""
         if self._state is not None:

@@ -153,6 +153,10 @@ class Cluster:
         """Add a line to the trace."""
         self.trace.append(f"{asyncio.get_running_loop().time():12.6f}  {text}")
 
+    def busy(self) -> dict[str, int]:
+        """How many parts every running worker has that are ready or being computed."""
+        return {name: each.daemon.queue_depth for name, each in self._processes.items() if each.daemon is not None}
+
     def transcript(self) -> str:
         """The trace as text, for people."""
         return f"seed {self.seed}, {len(self.devices)} workers\n" + "\n".join(self.trace)

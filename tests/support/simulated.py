@@ -1,0 +1,215 @@
+"""Runs of a simulated mesh: random programs, random mischief by seed, and what must hold at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.program import Program
+from coordinator.runtime import CoordinatorConfig
+from mesh.simulation.cluster import COORDINATOR, Cluster
+from mesh.simulation.host import Device
+from mesh.simulation.loop import VirtualLoop
+from wire.codec import hash_array
+from wire.errors import MeshError, NodeLost
+from wire.memory_transport import Conditions
+from worker.cpu import evaluate
+
+from .random_graphs import RandomGraph, random_graph
+
+ANSWER_S = 60.0  # virtual seconds within which any call must have ended once faults are over
+ALONE_S = 5.0
+
+Fault = Callable[["Chaos"], Awaitable[None]]
+
+
+def simulate(scenario: Callable[[Cluster], Awaitable[object]], workers: int = 3, seed: int = 0) -> str:
+    """Run a scenario on a new cluster to its end; the transcript.  A failure shows it too."""
+
+    async def run() -> str:
+        config = CoordinatorConfig("sim", "me", alone_s=ALONE_S)
+        chance = random.Random(seed)
+        devices = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]  # parts take up to 0.3 s
+        async with Cluster(config, devices, seed) as cluster:
+            try:
+                await scenario(cluster)
+            except BaseException as error:
+                error.add_note(cluster.transcript())
+                raise
+            return cluster.transcript()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(run())
+
+
+@dataclass(slots=True)
+class Job:
+    """A random graph and what one machine alone computes of it."""
+
+    random: RandomGraph
+    program: Program
+    expected: list[NDArray[np.generic]]
+
+    @staticmethod
+    def of(seed: int, strategy: str) -> Job:
+        made = random_graph(seed, 6, 24)
+        bindings = {
+            node.attrs["name"]: (hash_array(array), kind)
+            for index in made.graph.params
+            for node, kind in [(made.graph.nodes[index], made.graph.types[index])]
+            for array in [made.params[str(node.attrs["name"])]]
+        }
+        program = Program(made.graph, {str(name): bound for name, bound in bindings.items()}, strategy)
+        return Job(made, program, evaluate(made.graph, made.inputs, made.params))
+
+    async def ask(self, cluster: Cluster) -> bool:
+        """Whether it was answered, and then rightly; False where there was nobody to compute it."""
+        for array in self.random.params.values():
+            cluster.coordinator.hold(hash_array(array), array)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                outputs, _ = await cluster.coordinator.call(self.program, self.random.inputs)
+        except NodeLost:
+            return False
+        finally:
+            for array in self.random.params.values():
+                cluster.coordinator.release(hash_array(array))
+        for found, wanted in zip(outputs, self.expected, strict=True):
+            assert found.dtype == wanted.dtype and found.shape == wanted.shape
+            assert found.tobytes() == wanted.tobytes(), "a wrong answer"
+        return True
+
+
+@dataclass(slots=True)
+class Chaos:
+    """Faults drawn from FAULTS while jobs run; `settle` ends them all."""
+
+    cluster: Cluster
+    random: random.Random
+    faults: int = 0
+    rest_s: tuple[float, float] = (0.01, 0.6)
+    over: bool = False
+    _later: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def play(self) -> None:
+        """One fault after another until `over`."""
+        while not self.over:
+            await asyncio.sleep(self.random.uniform(*self.rest_s))
+            if not self.over:
+                self.faults += 1
+                await self.random.choice(FAULTS)(self)
+
+    def settle(self) -> None:
+        """Heal what is broken and start what is down."""
+        self.over = True
+        self.cluster.heal()
+        for name, device in zip(self.cluster.names, self.cluster.devices, strict=True):
+            device.stuck, device.slower, device.fails_after = False, 1.0, None
+            if name not in self.cluster.alive:
+                self.cluster.start(name)
+
+    def some(self) -> str | None:
+        """A worker that runs."""
+        return self.random.choice(self.cluster.alive) if self.cluster.alive else None
+
+    def later(self, wait_s: float, work: Callable[[], None]) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(wait_s)
+            if not self.over:
+                work()
+
+        task = asyncio.ensure_future(wait())
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+
+async def _kill(chaos: Chaos) -> None:
+    name = chaos.some()
+    if name is None:
+        return
+    chaos.cluster.kill(name)
+    chaos.later(
+        chaos.random.uniform(0.0, 3.0), lambda: None if name in chaos.cluster.alive else chaos.cluster.start(name)
+    )
+
+
+async def _silence(chaos: Chaos) -> None:
+    name = chaos.some()
+    if name is not None:
+        chaos.cluster.silence(name)
+        chaos.later(chaos.random.choice((0.1, 0.4, 0.9, 1.2, 3.0)), chaos.cluster.heal)
+
+
+async def _one_way(chaos: Chaos) -> None:
+    hosts = chaos.random.sample((*chaos.cluster.names, COORDINATOR), 2)
+    chaos.cluster.block(*hosts)
+    chaos.later(chaos.random.choice((0.2, 0.9, 2.0)), chaos.cluster.heal)
+
+
+async def _slow_link(chaos: Chaos) -> None:
+    source, target = chaos.random.sample((*chaos.cluster.names, COORDINATOR), 2)
+    conditions = Conditions(
+        delay_s=chaos.random.uniform(0, 0.2),
+        jitter_s=chaos.random.uniform(0, 0.1),
+        bytes_per_s=10 ** chaos.random.uniform(5, 8),
+        loss=chaos.random.choice((0.0, 0.01, 0.1)),
+    )
+    chaos.cluster.tell(f"{source} to {target}: {conditions}")
+    chaos.cluster.network.set_way(source, target, conditions)
+
+
+async def _slow_device(chaos: Chaos) -> None:
+    device = chaos.random.choice(chaos.cluster.devices)
+    device.slower = 10 ** chaos.random.uniform(0, 3)
+    chaos.cluster.tell(f"sim-{list(chaos.cluster.devices).index(device)} computes {device.slower:.0f} times slower")
+
+
+async def _device_lost(chaos: Chaos) -> None:
+    number = chaos.random.randrange(len(chaos.cluster.devices))
+    chaos.cluster.tell(f"the device of sim-{number} is about to be lost")
+    chaos.cluster.devices[number].fails_after = chaos.random.randrange(3)
+
+
+async def _leave(chaos: Chaos) -> None:
+    name = chaos.some()
+    if name is not None:
+        chaos.cluster.leave(name)
+        chaos.later(2.5, lambda: None if name in chaos.cluster.alive else chaos.cluster.start(name))
+
+
+FAULTS: tuple[Fault, ...] = (_kill, _silence, _one_way, _slow_link, _slow_device, _device_lost, _leave)
+
+
+async def chaos_run(cluster: Cluster) -> None:
+    """Twelve jobs under mischief; once it is over every job ended, and one more is answered."""
+    rng = random.Random(cluster.seed)
+    chaos = Chaos(cluster, rng)
+    player = asyncio.create_task(chaos.play())
+    for _ in range(4):
+        jobs = [Job.of(rng.randrange(1 << 30), rng.choice(("auto", "single", "pipeline"))) for _ in range(3)]
+        asked = [asyncio.create_task(job.ask(cluster)) for job in jobs]
+        await asyncio.sleep(rng.uniform(0, 2))
+        if rng.random() < 0.2:
+            asked[0].cancel()
+        for task in asked:
+            try:
+                await task
+            except asyncio.CancelledError:
+                assert task is asked[0]
+            except MeshError as error:
+                raise AssertionError(f"a job failed: {error}") from error
+    chaos.settle()
+    await player
+    last = Job.of(rng.randrange(1 << 30), "auto")
+    async with asyncio.timeout(ANSWER_S):
+        while not await last.ask(cluster):
+            await asyncio.sleep(0.1)
+    await asyncio.sleep(15)
+    assert cluster.coordinator.idle, "a call is left"
+    for name, depth in cluster.busy().items():
+        assert depth == 0, f"{name} still has {depth} parts"
