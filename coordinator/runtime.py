@@ -136,7 +136,7 @@ class Coordinator:
         self.epoch = time.time_ns() // 1000  # grows across restarts, also on a machine whose monotonic clock restarts
         self.events: list[Event] = []
         self.watchers: list[Callable[[Event], None]] = []
-        self.unlinked: list[Callable[[Link], None]] = []  # told of every link that ends
+        self.unlinked: list[Callable[[Link, MeshError | None], None]] = []  # told of every link that ends, and why
         self.endpoint = endpoint(identity, self)
         self.blobs = BlobExchange(shared, self._find_blob)
         self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {FetchBlob: self.blobs.serve}
@@ -289,7 +289,7 @@ class Coordinator:
         if self._closing:
             return
         for told in self.unlinked:
-            told(link)
+            told(link, error)
         member = self._members.get(link.peer.node_id)
         if member is not None and member.link is link:
             reason = str(error) if error else "connection closed"

@@ -211,7 +211,7 @@ class JobService:
         self._table.ended(job.job, time.time(), error=Cancelled("the job was cancelled"))
         self._ended[job.job].set()
 
-    def _client_gone(self, link: Link) -> None:
+    def _client_gone(self, link: Link, error: MeshError | None) -> None:
         for job in self._table.left_by(link.peer.node_id):
             self._stop(job)
 
