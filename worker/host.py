@@ -39,6 +39,9 @@ from .measure import measured
 
 EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
 READ_BYTES = 1 << 20
+UNUSED_MAX = 512  # resident tensors kept after their last use, as far as memory allows
+MAPPED_BYTES_MIN = 1 << 20  # content is mapped, which costs an open file each; what is smaller is read
+OPEN_FILES = 10_240  # wanted; systems begin with 256 or 1024, and a model may have more weights than that
 
 
 def main() -> None:
@@ -48,6 +51,7 @@ def main() -> None:
     opening = next(incoming)
     assert isinstance(opening, messages.Open), "the daemon opens a device first"
     _die_with_parent()
+    _allow_open_files()
     threading.Thread(target=_watch, args=(channel, opening), name="watch", daemon=True).start()
     try:
         engine = open_engine(opening.device, Path(opening.cache_dir), opening.memory_bytes)
@@ -128,7 +132,8 @@ class Host:
         self._memory_bytes = memory_bytes or engine.info.memory_bytes
         self._executables: OrderedDict[bytes, tuple[WireGraph, Executable]] = OrderedDict()
         self._prepared: dict[int, _Prepared] = {}
-        self._resident: OrderedDict[tuple[bytes, TensorType], _Resident] = OrderedDict()
+        self._resident: dict[tuple[bytes, TensorType], _Resident] = {}
+        self._unused: OrderedDict[tuple[bytes, TensorType], None] = OrderedDict()  # of them; the oldest first
         self._resident_bytes = 0
         self._kept: dict[int, NDArray[Any]] = {}
 
@@ -204,17 +209,16 @@ class Host:
             found = self._resident[key] = _Resident(handle, kind.size_bytes)
             self._resident_bytes += kind.size_bytes
         found.users += 1
-        self._resident.move_to_end(key)
+        self._unused.pop(key, None)
 
     def _make_room(self, size_bytes: int, working_bytes: int) -> None:
         """Evict what nobody uses, oldest first; OutOfMemory with need and have if that is not enough."""
-        for key in [key for key, resident in self._resident.items() if not resident.users]:
-            if self._resident_bytes + size_bytes + working_bytes <= self._memory_bytes:
-                return
-            evicted = self._resident.pop(key)
-            self._resident_bytes -= evicted.size_bytes
-            self._engine.unload(evicted.handle)
         need = self._resident_bytes + size_bytes + working_bytes
+        while self._unused and (need > self._memory_bytes or len(self._unused) > UNUSED_MAX):
+            evicted = self._resident.pop(self._unused.popitem(last=False)[0])
+            self._resident_bytes -= evicted.size_bytes
+            need -= evicted.size_bytes
+            self._engine.unload(evicted.handle)
         if need > self._memory_bytes:
             raise OutOfMemory(
                 f"the part needs {need} bytes of device memory, the budget is {self._memory_bytes}",
@@ -225,6 +229,8 @@ class Host:
         found = self._prepared.pop(prepared, None)
         for key in found.params.values() if found else ():
             self._resident[key].users -= 1
+            if not self._resident[key].users:
+                self._unused[key] = None
 
     # -- execute
 
@@ -298,13 +304,14 @@ class Host:
 
 
 def _map_tensor(path: str, kind: TensorType) -> NDArray[Any]:
-    """The file as a tensor, mapped read-only; BlobMissing if it is not there with exactly that size."""
+    """The file as a tensor, mapped read-only if it is large; BlobMissing if it is not there with exactly that size."""
     try:
         with open(path, "rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes != kind.size_bytes:
                 raise BlobMissing(f"{kind} needs {kind.size_bytes} bytes, the blob has {size_bytes}")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size_bytes else b""
+            mapped = size_bytes >= MAPPED_BYTES_MIN
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if mapped else file.read()
     except OSError as error:
         raise BlobMissing("a blob's file cannot be read", cause=str(error)) from None
     return tensor_from(data, kind)
@@ -336,6 +343,18 @@ def _take_stdio() -> tuple[int, int]:
     os.close(empty)
     os.dup2(2, 1)
     return receive_fd, send_fd
+
+
+def _allow_open_files() -> None:
+    """Raise this process's own limit of open files, as far as the system lets it."""
+    try:
+        import resource
+    except ImportError:  # Windows: mappings hold no files
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _die_with_parent() -> None:

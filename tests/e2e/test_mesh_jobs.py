@@ -177,3 +177,14 @@ def test_a_watcher_that_asks_its_own_mesh_is_told_and_not_stuck(two: Mesh) -> No
     two.watch(watcher)
     np.testing.assert_array_equal(two.run(lambda x: x * 3, X), X * 3)
     assert said[0].startswith("a watcher cannot wait for its own mesh")
+
+
+def test_an_engine_host_needs_no_open_file_for_every_tensor_it_holds() -> None:
+    with Mesh.builder().mesh("files").local(1, "cpu").build() as mesh:
+        (host,) = children(mesh.nodes[0].pid)
+        resource.prlimit(host, resource.RLIMIT_NOFILE, (64, 64))
+        for number in range(80):
+            held = mesh.put(np.full((8,), number, np.float32))
+            np.testing.assert_array_equal(mesh.run(lambda x: x + 1, held), np.full(8, number + 1))
+        many = mesh.put([np.full((8,), number, np.float32) for number in range(600)])
+        np.testing.assert_array_equal(mesh.run(lambda tree: sum(tree), many), np.full(8, 599 * 300))
