@@ -2,9 +2,11 @@
 
     python bench/links.py [--mib 64] [--rounds 9] [--profile]
 
-Shared memory is off.  The bare pair sends frames of 256 KiB and drops what it receives.  "up" is sent by the side that
-dialled, which has to mask every byte (RFC 6455), "down" by the other.  Rounds alternate, figures are medians, and what
-counts is the ratio: absolute figures drift with the machine.  --profile shows where both ends of a link spend time.
+Shared memory is off.  The bare pair does the same as the link, from a buffer into a buffer in frames of 256 KiB, and
+nothing more; "hot" is the bare pair that sends one frame again and again and drops what it receives, so that all bytes
+stay in the processor's cache.  "up" is sent by the side that dialled, which has to mask every byte (RFC 6455), "down"
+by the other.  Rounds alternate, figures are medians, and what counts is the ratio: absolute figures drift with the
+machine.  --profile shows where both ends of a link spend time.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +44,14 @@ GOAL = 0.6  # of the bare pair
 PINGS = 1000
 UP, DOWN = "up", "down"
 ADDRESS = bytes(32)
-Move = Callable[[str], Awaitable[None]]  # move all bytes once, in a direction
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two connected processes: `move` moves all bytes once in a direction, `ping` asks something small."""
+
+    move: Callable[[str], Awaitable[Any]]
+    ping: Callable[[], Awaitable[Any]]
 
 
 def main() -> None:
@@ -57,19 +68,21 @@ def main() -> None:
 
 async def compare(chosen: argparse.Namespace) -> None:
     size = chosen.mib * MIB
-    async with link_pair(size, chosen) as (move, ping), bare_pair(size, chosen) as (bare_move, bare_ping):
+    async with AsyncExitStack() as stack:
+        pairs = {name: await stack.enter_async_context(pair(size, chosen)) for name, pair in PAIRS.items()}
         for direction in (UP, DOWN):
-            seconds: dict[str, list[float]] = {"link": [], "bare": []}
+            seconds: dict[str, list[float]] = {name: [] for name in pairs}
             for _ in range(chosen.rounds + 1):  # the first is not counted
-                for name, one in (("link", move), ("bare", bare_move)):
-                    seconds[name].append(await timed(one, direction))
-            link, bare = (size / statistics.median(each[1:]) / 1e9 for each in seconds.values())
-            ratio = link / bare
-            print(f"{direction:5} link {link:6.3f} GB/s   bare {bare:6.3f} GB/s   ratio {ratio:.2f}   goal {GOAL:g}")
-        for name, one in (("link", ping), ("bare", bare_ping)):
-            times = sorted([await timed(one) * 1e6 for _ in range(PINGS)])
+                for name, pair in pairs.items():
+                    seconds[name].append(await timed(pair.move, direction))
+            speeds = {name: size / statistics.median(each[1:]) / 1e9 for name, each in seconds.items()}
+            shown = "   ".join(f"{name} {speed:6.3f} GB/s" for name, speed in speeds.items())
+            ratios = "   ".join(f"/ {name} {speeds['link'] / speeds[name]:.2f}" for name in speeds if name != "link")
+            print(f"{direction:5} {shown}   link {ratios}   goal {GOAL:g}", flush=True)
+        for name, pair in pairs.items():
+            times = sorted([await timed(pair.ping) * 1e6 for _ in range(PINGS)])
             median, p99 = statistics.median(times), times[PINGS * 99 // 100]
-            print(f"{name} control round trip    median {median:7.1f} us   p99 {p99:7.1f} us   n {PINGS}")
+            print(f"{name:4} control round trip   median {median:7.1f} us   p99 {p99:7.1f} us   n {PINGS}", flush=True)
 
 
 async def timed(work: Callable[..., Awaitable[Any]], *arguments: Any) -> float:
@@ -112,7 +125,7 @@ async def serve_link(size: int) -> None:
 
 
 @asynccontextmanager
-async def link_pair(size: int, chosen: argparse.Namespace) -> AsyncIterator[tuple[Move, Callable[[], Awaitable[Any]]]]:
+async def link_pair(size: int, chosen: argparse.Namespace) -> AsyncIterator[Pair]:
     here = Bulk(size)
     endpoint = Endpoint(node("here"), here)
     async with other_process("link", chosen) as port:
@@ -126,28 +139,49 @@ async def link_pair(size: int, chosen: argparse.Namespace) -> AsyncIterator[tupl
                 await link.request(FetchBlob(ADDRESS, 1))
                 await here.streams.get()
 
-        yield move, lambda: link.request(Done())
+        yield Pair(move, lambda: link.request(Done()))
         await endpoint.close()
 
 
 # -- the bare pair
 
 
-async def serve_bare(size: int) -> None:
+class Bare:
+    """A bare pair's buffer, or the one frame that `hot` moves instead."""
+
+    def __init__(self, size: int, hot: bool) -> None:
+        self.size = size
+        self._hot = hot
+        self._buffer = memoryview(bytearray(os.urandom(MIB) * (size // MIB)))
+        self._frame = os.urandom(FRAME_BYTES)
+        self._came = 0
+
+    async def send(self, send_bytes: Callable[[bytes], Awaitable[None]]) -> None:
+        for place in range(0, self.size, FRAME_BYTES):
+            await send_bytes(self._frame if self._hot else bytes(self._buffer[place : place + FRAME_BYTES]))
+
+    def took(self, data: bytes) -> bool:
+        """Whether that was all."""
+        if not self._hot:
+            self._buffer[self._came : self._came + len(data)] = data
+        self._came = (self._came + len(data)) % self.size
+        return self._came == 0
+
+
+async def serve_bare(size: int, hot: bool = False) -> None:
+    bare = Bare(size, hot)
+
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         socket = web.WebSocketResponse(compress=False, max_msg_size=2 * FRAME_BYTES)
         await socket.prepare(request)
-        frame, came = os.urandom(FRAME_BYTES), 0
         async for message in socket:
-            if message.type is WSMsgType.TEXT and message.data == "ping":
-                await socket.send_str("pong")
-            elif message.type is WSMsgType.TEXT:
-                for _ in range(size // FRAME_BYTES):
-                    await socket.send_bytes(frame)
-            else:
-                came += len(message.data)
-                if came % size == 0:
+            if message.type is WSMsgType.BINARY:
+                if bare.took(message.data):
                     await socket.send_str("done")
+            elif message.data == "ping":
+                await socket.send_str("pong")
+            else:
+                await bare.send(socket.send_bytes)
         return socket
 
     server = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1", 0)
@@ -156,35 +190,34 @@ async def serve_bare(size: int) -> None:
 
 
 @asynccontextmanager
-async def bare_pair(size: int, chosen: argparse.Namespace) -> AsyncIterator[tuple[Move, Callable[[], Awaitable[Any]]]]:
-    frame = os.urandom(FRAME_BYTES)
+async def bare_pair(size: int, chosen: argparse.Namespace, hot: bool = False) -> AsyncIterator[Pair]:
+    bare = Bare(size, hot)
     async with (
-        other_process("bare", chosen) as port,
+        other_process("hot" if hot else "bare", chosen) as port,
         aiohttp.ClientSession() as session,
         session.ws_connect(f"http://127.0.0.1:{port}", compress=0, max_msg_size=2 * FRAME_BYTES) as socket,
     ):
 
         async def move(direction: str) -> None:
             if direction == UP:
-                for _ in range(size // FRAME_BYTES):
-                    await socket.send_bytes(frame)
+                await bare.send(socket.send_bytes)
                 await socket.receive_str()
             else:
                 await socket.send_str("send")
-                left = size
-                while left:
-                    left -= len(await socket.receive_bytes())
+                while not bare.took(await socket.receive_bytes()):
+                    pass
 
         async def ping() -> None:
             await socket.send_str("ping")
             await socket.receive_str()
 
-        yield move, ping
+        yield Pair(move, ping)
 
 
 # -- processes
 
-SERVERS = {"link": serve_link, "bare": serve_bare}
+SERVERS = {"link": serve_link, "bare": serve_bare, "hot": partial(serve_bare, hot=True)}
+PAIRS = {"link": link_pair, "bare": bare_pair, "hot": partial(bare_pair, hot=True)}
 
 
 @asynccontextmanager
