@@ -20,7 +20,6 @@ TOKEN_CHARS = len(PREFIX) + 92  # base32 of all three, unpadded
 NONCE_BYTES = MAC_BYTES = 32
 
 _TEXT = re.compile(rf"{PREFIX}[A-Za-z2-7]+")
-_OTHER_KINDS = {"K10": "a k3s token", "ghp_": "a GitHub token", "eyJ": "a JSON web token"}
 _MAKE_ONE = "Make one with: mesh-coord token create"
 
 
@@ -35,8 +34,11 @@ class Token:
     @property
     def text(self) -> str:
         """What people paste.  Whoever reads it may join: keep it out of logs and command lines."""
-        data = self.pin + _unbase32(self.key_id) + self.secret
-        return PREFIX + _base32(data)
+        return PREFIX + _base32(self.pin + self.key_id_bytes + self.secret)
+
+    @property
+    def key_id_bytes(self) -> bytes:
+        return _unbase32(self.key_id)
 
     @property
     def key(self) -> bytes:
@@ -47,15 +49,14 @@ class Token:
 def new_token(authority: bytes, key_id: bytes, secret: bytes) -> Token:
     """A token for the mesh whose authority has this certificate; `key_id` and `secret` are random bytes."""
     assert len(key_id) == KEY_ID_BYTES and len(secret) == SECRET_BYTES
-    return Token(pin_of(authority), _base32(key_id), secret)
+    return Token(pin_of(authority), key_id_text(key_id), secret)
 
 
 def parse_token(text: str) -> Token:
     """The token in `text`; TokenError says what is wrong with it, and never shows it."""
     text = text.strip()
     if not text.startswith(PREFIX):
-        kind = next((kind for start, kind in _OTHER_KINDS.items() if text.startswith(start)), "not a join token")
-        raise TokenError(f"this is {kind}: a join token begins with {PREFIX}", next_step=_MAKE_ONE)
+        raise TokenError(f"this is not a join token, which begins with {PREFIX}", next_step=_MAKE_ONE)
     if len(text) != TOKEN_CHARS:
         cut = "was it cut when it was copied?" if len(text) < TOKEN_CHARS else "is it two, or with something behind it?"
         raise TokenError(f"a join token has {TOKEN_CHARS} characters and this has {len(text)}: {cut}")
@@ -63,12 +64,17 @@ def parse_token(text: str) -> Token:
     if _base32(data) != text[len(PREFIX) :].lower():
         raise TokenError("a join token has a wrong last character", next_step="Copy it again")
     pin, key_id, secret = data[:PIN_BYTES], data[PIN_BYTES:-SECRET_BYTES], data[-SECRET_BYTES:]
-    return Token(pin, _base32(key_id), secret)
+    return Token(pin, key_id_text(key_id), secret)
 
 
 def redacted(text: str) -> str:
     """`text` without the secrets of the tokens in it, for logs."""
     return _TEXT.sub(f"{PREFIX}(hidden)", text)
+
+
+def key_id_text(key_id: bytes) -> str:
+    """How lists and logs name a token: 8 characters."""
+    return _base32(key_id)
 
 
 # -- keys and proofs ---------------------------------------------------------------------------------------

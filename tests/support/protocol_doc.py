@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from support.golden import stored  # noqa: E402
 
-from wire import messages  # noqa: E402
+from wire import joining, messages  # noqa: E402
 from wire.frames import _ROWS, HelloBody  # noqa: E402
 from wire.limits import DEFAULT, GIB, KIB, MIB, Limits  # noqa: E402
 from wire.messages import AnyMessage, Message  # noqa: E402
@@ -68,6 +68,18 @@ def structs() -> str:
     return markdown(["struct", "fields", "meaning"], [[f"`{k.__name__}`", _field_list(k), _about(k)] for k in found])
 
 
+def join_frames() -> str:
+    rows = []
+    for row in joining._ROWS:
+        fields = ", ".join(f"{field.name} {_sizes(field.least, field.most)}" for field in row.fields)
+        rows.append([f"{row.kind}", f"`{row.frame.__name__}`", fields, _about(row.frame)])
+    return markdown(["kind", "frame", "fields in bytes", "meaning"], rows)
+
+
+def refusals() -> str:
+    return markdown(["reason", "meaning"], [[f"`{reason}`", said] for reason, (said, _) in joining.REFUSALS.items()])
+
+
 def limits() -> str:
     source = (ROOT / "wire" / "limits.py").read_text()
     rows = []
@@ -87,6 +99,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "identity": identity,
     "messages": all_messages,
     "structs": structs,
+    "join frames": join_frames,
+    "refusals": refusals,
     "limits": limits,
     "examples": examples,
 }
@@ -113,6 +127,10 @@ def size(number: int, in_bytes: bool = True) -> str:
     if number.bit_length() > 30 and number & (number - 1) == 0:
         return f"2^{number.bit_length() - 1}"
     return f"{number:,}" + (" B" if in_bytes else "")
+
+
+def _sizes(least: int, most: int) -> str:
+    return size(least, False) if least == most else f"{least}..{size(most, False)}"
 
 
 def _about(kind: type[Any]) -> str:
