@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.commands import Daemon, daemon, environment
-from support.fault_proxy import DOWN, UP, FaultProxy, resets
+from support.commands import Daemon, daemon, environment, wait_for
+from support.fault_proxy import DOWN, UP, Conditions, FaultProxy, resets
 from support.faults import EventTap, tower
 
 import mesh.numpy as mnp
@@ -227,3 +228,78 @@ def test_a_flipped_bit_in_weights_is_found_by_their_address(site: Site) -> None:
                     np.testing.assert_array_equal(job.result(timeout_s=WITHIN_S), expected)
                 assert proxies[0].passed(UP, BULK) > place
     unharmed(site)
+
+
+# -- healing
+
+
+def test_a_link_that_was_reset_comes_back_and_its_worker_gets_work(site: Site) -> None:
+    with site.proxies() as proxies, site.mesh(proxies) as mesh:
+        held = mesh.put(WEIGHTS)
+        for how in ("rst", "fin"):
+            tap = EventTap(mesh)
+            proxies[0].end(how)
+            assert tap.wait(lambda event: event["kind"] == "dead" and event["node"] == "near", WITHIN_S) is not None
+            wait_for(lambda: states(mesh) == {"near": "healthy", "far": "healthy"}, WITHIN_S)
+            np.testing.assert_array_equal(mesh.run(tower, held, X, strategy="pipeline", mode="on"), site.expected)
+            assert set(mesh.report().workers) == {"near", "far"}
+
+
+def states(mesh: Mesh) -> dict[str, str]:
+    return {node.name: node.state for node in mesh.nodes}
+
+
+@contextmanager
+def weather(proxies: Proxies, rng: random.Random) -> Iterator[None]:
+    """Faults of every kind on one link after the other, until the block ends; then all links are good."""
+    over = threading.Event()
+    faults: tuple[Callable[[FaultProxy], None], ...] = (
+        lambda proxy: proxy.end(rng.choice(("rst", "fin"))),
+        lambda proxy: proxy.change(rng.choice((UP, DOWN)), stalled=True),
+        lambda proxy: proxy.change(delay_s=rng.uniform(0, 0.05), jitter_s=rng.uniform(0, 0.05)),
+        lambda proxy: proxy.change(bytes_per_s=rng.uniform(1e6, 1e7)),
+        lambda proxy: proxy.change(slice_bytes=rng.choice((1, 7, 1000))),
+        lambda proxy: proxy.change(refused=True),
+    )
+
+    def play() -> None:
+        while not over.wait(rng.uniform(0.05, 0.5)):
+            proxy = rng.choice(proxies)
+            rng.choice(faults)(proxy)
+            over.wait(rng.uniform(0.05, 1.2))
+            proxy.change(**asdict(Conditions()))
+
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        yield
+    finally:
+        over.set()
+        player.join()
+
+
+@pytest.mark.parametrize(
+    ("seed", "seconds"), [(1, 5.0), *(pytest.param(seed, 30.0, marks=pytest.mark.long) for seed in range(2, 8))]
+)
+def test_any_weather_on_the_links(site: Site, seed: int, seconds: float) -> None:
+    """One call after the other while links break in every way; afterwards all is as before."""
+    rng = random.Random(seed)
+    with site.proxies(2) as proxies, site.mesh(proxies) as mesh:
+        held = mesh.put(WEIGHTS)
+        right = 0
+        with weather(proxies, rng):
+            end_s = time.monotonic() + seconds
+            while time.monotonic() < end_s:
+                strategy = rng.choice(("pipeline", "single", "auto"))
+                job = mesh.submit(tower, held, X, strategy=strategy, mode="on")
+                try:
+                    np.testing.assert_array_equal(job.result(timeout_s=WITHIN_S), site.expected)
+                    right += 1
+                except errors.DeadlineExceeded:
+                    raise AssertionError(f"a call hung, after {[proxy.schedule for proxy in proxies]}") from None
+                except errors.MeshError:
+                    time.sleep(0.05)  # no worker is left for a moment
+        wait_for(lambda: states(mesh) == {"near": "healthy", "far": "healthy"}, WITHIN_S)
+        np.testing.assert_array_equal(mesh.run(tower, held, X, strategy="pipeline", mode="on"), site.expected)
+        assert set(mesh.report().workers) == {"near", "far"}
+        assert right > 0
