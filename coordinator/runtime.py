@@ -737,7 +737,9 @@ def lost_node(name: str, change: Transition, health: HealthConfig) -> NodeLost:
         message,
         node=name,
         cause=f"last seen {change.silent_s:.2f} s before; the node time-out is {health.node_timeout_s:g} s",
-        next_step=f"If it was only slow, allow more: --node-timeout {2 * health.node_timeout_s:g}",
+        next_step="If it was only slow, allow more: --node-timeout {0:g}, or Mesh.builder().node_timeout({0:g})".format(
+            2 * health.node_timeout_s
+        ),
     )
 
 
