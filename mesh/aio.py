@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -27,6 +27,9 @@ from .handle import Handle
 from .node import Node
 from .preview import PlanPreview
 from .report import Report
+
+if TYPE_CHECKING:
+    from .simulation.cluster import Cluster
 
 STRATEGIES = ("auto", "single", "pipeline")
 MODES = ("auto", "on", "off")
@@ -52,6 +55,15 @@ class AsyncMesh:
         from .connect import connect
 
         return AsyncMesh(await connect(config))
+
+    @property
+    def simulation(self) -> Cluster:
+        """The cluster of a mesh built with `.simulate(n)`; ConfigError for any other mesh."""
+        from .simulation.backend import Simulated
+
+        if not isinstance(self._backend, Simulated):
+            raise ConfigError("this mesh is real", next_step="Build it with .simulate(n)")
+        return self._backend.cluster
 
     async def nodes(self) -> tuple[Node, ...]:
         """Every worker, by name, with its present state."""

@@ -17,7 +17,7 @@ from wire.address import check_name, parse_address
 from wire.errors import ConfigError
 from wire.timeouts import check_node_timeout, node_timeout_of_beat
 
-from .config import DiscoverSpec, LocalSpec, MeshConfig
+from .config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec
 from .sizes import parse_size
 
 if TYPE_CHECKING:
@@ -63,6 +63,19 @@ class MeshBuilder:
         cache = Path(cache_dir).expanduser() if cache_dir else None
         memory_bytes = None if max_memory is None else parse_size(str(max_memory))
         return self._with(local=LocalSpec(count, fixed, cache, memory_bytes))
+
+    def simulate(self, count: int, seed: int = 0, gflops: float | Sequence[float] = 50.0) -> MeshBuilder:
+        """`count` simulated workers in this process, on a virtual clock: real results, no waiting, and every run alike.
+
+        `gflops` is what each computes, one for all or a sequence of `count`; `Mesh.simulation` kills and restarts them,
+        cuts and slows their network.  The same program and `seed` give the same events.
+        """
+        figures = tuple(gflops) if isinstance(gflops, Sequence) else (gflops,) * count
+        if count < 1 or len(figures) != count or not all(each > 0 for each in figures):
+            raise ConfigError(
+                f"simulate({count}, gflops={gflops}) needs a positive figure for each of 1 or more workers"
+            )
+        return self._with(simulate=SimulateSpec(tuple(map(float, figures)), seed))
 
     def heartbeat(self, seconds: float) -> MeshBuilder:
         """The heartbeat interval, by setting the node time-out to 15 of them."""

@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -33,12 +33,15 @@ from .preview import PlanPreview
 from .realise import Evaluator, Param, reset_evaluator, set_evaluator
 from .report import Report
 
+if TYPE_CHECKING:
+    from .simulation.backend import Simulation
+
 
 class Mesh:
     """A mesh of machines as one computer.  Made by `Mesh.builder()`; close it, or use it as a context manager."""
 
     def __init__(self, config: MeshConfig) -> None:
-        self._loop = LoopThread()
+        self._loop = LoopThread(_loop_for(config))
         self._token: Token[Evaluator | None] | None = None
         try:
             self._async = self._loop.wait(AsyncMesh.connect(config))
@@ -49,6 +52,13 @@ class Mesh:
     @staticmethod
     def builder() -> MeshBuilder:
         return MeshBuilder()
+
+    @property
+    def simulation(self) -> Simulation:
+        """What befalls the workers of a mesh built with `.simulate(n)`; ConfigError for any other mesh."""
+        from .simulation.backend import Simulation
+
+        return Simulation(self._async.simulation, self._loop)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -204,3 +214,11 @@ class _Waiter:
             self.arrived.set_exception(error)
         else:
             self.arrived.set_result(outputs.result())
+
+
+def _loop_for(config: MeshConfig) -> asyncio.AbstractEventLoop:
+    if config.simulate is None:
+        return asyncio.new_event_loop()
+    from .simulation.loop import VirtualLoop
+
+    return VirtualLoop(on_demand=True)

@@ -31,6 +31,14 @@ class DiscoverSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SimulateSpec:
+    """Simulated workers: what each computes in GFLOP/s, and the seed of everything that is left to chance."""
+
+    gflops: tuple[float, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class MeshConfig:
     """Everything a builder was told."""
 
@@ -38,6 +46,7 @@ class MeshConfig:
     addresses: tuple[tuple[str, int], ...] = ()
     local: LocalSpec | None = None
     discover: DiscoverSpec | None = None
+    simulate: SimulateSpec | None = None
     node_timeout_s: float = NODE_TIMEOUT_S
 
 

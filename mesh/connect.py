@@ -29,6 +29,10 @@ Address = tuple[str, int]
 
 async def connect(config: MeshConfig) -> Backend:
     """The backend a builder describes; ConnectFailed naming every node that failed, nothing left running."""
+    if config.simulate is not None:
+        from .simulation.backend import connect_simulated
+
+        return await connect_simulated(config, config.simulate)
     mesh = config.mesh or default_mesh_name()
     health = HealthConfig.from_node_timeout(config.node_timeout_s)
     coordinator = await start_coordinator(CoordinatorConfig(mesh, default_name(), health))

@@ -20,8 +20,8 @@ END_S = 5.0  # for what was cancelled to clean up after itself
 class LoopThread:
     """Runs until `stop`.  Any thread may use it; only its own may not wait for it."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._stopped = False
         self._lock = threading.Lock()  # nothing is asked of the loop once it was told to stop
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)

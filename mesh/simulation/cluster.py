@@ -70,14 +70,22 @@ class Cluster:
         return tuple(self._processes)
 
     async def __aenter__(self) -> Cluster:
+        await self.begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def begin(self) -> None:
+        """Start every worker and join them to the coordinator."""
         self.network = SimulatedNetwork(self.seed)
         self._folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="graph-mesh-sim-")))
         for name in self.names:
             self.start(name)
         await self._start_coordinator()
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def stop(self) -> None:
+        """End everything."""
         await self.coordinator.close()
         for name in self.alive:
             self.kill(name)
@@ -113,6 +121,7 @@ class Cluster:
 
     def kill(self, name: str) -> None:
         """As `kill -9` does: its connections end, nothing is said."""
+        self._check(name)
         process = self._processes.pop(name, None)
         if process is None:
             raise ConfigError(f"{name} does not run")
@@ -123,15 +132,25 @@ class Cluster:
 
     def leave(self, name: str) -> None:
         """As SIGTERM does: it hands its work back and ends."""
+        self._check(name)
+        if name not in self._processes:
+            raise ConfigError(f"{name} does not run")
         self.tell(f"{name} is asked to leave")
         daemon = self._processes[name].daemon
         if daemon is not None:
             daemon.leave("asked to stop by SIGTERM")
 
+    def slow(self, name: str, times: float) -> None:
+        """A worker's device takes so many times as long as its figures say."""
+        self._check(name)
+        self.tell(f"{name} computes {times:.3g} times slower")
+        self.devices[self.names.index(name)].slower = times
+
     # -- the network
 
     def silence(self, name: str) -> None:
         """The host's cable is out: nothing gets to it or from it, and nobody is told."""
+        self._check(name)
         others = [each for each in (*self.names, COORDINATOR) if each != name]
         self.tell(f"{name} is cut off")
         self.network.block([name], others)
@@ -139,6 +158,8 @@ class Cluster:
 
     def block(self, source: str, target: str) -> None:
         """Nothing gets from one host to another, in this direction."""
+        for name in {source, target} - {COORDINATOR}:
+            self._check(name)
         self.tell(f"nothing gets from {source} to {target}")
         self.network.block([source], [target])
 

@@ -7,9 +7,10 @@ real clock, and work for threads runs at once, on the spot.  An hour of heartbea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import selectors
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -20,12 +21,34 @@ class Stuck(RuntimeError):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """`time()` begins at 0 and moves only when everything waits.
 
-    With `attended` an idle loop waits for other threads (`call_soon_threadsafe`); without, being idle raises Stuck.
+    With `on_demand`, for a loop that other threads use, time stands still but while somebody is in `flow()`; an idle
+    loop then waits for those threads.  Without, being idle for ever raises Stuck.
     """
 
-    def __init__(self, attended: bool = False) -> None:
+    def __init__(self, on_demand: bool = False) -> None:
         self._now_s = 0.0
-        super().__init__(_JumpingSelector(self._jump, attended))
+        self._on_demand = on_demand
+        self._flows = 0
+        super().__init__(_JumpingSelector(self))
+
+    @contextlib.contextmanager
+    def flow(self) -> Iterator[None]:
+        """Time moves while anybody is in here."""
+        self._flows += 1
+        try:
+            yield
+        finally:
+            self._flows -= 1
+
+    def flow_until(self, done: asyncio.Future[Any]) -> None:
+        """Time moves until a future is done."""
+        self._flows += 1
+        done.add_done_callback(self._flown)
+
+    def run_until_complete(self, future: Any) -> Any:
+        """As ever; whoever runs the loop to an end waits for it, so time moves."""
+        with self.flow():
+            return super().run_until_complete(future)
 
     def time(self) -> float:
         return self._now_s
@@ -43,26 +66,29 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             done.set_exception(error)
         return done
 
-    def _jump(self, seconds: float) -> None:
+    def jump(self, seconds: float | None) -> bool:
+        """Nothing is to be done for so long, or ever (None): move the clock; whether it may move."""
+        if self._on_demand and (seconds is None or not self._flows):
+            return False
+        if seconds is None:
+            raise Stuck("everything waits, and no timer is left")
         # A hair too far: rounded down, a timer would find that its time has not come, and be set again for ever.
         self._now_s = (self._now_s + seconds) * (1 + 2 * sys.float_info.epsilon)
+        return True
+
+    def _flown(self, _: object) -> None:
+        self._flows -= 1
 
 
 class _JumpingSelector(selectors.DefaultSelector):
     """Looks at real files without waiting; instead of waiting for a timer it moves the clock to it."""
 
-    def __init__(self, jump: Callable[[float], None], attended: bool) -> None:
+    def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
-        self._jump = jump
-        self._attended = attended
+        self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if ready or timeout == 0:
             return ready
-        if timeout is not None:
-            self._jump(timeout)
-            return []
-        if not self._attended:
-            raise Stuck("everything waits, and no timer is left")
-        return super().select(None)
+        return [] if self._loop.jump(timeout) else super().select(None)

@@ -17,7 +17,7 @@ async def answer() -> int:
 
 
 def test_it_runs_coroutines_until_it_is_stopped() -> None:
-    loop = LoopThread()
+    loop = LoopThread(asyncio.new_event_loop())
     assert loop.wait(answer()) == 42
     loop.stop()
     loop.stop()
@@ -29,7 +29,7 @@ def test_it_runs_coroutines_until_it_is_stopped() -> None:
 
 
 def test_what_still_waits_when_it_stops_cleans_up_and_ends() -> None:
-    loop = LoopThread()
+    loop = LoopThread(asyncio.new_event_loop())
     began, cleaned = threading.Event(), threading.Event()
     ended: list[BaseException] = []
 
@@ -57,7 +57,7 @@ def test_what_still_waits_when_it_stops_cleans_up_and_ends() -> None:
 
 def test_many_threads_that_ask_while_it_stops_all_come_back() -> None:
     for _ in range(20):
-        loop = LoopThread()
+        loop = LoopThread(asyncio.new_event_loop())
         ends: list[object] = []
 
         def ask(loop: LoopThread = loop, ends: list[object] = ends) -> None:
@@ -77,7 +77,7 @@ def test_many_threads_that_ask_while_it_stops_all_come_back() -> None:
 
 
 def test_its_own_thread_cannot_wait_for_it() -> None:
-    loop = LoopThread()
+    loop = LoopThread(asyncio.new_event_loop())
     said: list[str] = []
 
     def ask() -> None:
