@@ -26,10 +26,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wire.disk import WRITING, Disk
 from wire.errors import ConfigError, JournalDamaged, NotDurable
 from wire.lock import FileLock
-
-from .disk import WRITING, Disk
 
 log = logging.getLogger("graph_mesh.journal")
 

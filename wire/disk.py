@@ -30,10 +30,10 @@ class Disk:
     """The disk of this machine."""
 
     def write_whole(self, path: Path, parts: Sequence[Data]) -> None:
-        """Make `path` hold exactly `parts`, or leave it as it was; OSError if the disk refuses."""
+        """Make `path` hold exactly `parts`, for this user's eyes only, or leave it as it was; OSError if it cannot."""
         writing = path.with_name(path.name + WRITING)
         try:
-            with writing.open("wb", buffering=0) as file:
+            with open(writing, "wb", buffering=0, opener=_private) as file:
                 for part in parts:
                     self.write(file.fileno(), part)
                 self.sync(file.fileno())
@@ -72,3 +72,7 @@ class Disk:
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
