@@ -50,10 +50,10 @@ def join_server_context(files: TLSFiles) -> TLSContext:
     return _checking_revocations(context, files)
 
 
-def join_client_context(authority_pem: str) -> TLSContext:
+def join_client_context(authority: bytes) -> TLSContext:
     """For calling a join port without a certificate, once its authority is known; ask for `certificates.JOIN_NAME`."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cadata=authority_pem)
+    context.load_verify_locations(cadata=authority)
     return context
 
 
@@ -74,13 +74,13 @@ def reload(context: TLSContext, files: TLSFiles) -> None:
         raise ConfigError(f"cannot use the certificate {files.certificate}", cause=str(error)) from None
 
 
-def peer_certificate(transport: asyncio.BaseTransport | Any) -> bytes:
+def peer_certificate(transport: asyncio.BaseTransport | asyncio.StreamWriter) -> bytes:
     """The certificate (DER) of the other end of a TLS connection, b"" if it showed none."""
     found = transport.get_extra_info("ssl_object")
     return (found.getpeercert(binary_form=True) if found is not None else None) or b""
 
 
-def peer_member(transport: asyncio.BaseTransport | Any) -> Member:
+def peer_member(transport: asyncio.BaseTransport | asyncio.StreamWriter) -> Member:
     """Who is at the other end of a mutual TLS connection, as its certificate says."""
     certificate = peer_certificate(transport)
     if not certificate:
@@ -131,6 +131,8 @@ def explain(error: OSError | EOFError, where: str) -> MeshError:
             f"{where} closed the connection: it did not accept our certificate",
             next_step="This node may have been revoked, or belongs to another mesh",
         )
+    if isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
+        return ConnectFailed(f"{where} broke off the connection", cause=error.strerror or str(error))
     return ConnectFailed(f"nobody answers at {where}", cause=error.strerror or str(error))
 
 

@@ -77,6 +77,7 @@ PURE = (
     "wire/errors.py",
     "wire/flow.py",
     "wire/frames.py",
+    "wire/gate.py",
     "wire/graph.py",
     "wire/joining.py",
     "wire/limits.py",

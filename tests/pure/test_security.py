@@ -286,7 +286,7 @@ def test_a_leaf_cannot_certify_others(tmp_path: Path, by: CertificateAuthority) 
 
 def test_without_a_certificate_nothing_is_read(tmp_path: Path, by: CertificateAuthority) -> None:
     server = card(tmp_path, by)
-    bare = join_client_context(certificate_pem(by.certificate).decode())
+    bare = join_client_context(by.certificate)
     with pytest.raises(ssl.SSLError, match=r"(?i)peer.did.not.return"):
         Pair(server_context(server.files), bare, any_server_name(MESH)).handshake()
 
@@ -360,7 +360,7 @@ def test_a_join_port_hears_strangers_members_and_members_that_were_off_too_long(
     by = authority(time.time() - 5 * DAY_S)
     server = card(tmp_path, by, "coordinator")
     accepting = join_server_context(server.files)
-    stranger = join_client_context(certificate_pem(by.certificate).decode())
+    stranger = join_client_context(by.certificate)
     sleeper = card(tmp_path, by, now_s=time.time() - 3 * DAY_S)
     for context in (stranger, client_context(card(tmp_path, by).files), client_context(sleeper.files)):
         assert Pair(accepting, context, JOIN_NAME).handshake() == b"hello"
@@ -379,7 +379,7 @@ def test_a_join_port_refuses_revoked_and_foreign_members(tmp_path: Path, by: Cer
 def test_a_joining_node_speaks_only_with_the_coordinator_of_its_authority(
     tmp_path: Path, by: CertificateAuthority
 ) -> None:
-    stranger = join_client_context(certificate_pem(by.certificate).decode())
+    stranger = join_client_context(by.certificate)
     for wrong in (card(tmp_path, by, "worker"), card(tmp_path, authority(), "coordinator")):
         with pytest.raises(ssl.SSLCertVerificationError):
             Pair(join_server_context(wrong.files), stranger, JOIN_NAME).handshake()
@@ -392,6 +392,7 @@ def test_a_joining_node_speaks_only_with_the_coordinator_of_its_authority(
     ("error", "kind", "says"),
     [
         (ConnectionRefusedError(111, "Connection refused"), ConnectFailed, "nobody answers at there"),
+        (ConnectionResetError(104, "Connection reset by peer"), ConnectFailed, "there broke off the connection"),
         (EOFError(), NotTrusted, "did not accept our certificate"),
         (ssl.SSLError(1, "[SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] ssl/tls alert"), NotTrusted, "ran out"),
         (ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert"), NotTrusted, "token"),
