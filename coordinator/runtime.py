@@ -428,6 +428,7 @@ class Coordinator:
             log.debug("probing %s: %s", member.profile.name, error)
         self._tell("probed", ask.node, f"{peer.profile.name if peer else 'a peer that left'} {text}")
         self._judge(self._detector.probed(ask, reached, self._now()))
+        self._wake.set()
 
     async def _probe_self(self, probe: ProbeSelf) -> None:
         """Most workers went silent at once: see whether the rest still answer before anybody is blamed."""
@@ -437,6 +438,7 @@ class Coordinator:
         found = "the others answer" if well else "nobody else answers, so this may be our own fault"
         log.warning("at least half of the workers fell silent together; %s", found)
         self._judge(self._detector.self_probed(well, self._now()))
+        self._wake.set()
 
     async def _watch_time(self) -> None:
         """Wake when the detector or the machine has something due, and tell the detector how late that was."""
