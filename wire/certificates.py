@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
@@ -158,11 +158,20 @@ def member_of(certificate: bytes) -> Member:
     return Member(node_id, roles[0], found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
 
 
+def check_issued(certificate: bytes, authority: bytes) -> None:
+    """ProtocolError unless the authority with this certificate signed `certificate`."""
+    try:
+        _load(certificate).verify_directly_issued_by(_load(authority))
+    except (InvalidSignature, *_BAD) as error:
+        raise ProtocolError("a certificate is not signed by the mesh's authority", cause=str(error)) from None
+
+
 def certificate_pem(certificate: bytes) -> bytes:
     return _load(certificate).public_bytes(Encoding.PEM)
 
 
 def certificate_from_pem(pem: bytes) -> bytes:
+    """The first certificate in a file."""
     try:
         return x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)
     except _BAD as error:

@@ -1,0 +1,211 @@
+"""A node's key and certificate in its state folder: who it is, across restarts (docs/protocol.md, "Identity").
+
+The key is made once and stays.  The certificate comes by joining and is renewed long before it runs out.  Workers,
+clients and coordinators keep theirs alike.  This file does not know sockets; a new thing to keep is a file and a line of
+`adopt`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from .certificates import (
+    BACKDATED_S,
+    Member,
+    Revocations,
+    certificate_from_pem,
+    certificate_pem,
+    check_issued,
+    key_from_pem,
+    member_of,
+    new_key,
+    read_revocations,
+    revocations_from_pem,
+    revocations_pem,
+)
+from .disk import Disk
+from .errors import ConfigError, MeshError, ProtocolError
+from .joining import Grant, Joined
+from .security import TLSContext, TLSFiles, client_context, join_server_context, reload, server_context
+
+log = logging.getLogger("graph_mesh.identity")
+
+RETRY_S = 60.0  # after a renewal that failed
+LOOK_S = 60.0  # how often the clock is looked at: a laptop that slept wakes with a certificate that is due
+
+
+class Credentials:
+    """The identity in `folder`; ConfigError if what is there cannot be used.  One process per folder."""
+
+    def __init__(self, folder: Path, disk: Disk | None = None) -> None:
+        self.files = TLSFiles(folder / "node.key", folder / "certificate.pem", folder / "trust.pem")
+        self._mesh_file = folder / "mesh.json"
+        self._disk = disk or Disk()
+        self._contexts: dict[Callable[[TLSFiles], TLSContext], TLSContext] = {}
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.files.key.exists():
+            self._write(self.files.key, new_key().pem())
+        _check_private(self.files.key)
+        self.key = key_from_pem(self.files.key.read_bytes())
+        self._joined: Joined | None = None
+        if self.files.certificate.exists():
+            self._use(self._read())
+
+    @property
+    def node_id(self) -> str:
+        return self.key.node_id
+
+    @property
+    def enrolled(self) -> bool:
+        """Whether it has joined a mesh; its certificate may have run out meanwhile, and can be renewed all the same."""
+        return self._joined is not None
+
+    @property
+    def joined(self) -> Joined:
+        """What the mesh gave it."""
+        if self._joined is None:
+            raise ConfigError("this node has joined no mesh", next_step="Join one with a token: mesh-worker join")
+        return self._joined
+
+    @property
+    def mesh(self) -> str:
+        return self.joined.grant.mesh
+
+    @property
+    def certificate(self) -> bytes:
+        return self.joined.grant.certificate
+
+    @property
+    def member(self) -> Member:
+        """What its certificate says: role and times."""
+        return member_of(self.certificate)
+
+    @property
+    def revocations(self) -> Revocations:
+        """Who is out, as far as this node has heard."""
+        return read_revocations(self.joined.grant.revocations, self.joined.authority)
+
+    # -- changes
+
+    def adopt(self, joined: Joined) -> Member:
+        """Keep what joining or renewing gave, and use it from the next handshake on.
+
+        ProtocolError, and nothing changed, unless it is for this node's key and signed by the authority.
+        """
+        joined = self._checked(joined)
+        trust = certificate_pem(joined.authority) + revocations_pem(joined.grant.revocations)
+        self._write(self.files.trust, trust)
+        self._write(self._mesh_file, json.dumps({"mesh": joined.grant.mesh, "epoch": joined.grant.epoch}).encode())
+        self._write(self.files.certificate, certificate_pem(joined.grant.certificate))  # last: with it, it is a member
+        self._use(joined)
+        return self.member
+
+    def take_revocations(self, data: bytes) -> bool:
+        """Use a newer revocation list from the next handshake on; False for one that is not newer."""
+        authority, grant = self.joined.authority, self.joined.grant
+        if read_revocations(data, authority).number <= self.revocations.number:
+            return False
+        self.adopt(Joined(Grant(grant.certificate, data, grant.mesh, grant.epoch), authority))
+        return True
+
+    # -- TLS
+
+    def server_context(self) -> TLSContext:
+        """For accepting links.  It stays up to date by itself, as the others do."""
+        return self._context(server_context)
+
+    def client_context(self) -> TLSContext:
+        """For dialling links, and for renewing at the join port."""
+        return self._context(client_context)
+
+    def join_server_context(self) -> TLSContext:
+        """For a coordinator's join port."""
+        return self._context(join_server_context)
+
+    def _context(self, make: Callable[[TLSFiles], TLSContext]) -> TLSContext:
+        assert self.joined
+        if make not in self._contexts:
+            self._contexts[make] = make(self.files)
+        return self._contexts[make]
+
+    # -- files
+
+    def _use(self, joined: Joined) -> None:
+        if self._joined is not None and self._joined.authority != joined.authority:
+            self._contexts.clear()  # a context never forgets whom it trusted
+        self._joined = joined
+        for context in self._contexts.values():
+            reload(context, self.files)
+
+    def _checked(self, joined: Joined) -> Joined:
+        """The same, with the newer of its revocation list and ours."""
+        grant = joined.grant
+        check_issued(grant.certificate, joined.authority)
+        if member_of(grant.certificate).node_id != self.node_id:
+            raise ProtocolError("a certificate came that is for another node")
+        came = read_revocations(grant.revocations, joined.authority)
+        if self._joined is None or self._joined.authority != joined.authority or came.number >= self.revocations.number:
+            return joined
+        newer = self._joined.grant.revocations
+        return Joined(Grant(grant.certificate, newer, grant.mesh, grant.epoch), joined.authority)
+
+    def _read(self) -> Joined:
+        try:
+            said = json.loads(self._mesh_file.read_bytes())
+            trust = self.files.trust.read_bytes()
+            certificate = certificate_from_pem(self.files.certificate.read_bytes())
+            grant = Grant(certificate, revocations_from_pem(trust), str(said["mesh"]), int(said["epoch"]))
+            return self._checked(Joined(grant, certificate_from_pem(trust)))
+        except (OSError, ValueError, KeyError, TypeError, MeshError) as error:
+            raise ConfigError(
+                f"the identity in {self.files.key.parent} cannot be used",
+                cause=str(error),
+                next_step="Remove that folder and join with a new token",
+            ) from None
+
+    def _write(self, path: Path, data: bytes) -> None:
+        try:
+            self._disk.write_whole(path, [data])
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}", cause=str(error)) from None
+
+
+def _check_private(path: Path) -> None:
+    if sys.platform != "win32" and path.stat().st_mode & 0o077:
+        raise ConfigError(f"others can read the key {path}", next_step=f"chmod 600 {path}, or remove its folder")
+
+
+# -- renewal -----------------------------------------------------------------------------------------------
+
+
+def renewal_due_s(member: Member, jitter: float) -> float:
+    """When to renew, in seconds since 1970: after two thirds of the time, give or take a tenth (`jitter` -1 to 1)."""
+    issued_s = member.starts_s + BACKDATED_S
+    return issued_s + (member.ends_s - issued_s) * (2 / 3 + jitter / 10)
+
+
+async def keep_renewed(
+    credentials: Credentials,
+    ask: Callable[[], Awaitable[Joined]],
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    chance: Callable[[float, float], float] = random.uniform,
+) -> None:
+    """Renew the certificate whenever it is due, for ever: `ask` gets a new one from the coordinator."""
+    while True:
+        due_s = renewal_due_s(credentials.member, chance(-1.0, 1.0))
+        while (left_s := due_s - clock()) > 0:
+            await sleep(min(left_s, LOOK_S))
+        try:
+            member = credentials.adopt(await ask())
+            log.info("certificate renewed, good for %.0f h", (member.ends_s - clock()) / 3600)
+        except MeshError as error:
+            log.warning("the certificate is not renewed: %s", error)
+            await sleep(RETRY_S)
