@@ -193,11 +193,12 @@ class _Socket:
         """
         sending = self._websocket.send_frame(frame, WSMsgType.BINARY)
         try:
-            sending.send(None)
+            congested = sending.send(None)
         except StopIteration:
             return True
         except ConnectionError:
             return True  # the reading side sees the end and ends the link
+        congested._asyncio_future_blocking = False  # as a task would: others wait for the same future
         sending.close()
         return False
 
