@@ -1,8 +1,8 @@
 """A node's key and certificate in its state folder: who it is, across restarts (docs/protocol.md, "Identity").
 
 The key is made once and stays.  The certificate comes by joining and is renewed long before it runs out.  Workers,
-clients and coordinators keep theirs alike.  This file does not know sockets; a new thing to keep is a file and a line of
-`adopt`.
+clients and coordinators keep theirs alike.  This file does not know sockets; a new thing to keep is a file and a line
+of `adopt`.
 """
 
 from __future__ import annotations

@@ -43,6 +43,19 @@ class Disk:
             raise
         self.sync_folder(path.parent)
 
+    def append(self, path: Path, data: Data) -> None:
+        """Add `data` to a file, or leave it as it was; OSError if the disk refuses."""
+        with open(path, "ab", buffering=0, opener=_private) as file:
+            before = file.seek(0, os.SEEK_END)
+            try:
+                self.write(file.fileno(), data)
+                self.sync(file.fileno())
+            except OSError:
+                file.truncate(before)
+                raise
+        if not before:
+            self.sync_folder(path.parent)
+
     def sync_file(self, path: Path) -> None:
         """What was written to an existing file stays."""
         with path.open("rb+") as file:
