@@ -1,0 +1,70 @@
+"""A share of one core for some processes, by a cgroup of our own: version 1 or 2, as this machine lets us make."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PERIOD_US = 100_000
+# Where the controller may be mounted, and what its file for the quota is called and holds.
+KINDS = (
+    (Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "{quota}"),
+    (Path("/sys/fs/cgroup"), "cpu.max", f"{{quota}} {PERIOD_US}"),
+)
+
+
+class NoQuota(Exception):
+    """This machine does not let us limit processes; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    folder: Path
+
+    def add(self, pid: int) -> None:
+        """Limit a process, together with those added before; its later children too."""
+        (self.folder / "cgroup.procs").write_text(str(pid))
+
+    @property
+    def throttled(self) -> int:
+        """In how many periods of 0.1 s the processes wanted more than they got."""
+        lines = dict(line.split() for line in (self.folder / "cpu.stat").read_text().splitlines())
+        return int(lines["nr_throttled"])
+
+
+@contextmanager
+def cpu_quota(share: float) -> Iterator[Quota]:
+    """All added processes together get `share` of one core; they must have ended before this does.  NoQuota."""
+    reasons = []
+    for root, file, text in KINDS:
+        folder = root / f"graph-mesh-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+            (folder / file).write_text(text.format(quota=int(share * PERIOD_US)))
+        except OSError as error:
+            reasons.append(str(error))
+            if folder.is_dir():
+                folder.rmdir()
+            continue
+        try:
+            yield Quota(folder)
+        finally:
+            folder.rmdir()
+        return
+    raise NoQuota("; ".join(reasons))
+
+
+@contextmanager
+def burner(quota: Quota) -> Iterator[None]:
+    """A process within the quota that uses all of it that the others leave."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        quota.add(process.pid)
+        try:
+            yield
+        finally:
+            process.kill()
