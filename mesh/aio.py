@@ -107,9 +107,9 @@ class AsyncMesh:
     async def submit(
         self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto"
     ) -> AsyncJob:
-        """Begin `run` and return at once."""
+        """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
         form = self.form(fn, args, strategy, mode)
-        return AsyncJob(form, self.start(form, *form.bind(args)))
+        return AsyncJob(form, self.start(form, *form.bind_copies(args)))
 
     def report(self) -> Report:
         """What the last call that was started on this mesh did where; complete once it has ended."""
@@ -167,6 +167,8 @@ class AsyncMesh:
         try:
             return form.unbind(await started.outputs)
         except asyncio.CancelledError:
+            if started.outputs.cancelled() and not _cancelling():
+                raise Cancelled("the mesh was closed") from None
             started.cancel()
             raise
 
@@ -208,6 +210,12 @@ class AsyncJob:
     def report(self) -> Report:
         """What this job did where; complete once it has ended."""
         return Report.of(self._started.report())
+
+
+def _cancelling() -> bool:
+    """Whether somebody cancelled the task that runs now."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _check_choices(strategy: str, mode: str) -> None:

@@ -98,17 +98,24 @@ class Mesh:
         return compiled
 
     def submit(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto") -> Job:
-        """Begin `run` and return at once."""
+        """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
         form = self._async.form(fn, args, strategy, mode)
-        return Job(_Waiter(self, form, *form.bind(args)))
+        return Job(_Waiter(self, form, *form.bind_copies(args)))
 
     def report(self) -> Report:
         """What the last call that was started on this mesh did where; complete once it has ended."""
         return self._async.report()
 
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `watcher`, on the mesh's thread, with every event (joined, suspect, dead, planned, ...) from now on."""
-        self._loop.soon(self._async.watch, watcher)
+        """Call `watcher`, on the mesh's thread, with every event (joined, suspect, dead, planned, ...) from now on.
+
+        ConfigError if the workers belong to a coordinator elsewhere.
+        """
+
+        async def watch() -> None:
+            self._async.watch(watcher)
+
+        self._loop.wait(watch())
 
     def close(self) -> None:
         """End local workers and links; calls under way are cancelled."""
@@ -134,10 +141,12 @@ class Mesh:
     def _evaluate(
         self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, Param]
     ) -> Sequence[NDArray[Any]]:
+        self._loop.check_may_wait()
         form = Compiled(graph, "auto", "auto")
         return _Waiter(self, form, *form.bind_named({**inputs, **params})).outputs(None)
 
     def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
+        self._loop.check_may_wait()
         return _Waiter(self, form, *form.bind(args)).result(None)
 
 

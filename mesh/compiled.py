@@ -52,6 +52,11 @@ class Compiled:
         inputs = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in bound.inputs.items()}
         return inputs, self._work_for(bound.params)
 
+    def bind_copies(self, args: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Work]:
+        """As `bind`, with inputs of the call's own: whoever does not wait for it may overwrite theirs at once."""
+        inputs, work = self.bind(args)
+        return {name: array.copy() for name, array in inputs.items()}, work
+
     def bind_named(self, values: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], Work]:
         """As `bind`, for values by the names of the graph's inputs and params."""
         graph = self.graph

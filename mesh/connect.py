@@ -61,8 +61,12 @@ async def connect(config: MeshConfig) -> Backend:
 
 
 async def _dial_all(coordinator: Coordinator, addresses: Sequence[Address]) -> dict[Address, Link]:
-    dials = [coordinator.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S) for host, port in addresses]
-    return dict(zip(addresses, await gather_all(dials), strict=True))
+    """The link to every address.  Several addresses of one node are one link: the latest one replaced the others."""
+    distinct = tuple(dict.fromkeys(addresses))
+    dials = [coordinator.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S) for host, port in distinct]
+    links = dict(zip(distinct, await gather_all(dials), strict=True))
+    standing = {link.peer.node_id for link in links.values() if not link.closed}
+    return {at: link for at, link in links.items() if not (link.closed and link.peer.node_id in standing)}
 
 
 async def _as_client(mesh: str, coordinators: Sequence[Address], config: MeshConfig) -> Backend:

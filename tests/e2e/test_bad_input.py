@@ -166,6 +166,18 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
             assert sorted(mesh.report().workers) == ["twin", "twin-2", "twin-3"]
 
 
+def test_a_worker_may_be_named_twice(tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME="twice")
+    words = ("worker", "--port", "0", "--device", "cpu", "--name", "one")
+    with daemon(*words, env=env, log=tmp_path / "1.log") as worker:
+        port = worker.ready["port"]
+        builder = Mesh.builder().mesh("twice").node(f"127.0.0.1:{port}").node(f"localhost:{port}")
+        for each in (builder, builder.node(f"localhost:{port}")):
+            with each.build() as mesh:
+                assert [node.name for node in mesh.nodes] == ["one"]
+                np.testing.assert_array_equal(mesh.run(lambda x: x + 1, X, mode="on"), X + 1)
+
+
 # -- memory
 
 

@@ -188,3 +188,24 @@ def test_an_engine_host_needs_no_open_file_for_every_tensor_it_holds() -> None:
             np.testing.assert_array_equal(mesh.run(lambda x: x + 1, held), np.full(8, number + 1))
         many = mesh.put([np.full((8,), number, np.float32) for number in range(600)])
         np.testing.assert_array_equal(mesh.run(lambda tree: sum(tree), many), np.full(8, 599 * 300))
+
+
+def test_a_submitted_job_has_the_values_its_arguments_had_then(two: Mesh) -> None:
+    for size, mode in ((8, "on"), (1 << 20, "on"), (1 << 20, "off")):
+        for number in range(5):
+            x = np.full(size, number, np.float32)
+            job = two.submit(lambda x: x + 1, x, mode=mode)
+            x.fill(-1)
+            np.testing.assert_array_equal(job.result(timeout_s=SOON_S), np.full(size, number + 1, np.float32))
+
+
+def test_tasks_of_an_async_mesh_that_is_closed_get_a_typed_error() -> None:
+    async def use() -> None:
+        mesh = await AsyncMesh.builder().mesh("closing-tasks").local(1, "cpu").build_async()
+        task = asyncio.create_task(mesh.run(chain(LONG), X))
+        await asyncio.sleep(0.3)
+        await asyncio.gather(mesh.close(), mesh.close())
+        with pytest.raises(errors.Cancelled, match="the mesh was closed"):
+            await task
+
+    asyncio.run(use())
