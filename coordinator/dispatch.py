@@ -48,7 +48,7 @@ def deploy(
     bindings: Bindings,
     graphs_sent: Iterable[bytes],
     holders: Mapping[str, frozenset[bytes] | set[bytes]],
-    addresses: Mapping[str, str],
+    addresses: Mapping[str, tuple[str, ...]],
 ) -> Deploy:
     """What `node` is told of a plan: its parts, the graphs it does not have, the content it needs and who holds it."""
     mine = [part for part in plan.parts if part.node == node]
@@ -66,7 +66,7 @@ def deploy(
     sent = set(graphs_sent)
     graphs = {part.graph.hash: part.graph.encoded for part in mine if part.graph.hash not in sent}
     used = nodes(plan)
-    peers = {other: address for other, address in addresses.items() if other in used or other in holders}
+    peers = {other: known for other, known in addresses.items() if other in used or other in holders}
     return Deploy(key, specs, graphs, _blobs(mine, bindings, holders), peers)
 
 

@@ -19,12 +19,16 @@ class NodeView:
     name: str
     node_id: str
     pid: int
-    address: str
+    addresses: tuple[str, ...]  # where it may be dialled, best first
     state: str
     version: str
     devices: tuple[DeviceReport, ...]
     memory_bytes: int
     silent_s: float = 0.0  # since it was last heard
+
+    @property
+    def address(self) -> str:
+        return self.addresses[0] if self.addresses else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -350,7 +350,7 @@ class Coordinator:
             name,
             peer.node_id,
             peer.pid,
-            peer.address,
+            peer.addresses,
             "healthy",
             peer.version,
             joined.devices,
@@ -419,7 +419,7 @@ class Coordinator:
         reached, text = None, "cannot be asked"
         try:
             if peer is not None:
-                body = Probe(ask.node, member.link.peer.address, ask.wait_s)
+                body = Probe(ask.node, member.link.peer.addresses, ask.wait_s)
                 answer = await peer.link.request(body, timeout_s=ask.wait_s * ANSWER_SHARE)
                 if isinstance(answer, Probed):
                     reached = answer.reached
@@ -555,7 +555,7 @@ class Coordinator:
         assert deployment.plan is not None
         program = deployment.program
         holders = {node: other.blobs for node, other in self._members.items() if node != action.node}
-        addresses = {node: other.link.peer.address for node, other in self._members.items()}
+        addresses = {node: other.link.peer.addresses for node, other in self._members.items()}
         key = PlanKey(self.epoch, action.generation)
         message = dispatch.deploy(deployment.plan, action.node, key, program.bindings, sent, holders, addresses)
         sent.update(message.graphs)

@@ -26,17 +26,22 @@ class Device:
 class Node:
     """One worker.  `state` is "healthy", "suspect" or "dead"; `pid` is 0 for a worker on another machine.
 
-    `engine`, `adapter`, `backend`, `limits`, `memory_bytes`, `gflops` and `gbytes_per_s` are those of its first device.
+    It may be dialled at any of `addresses`, the first of which is `address`.  `engine`, `adapter`, `backend`, `limits`,
+    `memory_bytes`, `gflops` and `gbytes_per_s` are those of its first device.
     """
 
     name: str
     id: str
     pid: int
-    address: str
+    addresses: tuple[str, ...]
     state: str
     version: str
     devices: tuple[Device, ...]
     silent_s: float = 0.0  # since it was last heard
+
+    @property
+    def address(self) -> str:
+        return self.addresses[0] if self.addresses else ""
 
     @property
     def engine(self) -> str:
@@ -73,7 +78,7 @@ def node_from(report: Any) -> Node:
         report.name,
         report.node_id,
         report.pid,
-        report.address,
+        report.addresses,
         report.state,
         report.version,
         tuple(_device(device) for device in report.devices),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .errors import ConfigError
 
 NAME_BYTES_MAX = 64
+EVERY = ("0.0.0.0", "::")  # to listen on all IPv4 addresses of a machine, or on all there are
 PORT, LAST_PORT = 7100, 7131  # a taken port makes way for the next: 32 nodes on a machine
 
 

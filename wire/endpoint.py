@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from .errors import Busy, ConnectFailed, MeshError, ProtocolError
+from .address import EVERY, parse_address, shown
+from .errors import Busy, ConfigError, ConnectFailed, MeshError, ProtocolError
 from .frames import Hello, decode
 from .limits import DEFAULT, KIB, Limits
 from .link import Handler, Link
@@ -35,6 +37,7 @@ from .protocol import (
     Peer,
     State,
 )
+from .racing import HEAD_START_S, STAGGER_S, race
 from .sharedmem import readable
 
 log = logging.getLogger("graph_mesh.transport")
@@ -65,11 +68,16 @@ class Socket(Protocol):
 class Carrier(Protocol):
     """Makes connections.  Only addresses that its rules allow are listened on or dialled; others are a ConfigError."""
 
-    async def listen(self, host: str, port: int, last_port: int, accept: Callable[[Socket], Awaitable[None]]) -> str:
-        """Hand every connection that comes to `accept`, until `close`; the address others can dial."""
+    async def listen(
+        self, host: str, port: int, last_port: int, accept: Callable[[Socket], Awaitable[None]]
+    ) -> tuple[str, int]:
+        """Hand every connection that comes to `accept`, until `close`; the address and the port that were bound."""
 
-    async def connect(self, host: str, port: int) -> Socket:
-        """A connection to an address; ConnectFailed if nobody is there."""
+    async def resolve(self, host: str) -> Sequence[str]:
+        """The addresses that a name or an address stands for; ConfigError if there is none, or one is not allowed."""
+
+    async def connect(self, address: str, port: int) -> Socket:
+        """A connection to one of them; ConnectFailed if nobody is there."""
 
     async def close(self) -> None:
         """Stop listening and drop connections that belong to no link."""
@@ -78,7 +86,8 @@ class Carrier(Protocol):
 class Endpoint:
     """One node's end of all its links.
 
-    `admit(identity)` may raise a MeshError (Busy, say) to refuse a node that dialled.
+    `admit(identity)` may raise a MeshError (Busy, say) to refuse a node that dialled.  `chance` gives numbers from 0 up
+    to 1, to spread what several nodes would do at the same moment.
     """
 
     def __init__(
@@ -88,15 +97,18 @@ class Endpoint:
         carrier: Carrier,
         limits: Limits = DEFAULT,
         admit: Callable[[Identity], None] | None = None,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self.identity = identity
         self.handler = handler
         self.limits = limits
+        self.chance = chance
         self.links: dict[str, Link] = {}
         self._carrier = carrier
         self._admit = admit
         self._pairing = Pairing(identity.node_id)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._worked: dict[str, str] = {}  # node id -> the address that answered last
         self._accepted: dict[bytes, _Accepted] = {}  # nodes that dialled, until their bulk connection comes
         self._awaited: dict[bytes, list[asyncio.Future[Link]]] = {}  # links that a dial of ours gave way to
         self._closing = False
@@ -104,23 +116,35 @@ class Endpoint:
     async def listen(self, host: str, port: int, last_port: int) -> int:
         """Listen on the first free port from `port` to `last_port` (0: any); the port.
 
-        ConfigError for an address that is not allowed, or if no port is free.
+        ConfigError for an address that is not allowed, or if no port is free.  Who listens on every address ("0.0.0.0"
+        or "::") has to `advertise` those that others can dial.
         """
-        address = await self._carrier.listen(host, port, last_port, self._accept)
-        self.identity = replace(self.identity, address=address)
-        return int(address.rpartition(":")[2])
+        address, bound = await self._carrier.listen(host, port, last_port, self._accept)
+        self.advertise(() if address in EVERY else (f"{shown(address)}:{bound}",))
+        return bound
+
+    def advertise(self, addresses: Sequence[str]) -> None:
+        """Tell every node that links to this one from now on to dial it at any of these, best first."""
+        self.identity = replace(self.identity, addresses=tuple(addresses))
 
     async def dial(self, host: str, port: int, timeout_s: float = 5.0) -> Link:
         """The link to the node at an address, made now or there already.
 
         Raises ConnectFailed, VersionMismatch, WrongMesh, Busy, or ConfigError for an address that is not allowed.
         """
-        where = f"{host}:{port}"
+        return await self.reach([f"{shown(host)}:{port}"], timeout_s=timeout_s)
+
+    async def reach(self, addresses: Sequence[str], node_id: str = "", timeout_s: float = 5.0) -> Link:
+        """The link to the node that listens on any of these "host:port", made now or there already.
+
+        All of them are tried side by side; the one that worked last for `node_id` goes first.  Raises what `dial` does,
+        and ConnectFailed if only other nodes than `node_id` answer there.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._dial(host, port, where)
+                return await self._reach(addresses, node_id)
         except TimeoutError:
-            raise ConnectFailed(f"{where} did not answer within {timeout_s:g} s") from None
+            raise ConnectFailed(f"{' and '.join(addresses)} did not answer within {timeout_s:g} s") from None
 
     async def close(self) -> None:
         """Say goodbye on every link and stop listening."""
@@ -147,23 +171,72 @@ class Endpoint:
 
     # -- dialling
 
-    async def _dial(self, host: str, port: int, where: str) -> Link:
+    async def _reach(self, addresses: Sequence[str], node_id: str) -> Link:
+        left = await self._resolved(addresses)
+        worked = self._worked.pop(node_id, "")
+        head_start_s = HEAD_START_S if worked in left else STAGGER_S
+        left.sort(key=lambda address: address != worked)
+        refusal: MeshError | None = None
+        while True:
+            try:
+                where, control = await race(left, self._connect, self._discard, head_start_s)
+            except MeshError as error:
+                raise refusal or error from None
+            try:
+                link = await self._dial(control, where, node_id)
+            except MeshError as error:  # whoever is there, it may be another node than the one that listens elsewhere
+                refusal = refusal or error
+                left.remove(where)
+                if not left:
+                    raise refusal from None
+            else:
+                self._remember(link.peer.node_id, where)
+                return link
+
+    async def _resolved(self, addresses: Sequence[str]) -> list[str]:
+        found: dict[str, None] = {}
+        failure: ConfigError | None = None
+        for address in addresses:
+            host, port = parse_address(address)
+            try:
+                found |= {f"{shown(each)}:{port}": None for each in await self._carrier.resolve(host)}
+            except ConfigError as error:
+                failure = failure or error
+        if failure is not None and not found:
+            raise failure
+        return list(found)
+
+    def _remember(self, node_id: str, address: str) -> None:
+        self._worked.pop(node_id, None)
+        self._worked[node_id] = address
+        while len(self._worked) > self.limits.nodes_max:
+            del self._worked[next(iter(self._worked))]
+
+    async def _connect(self, where: str) -> Socket:
+        return await self._carrier.connect(*parse_address(where))
+
+    def _discard(self, socket: Socket) -> None:
+        self._spawn(socket.close())
+
+    async def _dial(self, control: Socket, where: str, node_id: str) -> Link:
         peer = Peer.dialer(self.identity, self.limits, secrets.token_bytes(16))
-        control = await self._carrier.connect(host, port)
         kept = False
         try:
             acknowledged = await _handshake(peer, CONTROL, control, where)
             assert isinstance(acknowledged, Acknowledged)
             other = acknowledged.identity
+            if node_id not in ("", other.node_id):
+                raise ConnectFailed(f"{where} is {other.role} {other.name}, another node than the one that was there")
             waits_for = self._pairing.acknowledged(peer.link_id, other.node_id, other.boot_id, acknowledged.existing)
             if waits_for:
                 return await self._await_link(waits_for, other)
-            bulk = await self._carrier.connect(host, port)
+            bulk = await self._connect(where)
             try:
                 peer.start_bulk(_can_share(self.identity, other))
                 opened = await _handshake(peer, BULK, bulk, where)
                 assert isinstance(opened, Opened)
                 link = Link(self, peer)
+                link.address = where
                 kept = True
             finally:
                 if not kept:

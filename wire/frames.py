@@ -247,7 +247,7 @@ class HelloBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     incarnation: Annotated[int, Meta(ge=0, le=1 << 53)]
     version: _Name
     op_rows: Annotated[dict[_Name, Annotated[bytes, Meta(max_length=64)]], Meta(max_length=1024)]
-    address: _Name
+    addresses: Annotated[tuple[_Name, ...], Meta(max_length=32)]
     host_id: _Name
     shared_memory: _Text
     pid: Annotated[int, Meta(ge=0, le=1 << 53)]

@@ -33,7 +33,7 @@ def identity_here(role: str, mesh: str, name: str, shared: SharedDir | None, nod
         version=package_version(),
         protocol=PROTOCOL,
         op_rows={op: row_hash(op) for op in OPS},
-        address="",
+        addresses=(),
         host_id=host_id(),
         shared_memory=str(shared.path) if shared else "",
         pid=os.getpid(),

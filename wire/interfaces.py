@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .address import parse_address, shown
+from .address import EVERY, parse_address, shown
 from .allowed import Allowed
 from .errors import ConfigError
 
@@ -99,9 +99,6 @@ def advertised(
         own = [address for address in addresses if host == "::" or ":" not in address]
     found = dict.fromkeys([*named, *(f"{shown(address)}:{port}" for address in allowed.among(own))])
     return tuple(found)[:ADDRESSES_MAX]
-
-
-EVERY = ("0.0.0.0", "::")  # to listen on every address
 
 
 def _judged(interface: Interface, wanted: Sequence[str]) -> Judged:

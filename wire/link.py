@@ -85,6 +85,7 @@ class Link:
         assert peer.other is not None
         self.peer: Identity = peer.other
         self.link_id = peer.link_id
+        self.address = ""  # where the other end was dialled; "" if it dialled
         self.same_host = False
         self.closed = False
         self.bytes_sent: Counter[str] = Counter(control=0, bulk=0, shared=0)

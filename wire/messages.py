@@ -28,6 +28,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Index = Annotated[int, Meta(ge=0, le=1 << 20)]
 Dims = Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...], Meta(max_length=8)]
 Seconds = Annotated[float, Meta(ge=0)]
+Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
 INLINE_BYTES_MAX = 64 * KIB  # a tensor up to this size rides along in its message
 Inline = Annotated[bytes, Meta(max_length=INLINE_BYTES_MAX)]
 
@@ -101,13 +102,13 @@ class BlobSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 
 class Deploy(Message, frozen=True, array_like=True, tag=True):
     """Take these parts: fetch their blobs, compile, and answer Deployed.  `graphs` holds the encodings that this
-    worker was not sent before.  `peers` gives node id -> "host:port" of every worker of the plan."""
+    worker was not sent before.  `peers` gives node id -> where to dial it, for every worker of the plan."""
 
     plan: PlanKey
     parts: tuple[PartSpec, ...]
     graphs: dict[Hash, bytes]
     blobs: tuple[BlobSpec, ...]
-    peers: dict[Name, Name]
+    peers: dict[Name, Addresses]
     force: bool = False
 
 
@@ -284,11 +285,11 @@ class Suspected(Message, frozen=True, array_like=True, tag=True):
 
 
 class Probe(Message, frozen=True, array_like=True, tag=True):
-    """Coordinator to worker: see within `wait_s` whether `node`, which listens on `address`, answers you.  Answered by
-    Probed."""
+    """Coordinator to worker: see within `wait_s` whether `node`, which listens on `addresses`, answers you.  Answered
+    by Probed."""
 
     node: Name
-    address: Name
+    addresses: Addresses
     wait_s: Annotated[float, Meta(ge=0, le=600)]
 
 
@@ -405,7 +406,7 @@ class NodeReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     name: Name
     node_id: Name
     pid: Count
-    address: Name
+    addresses: Addresses
     state: Name  # healthy, suspect, dead
     version: Name
     devices: tuple[DeviceReport, ...]

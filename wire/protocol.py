@@ -72,8 +72,8 @@ from .versions import Version, negotiate
 class Identity:
     """Who a node is: what hello carries.
 
-    `node_id` stays the same for a state folder and `boot_id` for a process.  `address` is "host:port" to dial, or ""
-    for a node that does not listen.  `host_id` is equal for processes that may share memory (one machine, one user);
+    `node_id` stays the same for a state folder and `boot_id` for a process.  `addresses` are all "host:port" where it
+    may be dialled, best first; none for a node that does not listen.  `host_id` is equal for processes that may share memory (one machine, one user);
     `shared_memory` is the directory of this node's shared-memory files, "" for none.
     """
 
@@ -86,7 +86,7 @@ class Identity:
     version: str
     protocol: Version
     op_rows: Mapping[str, bytes]
-    address: str
+    addresses: tuple[str, ...]
     host_id: str
     shared_memory: str
     pid: int

@@ -9,6 +9,7 @@ This file alone knows aiohttp.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import socket
@@ -19,7 +20,8 @@ from typing import Any
 import aiohttp
 from aiohttp import WSMsgType, web
 
-from .address import LAST_PORT, PORT
+from .address import LAST_PORT, PORT, shown
+from .allowed import LOOPBACK_ONLY, Allowed, is_loopback
 from .endpoint import CLOSE_TIMEOUT_S
 from .endpoint import Endpoint as AnyEndpoint
 from .errors import ConfigError, ConnectFailed
@@ -45,51 +47,70 @@ class Endpoint(AnyEndpoint):
         handler: Handler,
         limits: Limits = DEFAULT,
         admit: Callable[[Identity], None] | None = None,
+        allowed: Allowed = LOOPBACK_ONLY,
     ) -> None:
-        super().__init__(identity, handler, WebSockets(limits), limits, admit)
+        super().__init__(identity, handler, WebSockets(limits, allowed), limits, admit)
 
     async def listen(self, host: str = "127.0.0.1", port: int = PORT, last_port: int = LAST_PORT) -> int:
         """Listen on the first free port from `port` to `last_port` (0: any); the port.
 
-        ConfigError for an address that is not loopback, or if no port is free.
+        ConfigError for an address that is not allowed, or if no port is free.
         """
         return await super().listen(host, port, last_port)
 
 
 class WebSockets:
-    """The Carrier of real networks; loopback only, until nodes can prove who they are."""
+    """The Carrier of real networks."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, allowed: Allowed = LOOPBACK_ONLY) -> None:
         self._frame_bytes_max = frame_bytes_max(limits) + 1
-        self._server: asyncio.Server | None = None
+        self._allowed = allowed
+        self._servers: list[asyncio.Server] = []
         self._web: web.Server | None = None
         self._session: aiohttp.ClientSession | None = None
         self._unlinked: OrderedDict[Any, asyncio.TimerHandle] = OrderedDict()
         self._accept: Callable[[_Socket], Awaitable[None]] | None = None
 
-    async def listen(self, host: str, port: int, last_port: int, accept: Callable[[_Socket], Awaitable[None]]) -> str:
+    async def listen(
+        self, host: str, port: int, last_port: int, accept: Callable[[_Socket], Awaitable[None]]
+    ) -> tuple[str, int]:
         """As Carrier has it; tries every port from `port` to `last_port`."""
-        address = await _loopback(host, "listen on")
+        address = (await _addresses(host, self._allowed, "listen on"))[0]
         self._accept = accept
         self._web = web.Server(self._serve, access_log=None, logger=_http_log, auto_decompress=False, lingering_time=0)
-        loop = asyncio.get_running_loop()
         for candidate in range(port, max(port, last_port if port else 0) + 1):
             try:
-                self._server = await loop.create_server(self._make_protocol, address, candidate, backlog=1024)
-                break
+                return address, await self._bind(address, candidate)
             except OSError as error:
                 failure = error
-        else:
-            tried = f"ports {port} to {last_port}" if last_port > port else f"port {port}"
-            raise ConfigError(
-                f"{tried} on {host} cannot be used", cause=str(failure), next_step="Choose another with --port"
-            )
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return f"{_shown(address)}:{bound}"
+        tried = f"ports {port} to {last_port}" if last_port > port else f"port {port}"
+        raise ConfigError(
+            f"{tried} on {host} cannot be used", cause=str(failure), next_step="Choose another with --port"
+        )
 
-    async def connect(self, host: str, port: int) -> _Socket:
+    async def _bind(self, address: str, port: int) -> int:
+        """Listen on a port, for "::" of both families; OSError, and then on none."""
+        for each in ("0.0.0.0", "::") if address == "::" else (address,):
+            try:
+                server = await asyncio.get_running_loop().create_server(self._make_protocol, each, port, backlog=1024)
+            except OSError as error:
+                if self._servers and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                    break  # a machine without IPv6
+                for server in self._servers:
+                    server.close()
+                self._servers.clear()
+                raise
+            self._servers.append(server)
+            port = server.sockets[0].getsockname()[1]
+        return port
+
+    async def resolve(self, host: str) -> Sequence[str]:
         """As Carrier has it."""
-        address = await _loopback(host, "dial")
+        return await _addresses(host, self._allowed, "dial")
+
+    async def connect(self, address: str, port: int) -> _Socket:
+        """As Carrier has it."""
+        self._allowed.check(address, "dial")
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False),
@@ -100,22 +121,24 @@ class WebSockets:
             )
         try:
             websocket = await self._session.ws_connect(
-                f"http://{_shown(address)}:{port}{PATH}",
+                f"http://{shown(address)}:{port}{PATH}",
                 compress=0,
                 max_msg_size=self._frame_bytes_max,
                 timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
             )
         except (aiohttp.ClientError, OSError) as error:
             raise ConnectFailed(
-                f"no node answers at {host}:{port}", cause=_reason(error), next_step="Is mesh-worker running there?"
+                f"no node answers at {shown(address)}:{port}",
+                cause=_reason(error),
+                next_step="Is mesh-worker running there?",
             ) from None
         assert isinstance(websocket, _ClientWebSocket)
         return _Socket(websocket)
 
     async def close(self) -> None:
         """As Carrier has it."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for protocol in list(self._unlinked):
             self._drop(protocol)
         if self._web is not None:
@@ -124,7 +147,7 @@ class WebSockets:
             await self._session.close()
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        refusal = _http_refusal(request)
+        refusal = _http_refusal(request, self._allowed)
         if refusal is not None:
             refusal.force_close()
             return refusal
@@ -219,10 +242,6 @@ class _Socket:
             self._transport.abort()
 
 
-def _shown(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
 # -- who may connect ---------------------------------------------------------------------------------------
 
 _http_log = logging.getLogger("graph_mesh.http")
@@ -239,13 +258,13 @@ def _in_one_line(record: logging.LogRecord) -> bool:
 _http_log.addFilter(_in_one_line)
 
 
-def _http_refusal(request: web.BaseRequest) -> web.Response | None:
+def _http_refusal(request: web.BaseRequest, allowed: Allowed) -> web.Response | None:
     """What to answer to a request that is not a node's, or None.
 
     A browser page can reach loopback: its requests carry an Origin, or (after DNS rebinding) a foreign Host.  Both are
-    checked on every method and path.
+    checked on every method and path.  A node dials addresses, so no Host of a node's is a name.
     """
-    if "Origin" in request.headers or not _is_loopback_host(request.headers.getall("Host", [])):
+    if "Origin" in request.headers or not _is_host(request.headers.getall("Host", []), allowed):
         return web.Response(status=403, text="this port is for graph-mesh nodes, not for browsers")
     if request.path != PATH:
         return web.Response(status=404)
@@ -256,14 +275,20 @@ def _http_refusal(request: web.BaseRequest) -> web.Response | None:
     return None
 
 
-def _is_loopback_host(hosts: Sequence[str]) -> bool:
+def _is_host(hosts: Sequence[str], allowed: Allowed) -> bool:
+    """Whether a request names one host, by an address that a node could have dialled."""
     if len(hosts) != 1:
         return False
+    name = _host_name(hosts[0])
+    return bool(allowed.among([name])) and (is_loopback(name) or _is_address(name))
+
+
+def _is_address(text: str) -> bool:
     try:
-        name = _host_name(hosts[0])
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+        ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return False
+    return True
 
 
 def _host_name(host: str) -> str:
@@ -289,22 +314,18 @@ def _reason(error: Exception) -> str:
     return str(getattr(cause, "strerror", None) or cause)
 
 
-async def _loopback(host: str, what: str) -> str:
-    """The loopback address that `host` means; ConfigError for any other."""
-    if host == "localhost":
-        return "127.0.0.1"
+async def _addresses(host: str, allowed: Allowed, what: str) -> list[str]:
+    """The addresses that `host` means; ConfigError if there is none, or one that is not allowed."""
+    name = host.strip("[]")
+    if name == "localhost":
+        return ["127.0.0.1"]
+    if _is_address(name):
+        return [allowed.check(name, what)]
     try:
-        found = [str(ipaddress.ip_address(host.strip("[]")))]
-    except ValueError:
-        try:
-            infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise ConfigError(f"{host!r} is not the name of any address", cause=str(error)) from None
-        found = [str(info[4][0]) for info in infos]
-    if not all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found):
-        raise ConfigError(
-            f"will not {what} {host}: it is not a loopback address, and there is no join token yet "
-            "that would keep strangers from running work here",
-            next_step="Use 127.0.0.1; other machines can join with a token from the next version on",
-        )
-    return found[0]
+        infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"{host!r} is not the name of any address", cause=str(error)) from None
+    found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    if len(allowed.among(found)) < len(found):
+        allowed.check(host, what)
+    return found

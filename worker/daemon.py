@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -545,20 +545,16 @@ class Daemon:
 
     async def _dial(self, action: ev.LinkTo) -> None:
         try:
-            await self._linked(action.node, action.address)
+            await self._linked(action.node, action.addresses)
         except MeshError as error:
             self._feed(ev.LinkFailed(action.node, error))
         else:
             self._feed(ev.NodeLinked(action.node))
 
-    async def _linked(self, node: str, address: str) -> Link:
+    async def _linked(self, node: str, addresses: Sequence[str]) -> Link:
         """The link to a node, dialled if there is none; MeshError."""
         link = self._endpoint.links.get(node)
-        if link is None or link.closed:
-            link = await self._endpoint.dial(*parse_address(address))
-        if link.peer.node_id != node:
-            raise NodeLost(f"{address} is now node {link.peer.name}")
-        return link
+        return link if link is not None and not link.closed else await self._endpoint.reach(addresses, node)
 
     async def _probe(self, asker: str, body: Probe) -> Probed:
         """Whether a node that our coordinator suspects answers us."""
@@ -567,7 +563,7 @@ class Daemon:
             raise ProtocolError("only the coordinator of a worker may have it probe others")
         try:
             async with asyncio.timeout(body.wait_s):
-                link = await self._linked(body.node, body.address)
+                link = await self._linked(body.node, body.addresses)
                 return Probed(True, await link.ping(body.wait_s))
         except (MeshError, TimeoutError):
             return Probed(False)

@@ -330,7 +330,7 @@ class LinkTo:
     """See that there is a link to `node`; answered by NodeLinked or LinkFailed."""
 
     node: str
-    address: str
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from wire.endpoint import Socket
@@ -120,14 +120,17 @@ class SimulatedCarrier:
         self._host = host
         self._ports: list[int] = []
 
-    async def listen(self, host: str, port: int, last_port: int, accept: Accept) -> str:
+    async def listen(self, host: str, port: int, last_port: int, accept: Accept) -> tuple[str, int]:
         bound = self._network.listen(self._host, port, accept)
         self._ports.append(bound)
-        return f"{self._host}:{bound}"
+        return self._host, bound
 
-    async def connect(self, host: str, port: int) -> Socket:
+    async def resolve(self, host: str) -> Sequence[str]:
+        return (host,)
+
+    async def connect(self, address: str, port: int) -> Socket:
         """As Carrier has it."""
-        return await self._network.connect(self._host, host, port)
+        return await self._network.connect(self._host, address, port)
 
     async def close(self) -> None:
         for port in self._ports:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ import pytest
 import pytest_asyncio
 from support.links import Recorder, node
 
+from wire.allowed import ANYWHERE, LOOPBACK_ONLY, Allowed
 from wire.errors import (
     Busy,
     Cancelled,
@@ -81,11 +83,20 @@ class Mesh:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
+        self.ports: dict[str, int] = {}
 
-    async def node(self, name: str, limits: Limits = DEFAULT, admit: Any = None, **fields: Any) -> Endpoint:
-        endpoint = Endpoint(node(name, **fields), Answering(), limits, admit)
+    async def node(
+        self,
+        name: str,
+        limits: Limits = DEFAULT,
+        admit: Any = None,
+        allowed: Allowed = LOOPBACK_ONLY,
+        host: str = "127.0.0.1",
+        **fields: Any,
+    ) -> Endpoint:
+        endpoint = Endpoint(node(name, **fields), Answering(), limits, admit, allowed)
         self._stack.push_async_callback(endpoint.close)
-        await endpoint.listen(port=0)
+        self.ports[name] = await endpoint.listen(host, 0)
         return endpoint
 
     async def pair(self, limits: Limits = DEFAULT) -> tuple[Link, Link]:
@@ -102,7 +113,7 @@ async def mesh() -> AsyncIterator[Mesh]:
 
 
 async def dial(a: Endpoint, b: Endpoint) -> Link:
-    host, _, port = b.identity.address.rpartition(":")
+    host, _, port = b.identity.addresses[0].rpartition(":")
     return await a.dial(host, int(port), TIMEOUT_S)
 
 
@@ -227,7 +238,7 @@ async def test_only_loopback_is_listened_on_and_dialled(mesh: Mesh, host: str) -
 
 async def test_the_first_free_port_of_a_range_is_taken_and_a_full_range_is_named(mesh: Mesh) -> None:
     first = await mesh.node("first")
-    port = int(first.identity.address.rpartition(":")[2])
+    port = int(first.identity.addresses[0].rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"port {port} .*--port"):
         await Endpoint(node("x"), Answering()).listen("127.0.0.1", port, port)
 
@@ -446,3 +457,22 @@ async def test_a_killed_peer_is_lost_at_once(mesh: Mesh, number: int) -> None:
         if process.returncode is None and number != signal.SIGKILL:
             process.kill()
         await process.wait()
+
+
+async def test_one_listener_on_every_address_is_reached_at_each(mesh: Mesh) -> None:
+    there = await mesh.node("there", allowed=ANYWHERE, host="::")
+    port = mesh.ports["there"]
+    assert there.identity.addresses == ()  # which ones others can dial is not known from here
+    for host in ("127.0.0.1", "localhost", *(["::1"] if has_ipv6() else ())):
+        here = await mesh.node(f"here-{host}")
+        link = await here.dial(host, port)
+        assert link.peer.name == "there"
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as here:
+            here.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

@@ -121,3 +121,32 @@ def test_the_same_seed_gives_the_same_run() -> None:
         await asyncio.gather(*(link.request(TailLog(number)) for number in range(100)))
 
     assert simulate(scenario, 1) == simulate(scenario, 1) != simulate(scenario, 2)
+
+
+def test_a_node_is_reached_at_whichever_of_its_addresses_answers_and_there_again() -> None:
+    async def scenario(network: SimulatedNetwork) -> None:
+        here, there, elsewhere = (endpoint(network, name) for name in "abc")
+        port, other = await there.listen("", 0, 0), await elsewhere.listen("", 0, 0)
+        addresses = [f"nobody:{port}", f"c:{other}", f"b:{port}"]
+        link = await here.reach(addresses, "id-b")
+        assert (link.peer.node_id, link.address) == ("id-b", f"b:{port}")
+        network.block(["a"], ["nobody", "c"])  # which no longer matters, since b's own address goes first
+        link.close()
+        began_s = asyncio.get_running_loop().time()
+        assert (await here.reach(addresses, "id-b")).address == f"b:{port}"
+        assert asyncio.get_running_loop().time() - began_s < 0.01
+
+    simulate(scenario)
+
+
+def test_another_node_at_the_address_is_not_taken_for_the_one_that_is_meant() -> None:
+    async def scenario(network: SimulatedNetwork) -> None:
+        here, there = endpoint(network, "a"), endpoint(network, "b")
+        port = await there.listen("", 0, 0)
+        with pytest.raises(ConnectFailed, match="another node"):
+            await here.reach([f"b:{port}"], "id-c")
+        assert not here.links and not there.links
+        with pytest.raises(ConnectFailed, match="no address"):
+            await here.reach([], "id-c")
+
+    simulate(scenario)

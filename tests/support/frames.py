@@ -49,7 +49,7 @@ FRAMES: list[Frame] = [
     Pong((1 << 64) - 1),
 ]
 BODY = HelloBody(
-    "id", "w1", "worker", "home", "boot", 3, "0.1", {"add": b"12345678"}, "127.0.0.1:7100", "h", "/dev/shm/x", 42, 1
+    "id", "w1", "worker", "home", "boot", 3, "0.1", {"add": b"12345678"}, ("127.0.0.1:7100",), "h", "/dev/shm/x", 42, 1
 )
 
 

@@ -29,7 +29,7 @@ def node(name: str, **fields: Any) -> Identity:
         "version": "0.1.0",
         "protocol": PROTOCOL,
         "op_rows": {"add": b"12345678"},
-        "address": "",
+        "addresses": (),
         "host_id": "host",
         "shared_memory": "",
         "pid": 1,

@@ -64,7 +64,9 @@ PART = PartSpec(
     1, 0, BLOB, (Source("input"), Source("edge", 2, 1), Source("param", blob=BLOB)), ((Target("n2", 4, 0),),)
 )
 MESSAGES: list[Message] = [
-    Deploy(PLAN, (PART,), {BLOB: b"graph"}, (BlobSpec(BLOB, 8, "f32", (2,), ("", "n1"), False),), {"n1": "h:1"}, True),
+    Deploy(
+        PLAN, (PART,), {BLOB: b"graph"}, (BlobSpec(BLOB, 8, "f32", (2,), ("", "n1"), False),), {"n1": ("h:1",)}, True
+    ),
     Deployed(1, 2, 3, 4, 0.5, 5, 6),
     MissingGraphs((BLOB,)),
     Drop(PLAN),
@@ -81,7 +83,7 @@ MESSAGES: list[Message] = [
     Joined((DEVICE,), 1 << 33, (BLOB,)),
     Beat(1, 2, 0.001, 3),
     Suspected(1),
-    Probe("n1", "127.0.0.1:7100", 0.4),
+    Probe("n1", ("127.0.0.1:7100",), 0.4),
     Probed(True, 0.002),
     Leaving("SIGTERM", ("last line",)),
     TailLog(100),
@@ -96,5 +98,5 @@ MESSAGES: list[Message] = [
     JobResult((NAMED,), "{}"),
     CancelJob("j1"),
     AskNodes(),
-    Nodes((NodeReport("w1", "n1", 42, "127.0.0.1:7100", "healthy", "0.1.0", (DEVICE,), 0.05),), 1.5),
+    Nodes((NodeReport("w1", "n1", 42, ("127.0.0.1:7100",), "healthy", "0.1.0", (DEVICE,), 0.05),), 1.5),
 ]

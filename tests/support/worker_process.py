@@ -133,7 +133,7 @@ class Coordinator:
         parts: Sequence[tuple[PartSpec, WireGraph]],
         plan: PlanKey,
         blobs: Sequence[tuple[NDArray[Any], Sequence[str]]] = (),
-        peers: dict[str, str] | None = None,
+        peers: dict[str, tuple[str, ...]] | None = None,
         keep: bool = True,
     ) -> Deployed:
         graphs = {graph.hash: graph.encoded for _, graph in parts}
@@ -230,8 +230,8 @@ class Fleet:
     links: list[Link] = field(default_factory=list)
 
     @property
-    def peers(self) -> dict[str, str]:
-        return {each.node_id: each.address for each in self.workers}
+    def peers(self) -> dict[str, tuple[str, ...]]:
+        return {each.node_id: (each.address,) for each in self.workers}
 
 
 def is_alive(pid: int) -> bool:
