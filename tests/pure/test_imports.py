@@ -69,6 +69,7 @@ PURE = (
     "coordinator/profile.py",
     "coordinator/program.py",
     "coordinator/report.py",
+    "coordinator/roster.py",
     "coordinator/state.py",
     "coordinator/tokens.py",
     "wire/allowed.py",

@@ -1,0 +1,262 @@
+"""The authority of a mesh in its folder: tokens, members, certificates and revocations, each on disk before it counts.
+
+Every change locks the folder, reads the list of members, changes it and writes it again.  So the coordinator and the
+commands `token` and `nodes revoke` in other processes may all do so at any time: who may write the folder may decide.
+Nothing is kept in memory but the key.  What to decide is in `roster.py` and `tokens.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.certificates import (
+    CERTIFICATE_S,
+    CertificateAuthority,
+    PublicKey,
+    authority_from_pem,
+    certificate_pem,
+    key_of_certificate,
+    key_of_request,
+    new_authority,
+)
+from wire.disk import Disk
+from wire.errors import ConfigError, MeshError, ProtocolError
+from wire.gate import Gate
+from wire.joining import Asked, Grant, Joined, Refusal, prove_grant
+from wire.lock import FileLock
+from wire.tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token
+
+from .audit import AuditLog
+from .roster import Member, Roster, from_json, to_json
+from .tokens import TTL_S, TokenRecord, TokenTable
+
+log = logging.getLogger("graph_mesh.authority")
+
+WATCH_S = 0.2  # how often the list of members is looked at: a revocation works within a second
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """Who is out, as a list to hand on (`data`) and as node ids."""
+
+    number: int
+    data: bytes
+    node_ids: frozenset[str]
+
+
+class Authority:
+    """Opens the authority of `mesh` in `folder`, or makes one; ConfigError if what is there cannot be used.
+
+    `epoch` is the coordinator's, told to whoever joins.  Methods block for a few disk writes; call them in a thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        mesh: str,
+        clock: Callable[[], float] = time.time,
+        disk: Disk | None = None,
+        epoch: int = 0,
+    ) -> None:
+        self.mesh = mesh
+        self.epoch = epoch
+        self._folder = folder
+        self._clock = clock
+        self._disk = disk or Disk()
+        self._audit = AuditLog(folder, self._disk)
+        self._strangers = Gate()
+        self._dummy_key = secrets.token_bytes(32)
+        self._members = folder / "members.json"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with FileLock(folder / "lock"):
+                self._ca = self._open()
+                found = self._read().mesh
+        except OSError as error:
+            raise ConfigError(f"cannot use the folder {folder}", cause=str(error)) from None
+        if found != mesh:
+            raise ConfigError(f"{folder} belongs to mesh {found}, not {mesh}", next_step="Check --mesh and --state-dir")
+
+    @property
+    def certificate(self) -> bytes:
+        return self._ca.certificate
+
+    # -- tokens
+
+    def create_token(self, role: str = "worker", uses: int = 1, ttl_s: float = TTL_S) -> Token:
+        """A new token; only its text, which is nowhere kept, lets a node in."""
+        token = new_token(self.certificate, secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
+        with self._changing() as roster:
+            roster.tokens.create(token, role, uses, ttl_s, self._clock())
+            self._write(roster)
+            self._tell("token created", token=token.key_id, role=role, uses=str(uses), ttl_s=f"{ttl_s:g}")
+        return token
+
+    def tokens(self) -> list[TokenRecord]:
+        return self._read().tokens.records
+
+    def revoke_token(self, key_id: str) -> TokenRecord:
+        """The token lets nobody in any more; the nodes that it let in stay."""
+        with self._changing() as roster:
+            record = roster.tokens.withdraw(key_id)
+            self._write(roster)
+            self._tell("token revoked", token=key_id)
+        return record
+
+    # -- members
+
+    def members(self) -> list[Member]:
+        return list(self._read().members.values())
+
+    def revoke_node(self, who: str) -> Member:
+        """Throw out a node, by name, id or the start of that: its handshakes fail from the next look at the list on."""
+        with self._changing() as roster:
+            member, withdrawn = roster.revoke(who, self._clock())
+            self._write(roster)
+            self._tell("node revoked", node=member.node_id, name=member.name)
+            for record in withdrawn:
+                self._tell("token revoked", token=record.key_id, reason=f"{member.name} knows it")
+        return member
+
+    def revoked(self) -> Revoked:
+        """The revocation list of now."""
+        return self._revoked(self._read())
+
+    async def watch(self, changed: Callable[[Revoked], None]) -> None:
+        """Call `changed` after each revocation, by whatever process, for ever."""
+        seen, number = self._stamp(), self._read().number
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                stamp = self._stamp()
+                if stamp == seen:
+                    continue
+                roster, seen = await asyncio.to_thread(self._read), stamp
+            except (OSError, ConfigError) as error:
+                log.error("cannot read the list of members: %s", error)
+                continue
+            if roster.number != number:
+                number = roster.number
+                changed(self._revoked(roster))
+
+    # -- who is let in: the Admission of the join port
+
+    def admit(self, asked: Asked, host: str) -> Grant | Refusal:
+        """Answer a node with a token."""
+        said = {"token": asked.ask.key_name, "name": asked.ask.name, "host": host}
+        with self._answering(said) as roster:
+            proof = roster.tokens.prove(asked)
+            if proof.record is None:
+                return Refusal("invalid") if self._is_noise(host) else self._refuse("invalid", said, proof.why)
+            try:
+                key = key_of_request(asked.ask.request)
+            except ProtocolError as error:
+                return self._refuse("malformed", said, error.message)
+            said["node"] = key.node_id
+            now_s = self._clock()
+            reason = roster.admit(proof.record, asked, key.node_id, host, now_s, now_s + CERTIFICATE_S)
+            if reason:
+                return self._refuse(reason, said)
+            self._write(roster)
+            self._tell("joined", role=proof.record.role, **said)
+            return prove_grant(self._grant(key, proof.record.role, roster), proof.record.key, asked.ask.nonce)
+        return Refusal("failed")
+
+    def renew(self, certificate: bytes, host: str) -> Grant | Refusal:
+        """Answer a member who showed this certificate of ours, on a link or at the join port."""
+        key = key_of_certificate(certificate)
+        said = {"node": key.node_id, "host": host}
+        with self._answering(said) as roster:
+            member = roster.renew(key.node_id, self._clock() + CERTIFICATE_S)
+            if isinstance(member, str):
+                return self._refuse(member, said)
+            self._write(roster)
+            self._tell("renewed", name=member.name, role=member.role, **said)
+            return self._grant(key, member.role, roster)
+        return Refusal("failed")
+
+    def turned_away(self, host: str, why: str) -> None:
+        """Someone called the join port who did not get as far as a question."""
+        if self._is_noise(host):
+            return
+        log.warning("turned away a caller from %s: %s", host, why)
+        try:
+            with FileLock(self._folder / "lock"):
+                self._tell("turned away", host=host, reason=why)
+        except OSError as error:
+            log.error("the audit log cannot be written: %s", error)
+
+    def certify_coordinator(self, key: PublicKey) -> Joined:
+        """A certificate for the coordinator itself, at its start and whenever it is due."""
+        with FileLock(self._folder / "lock"):
+            grant = self._grant(key, "coordinator", self._read())
+            self._tell("coordinator certified", node=key.node_id)
+        return Joined(grant, self.certificate)
+
+    # -- inside
+
+    def _is_noise(self, host: str) -> bool:
+        """Whether strangers already filled this minute's share of the logs."""
+        return self._strangers.delay_s(host, self._clock()) > 0.0
+
+    def _open(self) -> CertificateAuthority:
+        """Key and certificate, made at the first start: the list of members is written last, and says all is there."""
+        key, certificate = self._folder / "authority.key", self._folder / "authority.pem"
+        if self._members.exists():
+            return authority_from_pem(key.read_bytes(), certificate.read_bytes())
+        made = new_authority(self.mesh, self._clock())
+        self._disk.write_whole(key, [made.key_pem()])
+        self._disk.write_whole(certificate, [certificate_pem(made.certificate)])
+        self._write(Roster(self.mesh, TokenTable(self._dummy_key)))
+        return made
+
+    def _grant(self, key: PublicKey, role: str, roster: Roster) -> Grant:
+        certificate = self._ca.issue(key, role, self.mesh, self._clock())
+        return Grant(certificate, self._revoked(roster).data, self.mesh, self.epoch)
+
+    def _revoked(self, roster: Roster) -> Revoked:
+        out = frozenset(roster.listed(self._clock()))
+        return Revoked(roster.number, self._ca.revocations(out, roster.number), out)
+
+    def _refuse(self, reason: str, said: dict[str, str], why: str = "") -> Refusal:
+        log.warning("refused %s from %s: %s", said.get("name") or said.get("node"), said["host"], why or reason)
+        self._tell("refused", reason=why or reason, **said)
+        return Refusal(reason)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Roster]:
+        """The list of members, locked, for a change; ConfigError where that cannot be written."""
+        try:
+            with FileLock(self._folder / "lock"):
+                yield self._read()
+        except OSError as error:
+            raise ConfigError(f"cannot write in {self._folder}", cause=str(error)) from None
+
+    @contextlib.contextmanager
+    def _answering(self, said: dict[str, str]) -> Iterator[Roster]:
+        """The list of members, locked, for an answer; a failure is logged, and the answer is that it failed."""
+        try:
+            with FileLock(self._folder / "lock"):
+                yield self._read()
+        except (OSError, MeshError) as error:
+            log.error("cannot answer %s from %s: %s", said.get("name") or said.get("node"), said["host"], error)
+
+    def _read(self) -> Roster:
+        return from_json(self._members.read_bytes(), self._dummy_key)
+
+    def _write(self, roster: Roster) -> None:
+        self._disk.write_whole(self._members, [to_json(roster)])
+
+    def _stamp(self) -> tuple[int, int, int]:
+        found = self._members.stat()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _tell(self, event: str, **fields: str) -> None:
+        self._audit.append(event, self._clock(), **fields)

@@ -1,0 +1,154 @@
+"""The members of a mesh: who was let in by which token, who was thrown out, and what either question decides.
+
+Pure: certificates, files and the clock are the business of `authority.py`.  As text it is JSON; a new field gets a
+default in `Member` or `TokenRecord`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from wire.errors import ConfigError, InputError
+from wire.joining import Asked
+from wire.limits import DEFAULT
+
+from .tokens import TokenRecord, TokenTable
+
+FORMAT = 1
+LISTED_S = 3600.0  # a revoked node stays on the list until its last certificate ran out, and so long after
+REVOKED_REMEMBERED_S = 30 * 86400.0  # then it is unknown instead, which lets it in as little
+ID_PREFIX_MIN = 4  # characters of a node id that stand for it
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`token` is the key id of the token that let it in, `ends_s` when its last certificate runs out."""
+
+    node_id: str
+    name: str
+    role: str
+    token: str
+    host: str
+    joined_s: float
+    ends_s: float
+    revoked_s: float = 0.0  # 0: it was not
+
+    @property
+    def revoked(self) -> bool:
+        return self.revoked_s > 0.0
+
+
+@dataclass(slots=True)
+class Roster:
+    """`number` counts revocations; it is the number of the revocation list."""
+
+    mesh: str
+    tokens: TokenTable
+    members: dict[str, Member] = field(default_factory=dict)
+    number: int = 0
+
+    def admit(self, record: TokenRecord, asked: Asked, node_id: str, host: str, now_s: float, ends_s: float) -> str:
+        """Let a node in that proved to know the token of `record`: "" then, else a reason of `joining.REFUSALS`."""
+        known = self.members.get(node_id)
+        if known is not None and known.revoked:
+            return "revoked"
+        if known is None and sum(not member.revoked for member in self.members.values()) >= DEFAULT.nodes_max:
+            return "full"
+        reason = self.tokens.admit(record, asked, node_id, now_s)
+        if not reason:
+            name = asked.ask.name
+            self.members[node_id] = Member(node_id, name, record.role, record.key_id, host, now_s, ends_s)
+        return reason
+
+    def renew(self, node_id: str, ends_s: float) -> Member | str:
+        """The member to certify anew, or a reason of `joining.REFUSALS`."""
+        member = self.members.get(node_id)
+        if member is None:
+            return "unknown"
+        if member.revoked:
+            return "revoked"
+        self.members[node_id] = replace(member, ends_s=ends_s)
+        return self.members[node_id]
+
+    def revoke(self, who: str, now_s: float) -> tuple[Member, list[TokenRecord]]:
+        """Throw a node out, by its name, its id or the start of that, with the open tokens that it knows."""
+        member = replace(self.find(who), revoked_s=now_s)
+        self.members[member.node_id] = member
+        self.number += 1
+        self._forget(now_s)
+        return member, self.tokens.withdraw_used_by(member.node_id, now_s)
+
+    def find(self, who: str) -> Member:
+        """The one member that is meant and not revoked; InputError if there is none, or several."""
+        left = [member for member in self.members.values() if not member.revoked]
+        found = [member for member in left if who in (member.name, member.node_id)]
+        if not found and len(who) >= ID_PREFIX_MIN:
+            found = [member for member in left if member.node_id.startswith(who)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            ids = ", ".join(member.node_id for member in found)
+            raise InputError(f"{len(found)} nodes are called {who!r}", next_step=f"Give the id of one: {ids}")
+        raise InputError(f"there is no node {who!r} in mesh {self.mesh}", next_step="List them with: mesh-coord nodes")
+
+    def listed(self, now_s: float) -> list[str]:
+        """The ids on the revocation list: revoked nodes whose certificates could still be shown."""
+        return [
+            member.node_id for member in self.members.values() if member.revoked and member.ends_s + LISTED_S > now_s
+        ]
+
+    def _forget(self, now_s: float) -> None:
+        for member in list(self.members.values()):
+            if member.revoked and now_s > max(member.ends_s, member.revoked_s) + REVOKED_REMEMBERED_S:
+                del self.members[member.node_id]
+
+
+def to_json(roster: Roster) -> bytes:
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "mesh": roster.mesh,
+            "number": roster.number,
+            "tokens": [_token_fields(record) for record in roster.tokens.records],
+            "members": [dataclasses.asdict(member) for member in roster.members.values()],
+        },
+        indent=1,
+    ).encode()
+
+
+def from_json(data: bytes, dummy_key: bytes) -> Roster:
+    """The roster in a file; ConfigError if it is none."""
+    try:
+        said = json.loads(data)
+        if said["format"] != FORMAT:
+            raise ConfigError(f"the list of members has format {said['format']}", next_step="Upgrade graph-mesh")
+        members = [Member(**each) for each in said["members"]]
+        table = TokenTable(dummy_key, _records(said["tokens"]))
+        return Roster(str(said["mesh"]), table, {each.node_id: each for each in members}, int(said["number"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError("the list of members is damaged", cause=f"{type(error).__name__}: {error}") from None
+
+
+def _token_fields(record: TokenRecord) -> dict[str, Any]:
+    nodes = {node_id: [nonce.hex() for nonce in nonces] for node_id, nonces in record.nodes}
+    plain = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    return {**plain, "key": record.key.hex(), "nodes": nodes}
+
+
+def _records(said: Iterable[dict[str, Any]]) -> list[TokenRecord]:
+    return [
+        TokenRecord(
+            **{
+                **each,
+                "key": bytes.fromhex(each["key"]),
+                "nodes": tuple(
+                    (node_id, tuple(map(bytes.fromhex, nonces))) for node_id, nonces in each["nodes"].items()
+                ),
+            }
+        )
+        for each in said
+    ]

@@ -1,0 +1,237 @@
+"""The join port and calls to it: sockets and TLS around `joining.py`, which decides (docs/protocol.md, "Joining").
+
+Neither side speaks HTTP here.  This file does not know tokens' tables or files; who is let in, an Admission says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from .certificates import JOIN_NAME, NodeKey
+from .errors import ConnectFailed, ProtocolError
+from .gate import Gate
+from .joining import (
+    DEADLINE_S,
+    Asked,
+    Grant,
+    Joined,
+    JoiningCoordinator,
+    JoiningNode,
+    NodeAction,
+    Refusal,
+    RenewingNode,
+    Send,
+    Verify,
+)
+from .listener import Listener
+from .security import (
+    HANDSHAKE_S,
+    TLSContext,
+    explain,
+    join_client_context,
+    peer_certificate,
+    unverified_context,
+)
+from .tokens import NONCE_BYTES, Token
+
+log = logging.getLogger("graph_mesh.join")
+
+PORT_OFFSET = 1000  # of the join port from the coordinator's port
+SHUTDOWN_S = 0.5  # for a call's last bytes; then the connection is dropped
+READ_BYTES = 4096
+
+
+class Admission(Protocol):
+    """Who is let in.  All of it writes files and so is called in a thread."""
+
+    def admit(self, asked: Asked, host: str) -> Grant | Refusal:
+        """Answer a node with a token."""
+
+    def renew(self, certificate: bytes, host: str) -> Grant | Refusal:
+        """Answer a member; TLS has verified that it has this certificate of ours, which may have run out."""
+
+    def turned_away(self, host: str, why: str) -> None:
+        """Someone called who did not get as far as a question.  A flood of them must fill no log."""
+
+
+# -- the coordinator's side --------------------------------------------------------------------------------
+
+
+async def serve_joining(
+    hosts: Sequence[str],
+    port: int,
+    context: TLSContext,
+    authority: bytes,
+    leaf: Callable[[], bytes],
+    admission: Admission,
+    gate: Gate | None = None,
+) -> tuple[Listener, int]:
+    """Open the join port; the listener to close and the port it got.
+
+    `context` is a `join_server_context`, `leaf` gives the certificate that it shows at the time.
+    """
+    port_of = _JoinPort(context, authority, leaf, admission, gate or Gate())
+    listener = Listener(port_of.serve, port_of.gate)
+    return listener, listener.listen(hosts, port)
+
+
+class _JoinPort:
+    def __init__(
+        self, context: TLSContext, authority: bytes, leaf: Callable[[], bytes], admission: Admission, gate: Gate
+    ) -> None:
+        self._context, self._authority, self._leaf = context, authority, leaf
+        self._admission = admission
+        self.gate = gate
+
+    async def serve(self, connection: socket.socket, host: str) -> None:
+        """One call, from its handshake to its end."""
+        try:
+            async with asyncio.timeout(DEADLINE_S), _accepted(connection, self._context) as (reader, writer):
+                await self._answer(reader, writer, host)
+        except TimeoutError:
+            await self._turned_away(host, f"a call took more than {DEADLINE_S:g} s")
+        except OSError as error:  # TLS's errors, too
+            await self._turned_away(host, explain(error, "a caller").message)
+        except ProtocolError as error:
+            await self._turned_away(host, error.message)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+        call = JoiningCoordinator(self._authority, self._leaf())
+        _write(writer, call.connected())
+        question = None
+        while question is None:
+            data = await reader.read(READ_BYTES)
+            if not data:
+                return  # the first of a node's two calls ends so
+            question = call.received(data)
+        await asyncio.sleep(self.gate.delay_s(host, asyncio.get_running_loop().time()))
+        if isinstance(question, Asked):
+            decision = await asyncio.to_thread(self._admission.admit, question, host)
+        else:
+            certificate = peer_certificate(writer)
+            if not certificate:
+                raise ProtocolError("a caller without a certificate asks to renew it")
+            decision = await asyncio.to_thread(self._admission.renew, certificate, host)
+        _write(writer, call.answer(decision))
+        await writer.drain()
+
+    async def _turned_away(self, host: str, why: str) -> None:
+        await asyncio.to_thread(self._admission.turned_away, host, why)
+
+
+@contextlib.asynccontextmanager
+async def _accepted(
+    connection: socket.socket, context: TLSContext
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=READ_BYTES)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(
+        lambda: protocol,
+        connection,
+        ssl=context,
+        ssl_handshake_timeout=HANDSHAKE_S,
+        ssl_shutdown_timeout=SHUTDOWN_S,
+    )
+    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+    try:
+        yield reader, writer
+    finally:
+        await _close(writer)
+
+
+# -- the node's side ---------------------------------------------------------------------------------------
+
+
+async def join(host: str, port: int, token: Token, key: NodeKey, role: str, name: str) -> Joined:
+    """Ask the coordinator at this join port to be let in.
+
+    Raises JoinRefused with the reason, NotTrusted for anyone but the token's coordinator (who gets no proof of it),
+    ConnectFailed, VersionMismatch or ProtocolError.
+    """
+    where = f"{host}:{port}"
+    node = JoiningNode(where, token, role, name, key.request(), secrets.token_bytes(NONCE_BYTES))
+    async with _deadline(where):
+        async with _call(where, host, port, unverified_context()) as (reader, _):
+            verify = await _until_end(node, reader)
+        assert isinstance(verify, Verify)
+        context = join_client_context(verify.authority)
+        async with _call(where, host, port, context) as (reader, writer):
+            _write(writer, node.connected(peer_certificate(writer)))
+            joined = await _until_end(node, reader)
+    assert isinstance(joined, Joined)
+    return joined
+
+
+async def renew(host: str, port: int, context: TLSContext, authority: bytes) -> Joined:
+    """Ask the coordinator at this join port for a new certificate, as a member whose own may have run out.
+
+    `context` is the member's `client_context`.  Raises as `join` does; NotTrusted if the member was revoked.
+    """
+    where = f"{host}:{port}"
+    node = RenewingNode(where, authority)
+    async with _deadline(where), _call(where, host, port, context) as (reader, writer):
+        _write(writer, node.connected())
+        joined = await _until_end(node, reader)
+    assert isinstance(joined, Joined)
+    return joined
+
+
+@contextlib.asynccontextmanager
+async def _deadline(where: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield
+    except TimeoutError:
+        raise ConnectFailed(f"{where} did not answer within {DEADLINE_S:g} s") from None
+
+
+@contextlib.asynccontextmanager
+async def _call(
+    where: str, host: str, port: int, context: TLSContext
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    try:
+        reader, writer = await asyncio.open_connection(
+            host,
+            port,
+            ssl=context,
+            server_hostname=JOIN_NAME,
+            ssl_handshake_timeout=HANDSHAKE_S,
+            ssl_shutdown_timeout=SHUTDOWN_S,
+        )
+        try:
+            yield reader, writer
+        finally:
+            await _close(writer)
+    except OSError as error:
+        raise explain(error, where) from None
+
+
+async def _until_end(node: JoiningNode | RenewingNode, reader: asyncio.StreamReader) -> NodeAction:
+    while True:
+        data = await reader.read(READ_BYTES)
+        if not data:
+            raise node.ended()
+        for action in node.received(data):
+            return action
+
+
+def _write(writer: asyncio.StreamWriter, sends: Sequence[NodeAction | Send]) -> None:
+    for send in sends:
+        assert isinstance(send, Send)
+        writer.write(send.data)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """End a connection: what was written leaves, and a caller that takes nothing is not waited for."""
+    writer.close()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(2 * SHUTDOWN_S):
+            await writer.wait_closed()
+    writer.transport.abort()
