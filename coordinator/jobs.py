@@ -1,23 +1,29 @@
 """The jobs of a coordinator daemon: what was submitted, what became of it, and for how long that is kept.
 
-Pure: `now` is Unix time in seconds, ids are given.  It does not know how a job runs; `service.py` starts what
-`startable` names and reports back.
+Pure: `now` is Unix time in seconds, ids are given, and a method that changes something returns what the shell
+(`service.py`) must do, in order.  It does not know how a job runs, what its values are, or where entries are kept.
 
-    arriving --> queued --> running --> done | failed | cancelled        (kept `keep_s`, then forgotten)
+    arriving --Save accepted--> queued --Start--> running --Save ended--> done | failed | cancelled
+                                                                     (kept `keep_s`, --Save forgotten--> Free)
 
-A job that arrives still needs its client: values are on their way.  From queued on it does not.
+A job that arrives still needs its client: values are on their way, and nothing was promised.  From queued on it is
+promised: it is in the journal, where there is one.  An end is told once it is in the journal too, or once the journal
+has refused it; then it is tried again every `retry_s`.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import Busy, InputError, MeshError
+from wire.errors import Busy, Cancelled, InputError, MeshError, from_fields
 from wire.messages import JobReport
 
 FINAL = frozenset({"done", "failed", "cancelled"})
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,11 @@ class JobLimits:
     queued_per_client_max: int = 64  # a script that loops over submit meets this before memory does
     running_max: int = 8  # jobs share the same workers; more at once only wait for each other
     kept_max: int = 1000
-    keep_s: float = 3600.0  # long enough to come back from lunch for a result
+    keep_s: float = 24 * 3600.0  # long enough to come back tomorrow for a result
     log_lines_max: int = 1000
+    grace_s: float = 10.0  # an attached job outlives its client's link by so much: a restart, or a moment without Wi-Fi
+    retry_s: float = 5.0  # between attempts to write an end that the disk refused
+    gather_s: float = 10.0  # after a restart, how long jobs wait for the workers of before
 
 
 @dataclass(slots=True)
@@ -36,13 +45,66 @@ class Job:
     client: str
     detached: bool
     created_s: float
+    content: str = ""  # a digest of what it computes: the same id may only come again with the same
     work: Any = None  # what service.py needs to run it, once that has arrived; freed at the end
+    kept: Mapping[str, Any] = field(default_factory=dict)  # what the journal said of its values
     state: str = "arriving"
+    accepted: bool = False
     ended_s: float = 0.0
     outputs: Any = None
     report: str = ""
     error: MeshError | None = None
     log: deque[str] = field(default_factory=deque)
+    final: str = ""  # the state it will have once that is saved
+    leaves_s: float | None = None  # when it is cancelled unless its client comes back
+    retry_s: float | None = None  # when its end is saved again
+    forgetting: bool = False
+
+
+# -- actions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Keep this, with the job's values; then call `saved` or `not_saved`."""
+
+    job: Job
+    kind: str  # "accepted", "started", "ended" or "forgotten"
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run the job; then call `ran`."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the job's work; `ran` follows, with Cancelled."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """The job is accepted, refused or over: whoever waits for that can be told."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The job is forgotten, and its values with it."""
+
+    job: Job
+
+
+Action = Save | Start | Stop | Tell | Free
+
+
+# -- the machine ------------------------------------------------------------------------------------------
 
 
 class JobTable:
@@ -51,80 +113,259 @@ class JobTable:
     def __init__(self, limits: JobLimits = JobLimits()) -> None:
         self.limits = limits
         self._jobs: dict[str, Job] = {}
+        self._gathering = False  # jobs of before a restart wait for a worker,
+        self._gather_until_s: float | None = None  # and until then for all workers of before
 
-    def submit(self, job: Job) -> None:
-        """Take a job in; Busy if this client has too many waiting."""
+    # -- a job's life
+
+    def submit(self, job: Job) -> Job:
+        """The job of this id: this one, or the one that was submitted before with the same content.
+
+        InputError for an id that is none or names another content, Busy if this client has too many waiting.
+        """
+        known = self._jobs.get(job.job)
+        if known is not None and (known.accepted or known.state not in FINAL):
+            if known.content != job.content:
+                raise InputError(f"there is a job {job.job} with another content", next_step="Choose another id")
+            return known
+        if not _ID.fullmatch(job.job):
+            raise InputError(f"{job.job!r} is no id for a job", next_step="Up to 64 letters, digits and any of _ . -")
         mine = (other for other in self._jobs.values() if other.client == job.client)
         waiting = sum(other.state in ("arriving", "queued") for other in mine)
         if waiting >= self.limits.queued_per_client_max:
             raise Busy(f"{waiting} jobs of this client are waiting already", next_step="Wait for some, or cancel them")
         self._jobs[job.job] = job
-        self.tell(job.job, job.created_s, "submitted")
+        self._tell(job, job.created_s, "submitted")
+        return job
 
-    def arrived(self, job: str, now: float, work: Any) -> None:
+    def arrived(self, job: Job, now: float, work: Any) -> list[Action]:
         """Everything the job needs is here; nothing happens if it was cancelled meanwhile."""
-        found = self.get(job)
-        if found.state == "arriving":
-            found.state, found.work = "queued", work
-            self.tell(job, now, "queued")
+        if job.state != "arriving":
+            return []
+        job.work = work
+        return [Save(job, "accepted", _facts(job))]
+
+    def refused(self, job: Job, now: float, error: MeshError) -> list[Action]:
+        """What the job needs did not come, or could not be kept."""
+        if job.state in FINAL:
+            return []
+        job.error, job.final = error, _final_state(error)
+        return self._over(job, now)
+
+    def ran(
+        self, job: Job, now: float, outputs: Any = None, report: str = "", error: MeshError | None = None
+    ) -> list[Action]:
+        """The job's work ended; one that is over stays as it is, whatever its work says afterwards."""
+        if job.state in FINAL or job.final:
+            return []
+        job.final = _final_state(error)
+        job.ended_s, job.outputs, job.report, job.error = now, outputs, report, error
+        self._tell(job, now, job.final if error is None else f"{job.final}: {error}")
+        return [self._save_end(job)]
+
+    def cancel(self, job: Job, now: float) -> list[Action]:
+        """Stop a job that is not over."""
+        error = Cancelled("the job was cancelled")
+        if job.state == "running" and not job.final:
+            return [Stop(job)]
+        return self.ran(job, now, error=error) if job.accepted else self.refused(job, now, error)
+
+    def saved(self, save: Save, now: float) -> list[Action]:
+        """What Save asked for is kept."""
+        job = save.job
+        match save.kind:
+            case "accepted":
+                job.accepted = True
+                if job.state in FINAL:  # cancelled while it was being written
+                    return [self._save_end(job)]
+                job.state = "queued"
+                self._tell(job, now, "queued")
+                return [Tell(job), *self.start(now)]
+            case "ended":
+                job.retry_s = None
+                return self._over(job, now)
+            case "forgotten":
+                return self._drop(job)
+        return []
+
+    def not_saved(self, save: Save, now: float, error: MeshError) -> list[Action]:
+        """The disk refused."""
+        job = save.job
+        match save.kind:
+            case "accepted":
+                return self.refused(job, now, error)
+            case "ended":
+                if job.retry_s is None:
+                    self._tell(job, now, f"not kept yet: {error}")
+                job.retry_s = now + self.limits.retry_s
+                return self._over(job, now)
+            case "forgotten":
+                job.retry_s = now + self.limits.retry_s
+        return []
+
+    def start(self, now: float) -> list[Action]:
+        """Begin queued jobs that may run now, oldest first."""
+        if self._gathering:
+            return []
+        running = sum(job.state == "running" for job in self._jobs.values())
+        queued = [job for job in self._jobs.values() if job.state == "queued" and not job.final]
+        actions: list[Action] = []
+        for job in queued[: max(self.limits.running_max - running, 0)]:
+            job.state = "running"
+            self._tell(job, now, "running")
+            actions += [Save(job, "started", {}), Start(job)]
+        return actions
+
+    # -- clients
+
+    def left(self, client: str, now: float, for_good: bool) -> list[Action]:
+        """A client's link ended; its attached jobs end too, after a grace unless it said that it leaves `for_good`."""
+        for job in self._unfinished():
+            if job.client == client and not job.detached:
+                job.leaves_s = now + (0.0 if for_good else self.limits.grace_s)
+        return self.tick(now)
+
+    def seen(self, client: str) -> None:
+        """A client is here."""
+        for job in self._unfinished():
+            if job.client == client:
+                job.leaves_s = None
+
+    # -- a restart
+
+    def restore(self, job: str, kind: str, fields: Mapping[str, Any], now: float) -> None:
+        """What the journal says, entry by entry."""
+        if kind == "accepted":
+            made = self._jobs[job] = _job_of(job, fields)
+            made.state = "queued"
+            self._tell(made, made.created_s, "submitted")
+            self._tell(made, now, "queued again: the coordinator started anew")
+            if not made.detached:
+                made.leaves_s = now + self.limits.grace_s
+        elif kind == "ended":
+            made = self._jobs[job] = _job_of(job, fields)
+            made.state = made.final = fields["state"]
+            made.ended_s, made.report = fields["ended_s"], fields["report"]
+            made.error = from_fields(fields["error"]) if fields["error"] else None
+            made.log.extend(fields["log"])
+
+    def gather(self, now: float) -> None:
+        """Jobs of before wait for the workers of before: a plan for the first that is back would be a poor one."""
+        if any(True for _ in self._unfinished()):
+            self._gathering, self._gather_until_s = True, now + self.limits.gather_s
+
+    def workers(self, now: float, live: bool, missing: Iterable[str]) -> list[Action]:
+        """Which workers of before a restart are missing, and whether there is any."""
+        if self._gather_until_s is not None and now >= self._gather_until_s:
+            self._gather_until_s = None
+        if not self._gathering or not live or (self._gather_until_s is not None and any(missing)):
+            return []
+        self._gathering, self._gather_until_s = False, None
+        return self.start(now)
+
+    # -- time
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what is due."""
+        actions: list[Action] = []
+        for job in list(self._unfinished()):
+            if job.leaves_s is not None and now >= job.leaves_s:
+                job.leaves_s = None
+                self._tell(job, now, "its client went away")
+                actions += self.cancel(job, now)
+        for job in self._due(now):
+            job.retry_s = now + self.limits.retry_s
+            actions.append(Save(job, "forgotten", {}) if job.forgetting else self._save_end(job))
+        return actions + self._forget_old(now)
+
+    def next_deadline(self) -> float | None:
+        """When a tick is due, or None."""
+        due = [time_s for job in self._jobs.values() for time_s in (job.leaves_s, job.retry_s) if time_s is not None]
+        if self._gather_until_s is not None:
+            due.append(self._gather_until_s)
+        ends = [job.ended_s for job in self._jobs.values() if job.state in FINAL and not job.forgetting]
+        return min([*due, *(end + self.limits.keep_s for end in ends)], default=None)
+
+    # -- asking
 
     def get(self, job: str) -> Job:
         """The job; InputError if there is none of that id (never was, or forgotten)."""
         found = self._jobs.get(job)
         if found is None:
             known = ", ".join(list(self._jobs)[-5:]) or "none"
-            raise InputError(f"no job {job!r} here", next_step=f"Most recent: {known}; results are kept for an hour")
+            kept = f"{self.limits.keep_s / 3600:g} h"
+            raise InputError(f"no job {job!r} here", next_step=f"Most recent: {known}; results are kept for {kept}")
         return found
 
-    def startable(self) -> list[Job]:
-        """Queued jobs that may run now, oldest first."""
-        running = sum(job.state == "running" for job in self._jobs.values())
-        queued = [job for job in self._jobs.values() if job.state == "queued"]
-        return queued[: max(self.limits.running_max - running, 0)]
-
-    def started(self, job: str, now: float) -> None:
-        self.get(job).state = "running"
-        self.tell(job, now, "running")
-
-    def ended(
-        self, job: str, now: float, outputs: Any = None, report: str = "", error: MeshError | None = None
-    ) -> None:
-        """A job is over; a cancelled one stays cancelled whatever its work says afterwards."""
-        found = self.get(job)
-        if found.state in FINAL:
-            return
-        found.state = "done" if error is None else "cancelled" if error.code == "cancelled" else "failed"
-        found.ended_s, found.outputs, found.report, found.error, found.work = now, outputs, report, error, None
-        self.tell(job, now, found.state if error is None else f"{found.state}: {error}")
-
-    def left_by(self, client: str) -> list[Job]:
-        """Jobs to cancel because their client went away: those not detached and not over."""
-        return [
-            job for job in self._jobs.values() if job.client == client and not job.detached and job.state not in FINAL
-        ]
-
-    def forget_old(self, now: float) -> list[Job]:
-        """Drop what was kept long enough, and the oldest above the cap; returns what was dropped."""
-        over = [job for job in self._jobs.values() if job.state in FINAL]
-        excess = max(len(over) - self.limits.kept_max, 0)
-        dropped = [job for place, job in enumerate(over) if place < excess or now - job.ended_s > self.limits.keep_s]
-        for job in dropped:
-            del self._jobs[job.job]
-        return dropped
-
-    def tell(self, job: str, now: float, text: str) -> None:
-        """Add a line to the job's log."""
-        log = self.get(job).log
-        log.append(f"{now:.3f} {text}")
-        while len(log) > self.limits.log_lines_max:
-            log.popleft()
+    def all(self) -> list[Job]:
+        return list(self._jobs.values())
 
     def report(self, job: Job, now: float, with_log: bool) -> JobReport:
         """The job as a message row."""
         seconds = max((job.ended_s or now) - job.created_s, 0.0)
-        error = job.error.to_fields() if job.error else {}
+        error = job.error.to_fields() if job.error and job.state in FINAL else {}
         log = tuple(line[:4096] for line in job.log) if with_log else ()
         return JobReport(job.job, job.name, job.state, job.created_s, seconds, error, log, job.report)
 
-    def all(self) -> list[Job]:
-        return list(self._jobs.values())
+    def tell(self, job: str, now: float, text: str) -> None:
+        """Add a line to the job's log."""
+        self._tell(self.get(job), now, text)
+
+    # -- helpers
+
+    def _over(self, job: Job, now: float) -> list[Action]:
+        if job.state in FINAL:
+            return []
+        if not job.ended_s:
+            job.ended_s = now
+            self._tell(job, now, f"{job.final}: {job.error}")
+        job.state, job.work = job.final, None
+        return [Tell(job), *self.start(now)]
+
+    def _save_end(self, job: Job) -> Save:
+        error = job.error.to_fields() if job.error else {}
+        end = {"state": job.final, "ended_s": job.ended_s, "report": job.report, "error": error, "log": list(job.log)}
+        return Save(job, "ended", {**_facts(job), **end})
+
+    def _due(self, now: float) -> list[Job]:
+        """Jobs whose last entry has to be saved again."""
+        return [job for job in self._jobs.values() if job.retry_s is not None and now >= job.retry_s]
+
+    def _forget_old(self, now: float) -> list[Action]:
+        """Drop what was kept long enough, and the oldest above the cap."""
+        over = [job for job in self._jobs.values() if job.state in FINAL and not job.forgetting]
+        excess = max(len(over) - self.limits.kept_max, 0)
+        actions: list[Action] = []
+        for place, job in enumerate(sorted(over, key=lambda job: job.ended_s)):
+            if place < excess or now >= job.ended_s + self.limits.keep_s:
+                job.forgetting = True
+                actions += [Save(job, "forgotten", {})] if job.accepted else self._drop(job)
+        return actions
+
+    def _drop(self, job: Job) -> list[Action]:
+        if self._jobs.get(job.job) is job:
+            del self._jobs[job.job]
+        return [Free(job)]
+
+    def _unfinished(self) -> Iterable[Job]:
+        return (job for job in self._jobs.values() if job.state not in FINAL)
+
+    def _tell(self, job: Job, now: float, text: str) -> None:
+        job.log.append(f"{now:.3f} {text}")
+        while len(job.log) > self.limits.log_lines_max:
+            job.log.popleft()
+
+
+def _final_state(error: MeshError | None) -> str:
+    return "done" if error is None else "cancelled" if error.code == "cancelled" else "failed"
+
+
+_FACTS = ("name", "client", "detached", "created_s", "content")
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in _FACTS}
+
+
+def _job_of(job: str, fields: Mapping[str, Any]) -> Job:
+    return Job(job, **{name: fields[name] for name in _FACTS}, kept=fields.get("values") or {}, accepted=True)

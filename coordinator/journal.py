@@ -35,7 +35,7 @@ log = logging.getLogger("graph_mesh.journal")
 FORMAT = 1
 BEGIN = "begin"  # the first row: the epoch, and the checksum the chain goes on from
 FORGOTTEN = "forgotten"  # the job and all its entries may go
-WHOLE = frozenset({"accepted", "ended", FORGOTTEN})  # says all of its job: earlier entries of it may go
+WHOLE = frozenset({"accepted", "ended", "workers", FORGOTTEN})  # says all of its job: earlier entries of it may go
 DEAD_ROWS_MIN = 256  # fewer needless rows are not worth rewriting the others
 _NONE = bytes(16)
 
@@ -187,8 +187,8 @@ class Journal:
         except FileNotFoundError:
             return None
         with contextlib.suppress(ValueError):
-            number = int(text.split()[1])
-            chain = bytes.fromhex(text.split()[2].decode("ascii"))
+            _, number_text, chain_text, _ = text.decode("ascii").split()
+            number, chain = int(number_text), bytes.fromhex(chain_text)
             if text == _acknowledgement(number, chain):
                 return number, chain
         raise self._damaged(f"{self._newest} is altered")

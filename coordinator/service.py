@@ -1,28 +1,31 @@
 """What a coordinator daemon answers its clients: jobs, previews, nodes.
 
-The shell around `jobs.py`; it runs jobs on a Coordinator and moves their tensors.  Any number of clients; a client's
-jobs are its own unless detached, and end with its link.
+The shell around `jobs.py`: it performs what the table decides, runs jobs on a Coordinator, moves their tensors, and
+with a Keeper keeps them across restarts.  Any number of clients; a client's jobs are its own unless detached, and end
+with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import hashlib
 import json
+import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.codec import decode_graph, hash_array, tensor_from
-from wire.dtypes import dtype_named
-from wire.errors import Cancelled, InputError, MeshError
+from wire.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
+from wire.dtypes import dtype_named, dtype_of
+from wire.errors import Cancelled, InputError, MeshError, StorageError
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
-from wire.link import Link
 from wire.messages import (
     INLINE_BYTES_MAX,
     AskJobs,
@@ -40,31 +43,69 @@ from wire.messages import (
     Planned,
     SubmitJob,
 )
+from wire.transport import Link
 from wire.types import TensorType
 
-from .jobs import FINAL, Job, JobTable
+from .health import Health
+from .jobs import FINAL, Action, Free, Job, JobTable, Save, Start, Stop, Tell
+from .keeping import Content, Found, Keeper
 from .program import Program
-from .report import Event
+from .report import Event, NodeView
 from .runtime import Coordinator
+
+log = logging.getLogger("graph_mesh.service")
+
+WORKERS = "@workers"  # the entry that names the workers of before; no job has such an id
+COMING_AND_GOING = frozenset({"joined", "dead", "leaving"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Work:
     """What a job computes, all of it in this process."""
 
-    program: Program
+    graph: WireGraph
+    strategy: str
     inputs: dict[str, NDArray[Any]]
+    params: dict[str, tuple[bytes, NDArray[Any]]]
+    consts: dict[bytes, NDArray[Any]]
+
+    @property
+    def program(self) -> Program:
+        kinds = self.graph.param_types
+        bindings = {name: (address, kinds[name]) for name, (address, _) in self.params.items()}
+        return Program(self.graph, bindings, self.strategy)
+
+    @property
+    def held(self) -> list[tuple[bytes, NDArray[Any]]]:
+        """What workers may ask for while the job runs."""
+        return [*self.params.values(), *self.consts.items()]
 
 
 class JobService:
-    """Registers itself as the answer to every client message of `coordinator`."""
+    """Registers itself as the answer to every client message of `coordinator`.  Call `resume` before `listen`."""
 
-    def __init__(self, coordinator: Coordinator, table: JobTable | None = None) -> None:
+    def __init__(self, coordinator: Coordinator, table: JobTable | None = None, keeper: Keeper | None = None) -> None:
         self._coordinator = coordinator
         self._table = table or JobTable()
+        self._keeper = keeper
+        self._loop = asyncio.get_running_loop()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._ended: dict[str, asyncio.Event] = {}
-        self._held: dict[str, list[bytes]] = {}
+        self._saving: set[asyncio.Task[None]] = set()
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._published: dict[str, tuple[NamedValue, ...]] = {}  # results as clients get them, by job
+        self._publishing = asyncio.Lock()
+        self._held: dict[str, list[bytes]] = {}  # those that clients fetch by address
+        self._workers_before: frozenset[str] = frozenset()
+        self._workers_kept: list[dict[str, Any]] = []
+        self._closing = False
+        self._wake = asyncio.Event()
+        self._performers: dict[type, Callable[[Any], None]] = {
+            Save: self._start_saving,
+            Start: self._start_running,
+            Stop: self._stop,
+            Tell: self._tell,
+            Free: self._free,
+        }
         coordinator.requests.update(
             {
                 SubmitJob: self._submit,
@@ -76,51 +117,97 @@ class JobService:
             }
         )
         coordinator.unlinked.append(self._client_gone)
-        coordinator.watchers.append(self._log_event)
+        coordinator.watchers.append(self._happened)
+        self._timer = self._loop.create_task(self._watch_time())
+
+    def resume(self, found: Iterable[Found]) -> dict[str, list[str]]:
+        """Take up the jobs of before; the workers of before, by node id, with addresses that are worth dialling."""
+        now = time.time()
+        for entry in found:
+            if entry.job == WORKERS:
+                self._workers_kept = entry.fields["workers"]
+            else:
+                self._table.restore(entry.job, entry.kind, entry.fields, now)
+        self._table.gather(now)
+        jobs = self._table.all()
+        if jobs:
+            going_on = sum(job.state not in FINAL for job in jobs)
+            log.info("%d jobs of before, %d of them go on", len(jobs), going_on)
+        self._wake.set()
+        addresses = {worker["node_id"]: worker["addresses"] for worker in self._workers_kept}
+        self._workers_before = frozenset(addresses)
+        return addresses
 
     async def close(self) -> None:
-        """End every job."""
-        for task in self._running.values():
+        """End every job's work.  Jobs that are kept go on at the next start; others are cancelled."""
+        self._closing = True
+        tasks = [*self._running.values(), self._timer]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._saving, return_exceptions=True)
+        if self._keeper is not None:
+            await self._keeper.close()
+
+    # -- answers
 
     async def _submit(self, link: Link, body: SubmitJob) -> JobAccepted:
         graph = decode_graph(body.graph)
-        job = Job(secrets.token_hex(6), body.name, link.peer.node_id, body.detach, time.time())
-        self._forget_old()
-        self._table.submit(job)
-        self._ended[job.job] = asyncio.Event()
-        try:  # a job is accepted when it no longer needs its client
-            self._table.arrived(job.job, time.time(), await self._receive(job, link, graph, body))
+        client = link.peer.node_id
+        self._table.seen(client)
+        name = body.job or secrets.token_hex(6)
+        while True:
+            job = Job(name, body.name, client, body.detach, time.time(), _digest(body))
+            known = self._table.submit(job)
+            if known is job:
+                await self._take_in(link, job, graph, body)
+            else:
+                await self._until(known, lambda job: job.state != "arriving")
+            if known.accepted:
+                return JobAccepted(name)
+            if known is job:
+                assert job.error is not None
+                raise job.error
+
+    async def _take_in(self, link: Link, job: Job, graph: WireGraph, body: SubmitJob) -> None:
+        """Everything a job needs comes and is kept; from then on it does not need its client."""
+        try:
+            work = await self._receive(link, graph, body)
         except BaseException as error:
             known = error if isinstance(error, MeshError) else Cancelled("the client went away")
-            self._table.ended(job.job, time.time(), error=known)
-            self._ended[job.job].set()
+            self._feed(self._table.refused(job, time.time(), known))
             raise
-        self._start_waiting()
-        return JobAccepted(job.job)
+        self._feed(self._table.arrived(job, time.time(), work))
+        await self._until(job, lambda job: job.state != "arriving")
 
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
         plan = await self._coordinator.plan(decode_graph(body.graph), body.strategy)
         return Planned(json.dumps(plan.describe()))
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
-        self._forget_old()
+        self._table.seen(link.peer.node_id)
+        now = time.time()
         jobs = [self._table.get(body.job)] if body.job else self._table.all()
-        return Jobs(tuple(self._table.report(job, time.time(), with_log=bool(body.job)) for job in jobs))
+        return Jobs(tuple(self._table.report(job, now, with_log=bool(body.job)) for job in jobs))
 
     async def _await(self, link: Link, body: AwaitJob) -> JobResult:
+        self._table.seen(link.peer.node_id)
         job = self._table.get(body.job)
-        await self._ended[job.job].wait()
+        await self._until(job, lambda job: job.state in FINAL)
         if job.error is not None:
             raise job.error
-        return JobResult(job.outputs, job.report)
+        async with self._publishing:
+            if job.job not in self._published:
+                self._published[job.job] = await self._publish(job)
+        return JobResult(self._published[job.job], job.report)
 
     async def _cancel(self, link: Link, body: CancelJob) -> Done:
         job = self._table.get(body.job)
-        if job.state in FINAL:
+        if job.state not in FINAL:
+            self._feed(self._table.cancel(job, time.time()))
+            await self._until(job, lambda job: job.state in FINAL)
+        elif job.state != "cancelled":
             raise InputError(f"job {body.job} is over already: {job.state}")
-        self._stop(job)
         return Done()
 
     async def _nodes(self, link: Link, body: AskNodes) -> Nodes:
@@ -129,48 +216,106 @@ class JobService:
         reports = tuple(NodeReport(**{name: getattr(view, name) for name in names}) for view in views)
         return Nodes(reports, self._coordinator.config.health.node_timeout_s)
 
-    # -- running
+    async def _until(self, job: Job, holds: Callable[[Job], bool]) -> None:
+        while not holds(job):
+            told: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.setdefault(job.job, []).append(told)
+            await told
 
-    def _start_waiting(self) -> None:
-        for job in self._table.startable():
-            self._table.started(job.job, time.time())
-            task = asyncio.get_running_loop().create_task(self._run(job))
-            self._running[job.job] = task
-            task.add_done_callback(partial(self._over, job.job))
+    # -- performing what the table decided
+
+    def _feed(self, actions: Sequence[Action]) -> None:
+        self._perform(actions)
+        self._wake.set()  # the table may have something else due now
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._performers[type(action)](action)
+
+    def _start_saving(self, save: Save) -> None:
+        task = self._loop.create_task(self._save(save))
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
+
+    async def _save(self, save: Save) -> None:
+        job, kept = save.job, None
+        try:
+            if self._keeper is not None:
+                kept = await self._keeper.save(job.job, save.kind, save.fields, _values(save))
+        except StorageError as error:
+            log.error("job %s: %s", job.job, error)
+            self._feed(self._table.not_saved(save, time.time(), error))
+            return
+        if save.kind == "ended" and kept:
+            job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
+        self._feed(self._table.saved(save, time.time()))
+
+    def _start_running(self, start: Start) -> None:
+        if self._closing:
+            return
+        job = start.job
+        task = self._running[job.job] = self._loop.create_task(self._run(job))
+        task.add_done_callback(partial(self._stopped, job))
+
+    def _stopped(self, job: Job, task: asyncio.Task[None]) -> None:
+        del self._running[job.job]
+        if task.cancelled():  # before it began, and so it could not say so itself
+            self._ran(job, {}, "", Cancelled("the job was cancelled"))
 
     async def _run(self, job: Job) -> None:
-        work: _Work = job.work
         error: MeshError | None = None
-        outputs: tuple[NamedValue, ...] = ()
+        outputs: dict[str, NDArray[Any]] = {}
         report = ""
+        held: list[bytes] = []
         try:
+            work: _Work = job.work or await self._kept_work(job)
+            for address, array in work.held:
+                self._coordinator.hold(address, array)
+                held.append(address)
             arrays, told = await self._coordinator.call(work.program, work.inputs)
             report = json.dumps(dataclasses.asdict(told))
-            names = zip(work.program.graph.output_names, arrays, strict=True)
-            outputs = tuple([await self._held_value(job.job, name, array) for name, array in names])
+            outputs = dict(zip(work.graph.output_names, arrays, strict=True))
         except asyncio.CancelledError:
             error = Cancelled("the job was cancelled")
         except MeshError as failure:
             error = failure
-        self._table.ended(job.job, time.time(), outputs, report, error)
+        finally:
+            for address in held:
+                self._coordinator.release(address)
+        self._ran(job, outputs, report, error)
 
-    async def _receive(self, job: Job, link: Link, graph: WireGraph, body: SubmitJob) -> _Work:
+    def _ran(self, job: Job, outputs: Mapping[str, NDArray[Any]], report: str, error: MeshError | None) -> None:
+        if error is not None and self._closing and self._keeper is not None:
+            return  # the next start runs it again
+        self._feed(self._table.ran(job, time.time(), outputs, report, error))
+
+    def _stop(self, stop: Stop) -> None:
+        self._running[stop.job.job].cancel()
+
+    def _tell(self, tell: Tell) -> None:
+        for told in self._waiting.pop(tell.job.job, ()):
+            if not told.done():
+                told.set_result(None)
+
+    def _free(self, free: Free) -> None:
+        for address in self._held.pop(free.job.job, ()):
+            self._coordinator.release(address)
+        self._published.pop(free.job.job, None)
+
+    # -- values on their way in
+
+    async def _receive(self, link: Link, graph: WireGraph, body: SubmitJob) -> _Work:
         """The program and inputs of a job, everything fetched from the client and checked against the graph."""
-        inputs = await self._values(link, body.inputs, graph.input_types)
-        params = await self._values(link, body.params, graph.param_types)
-        bindings = {}
-        for name, array in params.items():
-            address = await self._hold(job.job, array)
-            bindings[name] = (address, graph.param_types[name])
-        for node in graph.nodes:
-            if node.op == "const" and "blob" in node.attrs:
-                kind = TensorType(node.attrs["shape"], dtype_named(node.attrs["dtype"]))
-                data = await self._coordinator.blobs.fetch(link, node.attrs["blob"], kind.size_bytes)
-                self._coordinator.hold(node.attrs["blob"], tensor_from(data, kind))
-                self._held.setdefault(job.job, []).append(node.attrs["blob"])
-        return _Work(Program(graph, bindings, body.strategy), inputs)
+        inputs = await self._fetch(link, body.inputs, graph.input_types)
+        arrays = await self._fetch(link, body.params, graph.param_types)
+        params = {name: (await off_loop(array.nbytes, hash_array, array), array) for name, array in arrays.items()}
+        consts = {}
+        for address, kind in _consts(graph).items():
+            data = await self._coordinator.blobs.fetch(link, address, kind.size_bytes)
+            consts[address] = tensor_from(data, kind)
+        return _Work(graph, body.strategy, inputs, params, consts)
 
-    async def _values(
+    async def _fetch(
         self, link: Link, values: tuple[NamedValue, ...], kinds: Mapping[str, TensorType]
     ) -> dict[str, NDArray[Any]]:
         given = {value.name: value for value in values}
@@ -185,44 +330,131 @@ class JobService:
         fetches = [self._coordinator.blobs.fetch_named(link, given[name]) for name in kinds]
         return dict(zip(kinds, await asyncio.gather(*fetches), strict=True))
 
-    async def _hold(self, job: str, array: NDArray[Any]) -> bytes:
-        address = await off_loop(array.nbytes, hash_array, array)
-        self._coordinator.hold(address, array)
-        self._held.setdefault(job, []).append(address)
-        return address
+    # -- values on their way out
 
-    async def _held_value(self, job: str, name: str, array: NDArray[Any]) -> NamedValue:
-        """An output for the client; a large one stays here, as long as the job is kept, to be fetched by address."""
-        address = await self._hold(job, array) if array.nbytes > INLINE_BYTES_MAX else None
-        return BlobExchange.named(name, array, address)
+    async def _publish(self, job: Job) -> tuple[NamedValue, ...]:
+        """A job's outputs for clients; large ones stay here to be fetched by address, as long as the job is kept."""
+        arrays = await self._kept_outputs(job) if job.outputs is None else job.outputs
+        outputs = []
+        for name, array in arrays.items():
+            address = None
+            if array.nbytes > INLINE_BYTES_MAX:
+                address = await off_loop(array.nbytes, hash_array, array)
+                self._coordinator.hold(address, array)
+                self._held.setdefault(job.job, []).append(address)
+            outputs.append(BlobExchange.named(name, array, address))
+        return tuple(outputs)
 
-    # -- ending
+    # -- values of before
 
-    def _over(self, job: str, task: asyncio.Task[None]) -> None:
-        del self._running[job]
-        self._ended[job].set()
-        self._start_waiting()
+    async def _kept_work(self, job: Job) -> _Work:
+        assert self._keeper is not None
+        kept, load = job.kept, self._keeper.load
+        graph = decode_graph(bytes(await load(kept["graph"])))
+        inputs = {name: tensor_from(await load(leaf), graph.input_types[name]) for name, leaf in kept["inputs"].items()}
+        params = {}
+        for name, leaf in kept["params"].items():
+            array = tensor_from(await load(leaf), graph.param_types[name])
+            params[name] = (await off_loop(array.nbytes, hash_array, array), array)
+        kinds = {address.hex(): (address, kind) for address, kind in _consts(graph).items()}
+        consts = {}
+        for name, leaf in kept["consts"].items():
+            address, kind = kinds[name]
+            consts[address] = tensor_from(await load(leaf), kind)
+        return _Work(graph, kept["strategy"], inputs, params, consts)
 
-    def _stop(self, job: Job) -> None:
-        task = self._running.get(job.job)
-        if task is not None:
-            task.cancel()
-            return
-        self._table.ended(job.job, time.time(), error=Cancelled("the job was cancelled"))
-        self._ended[job.job].set()
+    async def _kept_outputs(self, job: Job) -> dict[str, NDArray[Any]]:
+        assert self._keeper is not None
+        outputs = {}
+        for each in job.kept["outputs"]:
+            kind = TensorType(tuple(each["shape"]), dtype_named(each["dtype"]))
+            outputs[each["name"]] = tensor_from(await self._keeper.load(each["content"]), kind)
+        return outputs
+
+    # -- clients, workers, time
 
     def _client_gone(self, link: Link, error: MeshError | None) -> None:
-        for job in self._table.left_by(link.peer.node_id):
-            self._stop(job)
+        client = link.peer.node_id
+        newer = self._coordinator.endpoint.links.get(client)
+        if newer is None or newer is link or newer.closed:
+            self._feed(self._table.left(client, time.time(), for_good=error is None))
 
-    def _log_event(self, event: Event) -> None:
+    def _happened(self, event: Event) -> None:
         """What happens to the workers is part of the log of every job that runs meanwhile."""
         text = f"{event.kind} {event.node}: {event.text}" if event.node else f"{event.kind}: {event.text}"
         for job in self._running:
             self._table.tell(job, time.time(), text)
+        if event.kind in COMING_AND_GOING:
+            self._wake.set()
 
-    def _forget_old(self) -> None:
-        for job in self._table.forget_old(time.time()):
-            self._ended.pop(job.job, None)
-            for address in self._held.pop(job.job, ()):
-                self._coordinator.release(address)
+    async def _watch_time(self) -> None:
+        """Wake when the table has something due, or when workers came or went."""
+        while True:
+            due_s = self._table.next_deadline()
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if due_s is None else max(due_s - time.time(), 0.0)):
+                    await self._wake.wait()
+            now, workers = time.time(), self._workers()
+            missing = self._workers_before - {worker.node_id for worker in workers}
+            self._perform([*self._table.tick(now), *self._table.workers(now, bool(workers), missing)])
+            await self._keep_workers(workers)
+
+    def _workers(self) -> list[NodeView]:
+        return [view for view in self._coordinator.nodes() if view.state != Health.DEAD.value]
+
+    async def _keep_workers(self, workers: Sequence[NodeView]) -> None:
+        """Who is here now, for the next start."""
+        rows = [{"node_id": worker.node_id, "addresses": list(worker.addresses)} for worker in workers]
+        if self._keeper is None or rows == self._workers_kept or not rows:
+            return  # when all are gone it is more likely that the network is
+        try:
+            await self._keeper.save(WORKERS, "workers", {"workers": rows})
+            self._workers_kept = rows
+        except StorageError as error:
+            log.debug("the workers of now are not kept: %s", error)
+
+
+def _values(save: Save) -> Any:
+    """The values that an entry speaks of."""
+    if save.kind == "accepted":
+        work: _Work = save.job.work
+        return {
+            "graph": Content(memoryview(work.graph.encoded)),
+            "strategy": work.strategy,
+            "inputs": {name: Content(tensor_bytes(array)) for name, array in work.inputs.items()},
+            "params": {name: Content(tensor_bytes(array), address) for name, (address, array) in work.params.items()},
+            "consts": {address.hex(): Content(tensor_bytes(array), address) for address, array in work.consts.items()},
+        }
+    if save.kind == "ended" and save.job.outputs:
+        return {
+            "outputs": [
+                {
+                    "name": name,
+                    "dtype": dtype_of(array).name,
+                    "shape": array.shape,
+                    "content": Content(tensor_bytes(array)),
+                }
+                for name, array in save.job.outputs.items()
+            ]
+        }
+    return None
+
+
+def _consts(graph: WireGraph) -> dict[bytes, TensorType]:
+    """Constants that lie outside of the graph's encoding, by address."""
+    found = {}
+    for node in graph.nodes:
+        if node.op == "const" and "blob" in node.attrs:
+            found[node.attrs["blob"]] = TensorType(node.attrs["shape"], dtype_named(node.attrs["dtype"]))
+    return found
+
+
+def _digest(body: SubmitJob) -> str:
+    """What a job computes, in a few bytes."""
+    values = [
+        (value.name, value.dtype, value.shape, (value.blob or hash_bytes(value.data or b"")).hex())
+        for value in (*body.inputs, *body.params)
+    ]
+    said = json.dumps([hash_bytes(body.graph).hex(), body.strategy, len(body.inputs), values])
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()

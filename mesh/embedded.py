@@ -105,7 +105,7 @@ class Embedded:
             self._loop.call_soon_threadsafe(work, *args)
 
 
-async def start_coordinator(config: CoordinatorConfig) -> Coordinator:
-    """A coordinator on this loop that listens to nobody yet."""
+async def start_coordinator(config: CoordinatorConfig, node_id: str = "") -> Coordinator:
+    """A coordinator on this loop that listens to nobody yet, new unless it is given the id it had before."""
     shared = await asyncio.to_thread(SharedDir.create)
-    return Coordinator(config, identity_here("coordinator", config.mesh, config.name, shared), shared)
+    return Coordinator(config, identity_here("coordinator", config.mesh, config.name, shared, node_id), shared)

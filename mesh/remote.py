@@ -7,7 +7,10 @@ in the messages, large ones are fetched by address from whoever has them, so an 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.codec import tensor_bytes
-from wire.errors import ConfigError, ConnectFailed, MeshError, NodeLost, ProtocolError
+from wire.errors import ConfigError, ConnectFailed, MeshError, NodeLost, ProtocolError, RemoteError
 from wire.exchange import BlobExchange
 from wire.graph import WireGraph
 from wire.identity import identity_here
@@ -49,6 +52,8 @@ from .handle import Handle
 from .node import Node, node_from
 
 DIAL_TIMEOUT_S = 5.0
+RETURN_S = 30.0  # how long a coordinator that vanished is dialled again
+RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
 M = TypeVar("M", bound=Message)
 
 
@@ -62,6 +67,9 @@ class Remote:
         self._exchange = BlobExchange(shared, self._find)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._link: Link | None = None
+        self._address: tuple[str, int] = ("", 0)
+        self._dialling = asyncio.Lock()
+        self._farewell = False  # the coordinator said goodbye, or we did: the link does not come back
 
     @staticmethod
     async def connect(mesh: str, host: str, port: int) -> Remote:
@@ -80,7 +88,7 @@ class Remote:
             if isinstance(error, ConnectFailed):
                 error.next_step = "Is mesh-coord serve running there?"
             raise
-        remote._link = link
+        remote._link, remote._address = link, (host, port)
         return remote
 
     # -- Backend
@@ -115,6 +123,7 @@ class Remote:
         raise ConfigError("events are told by the process that holds the workers", next_step="Use mesh-coord logs JOB")
 
     async def close(self) -> None:
+        self._farewell = True
         for task in self._tasks:
             task.cancel()
         await self._endpoint.close()
@@ -124,12 +133,16 @@ class Remote:
 
     async def submit(
         self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]],
-        strategy: str = "auto", detach: bool = False,
+        strategy: str = "auto", detach: bool = False, job: str = "",
     ) -> str:  # fmt: skip
-        """Submit a job; its id.  A job that is not detached ends with this link."""
+        """Submit a job; its id, which may be chosen: sent again under the same id, the same job counts once.
+
+        A job that is not detached ends with this client.
+        """
         values = [tuple([self._named(name, array) for name, array in side.items()]) for side in (inputs, params)]
         self._held.update(graph.blobs)
-        message = SubmitJob(graph.encoded, values[0], values[1], strategy, detach, graph.name)
+        name = job or secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
+        message = SubmitJob(graph.encoded, values[0], values[1], strategy, detach, graph.name, name)
         return (await self._ask(message, JobAccepted)).job
 
     async def jobs(self, job: str = "") -> tuple[JobReport, ...]:
@@ -138,10 +151,17 @@ class Remote:
 
     async def result(self, job: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Wait for a job: its outputs by name and its report; the job's own error if it failed."""
-        answer = await self._ask(AwaitJob(job), JobResult)
-        arrays = await asyncio.gather(*(self._exchange.fetch_named(self._open(), value) for value in answer.outputs))
-        names = [value.name for value in answer.outputs]
-        return dict(zip(names, arrays, strict=True)), json.loads(answer.report or "{}")
+        while True:
+            answer = await self._ask(AwaitJob(job), JobResult)
+            link = await self._open()
+            try:
+                arrays = await asyncio.gather(*(self._exchange.fetch_named(link, value) for value in answer.outputs))
+            except RemoteError:
+                if not link.closed:
+                    raise
+                continue
+            names = [value.name for value in answer.outputs]
+            return dict(zip(names, arrays, strict=True)), json.loads(answer.report or "{}")
 
     async def cancel(self, job: str) -> None:
         await self._ask(CancelJob(job), Done)
@@ -149,7 +169,7 @@ class Remote:
     @property
     def bytes_sent(self) -> int:
         """Bytes this process has sent to the coordinator, by any way."""
-        return sum(self._open().bytes_sent.values())
+        return 0 if self._link is None else sum(self._link.bytes_sent.values())
 
     # -- wire.transport.Handler
 
@@ -174,7 +194,7 @@ class Remote:
         return
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
-        return
+        self._farewell = self._farewell or error is None
 
     # -- helpers
 
@@ -206,18 +226,39 @@ class Remote:
         array = self._held.get(address)
         return None if array is None else tensor_bytes(array)
 
-    def _open(self) -> Link:
-        if self._link is None or self._link.closed:
-            raise NodeLost("the link to the coordinator is closed", next_step="Connect again; detached jobs go on")
-        return self._link
+    async def _open(self) -> Link:
+        """The link to the coordinator, dialled again for a while where it broke: it may come back with its jobs."""
+        async with self._dialling:
+            if self._link is not None and not self._link.closed:
+                return self._link
+            if self._farewell:
+                raise NodeLost("the link to the coordinator is closed", next_step="Connect again; detached jobs go on")
+            deadline_s = time.monotonic() + RETURN_S
+            for wait_s in itertools.chain(RETURN_WAITS_S, itertools.repeat(RETURN_WAITS_S[-1])):
+                try:
+                    self._link = await self._endpoint.dial(*self._address, timeout_s=DIAL_TIMEOUT_S)
+                    return self._link
+                except MeshError as error:
+                    if time.monotonic() + wait_s > deadline_s:
+                        raise NodeLost(
+                            f"the coordinator is gone, and did not come back within {RETURN_S:g} s",
+                            cause=str(error),
+                            next_step="Start mesh-coord serve there again; it goes on with its jobs",
+                        ) from None
+                await asyncio.sleep(wait_s)
+        raise AssertionError("the waits never end")
 
     async def _ask(self, message: Message, kind: type[M]) -> M:
-        link = self._open()
-        try:
-            answer = await link.request(message)
-        except MeshError as error:
-            error.node = "" if error.node == link.peer.name else error.node  # only workers are worth naming
-            raise
-        if not isinstance(answer, kind):
-            raise ProtocolError(f"expected {kind.__name__}, got {type(answer).__name__}")
-        return answer
+        """Every question here may be asked twice, so it is, where the link breaks before the answer."""
+        while True:
+            link = await self._open()
+            try:
+                answer = await link.request(message)
+            except MeshError as error:
+                if link.closed and isinstance(error, RemoteError):
+                    continue
+                error.node = "" if error.node == link.peer.name else error.node  # only workers are worth naming
+                raise
+            if not isinstance(answer, kind):
+                raise ProtocolError(f"expected {kind.__name__}, got {type(answer).__name__}")
+            return answer

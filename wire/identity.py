@@ -6,6 +6,7 @@ import getpass
 import hashlib
 import os
 import platform
+import re
 import secrets
 import uuid
 from functools import cache
@@ -16,6 +17,8 @@ from .ops import OPS, row_hash
 from .protocol import Identity
 from .sharedmem import SharedDir
 from .versions import PROTOCOL
+
+_NODE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def identity_here(role: str, mesh: str, name: str, shared: SharedDir | None, node_id: str = "") -> Identity:
@@ -38,6 +41,19 @@ def identity_here(role: str, mesh: str, name: str, shared: SharedDir | None, nod
         shared_memory=str(shared.path) if shared else "",
         pid=os.getpid(),
     )
+
+
+def kept_node_id(folder: Path) -> str:
+    """The node id kept in a state folder, made at the first start."""
+    path = folder / "node_id"
+    try:
+        found = path.read_text().strip()
+    except OSError:
+        found = ""
+    if not _NODE_ID.fullmatch(found):
+        found = secrets.token_hex(16)
+        path.write_text(found + "\n")
+    return found
 
 
 @cache

@@ -331,7 +331,8 @@ class NamedValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class SubmitJob(Message, frozen=True, array_like=True, tag=True):
-    """Run a graph.  Answered by JobAccepted.  A detached job outlives the client's link."""
+    """Run a graph.  Answered by JobAccepted, once the job outlives the coordinator's process where that keeps a journal.
+    A detached job outlives the client's link.  With an id in `job` the same may be sent again and counts once."""
 
     graph: bytes
     inputs: tuple[NamedValue, ...]
@@ -339,6 +340,7 @@ class SubmitJob(Message, frozen=True, array_like=True, tag=True):
     strategy: Name = "auto"
     detach: bool = False
     name: Name = ""
+    job: Name = ""
 
 
 class JobAccepted(Message, frozen=True, array_like=True, tag=True):

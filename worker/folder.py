@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from wire.errors import ConfigError
+from wire.identity import kept_node_id
 from wire.lock import FileLock
 
 NAMES_MAX = 256  # workers of one name on one machine
-_NODE_ID = re.compile(r"[0-9a-f]{32}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -40,17 +39,5 @@ def claim(base: Path, name: str) -> StateFolder:
             raise ConfigError(f"cannot make the state folder {path}", cause=str(error)) from None
         lock = FileLock(path / "lock")
         if lock.try_acquire():
-            return StateFolder(path, numbered, _node_id(path / "node_id"), lock)
+            return StateFolder(path, numbered, kept_node_id(path), lock)
     raise ConfigError(f"{NAMES_MAX} workers called {name} already run here", next_step="Choose another --name")
-
-
-def _node_id(path: Path) -> str:
-    """The identity kept in the folder, made at the first start."""
-    try:
-        found = path.read_text().strip()
-    except OSError:
-        found = ""
-    if not _NODE_ID.fullmatch(found):
-        found = secrets.token_hex(16)
-        path.write_text(found + "\n")
-    return found

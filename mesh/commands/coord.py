@@ -163,6 +163,8 @@ def _submit_arguments(made: argparse.ArgumentParser) -> None:
 def _serve_arguments(made: argparse.ArgumentParser) -> None:
     add_listening(made, peer="a worker to join (repeatable)")
     made.add_argument("--name", default="coordinator", help="what people call it")
+    made.add_argument("--state-dir", default="", metavar="DIR", help="where its identity and its jobs are kept")
+    made.add_argument("--keep-results", default="24h", metavar="TIME", help="how long jobs are kept once over")
     add_health(made)
 
 

@@ -8,17 +8,27 @@ import json
 import logging
 import os
 import signal
+import time
+from collections.abc import Mapping, Sequence
 
 from coordinator.health import HealthConfig
+from coordinator.jobs import JobLimits, JobTable
+from coordinator.keeping import Keeper
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from coordinator.service import JobService
 from wire.address import LAST_PORT, PORT, parse_address
+from wire.errors import MeshError
+from wire.identity import kept_node_id
 
+from ..config import coordinator_folder
+from ..durations import parse_duration
 from ..embedded import start_coordinator
 from .exit_codes import OK
 from .flags import mesh_name, node_name, node_timeout_s
 
 log = logging.getLogger("graph_mesh.serve")
+
+RETURN_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach a worker of before
 
 
 async def serve_until_stopped(options: argparse.Namespace) -> int:
@@ -26,23 +36,49 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     mesh = mesh_name(options)
     peers = [parse_address(peer) for peer in options.peer]
     health = HealthConfig.from_node_timeout(node_timeout_s(options))
-    coordinator = await start_coordinator(CoordinatorConfig(mesh, node_name(options) or "coordinator", health))
-    service = JobService(coordinator)
+    config = CoordinatorConfig(mesh, node_name(options) or "coordinator", health)
+    limits = JobLimits(keep_s=parse_duration(options.keep_results))
+    folder = coordinator_folder(mesh, config.name, options.state_dir)
+    keeper, found = await asyncio.to_thread(Keeper.open, folder / "jobs", time.time_ns() // 1000)
+    coordinator = await start_coordinator(config, kept_node_id(folder))
+    coordinator.epoch = keeper.epoch
+    service = JobService(coordinator, JobTable(limits), keeper)
     stopped = _stop_event()
+    returning: asyncio.Task[None] | None = None
     try:
+        workers = service.resume(found)
         first = PORT if options.port is None else options.port
         last = LAST_PORT if options.port is None else options.port
         port = await coordinator.endpoint.listen(options.host, first, last)
         _tell_ready(options, mesh, port, health)
+        returning = asyncio.create_task(_dial_again(coordinator, workers))
         await asyncio.gather(*(coordinator.connect(*peer) for peer in peers))
         if options.no_mdns:
             await stopped.wait()
         else:
             await _announced(coordinator, port, stopped)
     finally:
+        if returning is not None:
+            returning.cancel()
         await service.close()
         await coordinator.close()
     return OK
+
+
+async def _dial_again(coordinator: Coordinator, workers: Mapping[str, Sequence[str]]) -> None:
+    """Workers of before a restart: some dial us and some announce themselves, but dialling them is quicker."""
+
+    async def dial(node_id: str, addresses: Sequence[str]) -> None:
+        for wait_s in RETURN_WAITS_S:
+            try:
+                link = await coordinator.endpoint.reach(addresses, node_id)
+                await coordinator.adopt(link, *parse_address(addresses[0]))
+                return
+            except MeshError as error:
+                log.debug("%s is not back yet: %s", node_id, error)
+            await asyncio.sleep(wait_s)
+
+    await asyncio.gather(*(dial(node_id, addresses) for node_id, addresses in workers.items() if addresses))
 
 
 async def _announced(coordinator: Coordinator, port: int, stopped: asyncio.Event) -> None:

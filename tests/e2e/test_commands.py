@@ -170,7 +170,11 @@ def test_a_detached_job_is_asked_for_later(served: Served) -> None:
         (("nodes", "--mesh", "other"), exit_codes.UNREACHABLE, "Give both the same --mesh NAME"),
         (("nodes", "--coordinator", "127.0.0.1:1"), exit_codes.UNREACHABLE, "no node answers at 127.0.0.1:1"),
         (("nodes", "--coordinator", "nonsense:port"), exit_codes.USAGE, "Write HOST:PORT"),
-        (("serve", "--host", "0.0.0.0"), exit_codes.USAGE, "not a loopback address, and there is no join token"),
+        (
+            ("serve", "--name", "x", "--host", "0.0.0.0"),
+            exit_codes.USAGE,
+            "not a loopback address, and there is no join token",
+        ),
         (("serve", "--heartbeat", "0"), exit_codes.USAGE, "outside 0.01 to 60"),
         (("serve", "--node-timeout", "0.1"), exit_codes.USAGE, "outside 0.15 to 900"),
     ],
@@ -188,7 +192,7 @@ def test_mistakes_of_mesh_coord_are_one_line_and_an_exit_code(
 def test_a_port_in_use_is_named(served: Served) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        for name, verb in (("coord", ("serve",)), ("worker", ("--device", "cpu"))):
+        for name, verb in (("coord", ("serve", "--name", "x")), ("worker", ("--device", "cpu"))):
             done = run(name, *verb, "--port", port, "--no-mdns", env=served.env)
             assert done.returncode == exit_codes.USAGE, done.stderr
             assert port in done.stderr

@@ -42,7 +42,7 @@ DOORS = {
     "ml_dtypes": {"wire/dtypes.py", "mesh/numpy/dtypes.py"},
     "msgpack": {"wire/codec.py"},
     "msgspec": {"wire/messages.py", "wire/frames.py", "worker/host_messages.py"},
-    "platformdirs": {"worker/config.py", "mesh/demo/show.py"},
+    "platformdirs": {"worker/config.py", "mesh/config.py", "mesh/demo/show.py"},
     "psutil": {"wire/interfaces.py", "worker/cpu/engine.py"},
     "rich": {"mesh/commands/progress.py", "mesh/commands/tables.py", "mesh/demo/show.py"},
     "safetensors": {"wire/file.py"},
@@ -54,7 +54,7 @@ DOORS = {
 EVERYWHERE = {"numpy"}
 
 # The same for parts of the standard library that reach outside.
-STANDARD_DOORS = {"ssl": {"wire/security.py"}}
+STANDARD_DOORS = {"sqlite3": {"coordinator/journal.py"}, "ssl": {"wire/security.py"}}
 
 # Files that decide and do not act: time, chance, identity and the world arrive as arguments.
 PURE = (

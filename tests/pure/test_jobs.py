@@ -2,100 +2,291 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
-from coordinator.jobs import Job, JobLimits, JobTable
-from wire.errors import Busy, Cancelled, ExecuteFailed, InputError
+from coordinator.jobs import Action, Job, JobLimits, JobTable, Save, Start, Stop
+from wire.errors import Busy, Cancelled, ExecuteFailed, InputError, MeshError, NotDurable
 
-LIMITS = JobLimits(queued_per_client_max=3, running_max=2, kept_max=2, keep_s=10.0, log_lines_max=4)
-
-
-def table(*jobs: str, client: str = "c", detached: bool = False) -> JobTable:
-    made = JobTable(LIMITS)
-    for job in jobs:
-        made.submit(Job(job, "", client, detached, 0.0))
-        made.arrived(job, 0.0, "work")
-    return made
+LIMITS = JobLimits(
+    queued_per_client_max=3, running_max=2, kept_max=2, keep_s=10.0, log_lines_max=4, grace_s=5.0, retry_s=2.0,
+    gather_s=3.0,
+)  # fmt: skip
 
 
-def names(jobs: list[Job]) -> list[str]:
-    return [job.job for job in jobs]
+class Story:
+    """A table whose entries are kept at once, or refused while `full`; `told` has one word per action."""
+
+    def __init__(self) -> None:
+        self.table = JobTable(LIMITS)
+        self.now = 0.0
+        self.told: list[str] = []
+        self.full = False
+        self.journal: list[tuple[str, str, Any]] = []
+
+    def job(self, name: str) -> Job:
+        return self.table.get(name)
+
+    def submit(self, name: str, client: str = "c", detached: bool = False, content: str = "x") -> Job:
+        job = self.table.submit(Job(name, "", client, detached, self.now, content))
+        if job.state == "arriving":
+            self.do(self.table.arrived(job, self.now, "work"))
+        return job
+
+    def ran(self, name: str, at: float, outputs: Any = None, error: MeshError | None = None) -> None:
+        self.now = at
+        self.do(self.table.ran(self.job(name), at, outputs, error=error))
+
+    def at(self, now: float) -> None:
+        self.now = now
+        self.do(self.table.tick(now))
+
+    def do(self, actions: list[Action]) -> None:
+        for action in actions:
+            self.told.append(f"{type(action).__name__} {action.job.job}")
+            if isinstance(action, Save) and self.full:
+                self.do(self.table.not_saved(action, self.now, NotDurable("the disk is full")))
+            elif isinstance(action, Save):
+                self.told[-1] += f" {action.kind}"
+                self.journal.append((action.job.job, action.kind, json.loads(json.dumps(action.fields))))
+                self.do(self.table.saved(action, self.now))
+            elif isinstance(action, Stop):
+                self.do(self.table.ran(action.job, self.now, error=Cancelled("stopped")))
+
+    def restarted(self, now: float) -> Story:
+        made = Story()
+        made.now = now
+        for job, kind, fields in self.journal:
+            made.table.restore(job, kind, fields, now)
+        made.table.gather(now)
+        return made
+
+    def log(self, name: str) -> list[str]:
+        return [line.split(" ", 1)[1] for line in self.job(name).log]
+
+
+def test_a_job_is_promised_run_and_told_in_this_order() -> None:
+    story = Story()
+    story.submit("a")
+    assert story.told == ["Save a accepted", "Tell a", "Save a started", "Start a"]
+    story.told.clear()
+    story.ran("a", 2.0, "outputs")
+    assert story.told == ["Save a ended", "Tell a"]
+    job = story.job("a")
+    assert (job.state, job.outputs, job.work, job.ended_s) == ("done", "outputs", None, 2.0)
 
 
 def test_jobs_start_in_order_up_to_the_limit() -> None:
-    jobs = table("a", "b", "c")
-    assert names(jobs.startable()) == ["a", "b"]
-    jobs.started("a", 1.0)
-    assert names(jobs.startable()) == ["b"]
-    jobs.started("b", 1.0)
-    assert jobs.startable() == []
-    jobs.ended("a", 2.0)
-    assert names(jobs.startable()) == ["c"]
+    story = Story()
+    for name in "abc":
+        story.submit(name)
+    assert [story.job(name).state for name in "abc"] == ["running", "running", "queued"]
+    story.ran("b", 1.0)
+    assert story.job("c").state == "running"
 
 
 def test_a_job_whose_values_are_still_on_their_way_does_not_start() -> None:
-    jobs = JobTable(LIMITS)
-    jobs.submit(Job("a", "", "c", True, 0.0))
-    assert jobs.startable() == []
-    jobs.arrived("a", 1.0, "work")
-    assert names(jobs.startable()) == ["a"]
-    jobs.submit(Job("b", "", "c", True, 0.0))
-    jobs.ended("b", 2.0, error=Cancelled("stop"))
-    jobs.arrived("b", 3.0, "work")
-    assert (jobs.get("b").state, names(jobs.startable())) == ("cancelled", ["a"])
+    story = Story()
+    job = story.table.submit(Job("a", "", "c", True, 0.0))
+    assert (story.table.start(0.0), job.state) == ([], "arriving")
+    story.do(story.table.cancel(job, 1.0))
+    assert (story.table.arrived(job, 2.0, "work"), job.state, story.told) == ([], "cancelled", ["Tell a"])
+
+
+def test_a_job_that_was_cancelled_while_it_was_written_is_written_as_cancelled() -> None:
+    story = Story()
+    job = story.table.submit(Job("a", "", "c", True, 0.0))
+    (save,) = story.table.arrived(job, 0.0, "work")
+    assert isinstance(save, Save)
+    story.do(story.table.cancel(job, 1.0))
+    story.do(story.table.saved(save, 2.0))
+    assert story.told == ["Tell a", "Save a ended"]
+    assert (story.journal[-1][2]["state"], job.state) == ("cancelled", "cancelled")
 
 
 def test_a_client_with_too_many_waiting_is_told_so() -> None:
-    jobs = table("a", "b", "c")
+    story = Story()
+    for name in "abcde":
+        story.submit(name)
     with pytest.raises(Busy, match="3 jobs of this client"):
-        jobs.submit(Job("d", "", "c", False, 0.0))
-    jobs.submit(Job("e", "", "another", False, 0.0))
-
-
-def test_an_end_is_final_and_frees_the_work() -> None:
-    jobs = table("a")
-    jobs.started("a", 1.0)
-    jobs.ended("a", 2.0, error=Cancelled("stop"))
-    jobs.ended("a", 3.0, outputs="late")
-    job = jobs.get("a")
-    assert (job.state, job.outputs, job.work, job.ended_s) == ("cancelled", None, None, 2.0)
+        story.submit("f")
+    story.submit("g", client="another")
 
 
 def test_a_failure_is_reported_with_its_error_and_log() -> None:
-    jobs = table("a")
-    jobs.started("a", 1.0)
-    jobs.ended("a", 3.0, error=ExecuteFailed("out of luck", node="w1"))
-    report = jobs.report(jobs.get("a"), 9.0, with_log=True)
-    assert (report.state, report.seconds, report.error["code"], report.error["node"]) == (
-        "failed",
-        3.0,
-        "execute_failed",
-        "w1",
-    )
-    told = [line.split(" ", 1)[1] for line in report.log]
-    assert told == ["submitted", "queued", "running", "failed: out of luck [worker w1]"]
+    story = Story()
+    story.submit("a")
+    story.ran("a", 3.0, error=ExecuteFailed("out of luck", node="w1"))
+    report = story.table.report(story.job("a"), 9.0, with_log=True)
+    assert (report.state, report.seconds) == ("failed", 3.0)
+    assert (report.error["code"], report.error["node"]) == ("execute_failed", "w1")
+    assert story.log("a") == ["submitted", "queued", "running", "failed: out of luck [worker w1]"]
 
 
-def test_a_client_that_leaves_takes_its_attached_jobs_along() -> None:
-    jobs = table("a", "b")
-    jobs.submit(Job("d", "", "c", True, 0.0, None))
-    jobs.submit(Job("e", "", "other", False, 0.0, None))
-    jobs.ended("b", 1.0)
-    assert names(jobs.left_by("c")) == ["a"]
+# -- the same id again
+
+
+def test_the_same_job_sent_again_counts_once() -> None:
+    story = Story()
+    first = story.submit("a")
+    assert story.submit("a") is first
+    story.ran("a", 1.0, "outputs")
+    assert story.submit("a") is first
+    assert story.told.count("Start a") == 1
+
+
+def test_an_id_is_not_given_twice_and_is_an_id() -> None:
+    story = Story()
+    story.submit("a")
+    with pytest.raises(InputError, match="there is a job a with another content"):
+        story.submit("a", content="y")
+    for name in ("", "@workers", "a/b", "x" * 65, "é", "..", "a\n"):
+        with pytest.raises(InputError, match="is no id for a job"):
+            story.submit(name)
+
+
+def test_a_job_that_was_not_accepted_may_be_sent_again() -> None:
+    story = Story()
+    story.full = True
+    refused = story.submit("a")
+    assert (refused.state, refused.accepted, str(refused.error)) == ("failed", False, "the disk is full")
+    story.full = False
+    assert story.submit("a", content="y").state == "running"
+
+
+# -- a disk that refuses
+
+
+def test_an_end_that_could_not_be_written_is_told_and_written_later() -> None:
+    story = Story()
+    story.submit("a")
+    story.full = True
+    story.ran("a", 1.0, "outputs")
+    assert (story.job("a").state, story.told[-2:]) == ("done", ["Save a", "Tell a"])
+    story.at(2.0)
+    assert (story.told[-1], story.table.next_deadline()) == ("Tell a", 3.0)
+    story.at(3.0)
+    assert (story.told[-1], story.table.next_deadline()) == ("Save a", 5.0)
+    story.full = False
+    story.at(5.0)
+    assert (story.told[-1], story.table.next_deadline()) == ("Save a ended", 11.0)
+    assert "not kept yet: the disk is full" in story.log("a")
+
+
+# -- clients
+
+
+def test_a_client_that_vanishes_takes_its_attached_jobs_along_after_a_grace() -> None:
+    story = Story()
+    story.submit("a")
+    story.submit("b", detached=True)
+    story.submit("c", client="other")
+    story.do(story.table.left("c", 1.0, for_good=False))
+    assert story.table.next_deadline() == 6.0
+    story.at(5.9)
+    assert story.job("a").state == "running"
+    story.at(6.0)
+    assert [story.job(name).state for name in "abc"] == ["cancelled", "running", "running"]
+    assert "its client went away" in story.log("a")
+
+
+def test_a_client_that_says_goodbye_ends_its_attached_jobs_at_once() -> None:
+    story = Story()
+    story.submit("a")
+    story.submit("b")
+    story.submit("c")
+    story.do(story.table.left("c", 1.0, for_good=True))
+    assert [story.job(name).state for name in "abc"] == ["cancelled"] * 3
+
+
+def test_a_client_that_comes_back_keeps_its_jobs() -> None:
+    story = Story()
+    story.submit("a")
+    story.do(story.table.left("c", 1.0, for_good=False))
+    story.table.seen("c")
+    story.at(100.0)
+    assert (story.job("a").state, story.table.next_deadline()) == ("running", None)
+
+
+# -- for how long
 
 
 def test_results_are_forgotten_by_age_and_by_number() -> None:
-    jobs = table("a", "b", "c")
-    for place, job in enumerate("abc"):
-        jobs.ended(job, float(place))
-    assert names(jobs.forget_old(2.0)) == ["a"]
-    assert names(jobs.forget_old(11.5)) == ["b"]
-    with pytest.raises(InputError, match="no job 'a' here"):
-        jobs.get("a")
+    story = Story()
+    for place, name in enumerate("abc"):
+        story.submit(name)
+        story.ran(name, float(place))
+    story.at(2.0)
+    assert story.told[-2:] == ["Save a forgotten", "Free a"]
+    assert story.table.next_deadline() == 11.0
+    story.at(11.5)
+    assert [job.job for job in story.table.all()] == ["c"]
+    with pytest.raises(InputError, match=r"no job 'a' here\. Most recent: c; results are kept for"):
+        story.job("a")
 
 
 def test_a_log_is_bounded() -> None:
-    jobs = table("a")
+    story = Story()
+    story.submit("a")
     for line in range(10):
-        jobs.tell("a", float(line), f"line {line}")
-    assert [line.split(" ", 1)[1] for line in jobs.get("a").log] == [f"line {line}" for line in range(6, 10)]
+        story.table.tell("a", float(line), f"line {line}")
+    assert story.log("a") == [f"line {line}" for line in range(6, 10)]
+
+
+# -- restarts
+
+
+def test_a_restart_forgets_nothing_and_runs_what_was_not_over() -> None:
+    before = Story()
+    before.submit("done")
+    before.ran("done", 1.0, "outputs")
+    before.submit("failed")
+    before.ran("failed", 2.0, error=ExecuteFailed("out of luck", node="w1"))
+    before.submit("running", detached=True)
+    before.submit("waiting", detached=True)
+    after = before.restarted(5.0)
+    assert [(job.job, job.state) for job in after.table.all()] == [
+        ("done", "done"),
+        ("failed", "failed"),
+        ("running", "queued"),
+        ("waiting", "queued"),
+    ]
+    error = after.job("failed").error
+    assert isinstance(error, ExecuteFailed) and error.node == "w1"
+    assert before.log("done") == after.log("done")
+    after.do(after.table.workers(5.0, live=True, missing=()))
+    assert after.job("running").state == after.job("waiting").state == "running"
+    assert after.submit("running", detached=True) is after.job("running")
+
+
+def test_after_a_restart_jobs_wait_for_the_workers_of_before_but_not_for_ever() -> None:
+    before = Story()
+    before.submit("a", detached=True)
+    after = before.restarted(5.0)
+    for now, live, missing in ((5.0, False, ["w1", "w2"]), (6.0, True, ["w2"]), (7.9, True, ["w2"])):
+        assert after.table.workers(now, live, missing) == []
+    assert after.table.next_deadline() == 8.0
+    assert after.table.workers(8.0, live=False, missing=["w1", "w2"]) == []
+    assert after.table.next_deadline() is None, "from now on any worker will do"
+    actions = after.table.workers(60.0, live=True, missing=["w2"])
+    assert [type(action) for action in actions] == [Save, Start]
+
+
+def test_after_a_restart_an_attached_job_waits_for_its_client_for_a_grace() -> None:
+    before = Story()
+    before.submit("a")
+    before.submit("b", client="d")
+    after = before.restarted(5.0)
+    after.table.seen("d")
+    after.at(10.0)
+    assert (after.job("a").state, after.job("b").state) == ("cancelled", "queued")
+
+
+def test_a_job_that_was_never_accepted_is_dropped_without_an_entry() -> None:
+    story = Story()
+    job = story.table.submit(Job("a", "", "c", True, 0.0))
+    story.do(story.table.refused(job, 0.0, InputError("no")))
+    story.at(10.0)
+    assert (story.told, story.journal) == (["Tell a", "Free a"], [])

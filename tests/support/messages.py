@@ -88,7 +88,7 @@ MESSAGES: list[Message] = [
     Leaving("SIGTERM", ("last line",)),
     TailLog(100),
     LogLines(("one", "two")),
-    SubmitJob(b"graph", (NAMED,), (NAMED,), "pipeline", True, "job"),
+    SubmitJob(b"graph", (NAMED,), (NAMED,), "pipeline", True, "name", "job"),
     JobAccepted("j1"),
     PlanGraph(b"graph", "single"),
     Planned("{}"),
