@@ -9,6 +9,7 @@ Numpy arrays in, numpy arrays out, in any pytree.  Every method says which error
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -227,16 +228,18 @@ def _check_choices(strategy: str, mode: str) -> None:
 
 
 def _start_here(loop: asyncio.AbstractEventLoop, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
-    """Evaluate in this process, in a thread; such a call cannot be stopped half-way, only abandoned."""
+    """Evaluate in this process, in a thread, which stops soon after its future was cancelled."""
     from .inprocess import evaluate
 
     started_s = loop.time()
     seconds: list[float] = []
+    over = threading.Event()
 
     def compute() -> Sequence[NDArray[Any]]:
-        outputs = evaluate(work.graph, inputs, work.bindings)
+        outputs = evaluate(work.graph, inputs, work.bindings, over.is_set)
         seconds.append(loop.time() - started_s)
         return outputs
 
     outputs = loop.run_in_executor(None, compute)
+    outputs.add_done_callback(lambda _: over.set())
     return Started(outputs, lambda: {"seconds": sum(seconds), "reasons": ("computed in this process",)}, outputs.cancel)

@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 
 from wire.graph import WireGraph
 from worker.cpu import evaluate as evaluate_on_cpu
+from worker.engine import Stopped, never
 
 from .realise import Param
 
 
 def evaluate(
-    graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, Param]
+    graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, Param], stopped: Stopped = never
 ) -> Sequence[NDArray[Any]]:
-    """The outputs of `graph` on the cpu engine; InputError if a handle's tensor is not in this process."""
-    return evaluate_on_cpu(graph, inputs, {name: np.asarray(param) for name, param in params.items()})
+    """The outputs of `graph` on the cpu engine; InputError if a handle's tensor is not in this process.
+
+    Cancelled between two ops once `stopped()`.
+    """
+    return evaluate_on_cpu(graph, inputs, {name: np.asarray(param) for name, param in params.items()}, stopped)

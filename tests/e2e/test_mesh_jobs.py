@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import threading
 from collections.abc import Iterator
@@ -163,6 +164,19 @@ def test_calls_of_many_threads_end_when_the_mesh_is_closed() -> None:
         for each in calls:
             each.result(SOON_S)
     assert len(ends) == 6
+
+
+def test_calls_in_this_process_stop_when_they_are_cancelled(two: Mesh) -> None:
+    """As many as this process has threads for: the next call would wait for one."""
+    jobs = [two.submit(chain(LONG), X, mode="off") for _ in range((os.cpu_count() or 1) + 4)]
+    with pytest.raises(errors.DeadlineExceeded):
+        jobs[0].result(timeout_s=0.3)
+    for job in jobs:
+        job.cancel()
+    for job in jobs:
+        with pytest.raises(errors.Cancelled):
+            job.result(timeout_s=SOON_S)
+    np.testing.assert_array_equal(two.submit(lambda x: x + 1, X, mode="off").result(timeout_s=SOON_S), X + 1)
 
 
 def test_a_watcher_that_asks_its_own_mesh_is_told_and_not_stuck(two: Mesh) -> None:

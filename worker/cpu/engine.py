@@ -100,9 +100,10 @@ class CpuEngine:
 
 
 def evaluate(
-    graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]] | None = None
-) -> list[NDArray[Any]]:
-    """The outputs of `graph` in this process; InputError names a missing or ill-typed value."""
+    graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]] | None = None,
+    stopped: Stopped = never,
+) -> list[NDArray[Any]]:  # fmt: skip
+    """The outputs of `graph` in this process; InputError names a missing or ill-typed value, Cancelled if `stopped`."""
     one_thread()
     given = {**inputs, **(params or {})}
     values = []
@@ -114,7 +115,7 @@ def evaluate(
         if array.shape != kind.shape or array.dtype != kind.dtype.numpy:
             raise InputError(f"the input {name!r} is {array.dtype}{list(array.shape)}, expected {kind}")
         values.append(array)
-    return run(compile_graph(graph), values)
+    return run(compile_graph(graph), values, stopped)
 
 
 def compile_graph(graph: WireGraph) -> CpuExecutable:
