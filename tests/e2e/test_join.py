@@ -1,0 +1,498 @@
+"""Joining and links by mutual TLS over real sockets: who gets in, and that nobody else gets a byte through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from support.faulty_disk import QuickDisk
+from support.tls import MESH, Card, card
+from support.tls import authority as new_ca
+
+from coordinator.audit import read_events, verify
+from coordinator.authority import Authority
+from wire.certificates import CERTIFICATE_S, JOIN_NAME, new_key, server_name
+from wire.credentials import Credentials
+from wire.errors import ConnectFailed, JoinRefused, MeshError, NotTrusted
+from wire.gate import Gate
+from wire.join_link import join, renew, serve_joining
+from wire.joining import STRANGER_BYTES_MAX, Joined, Renew, encode
+from wire.joining import Authority as Greeting
+from wire.listener import Listener
+from wire.security import client_context, join_client_context, peer_member, unverified_context
+from wire.tokens import Token
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Clock:
+    """The authority's clock; TLS goes by the machine's."""
+
+    ahead_s: float = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead_s
+
+
+@dataclass
+class Coordinator:
+    folder: Path
+    clock: Clock
+    authority: Authority
+    credentials: Credentials
+    listener: Listener
+    port: int
+    gate: Gate
+
+    def audit(self) -> list[str]:
+        return [f"{each['event']} {each.get('reason', '')}".strip() for each in read_events(self.folder, 1000)]
+
+    async def until_audited(self, event: str) -> None:
+        async with asyncio.timeout(10.0):
+            while event not in self.audit():
+                await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def coordinator(folder: Path, mesh: str = MESH) -> AsyncIterator[Coordinator]:
+    clock, gate = Clock(), Gate()
+    made = Authority(folder / "authority", mesh, clock, QuickDisk())
+    credentials = Credentials(folder / "coordinator", QuickDisk())
+    credentials.adopt(made.certify_coordinator(credentials.key.public))
+    listener, port = await serve_joining(
+        [HOST], 0, credentials.join_server_context(), made.certificate, lambda: credentials.certificate, made, gate
+    )
+    try:
+        yield Coordinator(folder / "authority", clock, made, credentials, listener, port, gate)
+    finally:
+        await listener.close()
+
+
+@pytest.fixture
+async def there(tmp_path: Path) -> AsyncIterator[Coordinator]:
+    async with coordinator(tmp_path) as made:
+        yield made
+
+
+async def joined(there: Coordinator, folder: Path, name: str = "desk", role: str = "worker") -> Credentials:
+    """A node that asked with a new token and kept what it got."""
+    node = Credentials(folder / name, QuickDisk())
+    token = await asyncio.to_thread(there.authority.create_token, role)
+    node.adopt(await join(HOST, there.port, token, node.key, role, name))
+    return node
+
+
+# -- joining
+
+
+async def test_a_node_joins_with_a_token_and_is_a_member(there: Coordinator, tmp_path: Path) -> None:
+    node = await joined(there, tmp_path)
+    assert node.enrolled and node.mesh == MESH and node.member.role == "worker"
+    assert [member.name for member in there.authority.members()] == ["desk"]
+    assert there.audit() == ["coordinator certified", "token created", "joined"]
+    assert not verify(there.folder).broken
+
+
+async def test_many_nodes_join_at_once_with_one_token(there: Coordinator) -> None:
+    token = there.authority.create_token(uses=20)
+    keys = [new_key() for _ in range(20)]
+    await asyncio.gather(*(join(HOST, there.port, token, key, "worker", "n") for key in keys))
+    assert {member.node_id for member in there.authority.members()} == {key.node_id for key in keys}
+    with pytest.raises(JoinRefused, match="used as often"):
+        await join(HOST, there.port, token, new_key(), "worker", "n")
+
+
+@pytest.mark.parametrize("case", ["used", "expired", "withdrawn", "wrong", "unknown", "role", "revoked"])
+async def test_a_refusal_is_one_line_and_one_record(there: Coordinator, tmp_path: Path, case: str) -> None:
+    token, key, role = there.authority.create_token(), new_key(), "worker"
+    says = case
+    match case:
+        case "used":
+            await join(HOST, there.port, token, new_key(), role, "first")
+        case "expired":
+            there.clock.ahead_s = 901.0
+            says = "time is over"
+        case "withdrawn":
+            there.authority.revoke_token(token.key_id)
+            says = "was revoked"
+        case "wrong":
+            token, says = Token(token.pin, token.key_id, bytes(20)), "not valid there"
+        case "unknown":
+            token, says = Token(token.pin, "aaaaaaaa", bytes(20)), "not valid there"
+        case "role":
+            role, says = "client", "another role"
+        case "revoked":
+            bad = await joined(there, tmp_path, "bad")
+            there.authority.revoke_node("bad")
+            key, says = bad.key, "this node was revoked"
+    before = len(there.audit())
+    with pytest.raises(JoinRefused, match=says) as raised:
+        await join(HOST, there.port, token, key, role, "desk")
+    assert "\n" not in str(raised.value) and raised.value.next_step
+    (record,) = there.audit()[before:]
+    assert record.startswith("refused ") and not verify(there.folder).broken
+
+
+async def test_a_token_of_another_mesh_is_noticed_before_anything_is_sent(there: Coordinator, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other", MESH, disk=QuickDisk())
+    with pytest.raises(NotTrusted, match="not the coordinator that made this token"):
+        await join(HOST, there.port, other.create_token(), new_key(), "worker", "desk")
+    assert there.audit() == ["coordinator certified"]
+
+
+async def test_nobody_there_is_said(there: Coordinator, unused_port: int) -> None:
+    with pytest.raises(ConnectFailed, match="nobody answers"):
+        await join(HOST, unused_port, there.authority.create_token(), new_key(), "worker", "desk")
+
+
+@pytest.fixture
+async def unused_port() -> int:
+    server = await asyncio.start_server(lambda *_: None, HOST, 0)
+    port: int = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    return port
+
+
+async def test_a_coordinators_renewed_certificate_holds_for_the_next_join(there: Coordinator, tmp_path: Path) -> None:
+    there.credentials.adopt(there.authority.certify_coordinator(there.credentials.key.public))
+    assert (await joined(there, tmp_path)).enrolled
+
+
+# -- imposters
+
+
+@dataclass
+class Imposter:
+    """A server that says what it likes and writes down what it is told inside TLS."""
+
+    says: bytes
+    heard: bytearray = field(default_factory=bytearray)
+    calls: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.calls += 1
+        with contextlib.suppress(OSError):
+            writer.write(self.says)
+            while data := await reader.read(4096):
+                self.heard += data
+        writer.close()
+
+    @contextlib.asynccontextmanager
+    async def listening(self, context: ssl.SSLContext) -> AsyncIterator[int]:
+        server = await asyncio.start_server(self.serve, HOST, 0, ssl=context)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+
+
+def plain_context(shown: Card) -> ssl.SSLContext:
+    """TLS as any stranger can speak it: a certificate, and no questions."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(shown.files.certificate, shown.files.key)
+    return context
+
+
+async def test_an_imposter_with_an_authority_of_its_own_hears_nothing(there: Coordinator, tmp_path: Path) -> None:
+    own = new_ca()
+    imposter = Imposter(encode(Greeting(1, own.certificate)))
+    async with imposter.listening(plain_context(card(tmp_path, own, "coordinator"))) as port:
+        with pytest.raises(NotTrusted):
+            await join(HOST, port, there.authority.create_token(), new_key(), "worker", "desk")
+    assert imposter.calls == 1 and not imposter.heard
+
+
+@pytest.mark.parametrize("signed_by", ["itself", "the mesh, as a worker", "the mesh, as a client"])
+async def test_an_imposter_with_the_genuine_certificate_hears_nothing(
+    there: Coordinator, tmp_path: Path, signed_by: str
+) -> None:
+    """It shows the authority's certificate, which is no secret; even a member cannot play the coordinator."""
+    if signed_by == "itself":
+        shown = plain_context(card(tmp_path, new_ca(), "coordinator"))
+    else:
+        member = await joined(there, tmp_path, role=signed_by.rpartition(" ")[2])
+        shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        shown.load_cert_chain(member.files.certificate, member.files.key)
+    imposter = Imposter(encode(Greeting(1, there.authority.certificate)))
+    async with imposter.listening(shown) as port:
+        with pytest.raises(NotTrusted):
+            await join(HOST, port, there.authority.create_token(), new_key(), "worker", "desk")
+    assert imposter.calls >= 1 and not imposter.heard
+
+
+async def test_a_server_that_is_silent_or_talks_too_much_is_given_up(there: Coordinator, tmp_path: Path) -> None:
+    token = there.authority.create_token()
+    chatty = Imposter(bytes(STRANGER_BYTES_MAX * 2))
+    async with chatty.listening(plain_context(card(tmp_path, new_ca()))) as port:
+        with pytest.raises(MeshError):
+            await join(HOST, port, token, new_key(), "worker", "desk")
+    server = await asyncio.start_server(Imposter(b"SSH-2.0-OpenSSH_9.9\r\n").serve, HOST, 0)
+    with pytest.raises((NotTrusted, ConnectFailed), match=r"does not speak TLS|broke off"):
+        await join(HOST, server.sockets[0].getsockname()[1], token, new_key(), "worker", "desk")
+    server.close()
+
+
+# -- strangers at the join port
+
+
+async def call(there: Coordinator, context: ssl.SSLContext, said: bytes) -> bytes:
+    """Everything that the join port answers to these bytes."""
+    reader, writer = await asyncio.open_connection(HOST, there.port, ssl=context, server_hostname=JOIN_NAME)
+    heard = b""
+    with contextlib.suppress(OSError):
+        writer.write(said)
+        while data := await reader.read(4096):
+            heard += data
+    writer.close()
+    return heard.removeprefix(encode(Greeting(1, there.authority.certificate)))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x02\x0f\xfe" + bytes(STRANGER_BYTES_MAX), encode(Renew(1))],
+    ids=["http", "oversize", "renewal without a certificate"],
+)
+async def test_strangers_get_no_answer_and_one_record(there: Coordinator, said: bytes) -> None:
+    assert await call(there, unverified_context(), said) == b""
+    await until(lambda: len(there.audit()) == 2)
+    assert there.audit()[1].startswith("turned away ")
+
+
+async def test_plain_text_at_the_join_port_gets_no_answer(there: Coordinator) -> None:
+    reader, writer = await asyncio.open_connection(HOST, there.port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"HTTP" not in await reader.read()
+    writer.close()
+    await until(lambda: len(there.audit()) == 2)
+
+
+async def test_a_replayed_request_gets_a_refusal(there: Coordinator) -> None:
+    """Byte for byte, as someone would who could read what a node sent."""
+    sent = bytearray()
+    token = there.authority.create_token(uses=5)
+    real = asyncio.StreamWriter.write
+
+    def recording(writer: asyncio.StreamWriter, data: bytes) -> None:
+        if data[:1] == b"\x02":
+            sent[:] = data
+        real(writer, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.StreamWriter, "write", recording)
+        await join(HOST, there.port, token, new_key(), "worker", "desk")
+    context = join_client_context(there.authority.certificate)
+    assert b"replayed" in await call(there, context, bytes(sent))
+    assert there.audit()[-1] == "refused replayed"
+
+
+async def test_a_crowd_of_silent_connections_keeps_nobody_out(there: Coordinator, tmp_path: Path) -> None:
+    crowd = [await asyncio.open_connection(HOST, there.port) for _ in range(200)]
+    assert (await joined(there, tmp_path)).enrolled
+    assert len(there.listener._strangers) <= 64
+    for _, writer in crowd:
+        writer.close()
+
+
+async def test_a_silent_caller_is_dropped_in_3_s_and_one_that_shook_hands_in_5(there: Coordinator) -> None:
+    async def silent(context: ssl.SSLContext | None) -> None:
+        name = JOIN_NAME if context else None
+        reader, writer = await asyncio.open_connection(HOST, there.port, ssl=context, server_hostname=name)
+        with contextlib.suppress(OSError):
+            while await reader.read(4096):
+                pass
+        writer.close()
+
+    async with asyncio.timeout(30.0):
+        await asyncio.gather(silent(None), silent(unverified_context()))
+    await until(lambda: len(there.audit()) == 3)
+    assert "turned away a call took more than 5 s" in there.audit()
+
+
+async def test_the_port_closes_with_callers_on_it(tmp_path: Path) -> None:
+    async with coordinator(tmp_path) as there:
+        readers = [(await asyncio.open_connection(HOST, there.port))[0] for _ in range(5)]
+    async with asyncio.timeout(5.0):
+        for reader in readers:
+            with contextlib.suppress(OSError):
+                assert await reader.read() == b""
+
+
+# -- renewal at the join port
+
+
+def aged(there: Coordinator, node: Credentials, hours: float) -> Credentials:
+    """The node with a certificate that was made so many hours ago."""
+    there.clock.ahead_s = -hours * 3600.0
+    answer = there.authority.renew(node.certificate, HOST)
+    there.clock.ahead_s = 0.0
+    node.adopt(Joined(answer, there.authority.certificate))  # type: ignore[arg-type]
+    return node
+
+
+@pytest.mark.parametrize("hours", [0.0, 16.0, 23.0])
+async def test_a_member_renews_without_a_token(there: Coordinator, tmp_path: Path, hours: float) -> None:
+    node = aged(there, await joined(there, tmp_path), hours)
+    got = await renew(HOST, there.port, node.client_context(), there.authority.certificate)
+    member = node.adopt(got)
+    assert member.node_id == node.node_id and member.ends_s > time.time() + CERTIFICATE_S - 60.0
+    assert there.audit()[-1] == "renewed"
+
+
+async def test_a_member_that_was_off_for_days_renews_too(tmp_path: Path) -> None:
+    """The authority is as old as its members."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clock, "__call__", lambda self: time.time() - 7 * 86400.0 + self.ahead_s)
+        old = Authority(tmp_path / "authority", MESH, Clock(), QuickDisk())
+        node = Credentials(tmp_path / "node", QuickDisk())
+        before = Credentials(tmp_path / "before", QuickDisk())
+        before.adopt(old.certify_coordinator(before.key.public))
+    async with coordinator(tmp_path) as there:
+        there.clock.ahead_s = -7 * 86400.0
+        node.adopt(await join(HOST, there.port, there.authority.create_token(), node.key, "worker", "desk"))
+        there.clock.ahead_s = 0.0
+        assert node.member.ends_s < time.time() - 5 * 86400.0
+        node.adopt(await renew(HOST, there.port, node.client_context(), there.authority.certificate))
+        assert node.member.ends_s > time.time()
+
+
+async def test_a_revoked_member_is_not_renewed(there: Coordinator, tmp_path: Path) -> None:
+    node = await joined(there, tmp_path)
+    there.authority.revoke_node("desk")
+    with pytest.raises(JoinRefused, match="this node was revoked"):  # its list is not on this port yet
+        await renew(HOST, there.port, node.client_context(), there.authority.certificate)
+    there.credentials.take_revocations(there.authority.revoked().data)
+    with pytest.raises(NotTrusted, match="revoked"):
+        await renew(HOST, there.port, node.client_context(), there.authority.certificate)
+
+
+async def test_a_member_of_another_mesh_is_not_renewed(there: Coordinator, tmp_path: Path) -> None:
+    own = new_ca()
+    spy = card(tmp_path, own)
+    spy.files.trust.write_bytes(there.credentials.files.trust.read_bytes())
+    with pytest.raises(NotTrusted):
+        await renew(HOST, there.port, client_context(spy.files), there.authority.certificate)
+    assert "renewed" not in there.audit()
+
+
+# -- links by mutual TLS
+
+
+@dataclass
+class Service:
+    """What stands behind mutual TLS: it counts every byte that gets through, and answers."""
+
+    heard: list[tuple[str, bytes]] = field(default_factory=list)
+    port: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        who = peer_member(writer)
+        while data := await reader.read(4096):
+            self.heard.append((who.node_id, data))
+            writer.write(b"heard")
+        writer.close()
+
+    async def ask(self, context: ssl.SSLContext | None, name: str | None) -> bytes:
+        """What it answers, b"" where it hangs up; whoever does not believe it gets an SSLError."""
+        reader, writer = await asyncio.open_connection(HOST, self.port, ssl=context, server_hostname=name)
+        try:
+            writer.write(b"hello")
+            return await reader.read(5)
+        except (ConnectionError, ssl.SSLError):
+            return b""
+        finally:
+            writer.close()
+
+
+@contextlib.asynccontextmanager
+async def serving(node: Credentials) -> AsyncIterator[Service]:
+    service = Service()
+    server = await asyncio.start_server(service.serve, HOST, 0, ssl=node.server_context())
+    service.port = server.sockets[0].getsockname()[1]
+    try:
+        yield service
+    finally:
+        server.close()
+
+
+async def test_members_talk_and_know_each_other(there: Coordinator, tmp_path: Path) -> None:
+    one, two = await joined(there, tmp_path, "one"), await joined(there, tmp_path, "two", "client")
+    async with serving(one) as service:
+        assert await service.ask(two.client_context(), server_name(one.node_id, MESH)) == b"heard"
+        assert await service.ask(there.credentials.client_context(), server_name(one.node_id, MESH)) == b"heard"
+    assert [who for who, _ in service.heard] == [two.node_id, there.credentials.node_id]
+
+
+@pytest.mark.parametrize("case", ["plain text", "no certificate", "another mesh", "expired", "forged", "revoked"])
+async def test_strangers_get_no_byte_through(there: Coordinator, tmp_path: Path, case: str) -> None:
+    one, two = await joined(there, tmp_path, "one"), await joined(there, tmp_path, "two")
+    name: str | None = server_name(one.node_id, MESH)
+    context: ssl.SSLContext | None = None
+    match case:
+        case "plain text":
+            name = None
+        case "no certificate":
+            context = join_client_context(there.authority.certificate)
+        case "another mesh":
+            spy = card(tmp_path / "spies", new_ca())
+            spy.files.trust.write_bytes(one.files.trust.read_bytes())
+            context = client_context(spy.files)
+        case "expired":
+            context = aged(there, two, 24.5).client_context()
+        case "forged":
+            member = card(tmp_path / "spies", new_ca(), key=two.key)
+            member.files.trust.write_bytes(one.files.trust.read_bytes())
+            context = client_context(member.files)
+        case "revoked":
+            there.authority.revoke_node("two")
+            one.take_revocations(there.authority.revoked().data)
+            context = two.client_context()
+    async with serving(one) as service:
+        assert await service.ask(context, name) in (b"", b"\x15\x03\x03\x00\x02")  # nothing, or an alert in plain text
+        good = await joined(there, tmp_path, "good")
+        assert await service.ask(good.client_context(), server_name(one.node_id, MESH)) == b"heard"
+    assert [who for who, _ in service.heard] == [good.node_id]
+
+
+async def test_a_revocation_holds_for_the_next_handshake_and_leaves_others_alone(
+    there: Coordinator, tmp_path: Path
+) -> None:
+    one, bad, good = [await joined(there, tmp_path, name) for name in ("one", "bad", "good")]
+    watching = asyncio.create_task(there.authority.watch(lambda revoked: one.take_revocations(revoked.data) and None))
+    name = server_name(one.node_id, MESH)
+    async with serving(one) as service:
+        reader, writer = await asyncio.open_connection(
+            HOST, service.port, ssl=good.client_context(), server_hostname=name
+        )
+        assert await service.ask(bad.client_context(), name) == b"heard"
+        await asyncio.to_thread(there.authority.revoke_node, "bad")
+        await until(lambda: one.revocations.includes(bad.node_id))
+        assert await service.ask(bad.client_context(), name) == b""
+        writer.write(b"still here")
+        assert await reader.read(5) == b"heard"
+        assert await service.ask(good.client_context(), name) == b"heard"
+        writer.close()
+    watching.cancel()
+
+
+async def test_a_server_that_was_revoked_is_not_believed(there: Coordinator, tmp_path: Path) -> None:
+    bad, good = [await joined(there, tmp_path, name) for name in ("bad", "good")]
+    there.authority.revoke_node("bad")
+    good.take_revocations(there.authority.revoked().data)
+    async with serving(bad) as service:
+        with pytest.raises(ssl.SSLCertVerificationError, match="revoked"):
+            await service.ask(good.client_context(), server_name(bad.node_id, MESH))
+    assert service.heard == []
+
+
+async def until(holds: object) -> None:
+    async with asyncio.timeout(10.0):
+        while not holds():  # type: ignore[operator]
+            await asyncio.sleep(0.02)
