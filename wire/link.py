@@ -88,6 +88,7 @@ class Link:
         self.address = ""  # where the other end was dialled; "" if it dialled
         self.same_host = False
         self.closed = False
+        self.heard_s = asyncio.get_running_loop().time()  # when the last frame came
         self.bytes_sent: Counter[str] = Counter(control=0, bulk=0, shared=0)
         self.bytes_received: Counter[str] = Counter(control=0, bulk=0, shared=0)
         self._owner = owner
@@ -189,12 +190,13 @@ class Link:
     def received(self, channel: Channel, data: bytes) -> None:
         """A frame came."""
         self.bytes_received[_KIND[channel]] += len(data)
+        self.heard_s = self._loop.time()
         try:
             for event in self._machine.receive(channel, data):
                 self._handle(event)
             self._flush()
         except MeshError as error:
-            self._broken(error)
+            self.fail(error)
 
     def handle(self, events: Sequence[Event]) -> None:
         """Act on events that did not come from `received`."""
@@ -317,7 +319,7 @@ class Link:
         for event in self._machine.sent_events():
             self._handle(event)
         if self._machine.queued_bytes > self._machine.limits.queue_bytes_max:
-            self._broken(NodeLost("it does not read what is sent to it", node=self.peer.name))
+            self.fail(NodeLost("it does not read what is sent to it", node=self.peer.name))
 
     def next_frame(self, channel: Channel) -> bytes | None:
         """The next frame to write, for the connection that has room."""
@@ -337,7 +339,7 @@ class Link:
 
     # -- the end
 
-    def _broken(self, error: MeshError) -> None:
+    def fail(self, error: MeshError) -> None:
         """The link cannot go on: say why, and end it."""
         if self.closed:
             return

@@ -1,0 +1,26 @@
+"""Two clocks tell whether a machine slept, a process stood still, or nothing happened."""
+
+from __future__ import annotations
+
+from wire.waking import Waking
+
+
+def reasons(*clocks: tuple[float, float]) -> list[str]:
+    waking = Waking()
+    return [waking.tick(*each) for each in clocks]
+
+
+def test_ordinary_ticks_mean_nothing() -> None:
+    assert reasons((0, 1000), (1.0, 1001.0), (2.1, 1002.1), (3.0, 1003.4)) == [""] * 4
+
+
+def test_a_wall_clock_that_ran_ahead_means_sleep() -> None:
+    assert reasons((0, 1000), (1, 1001), (2, 4602), (3, 4603)) == ["", "", "this machine slept for 3600 s", ""]
+
+
+def test_a_long_gap_of_both_means_that_the_process_stood_still() -> None:
+    assert reasons((0, 1000), (31, 1031), (32, 1032)) == ["", "this process stood still for 31 s", ""]
+
+
+def test_a_clock_that_is_set_back_is_nothing() -> None:
+    assert reasons((0, 1000), (1, 400), (2, 401)) == ["", "", ""]

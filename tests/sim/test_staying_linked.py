@@ -1,0 +1,178 @@
+"""Links come back by themselves, from either side, and dead ones are noticed: idle, asleep, or at another address."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+from support.links import Recorder, node
+
+from mesh.simulation.loop import VirtualLoop
+from mesh.simulation.network import SimulatedNetwork
+from wire.endpoint import Endpoint
+from wire.errors import Busy, ConnectFailed, MeshError
+from wire.link import Link
+from wire.redial import stay_linked
+from wire.watch import ANSWER_DOUBTFUL_S, ANSWER_S, IDLE_S, TICK_S, LinkWatch
+
+HOUR_S = 3600.0
+
+
+def simulate(scenario: Callable[[SimulatedNetwork], Awaitable[object]], seed: int = 0) -> None:
+    async def run() -> None:
+        await scenario(SimulatedNetwork(seed))
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
+
+
+def endpoint(network: SimulatedNetwork, name: str) -> Endpoint:
+    chance = random.Random(name).random
+    return Endpoint(node(name, host_id=name), Recorder(), network.carrier(name), chance=chance)
+
+
+async def until(holds: Callable[[], bool], within_s: float) -> float:
+    """How long it took."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    async with asyncio.timeout(within_s):
+        while not holds():
+            await asyncio.sleep(0.01)
+    return loop.time() - began_s
+
+
+def test_a_node_that_comes_back_is_linked_again_however_long_it_was_gone() -> None:
+    async def scenario(network: SimulatedNetwork) -> None:
+        here = endpoint(network, "a")
+        staying = asyncio.create_task(stay_linked(here, lambda: ("b:7100",)))
+        for gone_s in (0.0, 1.0, HOUR_S, 24 * HOUR_S):
+            await asyncio.sleep(gone_s)
+            there = endpoint(network, "b")
+            await there.listen("", 7100, 7100)
+            await until(lambda: bool(here.links), 5.5)
+            network.kill("b")
+            await until(lambda: not here.links, 1.0)
+        staying.cancel()
+
+    simulate(scenario)
+
+
+def test_errors_of_the_moment_are_never_final() -> None:
+    """EHOSTUNREACH and ENETUNREACH arrive as ConnectFailed, like everything else that a network may say."""
+
+    async def scenario(network: SimulatedNetwork) -> None:
+        here, there = endpoint(network, "a"), endpoint(network, "b")
+        await there.listen("", 7100, 7100)
+        failures: list[MeshError] = []
+        connect, left = here._carrier.connect, [50]
+
+        async def unreachable(address: str, port: int) -> object:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise ConnectFailed(f"no node answers at {address}:{port}", cause="No route to host")
+            return await connect(address, port)
+
+        here._carrier.connect = unreachable
+        staying = asyncio.create_task(stay_linked(here, lambda: ("b:7100",), failed=failures.append))
+        await until(lambda: bool(here.links), 50 * 5.0)
+        assert [error.cause for error in failures] == ["No route to host"] * 50
+        staying.cancel()
+
+    simulate(scenario)
+
+
+def test_one_that_refuses_is_asked_less_and_less_often() -> None:
+    async def scenario(network: SimulatedNetwork) -> None:
+        here, there = endpoint(network, "a"), endpoint(network, "b")
+        await there.listen("", 7100, 7100)
+        asked: list[float] = []
+
+        async def busy(link: Link) -> None:
+            asked.append(asyncio.get_running_loop().time())
+            link.close("could not join")
+            raise Busy("serves another")
+
+        staying = asyncio.create_task(stay_linked(here, lambda: ("b:7100",), busy))
+        await asyncio.sleep(60)
+        assert 12 < len(asked) < 80
+        staying.cancel()
+
+    simulate(scenario)
+
+
+def test_a_link_that_the_other_side_made_counts() -> None:
+    async def scenario(network: SimulatedNetwork) -> None:
+        here, there = endpoint(network, "a"), endpoint(network, "b")
+        await here.listen("", 7100, 7100)
+        await there.listen("", 7100, 7100)
+        both = [
+            asyncio.create_task(stay_linked(here, lambda: ("b:7100",))),
+            asyncio.create_task(stay_linked(there, lambda: ("a:7100",))),
+        ]
+        for _ in range(20):
+            await until(lambda: bool(here.links and there.links), 5.5)
+            assert here.links["id-b"].link_id == there.links["id-a"].link_id
+            here.links["id-b"].close("a fault")
+            await asyncio.sleep(0.5)
+        for each in both:
+            each.cancel()
+
+    simulate(scenario)
+
+
+def test_an_idle_link_is_asked_and_a_dead_one_ended() -> None:
+    async def scenario(network: SimulatedNetwork) -> None:
+        here, there = endpoint(network, "a"), endpoint(network, "b")
+        link = await here.dial("b", await there.listen("", 0, 0))
+        watching = asyncio.create_task(LinkWatch(here, wall=asyncio.get_running_loop().time).run())
+        await asyncio.sleep(10 * IDLE_S)
+        assert not link.closed
+        network.block(["b"], ["a"])
+        assert await until(lambda: link.closed, 60.0) < IDLE_S + ANSWER_S + 2 * TICK_S
+        watching.cancel()
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("how", ["slept", "moved"])
+def test_after_sleep_or_a_move_all_links_are_asked_at_once(how: str) -> None:
+    async def scenario(network: SimulatedNetwork) -> None:
+        here, alive, dead = (endpoint(network, name) for name in "abc")
+        links = [await here.dial(each.identity.name, await each.listen("", 0, 0)) for each in (alive, dead)]
+        clock = asyncio.get_running_loop().time
+        ahead_s, changes = [0.0], [False]
+        watch = LinkWatch(here, lambda: changes.pop() if changes else False, lambda: clock() + ahead_s[0])
+        watching = asyncio.create_task(watch.run())
+        await asyncio.sleep(3)
+        network.block(["c"], ["a"])
+        if how == "slept":
+            ahead_s[0] = 8 * HOUR_S
+        else:
+            changes.append(True)
+        assert await until(lambda: links[1].closed, 60.0) < TICK_S + ANSWER_DOUBTFUL_S + 0.1
+        assert not links[0].closed
+        watching.cancel()
+
+    simulate(scenario)
+
+
+def test_a_node_that_moved_replaces_its_old_link_at_once() -> None:
+    """The same node id dials from another address; the other side still holds the link of before."""
+
+    async def scenario(network: SimulatedNetwork) -> None:
+        hub, before = endpoint(network, "hub"), endpoint(network, "wifi")
+        port = await hub.listen("", 0, 0)
+        link = await before.dial("hub", port)
+        network.block(["wifi"], ["hub"])
+        network.block(["hub"], ["wifi"])
+        old = hub.links["id-wifi"]
+        link.fail(ConnectFailed("no answer"))  # as LinkWatch does; nothing of it reaches the other side
+        before._carrier = network.carrier("cable")
+        began_s = asyncio.get_running_loop().time()
+        await before.dial("hub", port)
+        assert asyncio.get_running_loop().time() - began_s < 0.01
+        assert old.closed and hub.links["id-wifi"] is not old
+
+    simulate(scenario)

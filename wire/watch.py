@@ -1,0 +1,76 @@
+"""LinkWatch: notices links that died without a word, and a machine that slept or moved.
+
+A connection whose other end vanished looks like one with nothing to say.  So a link that was silent for a while is
+pinged; and when this machine wakes, stood still, or has other addresses than before, all links are pinged at once,
+and those that do not answer in time are ended, so that who keeps them dials anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from .endpoint import Endpoint
+from .errors import DeadlineExceeded, MeshError, NodeLost
+from .link import Link
+from .waking import Waking
+
+log = logging.getLogger("graph_mesh.transport")
+
+TICK_S = 1.0
+IDLE_S = 15.0  # of silence until a link is asked whether it lives; a worker's heartbeats keep most from being asked
+ANSWER_S = 10.0  # of an idle link: its other end may be busy, and a home's network slow
+ANSWER_DOUBTFUL_S = 2.0  # of a link that is doubtful: dialling anew costs little
+
+
+class LinkWatch:
+    """Watches one endpoint while `run` runs.
+
+    `moved()` says whether the machine's addresses changed since it was last asked; `wall` is the time of day.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, moved: Callable[[], bool] = lambda: False, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._endpoint = endpoint
+        self._moved = moved
+        self._wall = wall
+        self._waking = Waking()
+        self._asked: dict[Link, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Watch; never returns."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                reason = self._waking.tick(loop.time(), self._wall())
+                if self._moved():
+                    reason = reason or "this machine's addresses changed"
+                if reason:
+                    log.info("%s: asking %d linked nodes whether they are there", reason, len(self._endpoint.links))
+                for link in list(self._endpoint.links.values()):
+                    if reason:
+                        self._ask(link, ANSWER_DOUBTFUL_S, reason)
+                    elif loop.time() - link.heard_s >= IDLE_S:
+                        self._ask(link, ANSWER_S, f"silent for {IDLE_S:g} s")
+                await asyncio.sleep(TICK_S)
+        finally:
+            for task in self._asked.values():
+                task.cancel()
+
+    def _ask(self, link: Link, answer_s: float, reason: str) -> None:
+        if link not in self._asked:
+            task = self._asked[link] = asyncio.get_running_loop().create_task(_check(link, answer_s, reason))
+            task.add_done_callback(lambda _: self._asked.pop(link, None))
+
+
+async def _check(link: Link, answer_s: float, reason: str) -> None:
+    """End a link whose other end does not answer a ping."""
+    try:
+        await link.ping(answer_s)
+    except DeadlineExceeded:
+        link.fail(NodeLost(f"no answer within {answer_s:g} s", node=link.peer.name, cause=reason))
+    except MeshError:
+        return  # it ended meanwhile
