@@ -86,6 +86,11 @@ class CallReport:
     workers: dict[str, WorkerReport] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
+    def begins(self, generation: int) -> None:
+        """Note a plan that the call goes through, made for it or not."""
+        if generation not in self.generations:
+            self.generations.append(generation)
+
     @property
     def weight_bytes_moved(self) -> int:
         """Bytes of weights that crossed from one process to another for this call."""

@@ -571,6 +571,7 @@ class Coordinator:
         deployment = self._deployments.get(action.generation)
         if member is None or call is None or deployment is None:
             return
+        call.report.begins(action.generation)
         key = PlanKey(self.epoch, action.generation)
         try:
             feeds, streams = await self._feeds(
@@ -695,7 +696,7 @@ class Coordinator:
         deployment = self._deployments[generation]
         for call in self._calls.values():
             if call.program == deployment.program:
-                call.report.generations.append(generation)
+                call.report.begins(generation)
 
     def _finish_report(self, call: _Call, generation: int, deployment: _Deployment) -> None:
         report = call.report

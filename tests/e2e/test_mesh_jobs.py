@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -164,6 +165,24 @@ def test_calls_of_many_threads_end_when_the_mesh_is_closed() -> None:
         for each in calls:
             each.result(SOON_S)
     assert len(ends) == 6
+
+
+def test_a_report_names_every_plan_its_call_went_through() -> None:
+    with Mesh.builder().mesh("plans").local(2, "cpu").build() as mesh:
+        compiled = mesh.compile(chain(200), X, strategy="pipeline")
+        expected = compiled(X)
+        assert mesh.report().generations == (mesh.report().generation,)
+        compiled(X)
+        (before,) = mesh.report().generations
+        began = threading.Event()
+        mesh.watch(lambda event: began.set() if event["kind"] == "began" else None)
+        with ThreadPoolExecutor(1) as pool:
+            calling = pool.submit(compiled, X)
+            assert began.wait(SOON_S)
+            os.kill(mesh.nodes[0].pid, signal.SIGKILL)
+            np.testing.assert_array_equal(calling.result(SOON_S), expected)
+        assert mesh.report().generations[0] == before
+        assert len(mesh.report().generations) == 2
 
 
 def test_calls_in_this_process_stop_when_they_are_cancelled(two: Mesh) -> None:
