@@ -41,7 +41,7 @@ SHARES: Mapping[str, float] = {
     "probe": 4 / 15,  # how long a peer tries; its answer is back before `probed`
     "probed": 2 / 3,  # dead, if no peer reaches it: the suspicion was announced and had five beats to be refuted
     "dead": 1.0,  # dead, whatever peers say: a node that only we cannot hear is of no use to us
-    "lease": 1.0,  # a worker that hears nothing for so long counts its coordinator as gone
+    "lease": 4 / 3,  # a worker gives its coordinator up no sooner than the mass guard would give up the worker
     "mass": 2 / 3,  # suspicions that begin within this time are one event
     "hold": 1.0,  # how long the mass guard may put off a verdict, once in a silence
     "stretch": 1.0,  # how far lateness may stretch a deadline

@@ -308,9 +308,11 @@ class Daemon:
         self._arm_ticker(state)
 
     def _arm_ticker(self, state: WorkerState) -> None:
-        if self._ticker is not None:
-            return
         deadline = state.next_deadline()
+        if self._ticker is not None:
+            if deadline is None or self._ticker.when() <= deadline:
+                return
+            self._ticker.cancel()
         if deadline is not None:
             self._ticker = self._loop.call_at(deadline, self._tick, deadline)
 

@@ -87,6 +87,7 @@ EXIT_DRAINED = 0
 EXIT_ENGINE_LOST = 3  # an engine host died or hung
 STORY_EVENTS_MAX = 1024
 BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
+ASK_SHARE = 1 / 8  # of the silence after which the coordinator is given up; then it is asked whether it lives
 DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
 
 
@@ -187,7 +188,7 @@ class WorkerState:
         """When a Tick is due, or None."""
         if self.owner is None or not self._silence_s:
             return None
-        return self._heard_s + (self._silence_s if self._asked_owner else self._silence_s / 2)
+        return self._heard_s + self._silence_s * (1 if self._asked_owner else ASK_SHARE)
 
     @property
     def queue_depth(self) -> int:
@@ -293,7 +294,7 @@ class WorkerState:
             self._heard_s = min(now, self._heard_s + event.late_s)
         quiet_s, node = now - self._heard_s, self.owner.node
         if quiet_s < self._silence_s:
-            ask = quiet_s >= self._silence_s / 2 and not self._asked_owner
+            ask = quiet_s >= self._silence_s * ASK_SHARE and not self._asked_owner
             self._asked_owner = self._asked_owner or ask
             return [AskOwner(node)] if ask else []
         reason = f"silent for {quiet_s:.1f} s"

@@ -334,7 +334,8 @@ def test_a_verdict_is_put_off_once_in_a_silence() -> None:
 def test_everything_follows_from_the_node_timeout() -> None:
     config = HealthConfig.from_node_timeout(3.0)
     times = (config.beat_s, config.suspect_s, config.probed_s, config.dead_s, config.lease_s)
-    assert times == pytest.approx((0.2, 1.0, 2.0, 3.0, 3.0))
+    assert times == pytest.approx((0.2, 1.0, 2.0, 3.0, 4.0))
+    assert config.lease_s >= config.suspect_s + config.hold_s, "a hold is of no use to workers that left meanwhile"
     assert config == HealthConfig.of_heartbeat(0.2)
     assert config.suspect_s + config.probe_s < config.probed_s, "a peer's answer must be back in time"
 

@@ -163,8 +163,8 @@ def test_the_end_of_another_link_changes_nothing() -> None:
 def test_a_quiet_coordinator_is_asked_and_a_silent_one_given_up() -> None:
     drive = Driver(join=False)
     drive.join(silence_s=2.0)
-    assert drive.machine.next_deadline() == drive.now + 1.0
-    assert drive(ev.Tick(), after_s=1.0) == [ev.AskOwner(COORD)]
+    assert drive.machine.next_deadline() == drive.now + 0.25
+    assert drive(ev.Tick(), after_s=0.25) == [ev.AskOwner(COORD)]
     assert drive(ev.Tick(), after_s=0.5) == []
     drive(ev.Heard(COORD))
     assert drive(ev.Tick(), after_s=1.9) == [ev.AskOwner(COORD)]

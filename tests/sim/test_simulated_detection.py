@@ -1,0 +1,138 @@
+"""Detection with the real coordinator and real daemons on a simulated network: partitions whole, one-way and of all.
+
+Times are those of the virtual clock, so they are asserted exactly as they are promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+
+import pytest
+from support.simulated import Job, simulate
+
+from coordinator.health import HealthConfig
+from mesh.simulation.cluster import COORDINATOR, Cluster
+from wire.memory_transport import Conditions
+from worker.state import ASK_SHARE
+
+HEALTH = HealthConfig()
+SETTLED_S = 3.3
+TRAVEL_S = 0.01  # at most, of a frame
+
+
+def told(cluster: Cluster, kind: str, node: str) -> list[tuple[float, str]]:
+    """When the coordinator told this of a worker, and its words."""
+    return [
+        (event.at_s, event.text) for event in cluster.coordinator.events if (event.kind, event.node) == (kind, node)
+    ]
+
+
+def within(seconds: float, silence_s: float) -> bool:
+    """Whether it took so long a silence, which began up to a heartbeat before the fault."""
+    return silence_s - HEALTH.beat_s - TRAVEL_S <= seconds <= silence_s + TRAVEL_S
+
+
+def cut_off(cluster: Cluster) -> None:
+    """The coordinator hears nobody and is heard by nobody."""
+    for name in cluster.names:
+        cluster.block(name, COORDINATOR)
+        cluster.block(COORDINATOR, name)
+
+
+def after(fault: Callable[[Cluster], None], seen: Callable[[Cluster, float], None], workers: int) -> None:
+    """Let a mesh settle, have a fault while it computes, and look at what was told once all is over."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await asyncio.sleep(SETTLED_S)
+        began_s = asyncio.get_running_loop().time()
+        fault(cluster)
+        job = asyncio.create_task(Job.of(1, "pipeline").ask(cluster))
+        await asyncio.sleep(6.0)
+        seen(cluster, began_s)
+        cluster.heal()
+        await job
+        await asyncio.sleep(20.0)
+        assert [node.state for node in cluster.coordinator.nodes()] == ["healthy"] * workers, "not everybody came back"
+        assert await Job.of(2, "pipeline").ask(cluster)
+
+    simulate(scenario, workers)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_a_worker_that_is_cut_off_is_suspect_and_dead_in_time(workers: int) -> None:
+    def seen(cluster: Cluster, began_s: float) -> None:
+        ((suspect_s, _),), ((dead_s, reason),) = told(cluster, "suspect", "sim-0"), told(cluster, "dead", "sim-0")
+        assert within(suspect_s - began_s, HEALTH.suspect_s) and suspect_s - began_s <= 0.6
+        assert within(dead_s - began_s, HEALTH.probed_s)
+        asked = min(2, workers - 1)
+        assert reason.endswith(f"{asked} peer{'s' if asked > 1 else ''} could not reach it")
+        assert not any(
+            told(cluster, kind, f"sim-{other}") for kind in ("suspect", "dead") for other in range(1, workers)
+        )
+
+    after(lambda cluster: cluster.silence("sim-0"), seen, workers)
+
+
+def test_a_worker_that_is_only_not_heard_has_until_the_time_out() -> None:
+    """That it owns nothing afterwards is checked after every event by the cluster's referee."""
+
+    def seen(cluster: Cluster, began_s: float) -> None:
+        ((dead_s, reason),) = told(cluster, "dead", "sim-0")
+        assert within(dead_s - began_s, HEALTH.dead_s)
+        assert reason.endswith("though 2 peers reached it")
+
+    after(lambda cluster: cluster.block("sim-0", COORDINATOR), seen, 3)
+
+
+def test_a_worker_that_does_not_hear_its_coordinator_frees_itself_and_is_then_gone() -> None:
+    def seen(cluster: Cluster, began_s: float) -> None:
+        ((dead_s, _),) = told(cluster, "dead", "sim-0")
+        assert HEALTH.lease_s * (1 - ASK_SHARE) - TRAVEL_S <= dead_s - began_s <= HEALTH.lease_s + TRAVEL_S
+
+    after(lambda cluster: cluster.block(COORDINATOR, "sim-0"), seen, 3)
+
+
+def test_a_coordinator_that_is_cut_off_holds_its_verdicts_for_the_stated_time() -> None:
+    def seen(cluster: Cluster, began_s: float) -> None:
+        for name in cluster.names:
+            ((dead_s, _),) = told(cluster, "dead", name)
+            assert within(dead_s - began_s, HEALTH.suspect_s + HEALTH.hold_s)
+
+    after(cut_off, seen, 4)
+
+
+def test_a_coordinator_cut_off_for_less_than_that_condemns_nobody() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await asyncio.sleep(SETTLED_S)
+        cut_off(cluster)
+        await asyncio.sleep(HEALTH.lease_s * (1 - ASK_SHARE) - TRAVEL_S)
+        cluster.heal()
+        await asyncio.sleep(5.0)
+        assert all(told(cluster, "suspect", name) for name in cluster.names)
+        assert not any(told(cluster, "dead", name) for name in cluster.names)
+
+    simulate(scenario, 4)
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        Conditions(delay_s=0.1, jitter_s=0.1, bytes_per_s=1e6),
+        Conditions(delay_s=0.02, jitter_s=0.02, bytes_per_s=1e6, loss=0.01),
+    ],
+    ids=["slow", "lossy"],
+)
+def test_nobody_is_condemned_over_bad_wires(wire: Conditions) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for name in cluster.names:
+            cluster.network.set_way(name, COORDINATOR, wire)
+            cluster.network.set_way(COORDINATOR, name, wire)
+        for seed in range(5):
+            assert await Job.of(seed, "pipeline").ask(cluster)
+            await asyncio.sleep(20.0)
+        assert not any(told(cluster, "dead", name) for name in cluster.names)
+
+    transcript = simulate(scenario, 3)
+    assert not re.search(r"\bdead\b", transcript)
