@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from .address import EVERY, parse_address, shown
+from .allowed import LOOPBACK_ONLY, Allowed
 from .errors import Busy, ConfigError, ConnectFailed, MeshError, ProtocolError
 from .frames import Hello, decode
 from .limits import DEFAULT, KIB, Limits
@@ -97,11 +98,13 @@ class Endpoint:
         carrier: Carrier,
         limits: Limits = DEFAULT,
         admit: Callable[[Identity], None] | None = None,
+        allowed: Allowed = LOOPBACK_ONLY,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.identity = identity
         self.handler = handler
         self.limits = limits
+        self.allowed = allowed  # what it may listen on, dial and announce
         self.chance = chance
         self.links: dict[str, Link] = {}
         self._carrier = carrier

@@ -65,14 +65,19 @@ def interfaces_here() -> tuple[Interface, ...]:
 def judge(interfaces: Sequence[Interface], wanted: Sequence[str] = ()) -> list[Judged]:
     """Every interface with its addresses to dial, or why there are none.
 
-    `wanted` names the interfaces to use and no others; a name counts more than what VIRTUAL says of it.  ConfigError
-    for one that is not there.
+    `wanted` names the interfaces to use and no others; a name counts more than what VIRTUAL says of it.
     """
-    for name in wanted:
-        if name not in (each.name for each in interfaces):
-            there = ", ".join(each.name for each in interfaces)
-            raise ConfigError(f"there is no network interface {name!r}", next_step=f"This machine has {there}")
     return [_judged(each, wanted) for each in interfaces]
+
+
+def check_named(interfaces: Sequence[Interface], wanted: Sequence[str]) -> None:
+    """ConfigError for a name that no interface has."""
+    there = [each.name for each in interfaces]
+    for name in wanted:
+        if name not in there:
+            raise ConfigError(
+                f"there is no network interface {name!r}", next_step=f"This machine has {', '.join(there)}"
+            )
 
 
 def usable(judged: Sequence[Judged]) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class Endpoint(AnyEndpoint):
         admit: Callable[[Identity], None] | None = None,
         allowed: Allowed = LOOPBACK_ONLY,
     ) -> None:
-        super().__init__(identity, handler, WebSockets(limits, allowed), limits, admit)
+        super().__init__(identity, handler, WebSockets(limits, allowed), limits, admit, allowed)
 
     async def listen(self, host: str = "127.0.0.1", port: int = PORT, last_port: int = LAST_PORT) -> int:
         """Listen on the first free port from `port` to `last_port` (0: any); the port.

@@ -6,7 +6,7 @@ import pytest
 
 from wire.allowed import ANYWHERE, LOOPBACK_ONLY
 from wire.errors import ConfigError
-from wire.interfaces import Interface, advertised, interfaces_here, judge, usable
+from wire.interfaces import Interface, advertised, check_named, interfaces_here, judge, usable
 
 HOME = (
     Interface("lo", ("127.0.0.1", "::1")),
@@ -60,7 +60,7 @@ def test_named_interfaces_are_the_only_ones_and_a_name_counts_more_than_a_guess(
 
 def test_an_interface_that_is_not_there_is_an_error_that_names_those_that_are() -> None:
     with pytest.raises(ConfigError, match="no network interface 'eth7'") as raised:
-        judge(HOME, ["eth7"])
+        check_named(HOME, ["eth7"])
     assert "enp2s0" in raised.value.next_step
 
 
