@@ -55,6 +55,7 @@ from .runtime import Coordinator
 
 log = logging.getLogger("graph_mesh.service")
 
+PUBLISHED_MAX = 16  # results that wait for clients to fetch them; each large output is an open file
 WORKERS = "@workers"  # the entry that names the workers of before; no job has such an id
 COMING_AND_GOING = frozenset({"joined", "dead", "leaving"})
 
@@ -199,6 +200,8 @@ class JobService:
         async with self._publishing:
             if job.job not in self._published:
                 self._published[job.job] = await self._publish(job)
+                for other in list(self._published)[:-PUBLISHED_MAX]:
+                    self._unpublish(other)  # whoever asks for it again has it published again
         return JobResult(self._published[job.job], job.report)
 
     async def _cancel(self, link: Link, body: CancelJob) -> Done:
@@ -298,9 +301,12 @@ class JobService:
                 told.set_result(None)
 
     def _free(self, free: Free) -> None:
-        for address in self._held.pop(free.job.job, ()):
+        self._unpublish(free.job.job)
+
+    def _unpublish(self, job: str) -> None:
+        for address in self._held.pop(job, ()):
             self._coordinator.release(address)
-        self._published.pop(free.job.job, None)
+        self._published.pop(job, None)
 
     # -- values on their way in
 

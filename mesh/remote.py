@@ -63,7 +63,7 @@ class Remote:
     def __init__(self, identity: Identity, shared: SharedDir) -> None:
         self._endpoint = Endpoint(identity, self)
         self._shared = shared
-        self._held: dict[bytes, NDArray[Any]] = {}
+        self._offered: dict[str, dict[bytes, NDArray[Any]]] = {}  # what jobs need, until they were accepted with it
         self._exchange = BlobExchange(shared, self._find)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._link: Link | None = None
@@ -110,8 +110,7 @@ class Remote:
         return described
 
     def hold(self, handle: Handle) -> None:
-        if handle.local is not None:
-            self._held.setdefault(handle.address, handle.local)
+        return  # its tensor goes along with every job that names it
 
     def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
         job: list[str] = []
@@ -132,18 +131,22 @@ class Remote:
     # -- jobs
 
     async def submit(
-        self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]],
+        self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any] | Handle],
         strategy: str = "auto", detach: bool = False, job: str = "",
     ) -> str:  # fmt: skip
         """Submit a job; its id, which may be chosen: sent again under the same id, the same job counts once.
 
         A job that is not detached ends with this client.
         """
-        values = [tuple([self._named(name, array) for name, array in side.items()]) for side in (inputs, params)]
-        self._held.update(graph.blobs)
+        offered = dict(graph.blobs)
+        values = [tuple([_named(name, array, offered) for name, array in side.items()]) for side in (inputs, params)]
         name = job or secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
         message = SubmitJob(graph.encoded, values[0], values[1], strategy, detach, graph.name, name)
-        return (await self._ask(message, JobAccepted)).job
+        self._offered[name] = offered
+        try:
+            return (await self._ask(message, JobAccepted)).job
+        finally:
+            del self._offered[name]
 
     async def jobs(self, job: str = "") -> tuple[JobReport, ...]:
         """One job with its log, or all without; InputError for an unknown id."""
@@ -201,8 +204,7 @@ class Remote:
     async def _run(
         self, work: Work, inputs: Mapping[str, NDArray[Any]], job: list[str], told: dict[str, Any]
     ) -> Sequence[NDArray[Any]]:
-        params = {name: np.asarray(handle) for name, handle in work.bindings.items()}
-        job.append(await self.submit(work.graph, inputs, params, work.strategy))
+        job.append(await self.submit(work.graph, inputs, work.bindings, work.strategy))
         outputs, report = await self.result(job[0])
         told.update(report)
         return [outputs[name] for name in work.graph.output_names]
@@ -216,15 +218,9 @@ class Remote:
             self._tasks.add(stop)
             stop.add_done_callback(self._tasks.discard)
 
-    def _named(self, name: str, array: NDArray[Any]) -> NamedValue:
-        value = BlobExchange.named(name, array)
-        if value.blob is not None:
-            self._held[value.blob] = array
-        return value
-
     def _find(self, address: bytes) -> memoryview | None:
-        array = self._held.get(address)
-        return None if array is None else tensor_bytes(array)
+        found = next((offered[address] for offered in self._offered.values() if address in offered), None)
+        return None if found is None else tensor_bytes(found)
 
     async def _open(self) -> Link:
         """The link to the coordinator, dialled again for a while where it broke: it may come back with its jobs."""
@@ -262,3 +258,12 @@ class Remote:
             if not isinstance(answer, kind):
                 raise ProtocolError(f"expected {kind.__name__}, got {type(answer).__name__}")
             return answer
+
+
+def _named(name: str, value: NDArray[Any] | Handle, offered: dict[bytes, NDArray[Any]]) -> NamedValue:
+    """A value for a message; if it does not travel in it, it is offered for fetching."""
+    array = np.asarray(value)
+    named = BlobExchange.named(name, array, value.address if isinstance(value, Handle) else None)
+    if named.blob is not None:
+        offered[named.blob] = array
+    return named

@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import subprocess
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -182,6 +183,25 @@ def test_a_python_program_is_a_client_of_the_same_coordinator(site: Site) -> Non
 
 
 # -- a second coordinator
+
+
+def test_results_and_inputs_of_many_jobs_are_not_held_open(site: Site) -> None:
+    files = Path(f"/proc/{site.coordinator.process.pid}/fd")
+    with Mesh.builder().mesh("serve").node(site.coordinator.address).build() as mesh:
+        before = len(list(files.iterdir()))
+        x = np.zeros((1 << 15,), np.float32)
+        compiled = mesh.compile(lambda x: x + 1, x)
+        given = []
+        for number in range(48):
+            value = np.full_like(x, number)
+            given.append(weakref.ref(value))
+            np.testing.assert_array_equal(compiled(value), value + 1)
+        del value
+        assert len(list(files.iterdir())) - before < 32
+        assert not [each for each in given if each() is not None], "the client lets go of what it sent"
+    done = [job for job in site.json("status") if job["name"] == "<lambda>"]
+    first = site.ask("result", done[0]["job"], "--output", "out-first")
+    assert first.returncode == 0, first.stderr
 
 
 def test_a_second_coordinator_for_the_same_worker_is_refused_and_told_who_has_it(site: Site, tmp_path: Path) -> None:
