@@ -91,7 +91,7 @@ def _best(model: CostModel, proposals: Iterable[list[int]]) -> Best:
 def _latencies(slices: _Slices) -> Iterator[list[int]]:
     """Two workers and more, for the least time of one call."""
     yield _earliest_finish(slices.model)
-    for count in range(2, len(slices.model.profiles.workers) + 1):
+    for count in range(2, min(len(slices.model.profiles.workers), len(slices.model.units)) + 1):
         yield from _sliced(slices, count, np.add)
 
 
@@ -104,9 +104,8 @@ def _pipelines(slices: _Slices) -> Iterator[list[int]]:
 
 
 def _singles(model: CostModel) -> Iterator[list[int]]:
-    twins = model.profiles.twins()
     for worker in model.by_speed:
-        if not twins[worker]:
+        if model.profiles.twins[worker] < 0:
             yield _repaired(model, [worker] * len(model.units))
 
 
@@ -140,7 +139,9 @@ def _orders(model: CostModel, count: int) -> list[tuple[int, ...]]:
     """Some orders of the fastest and of the roomiest workers; of orders that differ by twins only, one."""
     workers = model.profiles.workers
     roomy = sorted(model.by_speed, key=lambda worker: -workers[worker].memory_bytes)
-    first = {worker: min([worker, *twins]) for worker, twins in enumerate(model.profiles.twins())}
+    first: list[int] = []
+    for worker, twin in enumerate(model.profiles.twins):
+        first.append(worker if twin < 0 else first[twin])
     orders: dict[tuple[int, ...], tuple[int, ...]] = {}
     for chosen in (model.by_speed[:count], roomy[:count]):
         for order in itertools.islice(itertools.permutations(chosen), ORDERS_MAX):
@@ -287,14 +288,14 @@ def _neighbours(model: CostModel, assignment: Assignment, unit: int) -> list[int
 
 def _branch_and_bound(model: CostModel, best: Best) -> Best:
     """Every assignment that could still be better than the best found, depth first in topological order."""
-    twins = model.profiles.twins()
+    twins = model.profiles.twins
     assignment: list[int] = []
 
     def descend() -> None:
         nonlocal best
         unit = len(assignment)
         for worker in model.able[unit]:
-            if any(twin not in assignment for twin in twins[worker]):
+            if twins[worker] >= 0 and twins[worker] not in assignment:
                 continue  # the twin has its turn first, and the rest would be the same
             assignment.append(worker)
             bound = model.predict(assignment)

@@ -28,10 +28,24 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     graph = simplify(graph)
+    count = len(profiles.workers) if strategy == "pipeline" else CANDIDATES_MAX
+    while count < len(profiles.workers):
+        try:
+            return _fitting(graph, profiles.best(count), strategy, len(profiles.workers))
+        except PlacementError:
+            count *= 2
+    return _fitting(graph, profiles, strategy, len(profiles.workers))
+
+
+CANDIDATES_MAX = 16  # workers among which to choose; of many more, none but the best are looked at unless they must be
+
+
+def _fitting(graph: WireGraph, profiles: Profiles, strategy: str, known: int) -> Plan:
+    """The best plan that fits; PlacementError if there is none.  `known` workers there are in all."""
     budgets = profiles
     refusals = []
     for _ in range(BUDGETS_TRIED_MAX):
-        plan, prediction = _draft(graph, profiles, budgets, strategy)
+        plan, prediction = _draft(graph, profiles, budgets, strategy, known)
         short = _missing(plan, profiles)
         if not any(short):
             return plan
@@ -45,7 +59,9 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
 BUDGETS_TRIED_MAX = 4  # a part may hold slightly more than was predicted of it
 
 
-def _draft(graph: WireGraph, profiles: Profiles, budgets: Profiles, strategy: str) -> tuple[Plan, Prediction]:
+def _draft(
+    graph: WireGraph, profiles: Profiles, budgets: Profiles, strategy: str, known: int
+) -> tuple[Plan, Prediction]:
     """The best plan under these budgets, or the one that lacks least; the profiles have the real ones."""
     model = CostModel(graph, budgets)
     partitioner = Partitioner(model)
@@ -62,7 +78,7 @@ def _draft(graph: WireGraph, profiles: Profiles, budgets: Profiles, strategy: st
         _shares(profiles, prediction, parts),
         prediction.seconds,
         prediction.cut_bytes,
-        tuple(_reasons(partitioner, strategy, prediction, sketches)),
+        tuple(_reasons(partitioner, strategy, prediction, sketches, known)),
     )
     return plan, prediction
 
@@ -168,17 +184,22 @@ def _shares(profiles: Profiles, prediction: Prediction, parts: Sequence[Part]) -
     )
 
 
-def _reasons(partitioner: Partitioner, strategy: str, chosen: Prediction, sketches: Sequence[PartSketch]) -> list[str]:
+def _reasons(
+    partitioner: Partitioner, strategy: str, chosen: Prediction, sketches: Sequence[PartSketch], known: int
+) -> list[str]:
     """Why the plan is as it is, a sentence each."""
     model = partitioner.model
     workers = model.profiles.workers
     used = sorted({part.site[0] for part in sketches})
     names = ", ".join(workers[worker].name for worker in used) or "none"
-    reasons = [f"{len(used)} of {len(workers)} workers ({names}), predicted {chosen.seconds * 1e3:.3g} ms per call"]
+    reasons = [f"{len(used)} of {known} workers ({names}), predicted {chosen.seconds * 1e3:.3g} ms per call"]
+    if known > len(workers):
+        reasons.append(f"chosen among the {len(workers)} fastest and roomiest")
     if strategy == "auto" and len(workers) ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:
         reasons.append(f"the cheapest of all ways to place {len(model.units)} nodes on {len(workers)} workers")
     if strategy != "pipeline" and 0 < len(used) < len(workers):
-        reasons.append(_compared(f"cut across all {len(workers)} workers", partitioner.pipeline[0], chosen))
+        which = f"all {known} workers" if known == len(workers) else f"those {len(workers)}"
+        reasons.append(_compared(f"cut across {which}", partitioner.pipeline[0], chosen))
     if strategy != "single" and len(used) > 1:
         reasons.append(_compared("on one worker", partitioner.single[0], chosen))
     return [*reasons, *_detours(model, sketches)][:REASONS_MAX]

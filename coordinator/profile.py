@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from wire.messages import DeviceReport, Joined
 
@@ -60,7 +61,7 @@ SAME_HOST = Link(5e-4, 1.5e9)  # shared memory: two copies
 LAN = Link(1e-3, 1e8)  # gigabit Ethernet
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Profiles:
     """The workers a plan may use and how far apart they are; `near` are those on the client's own machine."""
 
@@ -82,21 +83,52 @@ class Profiles:
         both_near = all(node == CLIENT or node in self.near for node in (source, target))
         return SAME_HOST if both_near else LAN
 
-    def twins(self) -> list[list[int]]:
-        """For every worker those before it that differ from it in name only: to swap the two changes no cost."""
-        return [[i for i in range(j) if self._alike(i, j)] for j in range(len(self.workers))]
+    def best(self, count: int) -> Profiles:
+        """`count` of the workers, three quarters of them the fastest, the others those with most memory, in order."""
+        order = range(len(self.workers))
+        fastest = sorted(order, key=lambda i: -max(device.gflops for device in self.workers[i].devices))
+        roomiest = sorted(order, key=lambda i: -self.workers[i].memory_bytes)
+        chosen = dict.fromkeys(fastest[: count - count // 4])
+        chosen.update(dict.fromkeys([i for i in roomiest if i not in chosen][: count // 4]))
+        return replace(self, workers=tuple(self.workers[i] for i in sorted(chosen)))
 
-    def _alike(self, one: int, two: int) -> bool:
-        a, b = self.workers[one], self.workers[two]
-        if replace(a, node_id="", name="") != replace(b, node_id="", name=""):
-            return False
-        swapped = {a.node_id: b.node_id, b.node_id: a.node_id}
-        others = [CLIENT, *(worker.node_id for worker in self.workers)]
-        ways = [(end, other) for end in swapped for other in others]
+    @cached_property
+    def twins(self) -> list[int]:
+        """For every worker the last before it that differs from it in name only, or -1: to swap the two changes no
+        cost."""
+        kinds: dict[tuple[object, ...], list[list[int]]] = {}  # workers alike but for measured links, by classes
+        found = []
+        for index, worker in enumerate(self.workers):
+            classes = kinds.setdefault(
+                (worker.devices, worker.memory_bytes, worker.ops, worker.node_id in self.near), []
+            )
+            mine = next(
+                (each for each in classes if self._swappable(self.workers[each[0]].node_id, worker.node_id)), None
+            )
+            found.append(mine[-1] if mine else -1)
+            if mine:
+                mine.append(index)
+            else:
+                classes.append([index])
+        return found
+
+    def _swappable(self, one: str, two: str) -> bool:
+        """Whether the measured links of two workers are the same, each seen from its own end."""
+        swapped = {one: two, two: one}
         return all(
             self.link(source, target) == self.link(swapped.get(source, source), swapped.get(target, target))
-            for source, target in (*ways, *((other, end) for end, other in ways))
+            for node in swapped
+            for source, target in self._measured.get(node, ())
         )
+
+    @cached_property
+    def _measured(self) -> Mapping[str, Sequence[tuple[str, str]]]:
+        """The measured ways to and from a node."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for way in self.links:
+            for node in set(way):
+                found.setdefault(node, []).append(way)
+        return found
 
 
 def worker_profile(node_id: str, name: str, joined: Joined, ops: frozenset[str]) -> WorkerProfile:

@@ -116,8 +116,8 @@ def test_a_small_first_part_is_folded_into_its_only_reader() -> None:
 def test_alike_workers_are_twins() -> None:
     same = device(0, 1.0, 1.0)
     some = near(worker(0, same), worker(1, device(0, 2.0, 1.0)), worker(2, same), worker(3, same))
-    assert some.twins() == [[], [], [0], [0, 2]]
+    assert some.twins == [-1, -1, 0, 2]
     far = Profiles(some.workers, frozenset(["node-0", "node-1", "node-2"]))
-    assert far.twins() == [[], [], [0], []]
+    assert far.twins == [-1, -1, 0, -1]
     measured = Profiles(some.workers, some.near, {("node-0", "node-1"): SAME_HOST, ("", "node-2"): SAME_HOST})
-    assert measured.twins() == some.twins(), "a measured link as assumed changes nothing"
+    assert measured.twins == some.twins, "a measured link as assumed changes nothing"

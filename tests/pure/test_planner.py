@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.profiles import device, near, random_profiles, worker
+from support.profiles import alike_profiles, device, near, random_profiles, worker
 from support.random_graphs import big_graph, random_graph
 from support.run_plan import memory_by_device, run_plan
 
@@ -211,6 +212,30 @@ def test_ten_thousand_nodes_are_planned(strategy: str, monkeypatch: pytest.Monke
     check(plan, profiles)
     assert len(plan.parts) <= 16
     assert len(predictions) <= PREDICTIONS_OF_LARGE_MAX
+
+
+@pytest.mark.parametrize("make", [alike_profiles, random_profiles])
+def test_of_many_workers_the_best_are_looked_at(make: Callable[..., Profiles]) -> None:
+    graph = random_graph(5, 6, 24).graph
+    profiles = make(np.random.default_rng(0), 200)
+    for strategy in STRATEGIES:
+        plan = make_plan(graph, profiles, strategy)
+        check(plan, profiles)
+        chosen = any("fastest and roomiest" in reason for reason in plan.reasons)
+        assert chosen == (strategy != "pipeline") and "of 200 workers" in plan.reasons[0]
+    fastest = max(profiles.workers, key=lambda each: each.devices[0].gflops)
+    assert fastest in profiles.best(16).workers and len(profiles.best(16).workers) == 16
+
+
+def test_more_workers_are_looked_at_where_the_best_have_too_little_memory() -> None:
+    builder = GraphBuilder()
+    last = builder.input("x", (64,), F32)
+    for number in range(40):
+        last = builder.add("add", last, builder.add("exp", builder.param(f"w{number}", (64,), F32)))
+    graph = builder.build([last])
+    small = [worker(number, device(0, 1.0, 1.0), memory_bytes=1400) for number in range(64)]
+    plan = make_plan(graph, near(*small))
+    assert len({part.node for part in plan.parts}) > 16
 
 
 def test_nonsense_is_refused() -> None:
