@@ -29,12 +29,12 @@ from wire.certificates import (
 from wire.disk import Disk
 from wire.errors import ConfigError, MeshError, ProtocolError
 from wire.gate import Gate
-from wire.joining import Asked, Grant, Joined, Refusal, prove_grant
+from wire.joining import Admitted, Asked, Grant, Refusal, prove_grant
 from wire.lock import FileLock
 from wire.tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token
 
 from .audit import AuditLog
-from .roster import Member, Roster, from_json, to_json
+from .roster import MemberRecord, Roster, from_json, to_json
 from .tokens import TTL_S, TokenRecord, TokenTable
 
 log = logging.getLogger("graph_mesh.authority")
@@ -112,10 +112,10 @@ class Authority:
 
     # -- members
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[MemberRecord]:
         return list(self._read().members.values())
 
-    def revoke_node(self, who: str) -> Member:
+    def revoke_node(self, who: str) -> MemberRecord:
         """Throw out a node, by name, id or the start of that: its handshakes fail from the next look at the list on."""
         with self._changing() as roster:
             member, withdrawn = roster.revoke(who, self._clock())
@@ -193,12 +193,12 @@ class Authority:
         except OSError as error:
             log.error("the audit log cannot be written: %s", error)
 
-    def certify_coordinator(self, key: PublicKey) -> Joined:
+    def certify_coordinator(self, key: PublicKey) -> Admitted:
         """A certificate for the coordinator itself, at its start and whenever it is due."""
         with FileLock(self._folder / "lock"):
             grant = self._grant(key, "coordinator", self._read())
             self._tell("coordinator certified", node=key.node_id)
-        return Joined(grant, self.certificate)
+        return Admitted(grant, self.certificate)
 
     # -- inside
 

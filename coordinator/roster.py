@@ -1,7 +1,7 @@
 """The members of a mesh: who was let in by which token, who was thrown out, and what either question decides.
 
 Pure: certificates, files and the clock are the business of `authority.py`.  As text it is JSON; a new field gets a
-default in `Member` or `TokenRecord`.
+default in `MemberRecord` or `TokenRecord`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ID_PREFIX_MIN = 4  # characters of a node id that stand for it
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberRecord:
     """`token` is the key id of the token that let it in, `ends_s` when its last certificate runs out."""
 
     node_id: str
@@ -48,7 +48,7 @@ class Roster:
 
     mesh: str
     tokens: TokenTable
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, MemberRecord] = field(default_factory=dict)
     number: int = 0
 
     def admit(self, record: TokenRecord, asked: Asked, node_id: str, host: str, now_s: float, ends_s: float) -> str:
@@ -61,10 +61,10 @@ class Roster:
         reason = self.tokens.admit(record, asked, node_id, now_s)
         if not reason:
             name = asked.ask.name
-            self.members[node_id] = Member(node_id, name, record.role, record.key_id, host, now_s, ends_s)
+            self.members[node_id] = MemberRecord(node_id, name, record.role, record.key_id, host, now_s, ends_s)
         return reason
 
-    def renew(self, node_id: str, ends_s: float) -> Member | str:
+    def renew(self, node_id: str, ends_s: float) -> MemberRecord | str:
         """The member to certify anew, or a reason of `joining.REFUSALS`."""
         member = self.members.get(node_id)
         if member is None:
@@ -74,7 +74,7 @@ class Roster:
         self.members[node_id] = replace(member, ends_s=ends_s)
         return self.members[node_id]
 
-    def revoke(self, who: str, now_s: float) -> tuple[Member, list[TokenRecord]]:
+    def revoke(self, who: str, now_s: float) -> tuple[MemberRecord, list[TokenRecord]]:
         """Throw a node out, by its name, its id or the start of that, with the open tokens that it knows."""
         member = replace(self.find(who), revoked_s=now_s)
         self.members[member.node_id] = member
@@ -82,7 +82,7 @@ class Roster:
         self._forget(now_s)
         return member, self.tokens.withdraw_used_by(member.node_id, now_s)
 
-    def find(self, who: str) -> Member:
+    def find(self, who: str) -> MemberRecord:
         """The one member that is meant and not revoked; InputError if there is none, or several."""
         left = [member for member in self.members.values() if not member.revoked]
         found = [member for member in left if who in (member.name, member.node_id)]
@@ -126,7 +126,7 @@ def from_json(data: bytes, dummy_key: bytes) -> Roster:
         said = json.loads(data)
         if said["format"] != FORMAT:
             raise ConfigError(f"the list of members has format {said['format']}", next_step="Upgrade graph-mesh")
-        members = [Member(**each) for each in said["members"]]
+        members = [MemberRecord(**each) for each in said["members"]]
         table = TokenTable(dummy_key, _records(said["tokens"]))
         return Roster(str(said["mesh"]), table, {each.node_id: each for each in members}, int(said["number"]))
     except (ValueError, KeyError, TypeError) as error:

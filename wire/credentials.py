@@ -32,7 +32,7 @@ from .certificates import (
 )
 from .disk import Disk
 from .errors import ConfigError, MeshError, ProtocolError
-from .joining import Grant, Joined
+from .joining import Admitted, Grant
 from .security import TLSContext, TLSFiles, client_context, join_server_context, reload, server_context
 
 log = logging.getLogger("graph_mesh.identity")
@@ -54,7 +54,7 @@ class Credentials:
             self._write(self.files.key, new_key().pem())
         _check_private(self.files.key)
         self.key = key_from_pem(self.files.key.read_bytes())
-        self._joined: Joined | None = None
+        self._admitted: Admitted | None = None
         if self.files.certificate.exists():
             self._use(self._read())
 
@@ -65,22 +65,22 @@ class Credentials:
     @property
     def enrolled(self) -> bool:
         """Whether it has joined a mesh; its certificate may have run out meanwhile, and can be renewed all the same."""
-        return self._joined is not None
+        return self._admitted is not None
 
     @property
-    def joined(self) -> Joined:
+    def admitted(self) -> Admitted:
         """What the mesh gave it."""
-        if self._joined is None:
+        if self._admitted is None:
             raise ConfigError("this node has joined no mesh", next_step="Join one with a token: mesh-worker join")
-        return self._joined
+        return self._admitted
 
     @property
     def mesh(self) -> str:
-        return self.joined.grant.mesh
+        return self.admitted.grant.mesh
 
     @property
     def certificate(self) -> bytes:
-        return self.joined.grant.certificate
+        return self.admitted.grant.certificate
 
     @property
     def member(self) -> Member:
@@ -90,29 +90,31 @@ class Credentials:
     @property
     def revocations(self) -> Revocations:
         """Who is out, as far as this node has heard."""
-        return read_revocations(self.joined.grant.revocations, self.joined.authority)
+        return read_revocations(self.admitted.grant.revocations, self.admitted.authority)
 
     # -- changes
 
-    def adopt(self, joined: Joined) -> Member:
+    def adopt(self, admitted: Admitted) -> Member:
         """Keep what joining or renewing gave, and use it from the next handshake on.
 
         ProtocolError, and nothing changed, unless it is for this node's key and signed by the authority.
         """
-        joined = self._checked(joined)
-        trust = certificate_pem(joined.authority) + revocations_pem(joined.grant.revocations)
+        admitted = self._checked(admitted)
+        trust = certificate_pem(admitted.authority) + revocations_pem(admitted.grant.revocations)
         self._write(self.files.trust, trust)
-        self._write(self._mesh_file, json.dumps({"mesh": joined.grant.mesh, "epoch": joined.grant.epoch}).encode())
-        self._write(self.files.certificate, certificate_pem(joined.grant.certificate))  # last: with it, it is a member
-        self._use(joined)
+        self._write(self._mesh_file, json.dumps({"mesh": admitted.grant.mesh, "epoch": admitted.grant.epoch}).encode())
+        self._write(
+            self.files.certificate, certificate_pem(admitted.grant.certificate)
+        )  # last: with it, it is a member
+        self._use(admitted)
         return self.member
 
     def take_revocations(self, data: bytes) -> bool:
         """Use a newer revocation list from the next handshake on; False for one that is not newer."""
-        authority, grant = self.joined.authority, self.joined.grant
+        authority, grant = self.admitted.authority, self.admitted.grant
         if read_revocations(data, authority).number <= self.revocations.number:
             return False
-        self.adopt(Joined(Grant(grant.certificate, data, grant.mesh, grant.epoch), authority))
+        self.adopt(Admitted(Grant(grant.certificate, data, grant.mesh, grant.epoch), authority))
         return True
 
     # -- TLS
@@ -130,39 +132,43 @@ class Credentials:
         return self._context(join_server_context)
 
     def _context(self, make: Callable[[TLSFiles], TLSContext]) -> TLSContext:
-        assert self.joined
+        assert self.admitted
         if make not in self._contexts:
             self._contexts[make] = make(self.files)
         return self._contexts[make]
 
     # -- files
 
-    def _use(self, joined: Joined) -> None:
-        if self._joined is not None and self._joined.authority != joined.authority:
+    def _use(self, admitted: Admitted) -> None:
+        if self._admitted is not None and self._admitted.authority != admitted.authority:
             self._contexts.clear()  # a context never forgets whom it trusted
-        self._joined = joined
+        self._admitted = admitted
         for context in self._contexts.values():
             reload(context, self.files)
 
-    def _checked(self, joined: Joined) -> Joined:
+    def _checked(self, admitted: Admitted) -> Admitted:
         """The same, with the newer of its revocation list and ours."""
-        grant = joined.grant
-        check_issued(grant.certificate, joined.authority)
+        grant = admitted.grant
+        check_issued(grant.certificate, admitted.authority)
         if member_of(grant.certificate).node_id != self.node_id:
             raise ProtocolError("a certificate came that is for another node")
-        came = read_revocations(grant.revocations, joined.authority)
-        if self._joined is None or self._joined.authority != joined.authority or came.number >= self.revocations.number:
-            return joined
-        newer = self._joined.grant.revocations
-        return Joined(Grant(grant.certificate, newer, grant.mesh, grant.epoch), joined.authority)
+        came = read_revocations(grant.revocations, admitted.authority)
+        if (
+            self._admitted is None
+            or self._admitted.authority != admitted.authority
+            or came.number >= self.revocations.number
+        ):
+            return admitted
+        newer = self._admitted.grant.revocations
+        return Admitted(Grant(grant.certificate, newer, grant.mesh, grant.epoch), admitted.authority)
 
-    def _read(self) -> Joined:
+    def _read(self) -> Admitted:
         try:
             said = json.loads(self._mesh_file.read_bytes())
             trust = self.files.trust.read_bytes()
             certificate = certificate_from_pem(self.files.certificate.read_bytes())
             grant = Grant(certificate, revocations_from_pem(trust), str(said["mesh"]), int(said["epoch"]))
-            return self._checked(Joined(grant, certificate_from_pem(trust)))
+            return self._checked(Admitted(grant, certificate_from_pem(trust)))
         except (OSError, ValueError, KeyError, TypeError, MeshError) as error:
             raise ConfigError(
                 f"the identity in {self.files.key.parent} cannot be used",
@@ -193,7 +199,7 @@ def renewal_due_s(member: Member, jitter: float) -> float:
 
 async def keep_renewed(
     credentials: Credentials,
-    ask: Callable[[], Awaitable[Joined]],
+    ask: Callable[[], Awaitable[Admitted]],
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     chance: Callable[[float, float], float] = random.uniform,

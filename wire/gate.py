@@ -6,7 +6,7 @@ Whoever has proved who it is does not count.  Pure: callers are numbers, time is
 from __future__ import annotations
 
 import ipaddress
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 
@@ -32,29 +32,40 @@ class Arrival:
 
 
 class Gate:
-    """Counts callers from `arrive` until `leave`, and questions."""
+    """Counts callers from `arrive` until `leave`, and questions.
+
+    Beyond the total someone goes: one that has said nothing yet, if there is any, of the origin that has the most of
+    them, and there the oldest.  So a flood pushes itself out, and not the one node that wants to join meanwhile.
+    """
 
     def __init__(self, limits: GateLimits = GateLimits()) -> None:
         self._limits = limits
         self._strangers: dict[int, str] = {}  # in order of arrival, with their origins
+        self._silent: set[int] = set()
         self._questions: deque[tuple[float, str]] = deque(maxlen=limits.questions_remembered)
 
     def arrive(self, caller: int, host: str) -> Arrival:
-        """A connection came.  Beyond the total the oldest goes: it has had more time than a join takes."""
+        """A connection came."""
         origin = _origin(host)
         from_there = sum(other == origin for other in self._strangers.values())
         if origin and from_there >= self._limits.strangers_per_origin_max:
             return Arrival(heard=False)
         evicted = None
         if len(self._strangers) >= self._limits.strangers_max:
-            evicted = next(iter(self._strangers))
-            del self._strangers[evicted]
+            evicted = self._least_promising()
+            self.leave(evicted)
         self._strangers[caller] = origin
+        self._silent.add(caller)
         return Arrival(True, evicted)
+
+    def spoke(self, caller: int) -> None:
+        """It sent its first byte."""
+        self._silent.discard(caller)
 
     def leave(self, caller: int) -> None:
         """It is gone, or no stranger any more."""
         self._strangers.pop(caller, None)
+        self._silent.discard(caller)
 
     def delay_s(self, host: str, now_s: float) -> float:
         """How long to wait before this question is answered."""
@@ -65,6 +76,11 @@ class Gate:
         too_many = len(self._questions) >= self._limits.questions or from_there >= self._limits.questions_per_origin
         self._questions.append((now_s, origin))
         return self._limits.delay_s if too_many else 0.0
+
+    def _least_promising(self) -> int:
+        callers = [each for each in self._strangers if each in self._silent] or list(self._strangers)
+        counts = Counter(self._strangers[each] for each in callers)
+        return max(callers, key=lambda each: counts[self._strangers[each]])  # the first, so the oldest, of equals
 
 
 def _origin(host: str) -> str:

@@ -18,9 +18,9 @@ from .errors import ConnectFailed, ProtocolError
 from .gate import Gate
 from .joining import (
     DEADLINE_S,
+    Admitted,
     Asked,
     Grant,
-    Joined,
     JoiningCoordinator,
     JoiningNode,
     NodeAction,
@@ -77,7 +77,7 @@ async def serve_joining(
     `context` is a `join_server_context`, `leaf` gives the certificate that it shows at the time.
     """
     port_of = _JoinPort(context, authority, leaf, admission, gate or Gate())
-    listener = Listener(port_of.serve, port_of.gate)
+    listener = Listener(port_of.serve, port_of.turned_away, port_of.gate)
     return listener, listener.listen(hosts, port)
 
 
@@ -95,11 +95,11 @@ class _JoinPort:
             async with asyncio.timeout(DEADLINE_S), _accepted(connection, self._context) as (reader, writer):
                 await self._answer(reader, writer, host)
         except TimeoutError:
-            await self._turned_away(host, f"a call took more than {DEADLINE_S:g} s")
+            await self.turned_away(host, f"a call took more than {DEADLINE_S:g} s")
         except OSError as error:  # TLS's errors, too
-            await self._turned_away(host, explain(error, "a caller").message)
+            await self.turned_away(host, explain(error, "a caller").message)
         except ProtocolError as error:
-            await self._turned_away(host, error.message)
+            await self.turned_away(host, error.message)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         call = JoiningCoordinator(self._authority, self._leaf())
@@ -121,7 +121,7 @@ class _JoinPort:
         _write(writer, call.answer(decision))
         await writer.drain()
 
-    async def _turned_away(self, host: str, why: str) -> None:
+    async def turned_away(self, host: str, why: str) -> None:
         await asyncio.to_thread(self._admission.turned_away, host, why)
 
 
@@ -149,7 +149,7 @@ async def _accepted(
 # -- the node's side ---------------------------------------------------------------------------------------
 
 
-async def join(host: str, port: int, token: Token, key: NodeKey, role: str, name: str) -> Joined:
+async def join(host: str, port: int, token: Token, key: NodeKey, role: str, name: str) -> Admitted:
     """Ask the coordinator at this join port to be let in.
 
     Raises JoinRefused with the reason, NotTrusted for anyone but the token's coordinator (who gets no proof of it),
@@ -165,11 +165,11 @@ async def join(host: str, port: int, token: Token, key: NodeKey, role: str, name
         async with _call(where, host, port, context) as (reader, writer):
             _write(writer, node.connected(peer_certificate(writer)))
             joined = await _until_end(node, reader)
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Admitted)
     return joined
 
 
-async def renew(host: str, port: int, context: TLSContext, authority: bytes) -> Joined:
+async def renew(host: str, port: int, context: TLSContext, authority: bytes) -> Admitted:
     """Ask the coordinator at this join port for a new certificate, as a member whose own may have run out.
 
     `context` is the member's `client_context`.  Raises as `join` does; NotTrusted if the member was revoked.
@@ -179,7 +179,7 @@ async def renew(host: str, port: int, context: TLSContext, authority: bytes) -> 
     async with _deadline(where), _call(where, host, port, context) as (reader, writer):
         _write(writer, node.connected())
         joined = await _until_end(node, reader)
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Admitted)
     return joined
 
 

@@ -247,14 +247,14 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class Admitted:
     """The end: what the coordinator gave, and the authority that it is from."""
 
     grant: Grant
     authority: bytes
 
 
-NodeAction = Verify | Send | Joined
+NodeAction = Verify | Send | Admitted
 
 
 class JoiningNode:
@@ -304,11 +304,11 @@ class JoiningNode:
         self._authority = frame.certificate
         return [Verify(frame.certificate)]
 
-    def _answered(self, frame: Frame) -> Joined:
+    def _answered(self, frame: Frame) -> Admitted:
         grant = _granted(self._where, frame)
         if not same(grant_mac(self._token.key, self._nonce, grant.signed), grant.mac):
             raise NotTrusted(f"{self._where} does not know the token itself")
-        return Joined(grant, self._authority)
+        return Admitted(grant, self._authority)
 
 
 class RenewingNode:
@@ -325,7 +325,7 @@ class RenewingNode:
     def received(self, data: bytes) -> list[NodeAction]:
         for frame in self._inbox.feed(data):
             if not isinstance(frame, Authority):
-                return [Joined(_granted(self._where, frame), self._authority)]
+                return [Admitted(_granted(self._where, frame), self._authority)]
             _same_authority(self._where, frame, self._authority)
         return []
 

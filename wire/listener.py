@@ -1,7 +1,7 @@
-"""A listening port that hears only so many strangers at once, whatever comes (docs/protocol.md, "Joining").
+"""A listening port for TLS that hears only so many strangers at once, whatever comes (docs/protocol.md, "Joining").
 
-It accepts every connection, so that a flood costs the kernel nothing, and closes those beyond the gate's limits before
-a byte is read.  What a connection carries is the business of `serve`; TLS, too.
+It accepts every connection, so that a flood costs the kernel nothing, and closes those beyond the gate's limits.  TLS
+takes 300 KiB, so it only begins when a first byte is there that can be TLS's; what does not begin so goes at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from .gate import Gate
 log = logging.getLogger("graph_mesh.listener")
 
 BACKLOG = 256
+FIRST_BYTE_S = 3.0  # a caller that wants something says so at once
+TLS_HANDSHAKE = b"\x16"  # the first byte of every TLS connection
+TURN_S = 0.005  # from one begin of TLS to the next: a flood takes a part of the loop's time, and no more memory
 PAUSE_S = 0.1  # after a failed accept: no file descriptor is free, most of the time
 
 
@@ -25,11 +28,20 @@ class Listener:
     """Calls `serve(connection, host)` for each caller; it counts as a stranger until that returns.
 
     `serve` owns the socket and takes care of its time limit; it is cancelled when the caller has to go.
+    `turned_away(host, why)` hears of callers that did not begin.
     """
 
-    def __init__(self, serve: Callable[[socket.socket, str], Awaitable[None]], gate: Gate) -> None:
+    def __init__(
+        self,
+        serve: Callable[[socket.socket, str], Awaitable[None]],
+        turned_away: Callable[[str, str], Awaitable[None]],
+        gate: Gate,
+    ) -> None:
         self._serve = serve
+        self._turned_away = turned_away
         self._gate = gate
+        self._turn = asyncio.Lock()
+        self._begun_s = 0.0
         self._numbers = itertools.count()
         self._listening: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -84,9 +96,55 @@ class Listener:
 
     async def _hear(self, number: int, connection: socket.socket, host: str) -> None:
         try:
-            await self._serve(connection, host)
+            if await self._begins(connection, host):
+                self._gate.spoke(number)
+                await self._wait_for_turn(connection)
+                await self._serve(connection, host)
         except OSError as error:
             log.debug("a caller from %s ended early: %s", host, error)
         finally:
             self._gate.leave(number)
             self._strangers.pop(number, None)
+
+    async def _begins(self, connection: socket.socket, host: str) -> bool:
+        """Whether the caller begins as TLS does; if not, its connection is closed."""
+        try:
+            async with asyncio.timeout(FIRST_BYTE_S):
+                first = await _peek(connection)
+            why = "" if first in (TLS_HANDSHAKE, b"") else "it does not speak TLS"
+        except TimeoutError:
+            first, why = b"", f"it said nothing for {FIRST_BYTE_S:g} s"
+        except BaseException:
+            connection.close()
+            raise
+        if first == TLS_HANDSHAKE:
+            return True
+        connection.close()
+        if why:
+            await self._turned_away(host, why)
+        return False
+
+    async def _wait_for_turn(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._turn:
+                await asyncio.sleep(max(0.0, self._begun_s + TURN_S - loop.time()))
+                self._begun_s = loop.time()
+        except BaseException:
+            connection.close()
+            raise
+
+
+async def _peek(connection: socket.socket) -> bytes:
+    """The first byte, left where it is; b"" if the caller hung up before."""
+    loop = asyncio.get_running_loop()
+    there = asyncio.Event()
+    try:
+        loop.add_reader(connection, there.set)
+    except NotImplementedError:  # Windows' loop waits for whole reads only, and so TLS begins at once
+        return TLS_HANDSHAKE
+    try:
+        await there.wait()
+        return connection.recv(1, socket.MSG_PEEK)
+    finally:
+        loop.remove_reader(connection)

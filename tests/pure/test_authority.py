@@ -13,7 +13,7 @@ from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
 
 from coordinator.audit import read_events, verify
 from coordinator.authority import Authority, Revoked
-from coordinator.roster import LISTED_S, REVOKED_REMEMBERED_S, Member, Roster, from_json, to_json
+from coordinator.roster import LISTED_S, REVOKED_REMEMBERED_S, MemberRecord, Roster, from_json, to_json
 from coordinator.tokens import TokenTable
 from wire.certificates import CERTIFICATE_S, NodeKey, check_issued, member_of, new_key, read_revocations
 from wire.errors import ConfigError, InputError, JoinRefused
@@ -154,7 +154,7 @@ def test_a_mesh_has_a_limit(authority: Authority) -> None:
 
 def let_in_many(roster: Roster) -> str:
     for number in range(DEFAULT.nodes_max):
-        roster.members[f"n{number:04}"] = Member(f"n{number:04}", f"name {number}", "worker", "t", "h", 1.0, 2.0)
+        roster.members[f"n{number:04}"] = MemberRecord(f"n{number:04}", f"name {number}", "worker", "t", "h", 1.0, 2.0)
     return "n0000"
 
 

@@ -24,7 +24,7 @@ from wire.certificates import (
 )
 from wire.credentials import LOOK_S, RETRY_S, Credentials, keep_renewed, renewal_due_s
 from wire.errors import ConfigError, ConnectFailed, ProtocolError
-from wire.joining import Grant, Joined
+from wire.joining import Admitted, Grant
 
 NOW_S = time.time()
 BY = new_authority(MESH, NOW_S)
@@ -38,9 +38,9 @@ def granted(
     revoked: tuple[str, ...] = (),
     number: int = 0,
     epoch: int = 1,
-) -> Joined:
+) -> Admitted:
     certificate = by.issue(key.public, "worker", MESH, now_s)
-    return Joined(Grant(certificate, by.revocations(revoked, number), MESH, epoch), by.certificate)
+    return Admitted(Grant(certificate, by.revocations(revoked, number), MESH, epoch), by.certificate)
 
 
 def member(folder: Path) -> Credentials:
@@ -62,7 +62,7 @@ def test_an_identity_is_there_again_after_a_restart(tmp_path: Path) -> None:
     again = Credentials(tmp_path, QuickDisk())
     assert again.enrolled and (again.node_id, again.mesh, again.certificate) == (made.node_id, MESH, made.certificate)
     assert again.member == Member(made.node_id, "worker", made.member.starts_s, made.member.ends_s)
-    assert again.joined == made.joined
+    assert again.admitted == made.admitted
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps no mode bits")
@@ -82,8 +82,8 @@ def test_a_certificate_for_another_node_or_of_another_authority_is_not_kept(tmp_
     good = granted(made.key)
     for wrong, says in (
         (granted(new_key()), "for another node"),
-        (Joined(good.grant, other.certificate), "not signed"),
-        (Joined(Grant(good.grant.certificate, other.revocations([], 0), MESH, 1), BY.certificate), "revocation list"),
+        (Admitted(good.grant, other.certificate), "not signed"),
+        (Admitted(Grant(good.grant.certificate, other.revocations([], 0), MESH, 1), BY.certificate), "revocation list"),
     ):
         with pytest.raises(ProtocolError, match=says):
             made.adopt(wrong)
@@ -179,7 +179,7 @@ async def test_certificates_are_renewed_in_time_for_ever(tmp_path: Path) -> None
         if len(asked_s) == 4:
             raise asyncio.CancelledError
 
-    async def ask() -> Joined:
+    async def ask() -> Admitted:
         asked_s.append(now_s)
         if len(asked_s) == 2:
             raise ConnectFailed("nobody answers")

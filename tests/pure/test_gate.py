@@ -19,6 +19,30 @@ def test_so_many_strangers_are_heard_and_then_the_oldest_goes() -> None:
     assert gate.arrive(67, address(67)) == Arrival(True, 2)
 
 
+def test_one_that_spoke_stays_before_those_that_did_not() -> None:
+    gate = Gate()
+    gate.arrive(1000, "127.0.0.1")
+    gate.spoke(1000)
+    evicted = [gate.arrive(number, "127.0.0.1").evicted for number in range(200)]
+    assert 1000 not in evicted and evicted[-1] == 136
+    for number in range(137, 200):
+        gate.spoke(number)
+    assert gate.arrive(2000, "127.0.0.1").evicted == 1000
+
+
+def test_a_flood_from_many_addresses_pushes_itself_out() -> None:
+    gate = Gate()
+    for number in range(60):
+        gate.arrive(number, f"10.0.0.{number % 15}")
+        gate.spoke(number)
+    for number in range(100, 104):
+        gate.arrive(number, f"10.1.0.{number}")
+        gate.spoke(number)
+    assert gate.arrive(200, "10.2.0.1").evicted == 0
+    gate.spoke(200)
+    assert gate.arrive(201, "10.2.0.2").evicted == 1
+
+
 def test_whoever_left_or_proved_itself_does_not_count() -> None:
     gate = Gate()
     for number in range(1000):

@@ -16,12 +16,12 @@ from wire.joining import (
     GRANT_BYTES_MAX,
     REFUSALS,
     STRANGER_BYTES_MAX,
+    Admitted,
     Ask,
     Asked,
     Authority,
     Frame,
     Grant,
-    Joined,
     JoiningCoordinator,
     JoiningNode,
     Refusal,
@@ -76,14 +76,14 @@ class Mesh:
             sent += b"".join(each.data for each in end.answer(self.decide(asked)))
         return sent
 
-    def let_in(self, joining: JoiningNode) -> Joined:
+    def let_in(self, joining: JoiningNode) -> Admitted:
         """Both calls of a node, in pieces of any size."""
         (verify,) = joining.received(self.call(b""))
         assert verify == Verify(self.authority)
         (ask,) = joining.connected(self.leaf)
         assert isinstance(ask, Send)
         (joined,) = [action for piece in pieces(self.call(ask.data)) for action in joining.received(piece)]
-        assert isinstance(joined, Joined)
+        assert isinstance(joined, Admitted)
         return joined
 
 
@@ -307,7 +307,7 @@ def test_a_member_renews_without_a_token() -> None:
     (said,) = member.connected()
     assert isinstance(said, Send) and end.received(said.data) == RenewalAsked()
     (greeting,), (answer,) = end.connected(), end.answer(GRANT)
-    assert member.received(greeting.data + answer.data) == [Joined(GRANT, AUTHORITY)]
+    assert member.received(greeting.data + answer.data) == [Admitted(GRANT, AUTHORITY)]
 
 
 def test_a_renewal_can_be_refused() -> None:
@@ -361,7 +361,7 @@ def test_a_node_reads_no_more_from_a_stranger_either() -> None:
 
 def test_a_revocation_list_of_a_full_mesh_fits() -> None:
     full = replace(GRANT, revocations=bytes(37 * 1024 + 200))
-    assert RenewingNode("there", AUTHORITY).received(encode(full)) == [Joined(full, AUTHORITY)]
+    assert RenewingNode("there", AUTHORITY).received(encode(full)) == [Admitted(full, AUTHORITY)]
 
 
 @given(st.binary(max_size=200))

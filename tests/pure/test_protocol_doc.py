@@ -8,14 +8,17 @@ import pytest
 from support.golden import negated, stored
 from support.protocol_doc import PATH, ROOT, TABLES, with_tables
 
-from wire import address, transport
+from coordinator import tokens
+from wire import address, join_link, joining, listener, security, transport
 from wire.codec import FORMAT
 from wire.discovery import SERVICE
 from wire.frames import MAGIC, encode
+from wire.gate import GateLimits
 from wire.messages import INLINE_BYTES_MAX
 from wire.versions import PROTOCOL, text
 
 DOCUMENT = PATH.read_text()
+GATE = GateLimits()
 
 
 def test_its_tables_are_up_to_date() -> None:
@@ -41,6 +44,16 @@ def test_every_table_stands_there_once(name: str) -> None:
         f"up to {INLINE_BYTES_MAX >> 10} KiB rides",
         f"`{SERVICE}`",
         f"{address.PORT} to {address.LAST_PORT}",
+        f"coordinator's port + {join_link.PORT_OFFSET}.",
+        f"A call has {joining.DEADLINE_S:g} s: {listener.FIRST_BYTE_S:g} s until",
+        f"A handshake has {security.HANDSHAKE_S:g} s.",
+        f"at most {joining.STRANGER_BYTES_MAX >> 10} KiB from the other",
+        f"{joining.GRANT_BYTES_MAX >> 10} KiB of Grant",
+        f"TLS begins every {listener.TURN_S * 1000:g} ms",
+        f"at most {GATE.strangers_max} callers at once, and at most {GATE.strangers_per_origin_max} of one origin",
+        f"From the {GATE.questions_per_origin + 1}th question of an origin",
+        f"the {GATE.questions + 1}st of all within a minute on, the answer comes {GATE.delay_s:g} s later",
+        f"It may ask {tokens.ASKED_MAX} times",
     ],
 )
 def test_its_numbers_are_those_of_the_code(says: str) -> None:
