@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PERIOD_US = 100_000
+_numbers = itertools.count()
 # Where the controller may be mounted, and what its file for the quota is called and holds.
 KINDS = (
     (Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "{quota}"),
@@ -42,7 +44,7 @@ def cpu_quota(share: float) -> Iterator[Quota]:
     """All added processes together get `share` of one core; they must have ended before this does.  NoQuota."""
     reasons = []
     for root, file, text in KINDS:
-        folder = root / f"graph-mesh-test-{os.getpid()}"
+        folder = root / f"graph-mesh-test-{os.getpid()}-{next(_numbers)}"
         try:
             folder.mkdir()
             (folder / file).write_text(text.format(quota=int(share * PERIOD_US)))
@@ -62,7 +64,8 @@ def cpu_quota(share: float) -> Iterator[Quota]:
 @contextmanager
 def burner(quota: Quota) -> Iterator[None]:
     """A process within the quota that uses all of it that the others leave."""
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+    busy = f"import os\nwhile os.getppid() == {os.getpid()}: pass"  # it ends with us, however we end
+    with subprocess.Popen([sys.executable, "-c", busy]) as process:
         quota.add(process.pid)
         try:
             yield
