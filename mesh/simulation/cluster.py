@@ -23,6 +23,7 @@ from wire.errors import ConfigError
 from wire.identity import identity_here
 from wire.link import Handler
 from wire.protocol import Identity
+from wire.watch import LinkWatch
 from worker.config import WorkerConfig
 from worker.daemon import Daemon
 from worker.surroundings import Surroundings
@@ -116,6 +117,7 @@ class Cluster:
             endpoint=lambda identity, handler: self._endpoint(name, identity, handler),
             host=host_on(self.devices[self.names.index(name)]),
             machine=self.referee.worker(name),
+            watch=lambda endpoint, config, port: LinkWatch(endpoint, wall=asyncio.get_running_loop().time),
         )
         self._processes[name] = _Process(asyncio.create_task(self._run(name, config, surroundings), name=name))
 
@@ -155,6 +157,12 @@ class Cluster:
         self.tell(f"{name} is cut off")
         self.network.block([name], others)
         self.network.block(others, [name])
+
+    def reconnect(self, name: str) -> None:
+        """The host's cable is in again."""
+        self._check(name)
+        self.tell(f"{name} is connected again")
+        self.network.heal(name)
 
     def block(self, source: str, target: str) -> None:
         """Nothing gets from one host to another, in this direction."""
@@ -204,13 +212,14 @@ class Cluster:
             lambda identity, handler: self._endpoint(COORDINATOR, identity, handler),
             self.referee.coordinator,
         )
+        self.coordinator.link_watch.wall = asyncio.get_running_loop().time
         self.coordinator.watchers.append(self._saw)
         await asyncio.gather(*(self.coordinator.connect(name, PORT) for name in self.names))
 
     def _endpoint(self, name: str, identity: Identity, handler: Handler) -> Endpoint:
         """Hosts share no memory: what they exchange goes over the network."""
         alone = replace(identity, host_id=name, shared_memory="")
-        return Endpoint(alone, handler, self.network.carrier(name))
+        return Endpoint(alone, handler, self.network.carrier(name), chance=self.network.random.random)
 
     def _saw(self, event: Event) -> None:
         self.tell(f"{event.kind} {event.node}: {event.text}")

@@ -53,9 +53,9 @@ class SimulatedNetwork:
         targets = list(targets)
         self._blocked |= {(source, target) for source in sources for target in targets}
 
-    def heal(self) -> None:
-        """Every silence ends; what was sent meanwhile arrives, as TCP sends again."""
-        self._blocked.clear()
+    def heal(self, host: str = "") -> None:
+        """Every silence ends, or every silence of one host; what was sent meanwhile arrives, as TCP sends again."""
+        self._blocked = {way for way in self._blocked if host and host not in way}
         for each in self._sockets:
             each.resume()
 

@@ -1,0 +1,93 @@
+"""A large simulated mesh with workers coming and going: invariants hold, jobs are answered, nobody is lost.
+
+`PYTHONHASHSEED=0 python tests/sim/test_simulated_crowd.py NODES HOURS` runs one and reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+
+import pytest
+from support.simulated import Job, simulate
+
+from mesh.simulation.cluster import Cluster
+
+CHURN_PER_S = 0.05 / 60  # of all workers; each is away for a while
+AWAY_S = (0.5, 30.0)
+JOB_EVERY_S = 20.0
+
+
+async def crowd_run(cluster: Cluster, seconds: float) -> Counter[str]:
+    """Churn and jobs for so many virtual seconds; how often what happened."""
+    rng = random.Random(cluster.seed)
+    seen: Counter[str] = Counter()
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + seconds
+    returning: set[asyncio.Task[None]] = set()
+    cluster.coordinator.watchers.append(lambda event: seen.update([event.kind]))
+
+    async def away(name: str, silent: bool) -> None:
+        if silent:
+            cluster.silence(name)
+        else:
+            cluster.kill(name)
+        await asyncio.sleep(rng.uniform(*AWAY_S))
+        if silent:
+            cluster.reconnect(name)
+        else:
+            cluster.start(name)
+
+    async def churn() -> None:
+        while loop.time() < end_s:
+            await asyncio.sleep(rng.expovariate(CHURN_PER_S * len(cluster.names)))
+            name = rng.choice(cluster.names)
+            if name in cluster.alive and not any(task.get_name() == name for task in returning):
+                seen["away"] += 1
+                task = asyncio.create_task(away(name, rng.random() < 0.3), name=name)
+                returning.add(task)
+                task.add_done_callback(returning.discard)
+
+    async def ask() -> None:
+        while loop.time() < end_s:
+            job = Job.of(rng.randrange(1 << 30), rng.choice(("auto", "single", "pipeline")))
+            assert await job.ask(cluster), "there are always workers"
+            seen["answered"] += 1
+            await asyncio.sleep(rng.uniform(0, 2 * JOB_EVERY_S))
+
+    await asyncio.gather(churn(), ask())
+    await asyncio.gather(*returning)
+    await asyncio.sleep(10)
+    states = Counter(view.state for view in cluster.coordinator.nodes())
+    assert states == {"healthy": len(cluster.names)}, states
+    assert cluster.coordinator.idle
+    assert not any(cluster.busy().values())
+    seen["events"], seen["frames"] = cluster.referee.events, cluster.network.frames
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("nodes", "seconds"), [(60, 60.0), pytest.param(300, 600.0, marks=pytest.mark.long)], ids=["sixty", "many"]
+)
+def test_a_crowd_comes_and_goes(nodes: int, seconds: float) -> None:
+    seen: list[Counter[str]] = []
+
+    async def run(cluster: Cluster) -> None:
+        seen.append(await crowd_run(cluster, seconds))
+
+    simulate(run, nodes, seed=1)
+    assert seen[0]["answered"] and seen[0]["away"] and seen[0]["dead"]
+
+
+if __name__ == "__main__":
+    count, hours = int(sys.argv[1]), float(sys.argv[2])
+
+    async def main(cluster: Cluster) -> None:
+        print(dict(await crowd_run(cluster, hours * 3600)), flush=True)
+
+    began_s = time.monotonic()
+    simulate(main, count, seed=1)
+    print(f"{count} nodes for {hours:g} h: every invariant held, {time.monotonic() - began_s:.0f} s", flush=True)
