@@ -71,10 +71,10 @@ async def test_a_socket_that_was_found_congested_can_be_waited_for() -> None:
             came += 1
 
     accepting, dialling = WebSockets(DEFAULT), WebSockets(DEFAULT)
-    address = await accepting.listen("127.0.0.1", 0, 0, accept)
+    address, port = await accepting.listen("127.0.0.1", 0, 0, accept)
     try:
         async with asyncio.timeout(WITHIN_S):
-            socket = await dialling.connect("127.0.0.1", int(address.rpartition(":")[2]))
+            socket = await dialling.connect(address, port)
             written = 1
             while socket.write(frame):
                 written += 1
