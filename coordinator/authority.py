@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from wire.address import check_name
 from wire.certificates import (
     CERTIFICATE_S,
     CertificateAuthority,
@@ -72,6 +73,7 @@ class Authority:
         self._disk = disk or Disk()
         self._audit = AuditLog(folder, self._disk)
         self._strangers = Gate()
+        self._seen: tuple[tuple[int, int, int], Roster] | None = None
         self._dummy_key = secrets.token_bytes(32)
         self._members = folder / "members.json"
         try:
@@ -131,14 +133,11 @@ class Authority:
 
     async def watch(self, changed: Callable[[Revoked], None]) -> None:
         """Call `changed` after each revocation, by whatever process, for ever."""
-        seen, number = self._stamp(), self._read().number
+        number = self._latest().number
         while True:
             await asyncio.sleep(WATCH_S)
             try:
-                stamp = self._stamp()
-                if stamp == seen:
-                    continue
-                roster, seen = await asyncio.to_thread(self._read), stamp
+                roster = await asyncio.to_thread(self._latest)
             except (OSError, ConfigError) as error:
                 log.error("cannot read the list of members: %s", error)
                 continue
@@ -151,29 +150,18 @@ class Authority:
     def admit(self, asked: Asked, host: str) -> Grant | Refusal:
         """Answer a node with a token."""
         said = {"token": asked.ask.key_name, "name": asked.ask.name, "host": host}
-        with self._answering(said) as roster:
-            proof = roster.tokens.prove(asked)
-            if proof.record is None:
-                return Refusal("invalid") if self._is_noise(host) else self._refuse("invalid", said, proof.why)
-            try:
-                key = key_of_request(asked.ask.request)
-            except ProtocolError as error:
-                return self._refuse("malformed", said, error.message)
-            said["node"] = key.node_id
-            now_s = self._clock()
-            reason = roster.admit(proof.record, asked, key.node_id, host, now_s, now_s + CERTIFICATE_S)
-            if reason:
-                return self._refuse(reason, said)
-            self._write(roster)
-            self._tell("joined", role=proof.record.role, **said)
-            return prove_grant(self._grant(key, proof.record.role, roster), proof.record.key, asked.ask.nonce)
+        with self._answering(said):
+            if self._latest().tokens.prove(asked).record is None and self._is_noise(host):
+                return Refusal("invalid")
+            with self._locked() as roster:
+                return self._admit(roster, asked, host, said)
         return Refusal("failed")
 
     def renew(self, certificate: bytes, host: str) -> Grant | Refusal:
         """Answer a member who showed this certificate of ours, on a link or at the join port."""
         key = key_of_certificate(certificate)
         said = {"node": key.node_id, "host": host}
-        with self._answering(said) as roster:
+        with self._answering(said), self._locked() as roster:
             member = roster.renew(key.node_id, self._clock() + CERTIFICATE_S)
             if isinstance(member, str):
                 return self._refuse(member, said)
@@ -188,19 +176,37 @@ class Authority:
             return
         log.warning("turned away a caller from %s: %s", host, why)
         try:
-            with FileLock(self._folder / "lock"):
+            with self._locked():
                 self._tell("turned away", host=host, reason=why)
-        except OSError as error:
+        except (OSError, MeshError) as error:
             log.error("the audit log cannot be written: %s", error)
 
     def certify_coordinator(self, key: PublicKey) -> Admitted:
         """A certificate for the coordinator itself, at its start and whenever it is due."""
-        with FileLock(self._folder / "lock"):
-            grant = self._grant(key, "coordinator", self._read())
+        with self._changing() as roster:
+            grant = self._grant(key, "coordinator", roster)
             self._tell("coordinator certified", node=key.node_id)
         return Admitted(grant, self.certificate)
 
     # -- inside
+
+    def _admit(self, roster: Roster, asked: Asked, host: str, said: dict[str, str]) -> Grant | Refusal:
+        proof = roster.tokens.prove(asked)
+        if proof.record is None:
+            return self._refuse("invalid", said, proof.why)
+        try:
+            check_name("node", asked.ask.name)
+            key = key_of_request(asked.ask.request)
+        except (ConfigError, ProtocolError) as error:
+            return self._refuse("malformed", said, error.message)
+        said["node"] = key.node_id
+        now_s = self._clock()
+        reason = roster.admit(proof.record, asked, key.node_id, host, now_s, now_s + CERTIFICATE_S)
+        if reason:
+            return self._refuse(reason, said)
+        self._write(roster)
+        self._tell("joined", role=proof.record.role, **said)
+        return prove_grant(self._grant(key, proof.record.role, roster), proof.record.key, asked.ask.nonce)
 
     def _is_noise(self, host: str) -> bool:
         """Whether strangers already filled this minute's share of the logs."""
@@ -226,7 +232,7 @@ class Authority:
         return Revoked(roster.number, self._ca.revocations(out, roster.number), out)
 
     def _refuse(self, reason: str, said: dict[str, str], why: str = "") -> Refusal:
-        log.warning("refused %s from %s: %s", said.get("name") or said.get("node"), said["host"], why or reason)
+        log.warning("refused %r from %s: %s", said.get("name") or said.get("node"), said["host"], why or reason)
         self._tell("refused", reason=why or reason, **said)
         return Refusal(reason)
 
@@ -234,19 +240,30 @@ class Authority:
     def _changing(self) -> Iterator[Roster]:
         """The list of members, locked, for a change; ConfigError where that cannot be written."""
         try:
-            with FileLock(self._folder / "lock"):
-                yield self._read()
+            with self._locked() as roster:
+                yield roster
         except OSError as error:
             raise ConfigError(f"cannot write in {self._folder}", cause=str(error)) from None
 
     @contextlib.contextmanager
-    def _answering(self, said: dict[str, str]) -> Iterator[Roster]:
-        """The list of members, locked, for an answer; a failure is logged, and the answer is that it failed."""
+    def _answering(self, said: dict[str, str]) -> Iterator[None]:
+        """A failure is logged, and ends the block: the answer is that it failed."""
         try:
-            with FileLock(self._folder / "lock"):
-                yield self._read()
+            yield
         except (OSError, MeshError) as error:
-            log.error("cannot answer %s from %s: %s", said.get("name") or said.get("node"), said["host"], error)
+            log.error("cannot answer %r from %s: %s", said.get("name") or said.get("node"), said["host"], error)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[Roster]:
+        with FileLock(self._folder / "lock"):
+            yield self._read()
+
+    def _latest(self) -> Roster:
+        """The list of members as it was read last, read again where it changed: to look at, for strangers are many."""
+        stamp = self._stamp()
+        if self._seen is None or self._seen[0] != stamp:
+            self._seen = stamp, self._read()
+        return self._seen[1]
 
     def _read(self) -> Roster:
         return from_json(self._members.read_bytes(), self._dummy_key)

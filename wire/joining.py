@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .address import check_name
 from .errors import JoinRefused, MeshError, NotTrusted, ProtocolError, VersionMismatch
 from .limits import KIB
 from .tokens import (
@@ -263,7 +264,7 @@ class JoiningNode:
     def __init__(self, where: str, token: Token, role: str, name: str, request: bytes, nonce: bytes) -> None:
         self._where = where
         self._token = token
-        self._role, self._name, self._request, self._nonce = role, name, request, nonce
+        self._role, self._name, self._request, self._nonce = role, check_name("node", name), request, nonce
         self._authority = b""  # until it is found to be the token's
         self._proving = False
         self._inbox = _Inbox(STRANGER_BYTES_MAX)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import stat
 import sys
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from wire.errors import ConfigError, InputError, JoinRefused
 from wire.joining import Asked, Grant, JoiningCoordinator, JoiningNode, Refusal, Send, encode
 from wire.joining import Authority as Greeting
 from wire.limits import DEFAULT
-from wire.tokens import Token
+from wire.tokens import Token, request_mac
 
 LEAF = b"the coordinator's certificate"
 
@@ -141,6 +142,15 @@ def test_a_request_that_its_key_did_not_sign_is_refused_and_costs_no_use(authori
 
     answer = authority.admit(asked(authority, token, Borrowed()), "h")  # type: ignore[arg-type]
     assert answer == Refusal("malformed") and authority.tokens()[0].nodes == ()
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[2J", "../up"])
+def test_names_that_no_node_can_have_are_refused(authority: Authority, name: str) -> None:
+    token = authority.create_token()
+    good = asked(authority, token, new_key())
+    unsigned = dataclasses.replace(good.ask, name=name)
+    ask = dataclasses.replace(unsigned, mac=request_mac(token.key, LEAF, unsigned.signed))
+    assert authority.admit(Asked(ask, LEAF), "h") == Refusal("malformed") and authority.members() == []
 
 
 def test_a_mesh_has_a_limit(authority: Authority) -> None:

@@ -72,6 +72,7 @@ PURE = (
     "coordinator/roster.py",
     "coordinator/state.py",
     "coordinator/tokens.py",
+    "wire/address.py",
     "wire/allowed.py",
     "wire/backoff.py",
     "wire/codec.py",

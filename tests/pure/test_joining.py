@@ -140,6 +140,12 @@ def test_a_node_that_lost_the_answer_asks_again_and_uses_up_nothing(mesh: Mesh) 
     assert refused(mesh, node(token(), nonce=99)) == "used"
 
 
+@pytest.mark.parametrize("name", ["", "x" * 65, "two\nlines"])
+def test_a_node_with_an_impossible_name_does_not_ask(name: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        JoiningNode("there", token(), "worker", name, b"request", bytes(32))
+
+
 # -- every refusal
 
 
