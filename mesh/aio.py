@@ -75,11 +75,13 @@ class AsyncMesh:
 
         A handle given as an argument is never hashed or sent again: its bytes go to a worker once, when first needed.
         """
+        self._check_open()
         paths, structure = tree.flatten_with_paths(value)
         return tree.unflatten(structure, [await self._put_one(path, leaf) for path, leaf in paths])
 
     async def plan(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto") -> PlanPreview:
         """What would go where and why, before a byte moves."""
+        self._check_open()
         return PlanPreview(await self._backend.plan(self.form(fn, args, strategy, "on").graph, strategy))
 
     async def run(
@@ -152,8 +154,7 @@ class AsyncMesh:
 
     def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:
         """Begin a call, on the loop."""
-        if self._closing is not None:
-            raise ConfigError("this mesh is closed")
+        self._check_open()
         if form.mode == "off" or (form.mode == "auto" and not self._backend.live()):
             started = _start_here(self._loop, work, inputs)
             self._here.add(started.outputs)
@@ -172,6 +173,10 @@ class AsyncMesh:
                 raise Cancelled("the mesh was closed") from None
             started.cancel()
             raise
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise ConfigError("this mesh is closed")
 
     async def _put_one(self, path: str, leaf: Any) -> Handle:
         handle = leaf if isinstance(leaf, Handle) else await asyncio.to_thread(handle_of, leaf, path)

@@ -240,5 +240,8 @@ def test_tasks_of_an_async_mesh_that_is_closed_get_a_typed_error() -> None:
         await asyncio.gather(mesh.close(), mesh.close())
         with pytest.raises(errors.Cancelled, match="the mesh was closed"):
             await task
+        for call in (mesh.run(chain(1), X), mesh.submit(chain(1), X), mesh.put(X), mesh.plan(chain(1), X)):
+            with pytest.raises(errors.ConfigError, match="this mesh is closed"):
+                await call
 
     asyncio.run(use())
