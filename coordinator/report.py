@@ -35,8 +35,8 @@ class NodeView:
 class Event:
     """Something worth telling; `at_s` is on the coordinator's monotonic clock.
 
-    `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, leaving, planned, deployed, began (a
-    worker's first part of a step started) or ran (all its parts did).
+    `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, leaving, devices (it gave one up),
+    planned, deployed, began (a worker's first part of a step started) or ran (all its parts did).
     """
 
     at_s: float

@@ -34,6 +34,7 @@ from wire.messages import (
     CancelStep,
     Deploy,
     Deployed,
+    Devices,
     Drop,
     Feed,
     FetchBlob,
@@ -176,6 +177,7 @@ class Coordinator:
             Began: self._on_began,
             Push: self._on_push,
             Leaving: self._on_leaving,
+            Devices: self._on_devices,
         }
         self._spawn(self._watch_time())
 
@@ -389,6 +391,19 @@ class Coordinator:
         for line in body.log:
             log.warning("%s: %s", link.peer.name, line)
         self._judge(self._detector.lost(link.peer.node_id, self._now(), f"left: {body.reason}"))
+
+    def _on_devices(self, link: Link, body: Devices) -> None:
+        """A worker gave a device up: it is still there, and computes less."""
+        node = link.peer.node_id
+        member = self._members.get(node)
+        if member is None or member.link is not link:
+            return
+        member.joined = Joined(body.devices, member.joined.memory_bytes, member.joined.blobs)
+        member.profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
+        self._known[node] = replace(self._known[node], devices=body.devices)
+        self._plans.clear()
+        self._tell("devices", node, body.reason)
+        self._feed(state.ProfilesChanged())
 
     # -- health
 

@@ -50,6 +50,11 @@ class NodeGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfilesChanged:
+    """The nodes are the same, but not what they can do: later calls get new plans."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallSubmitted:
     """Evaluate something.  Calls with equal `job` share a plan."""
 
@@ -180,8 +185,8 @@ class Reject:
 
 
 Event = (
-    NodeJoined | NodeGone | CallSubmitted | PlanMade | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed
-    | OutputArrived | CallCancelled | Tick
+    NodeJoined | NodeGone | ProfilesChanged | CallSubmitted | PlanMade | PlanFailed | DeployDone | DeployFailed
+    | NodeRan | RunFailed | OutputArrived | CallCancelled | Tick
 )  # fmt: skip
 Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ForgetPlan | Resolve | Reject
 
@@ -244,6 +249,7 @@ class CoordinatorState:
         self._handlers: dict[type, Any] = {
             NodeJoined: self._node_joined,
             NodeGone: self._node_gone,
+            ProfilesChanged: self._profiles_changed,
             CallSubmitted: self._call_submitted,
             PlanMade: self._plan_made,
             PlanFailed: self._plan_failed,
@@ -317,6 +323,11 @@ class CoordinatorState:
         for call in self._without_plan():
             actions += self._place(call, now)
         return actions
+
+    def _profiles_changed(self, event: ProfilesChanged, now: float) -> list[Action]:
+        replaced = [self._plans[generation] for generation in self._current.values()]
+        self._current.clear()
+        return [action for plan in replaced for action in self._retire_if_outdated(plan)]
 
     def _without_plan(self) -> list[_Call]:
         return [call for call in self._calls.values() if call.generation is None]

@@ -269,6 +269,13 @@ class Joined(Message, frozen=True, array_like=True, tag=True):
     blobs: tuple[Hash, ...] = ()  # what its cache holds (most recent first, at most 4096)
 
 
+class Devices(Message, frozen=True, array_like=True, tag=True):
+    """Worker to coordinator, one-way: what its devices are from now on.  One that was given up has no dtypes left."""
+
+    devices: tuple[DeviceReport, ...]
+    reason: Text
+
+
 class Beat(Message, frozen=True, array_like=True, tag=True):
     """Worker to coordinator, every beat interval: alive.  `incarnation` grows when the worker refutes a suspicion."""
 
@@ -422,7 +429,8 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
 
 AnyMessage = (
     Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Began | CancelStep
-    | FetchBlob | Blob | BlobStream | Join | Joined | Beat | Suspected | Probe | Probed | Leaving | TailLog | LogLines
+    | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Suspected | Probe | Probed | Leaving
+    | TailLog | LogLines
     | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob
     | AskNodes | Nodes
 )  # fmt: skip

@@ -24,6 +24,7 @@ from wire.address import parse_address
 from wire.dtypes import dtype_named
 from wire.errors import (
     BlobCorrupt,
+    DeviceLost,
     MeshError,
     NodeLost,
     ProtocolError,
@@ -42,6 +43,7 @@ from wire.messages import (
     CancelStep,
     Deploy,
     DeviceReport,
+    Devices,
     Drop,
     FetchBlob,
     Join,
@@ -67,6 +69,7 @@ from . import host_messages as hm
 from .blobs import BlobStore
 from .config import WorkerConfig
 from .devices import BEST, selections
+from .reports import memory_bytes_of, report_of, without_ops
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
 
@@ -82,7 +85,7 @@ LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
 
 
 async def run_worker(config: WorkerConfig) -> int:
-    """Serve until told to stop; the exit code: 0 drained, 3 an engine host was lost.  MeshError if it cannot start."""
+    """Serve until told to stop; the exit code: 0 drained, 3 no device is left.  MeshError if it cannot start."""
     ring = start_logging(config.verbosity, config.log_json)
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -162,6 +165,8 @@ class Daemon:
             ev.SendPush: self._send_push,
             ev.StopPush: self._stop_push,
             ev.SendBegan: self._send_began,
+            ev.StartHost: lambda action: self._spawn(self._restart_host(action.device)),
+            ev.GiveUpDevice: self._give_up_device,
             ev.SendLeaving: self._send_leaving,
             ev.Stop: self._stop,
         }
@@ -189,6 +194,12 @@ class Daemon:
     # -- start and end
 
     async def _start_host(self, selection: str) -> EngineHost:
+        host = self._new_host(selection)
+        self._hosts.append(host)
+        await host.start()
+        return host
+
+    def _new_host(self, selection: str) -> EngineHost:
         stop = self._shared.allocate(hm.STOP_BYTES)
         opening = hm.Open(
             device=selection,
@@ -200,10 +211,7 @@ class Daemon:
             parent_pid=os.getpid(),
             beat_s=self._config.host_beat_s,
         )
-        host = self._surroundings.host(opening, stop.buffer, self._config, self._host_said, self._host_lost)
-        self._hosts.append(host)
-        await host.start()
-        return host
+        return self._surroundings.host(opening, stop.buffer, self._config, self._host_said, self._host_lost)
 
     async def _open_devices(self, hosts: list[EngineHost]) -> None:
         """Wait until every host has its device; a selection that came up empty is left out."""
@@ -218,7 +226,7 @@ class Daemon:
             elif answer.device is not None:
                 host.device = len(self._hosts)
                 self._hosts.append(host)
-                reports.append(_report(host.device, answer.device))
+                reports.append(report_of(host.device, answer.device))
                 continue
             host.kill()
         self._reports = tuple(reports)
@@ -457,7 +465,7 @@ class Daemon:
             answer.set_exception(action.error)
 
     def _reply_joined(self, action: ev.ReplyJoined) -> None:
-        budget = self._config.memory_bytes or _memory_bytes(self._reports)
+        budget = self._config.memory_bytes or memory_bytes_of(self._reports)
         self._answer(action.request, Joined(self._reports, budget, action.blobs))
 
     def _reply_ran(self, action: ev.ReplyRan) -> None:
@@ -656,9 +664,30 @@ class Daemon:
             kept=ev.Kept(dtype, shape, device, output.kept) if output.kept else None,
         )
 
-    def _host_lost(self, host: EngineHost, reason: str) -> None:
-        log.error("the engine host of device %d (%s) is gone: %s", host.device, host.selection, reason)
-        self._feed(ev.HostLost(host.device, reason))
+    def _host_lost(self, host: EngineHost, error: MeshError) -> None:
+        log.error("device %d: %s", host.device, error)
+        self._feed(ev.HostLost(host.device, error))
+
+    async def _restart_host(self, device: int) -> None:
+        """Put a new engine host in the place of a lost one."""
+        log.info("device %d: starting its engine host again", device)
+        host = self._new_host(self._hosts[device].selection)
+        host.device = device
+        self._hosts[device] = host
+        await host.start()
+        answer = await host.opened
+        if isinstance(answer, hm.Opened) and answer.device is not None:
+            log.info("device %d is back", device)
+            self._feed(ev.HostReady(device))
+            return
+        host.kill()
+        gone = DeviceLost(f"there is no {host.selection} now")
+        self._host_lost(host, from_fields(answer.error) if isinstance(answer, hm.OpenFailed) else gone)
+
+    def _give_up_device(self, action: ev.GiveUpDevice) -> None:
+        log.error("device %d %s", action.device, action.reason)
+        self._reports = tuple(without_ops(each) if each.index == action.device else each for each in self._reports)
+        self._notify(action.node, Devices(self._reports, f"device {action.device} {action.reason}"[:4096]))
 
     # -- actions: pushes
 
@@ -756,29 +785,6 @@ def _host_input(use: ev.Use) -> hm.Input:
             return hm.Input(use.position, dtype, shape, use.last, None, directory, name)
         case ev.Kept(dtype, shape, _, kept):
             return hm.Input(use.position, dtype, shape, use.last, None, "", "", kept)
-
-
-def _report(index: int, device: hm.Device) -> DeviceReport:
-    return DeviceReport(
-        index=index,
-        engine=device.engine,
-        adapter=device.adapter,
-        backend=device.backend,
-        driver=device.driver,
-        software=device.software,
-        memory_bytes=device.memory_bytes,
-        limits=device.limits,
-        dtypes_by_op=device.dtypes_by_op,
-        gflops=device.gflops,
-        gbytes_per_s=device.gbytes_per_s,
-        dispatch_s=device.dispatch_s,
-    )
-
-
-def _memory_bytes(reports: tuple[DeviceReport, ...]) -> int:
-    """The budget of all devices together: software adapters compute in the cpu's memory, which counts once."""
-    own = sum(report.memory_bytes for report in reports if not report.software)
-    return own + max((report.memory_bytes for report in reports if report.software), default=0)
 
 
 __all__ = ["WorkerConfig", "run_worker"]

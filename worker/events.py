@@ -212,10 +212,17 @@ class RequestGone:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """An engine host died, or did not answer for too long."""
+    """An engine host died or hung, or could not be started again; DeviceLost or OutOfMemory says why."""
 
     device: int
-    reason: str
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class HostReady:
+    """An engine host that was started again has its device, and nothing else."""
+
+    device: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +261,7 @@ Event = (
     | DropAsked
     | RequestGone
     | HostLost
+    | HostReady
     | DrainAsked
     | Tick
 )
@@ -450,6 +458,22 @@ class SendBegan:
 
 
 @dataclass(frozen=True, slots=True)
+class StartHost:
+    """Start the engine host of a device again; answered by HostReady or HostLost."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpDevice:
+    """It is out of use until this worker starts anew; `node` is the owner that should know, "" if there is none."""
+
+    device: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendLeaving:
     node: str
     reason: str
@@ -486,6 +510,8 @@ Action = (
     | StopPush
     | StopRun
     | SendBegan
+    | StartHost
+    | GiveUpDevice
     | SendLeaving
     | Stop
 )

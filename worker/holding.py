@@ -8,9 +8,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from wire.limits import MIB
 from wire.messages import Deploy, PlanKey
 
 from .events import Tensor, size_bytes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the worker holds for others at most."""
+
+    early_bytes_max: int = 1024 * MIB  # pushes that came before their Run: one step's activations, generously
+    early_tensors_max: int = 65_536
+    graphs_bytes_max: int = 64 * MIB  # graph encodings kept so that a new plan need not send them again
+    fetches_max: int = 8  # enough to hide a LAN's round trips
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The daemon's end of one engine host: starts the child, talks to it, notices when it is gone or stuck.
 
-It decides nothing: messages go to `on_message`, and `on_lost` is called once with the reason when the child died, sent
-nonsense, or did not answer in time.
+It decides nothing: messages go to `on_message`, and `on_lost` is called once with DeviceLost or OutOfMemory when the
+child died, sent nonsense, or hung (`watchdog.py`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
-from wire.errors import MeshError
+from wire.errors import DeviceLost, MeshError, OutOfMemory
 
 from .config import WorkerConfig
 from .host_messages import (
@@ -34,6 +36,7 @@ from .host_messages import (
     unpack_from_host,
 )
 from .launch import python_command
+from .watchdog import Watchdog
 
 log = logging.getLogger("graph_mesh.worker")
 STDERR_LINE_BYTES_MAX = 4096
@@ -49,7 +52,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         stop_cell: memoryview,
         config: WorkerConfig,
         on_message: Callable[[HostProcess, FromHost], None],
-        on_lost: Callable[[HostProcess, str], None],
+        on_lost: Callable[[HostProcess, MeshError], None],
     ) -> None:
         self.selection = opening.device
         self.device = 0  # its number among the worker's devices, once it is one
@@ -66,9 +69,8 @@ class HostProcess(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._over = False
-        self._unanswered: list[float] = []  # when each message that awaits an answer was sent
-        self._heard = False  # since the last check
-        self._silent_checks = 0
+        self._watchdog = Watchdog(config.host_beat_s, config.host_silence_s, config.part_s_max, config.stop_s_max)
+        self._killed_for_memory = _killed_for_memory()
         self._checker: asyncio.TimerHandle | None = None
 
     @property
@@ -87,12 +89,13 @@ class HostProcess(asyncio.SubprocessProtocol):
         if self._over or self._stdin is None:
             return
         if isinstance(message, ExecutePart | PreparePart):
-            self._unanswered.append(self._loop.time())
+            self._watchdog.asked(self._loop.time())
         self._stdin.write(pack(message))
 
     def stop_run(self, run: int) -> None:
         """Have the child give up a run it may be computing; it answers it all the same."""
         self._stop_cell[:] = run.to_bytes(STOP_BYTES, "little")
+        self._watchdog.stopped(self._loop.time())
 
     def kill(self) -> None:
         """End the child, whatever it does; `on_lost` is not called."""
@@ -127,25 +130,23 @@ class HostProcess(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         assert self._transport is not None
         code = self._transport.get_returncode() or 0
-        self._lose(f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}")
+        self._lose(f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}", -code)
         self.exited.set()
 
     # -- helpers
 
     def _receive(self, message: FromHost) -> None:
-        self._heard = True
+        self._watchdog.heard()
         if isinstance(message, Alive):
             return
         if isinstance(message, Opened | OpenFailed):
             if not self.opened.done():
                 self.opened.set_result(message)
             self._check_later()
-        else:
-            if isinstance(message, _ANSWERS) and self._unanswered:
-                self._unanswered.pop(0)
-                if self._unanswered:
-                    self._unanswered[0] = self._loop.time()  # the child takes them one by one: the next begins now
-            self._on_message(self, message)
+            return
+        if isinstance(message, _ANSWERS):
+            self._watchdog.answered(self._loop.time())
+        self._on_message(self, message)
 
     def _check_later(self) -> None:
         if self._checker:
@@ -153,28 +154,30 @@ class HostProcess(asyncio.SubprocessProtocol):
         self._checker = self._loop.call_later(self._config.host_beat_s, self._check)
 
     def _check(self) -> None:
-        """Silence is counted in checks, not timed: when this process itself slept, one check heard nothing, not ten."""
         if self._over:
             return
-        self._silent_checks = 0 if self._heard else self._silent_checks + 1
-        self._heard = False
         if not self.opened.done():
             self._lose(f"the device was not open after {self._config.open_s_max:g} s")
-        elif self._silent_checks * self._config.host_beat_s >= self._config.host_silence_s:
-            self._lose(f"it was silent for {self._config.host_silence_s:g} s")
-        elif self._unanswered and self._loop.time() - self._unanswered[0] > self._config.part_s_max:
-            self._lose(f"a part took longer than {self._config.part_s_max:g} s")
+            return
+        hung = self._watchdog.check(self._loop.time())
+        if hung:
+            self._lose(hung)
         else:
             self._check_later()
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, killed_by: int = 0) -> None:
         if self._over:
             return
         self.kill()
+        message = f"the engine host of {self.selection} is gone: {reason}"
+        error: MeshError = DeviceLost(message, next_step="The worker starts it again; its log says more")
+        if killed_by == getattr(signal, "SIGKILL", 9) and _killed_for_memory() > self._killed_for_memory:
+            message = f"{message}, as the system had no memory left"
+            error = OutOfMemory(message, next_step="Give the worker a smaller --max-memory, or the machine more memory")
         if not self.opened.done():
-            self.opened.set_result(OpenFailed({"code": "device_lost", "message": f"the engine host is gone: {reason}"}))
+            self.opened.set_result(OpenFailed(error.to_fields()))
         else:
-            self._on_lost(self, reason)
+            self._on_lost(self, error)
 
     def _log(self, data: bytes) -> None:
         self._stderr += data
@@ -182,3 +185,12 @@ class HostProcess(asyncio.SubprocessProtocol):
         self._stderr = rest[-STDERR_LINE_BYTES_MAX:]
         for line in lines:
             log.warning("engine host %s: %s", self.selection, line.decode("utf-8", "replace"))
+
+
+def _killed_for_memory() -> int:
+    """How many processes this system has killed for memory so far; always 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from wire.errors import InputError, MeshError
 from wire.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
 
-from .events import Tensor
+from .events import Kept, Tensor
 
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
 SOURCES = ("socket", "shared", "disk", "resident")  # where a blob may come from
@@ -52,6 +52,16 @@ class Step:
     bytes_in: int = 0
     bytes_out: int = 0
 
+    def needs(self, device: int) -> bool:
+        """Whether it waits with a tensor that only that device's engine host has."""
+        kept = (held.tensor for held in self.inputs.values() if isinstance(held.tensor, Kept))
+        return any(tensor.device == device for tensor in kept)
+
+    def validate(self) -> None:
+        """AssertionError if a tensor's uses are miscounted."""
+        held = list(self.inputs.values())
+        assert all(each.uses == sum(other is each for other in held) for each in held)
+
 
 @dataclass(slots=True)
 class Closed:
@@ -86,6 +96,7 @@ class Plan:
     waiting_blobs: set[bytes]
     waiting_links: set[str]
     waiting_parts: set[int]
+    graphs: dict[bytes, bytes] = field(default_factory=dict)  # encodings, for an engine host that starts again
     prepared: dict[int, int] = field(default_factory=dict)  # part -> number
     bytes_by_source: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
     compile_s: float = 0.0

@@ -18,12 +18,22 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from wire.errors import Busy, Cancelled, GraphError, InputError, LimitExceeded, MeshError, NodeLost, StaleGeneration
-from wire.limits import MIB
-from wire.messages import Began, Done, MissingGraphs, PartRun, PlanKey
+from wire.errors import (
+    Busy,
+    Cancelled,
+    DeviceLost,
+    GraphError,
+    InputError,
+    LimitExceeded,
+    MeshError,
+    NodeLost,
+    StaleGeneration,
+    from_fields,
+)
+from wire.messages import Began, Deploy, Done, MissingGraphs, PartRun, PlanKey
 
 from .events import (
     Action,
@@ -38,8 +48,10 @@ from .events import (
     Event,
     Execute,
     ExecuteFailed,
+    GiveUpDevice,
     Heard,
     HostLost,
+    HostReady,
     JoinAsked,
     LinkFailed,
     LinkTo,
@@ -65,6 +77,7 @@ from .events import (
     SendLeaving,
     SendPush,
     StartBeats,
+    StartHost,
     Stop,
     StopBeats,
     StopPush,
@@ -80,25 +93,16 @@ from .events import (
     size_bytes_of,
 )
 from .fetches import Fetches
-from .holding import EarlyTensors, KnownGraphs
+from .holding import Bounds, EarlyTensors, KnownGraphs
+from .lanes import Lane
 from .plans import Held, Plan, Route, Slot, Step, plan_of, wrong_in
 
 EXIT_DRAINED = 0
-EXIT_ENGINE_LOST = 3  # an engine host died or hung
+EXIT_ENGINE_LOST = 3  # the last device was given up
 STORY_EVENTS_MAX = 1024
 BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
 ASK_SHARE = 1 / 8  # of the silence after which the coordinator is given up; then it is asked whether it lives
 DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the worker holds for others at most."""
-
-    early_bytes_max: int = 1024 * MIB  # pushes that came before their Run: one step's activations, generously
-    early_tensors_max: int = 65_536
-    graphs_bytes_max: int = 64 * MIB  # graph encodings kept so that a new plan need not send them again
-    fetches_max: int = 8  # enough to hide a LAN's round trips
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +119,6 @@ class Owner:
     node: str
     name: str
     epoch: int
-
-
-@dataclass(slots=True)
-class _Device:
-    queue: deque[tuple[PlanKey, int, int]] = field(default_factory=deque)
-    running: int | None = None
 
 
 # -- the machine ------------------------------------------------------------------------------------------
@@ -141,7 +139,7 @@ class WorkerState:
         self._silence_s = 0.0
         self._asked_owner = False  # since it was last heard
         self._last_owner: Owner | None = None
-        self._devices = [_Device() for _ in range(devices)]
+        self._devices = [Lane() for _ in range(devices)]
         self._plans: dict[PlanKey, Plan] = {}
         self._dropped: OrderedDict[PlanKey, None] = OrderedDict()
         self._early = EarlyTensors(self._bounds.early_bytes_max, self._bounds.early_tensors_max)
@@ -175,6 +173,7 @@ class WorkerState:
             DropAsked: self._drop_asked,
             RequestGone: self._request_gone,
             HostLost: self._host_lost,
+            HostReady: self._host_ready,
             DrainAsked: self._drain_asked,
             Tick: self._tick,
         }
@@ -186,9 +185,10 @@ class WorkerState:
 
     def next_deadline(self) -> float | None:
         """When a Tick is due, or None."""
-        if self.owner is None or not self._silence_s:
-            return None
-        return self._heard_s + self._silence_s * (1 if self._asked_owner else ASK_SHARE)
+        due = [each.repair.restart_at_s for each in self._devices if each.repair.restart_at_s is not None]
+        if self.owner is not None and self._silence_s:
+            due.append(self._heard_s + self._silence_s * (1 if self._asked_owner else ASK_SHARE))
+        return min(due, default=None)
 
     @property
     def queue_depth(self) -> int:
@@ -208,7 +208,9 @@ class WorkerState:
             assert self.owner is not None and key.epoch == self.owner.epoch, "a plan of another epoch"
             assert key not in self._dropped, "a dropped plan lives"
             assert plan.deployed or not plan.steps, "a step runs on a plan that is not deployed"
-            assert not (plan.deployed and plan.waiting_parts), "deployed, and parts are not prepared"
+            absent = [part for part in plan.parts.values() if part.part not in plan.prepared]
+            if not plan.waiting_blobs:
+                assert all(not self._devices[part.device].repair.up for part in absent), "a part is not prepared"
             for number, step in plan.steps.items():
                 self._validate_step(plan, number, step)
         queued = [entry for device in self._devices for entry in device.queue]
@@ -219,19 +221,15 @@ class WorkerState:
             assert not found.waiting[part], "a part is queued before its inputs are there"
             assert (key, number, part) not in running, "a part is queued and runs"
         for device in self._devices:
+            device.validate()
             assert device.running is None or device.running in self._runs
-            assert device.running is not None or not device.queue, "a device idles while parts are ready"
         self._early.validate()
         self._graphs.validate()
 
     def _validate_step(self, plan: Plan, number: int, step: Step) -> None:
         assert number not in plan.closed, "a closed step lives"
         assert self._requests.get(step.request) == (plan.key, number), "a step without its request"
-        uses: dict[int, int] = {}
-        for held in step.inputs.values():
-            uses[id(held)] = uses.get(id(held), 0) + 1
-        for held in step.inputs.values():
-            assert held.uses == uses[id(held)], "a tensor's uses are miscounted"
+        step.validate()
 
     # -- ownership
 
@@ -288,6 +286,9 @@ class WorkerState:
         return actions
 
     def _tick(self, event: Tick, now: float) -> list[Action]:
+        return [*self._restart_hosts(now), *self._watch_owner(event, now)]
+
+    def _watch_owner(self, event: Tick, now: float) -> list[Action]:
         if self.owner is None or not self._silence_s:
             return []
         if event.late_s > 0:  # what delayed us may have delayed its words too
@@ -332,13 +333,14 @@ class WorkerState:
         error = self._not_owned_by(event.node, deploy.plan)
         if deploy.plan in self._plans:
             error = error or StaleGeneration(f"plan {_label(deploy.plan)} is already here")
-        error = error or wrong_in(deploy, self.node, len(self._devices))
+        error = error or wrong_in(deploy, self.node, len(self._devices)) or self._given_up(deploy)
         if error is not None:
             return [Refuse(event.request, error)]
         missing = self._graphs.learn(deploy)
         if missing:
             return [Reply(event.request, MissingGraphs(missing))]
         plan = plan_of(deploy, event.request, self.node, self._links)
+        plan.graphs = {part.graph: self._graphs[part.graph] for part in deploy.parts}
         self._plans[plan.key] = plan
         self._requests[event.request] = (plan.key, None)
         self._tell(now, f"deploy {_label(plan.key)}: {len(plan.parts)} parts, {len(plan.blobs)} blobs")
@@ -367,16 +369,23 @@ class WorkerState:
             actions += self._fail_deploy(plan, error, now)
         return actions
 
+    def _given_up(self, deploy: Deploy) -> MeshError | None:
+        gone = [part.device for part in deploy.parts if self._devices[part.device].repair.given_up]
+        return DeviceLost(f"device {gone[0]} was given up") if gone else None
+
     def _prepare_if_fetched(self, plan: Plan, now: float) -> list[Action]:
-        if plan.waiting_blobs or plan.prepared:
+        """Prepare what is not yet, on every device that is there."""
+        if plan.waiting_blobs:
             return []
         actions: list[Action] = []
         for part in plan.parts.values():
+            if part.part in plan.prepared or not self._devices[part.device].repair.up:
+                continue
             number = plan.prepared[part.part] = self._number()
             self._prepared[number] = (plan.key, part.part)
             params = ((i, source.blob) for i, source in enumerate(part.sources) if source.kind == "param")
             bound = tuple((position, blob) for position, blob in params if blob is not None)
-            encoded = self._graphs[part.graph]
+            encoded = plan.graphs[part.graph]
             counts = len(part.sources), len(part.targets)
             actions.append(Prepare(part.device, number, part.graph, encoded, *counts, bound, plan.blobs, plan.force))
         return actions or self._finish_deploy(plan, now)
@@ -386,6 +395,9 @@ class WorkerState:
         if plan is None:
             return []
         plan.waiting_parts.discard(part)
+        if plan.deployed:  # a new engine host has it again
+            self._devices[plan.parts[part].device].preparing.discard(event.prepared)
+            return self._dispatch(now)
         plan.compile_s += event.compile_s
         plan.compiled += 1
         plan.from_cache += event.from_cache
@@ -398,7 +410,8 @@ class WorkerState:
         if isinstance(event.error, GraphError):
             self._graphs.forget(plan.parts[part].graph)
         event.error.op = event.error.op or f"part {part}"
-        return self._fail_deploy(plan, event.error, now)
+        self._expect_loss(plan.parts[part].device, event.error)
+        return [*self._fail_deploy(plan, event.error, now), *self._dispatch(now)]
 
     def _preparing(self, prepared: int) -> tuple[Plan | None, int]:
         key, part = self._prepared.get(prepared, (None, 0))
@@ -441,6 +454,7 @@ class WorkerState:
             actions.append(Refuse(plan.request, error))
         for part, number in plan.prepared.items():
             del self._prepared[number]
+            self._devices[plan.parts[part].device].preparing.discard(number)
             actions.append(Unprepare(plan.parts[part].device, number))
         unpinned = frozenset(blob for blob in plan.blobs - plan.waiting_blobs if not self._pins(blob, plan))
         if unpinned:
@@ -519,11 +533,11 @@ class WorkerState:
         """Give every idle device its next part."""
         actions: list[Action] = []
         for index, device in enumerate(self._devices):
-            if device.running is None and device.queue:
+            if device.idle and device.queue:
                 actions += self._start(index, device, *device.queue.popleft())
         return actions
 
-    def _start(self, index: int, device: _Device, key: PlanKey, number: int, part: int) -> list[Action]:
+    def _start(self, index: int, device: Lane, key: PlanKey, number: int, part: int) -> list[Action]:
         plan = self._plans[key]
         step = plan.steps[number]
         run = device.running = self._number()
@@ -537,7 +551,8 @@ class WorkerState:
             Wish(self._number() if route.near else 0, len(route.nodes) + len(route.positions) + len(route.far))
             for route in plan.routes[part]
         )
-        execute = Execute(index, run, plan.prepared[part], tuple(inputs), wishes)
+        device.inputs = tuple(inputs)
+        execute = Execute(index, run, plan.prepared[part], device.inputs, wishes)
         if step.began or self.owner is None:
             return [execute]
         step.began = True
@@ -575,6 +590,9 @@ class WorkerState:
         return actions
 
     def _execute_failed(self, event: ExecuteFailed, now: float) -> list[Action]:
+        for index, device in enumerate(self._devices):
+            if device.running == event.run:
+                self._expect_loss(index, event.error)
         plan, number, part = self._end_run(event.run)
         if plan is None:
             return self._dispatch(now)
@@ -585,8 +603,7 @@ class WorkerState:
     def _end_run(self, run: int) -> tuple[Plan | None, int, int]:
         """The device is free; the plan is None if nobody waits for this run any more."""
         for device in self._devices:
-            if device.running == run:
-                device.running = None
+            device.end(run)
         found = self._runs.pop(run, None)
         plan = self._plans.get(found[0]) if found else None
         if found is None or plan is None or found[1] not in plan.steps:
@@ -641,8 +658,7 @@ class WorkerState:
         step = plan.steps.pop(number)
         plan.closed.add(number)
         for device in self._devices:
-            kept = [entry for entry in device.queue if entry[:2] != (plan.key, number)]
-            device.queue = deque(kept)
+            device.forget(plan.key, number)
         actions: list[Action] = [StopPush(push) for push in sorted(step.pushes)]
         for index, device in enumerate(self._devices):
             if device.running is not None and self._runs[device.running][:2] == (plan.key, number):
@@ -666,10 +682,76 @@ class WorkerState:
             return self._drop(plan, Cancelled("the deploy was cancelled"))
         return [*self._close_step(plan, number, Cancelled("the step was cancelled")), *self._dispatch(now)]
 
-    # -- the end
+    # -- devices that are lost
+
+    def _expect_loss(self, index: int, error: MeshError) -> None:
+        """An engine host that lost its device ends after saying so: it gets nothing more."""
+        if isinstance(error, DeviceLost):
+            self._devices[index].repair.failing()
 
     def _host_lost(self, event: HostLost, now: float) -> list[Action]:
-        return self._leave(f"the engine host of device {event.device} is gone: {event.reason}", EXIT_ENGINE_LOST, now)
+        """What it held is gone: its run fails, and what waits for tensors it kept; what else is queued waits."""
+        device = self._devices[event.device]
+        device.repair.lost(now, last=all(each.repair.given_up for each in self._devices if each is not device))
+        self._tell(now, f"device {event.device} lost, the {device.repair.losses}. time: {event.error}")
+        device.preparing.clear()
+        actions = self._fail_run(event, device, now)
+        for plan in list(self._plans.values()):
+            for number in [number for number, step in plan.steps.items() if step.needs(event.device)]:
+                actions += self._close_step(plan, number, _copy(event.error))
+            for part in [part for part in plan.prepared if plan.parts[part].device == event.device]:
+                del self._prepared[plan.prepared.pop(part)]
+                plan.waiting_parts.add(part)
+        if device.repair.given_up:
+            actions += self._give_up(event, now)
+        return [*actions, *self._restart_hosts(now), *self._dispatch(now)]
+
+    def _fail_run(self, event: HostLost, device: Lane, now: float) -> list[Action]:
+        """The part that ran may be what did it, so it is named, and not tried again here."""
+        if device.running is None:
+            return []
+        actions: list[Action] = [Release(use.tensor) for use in device.inputs if use.last]
+        plan, number, part = self._end_run(device.running)
+        if plan is not None:
+            error = _copy(event.error)
+            error.op = f"part {part}"
+            actions += self._close_step(plan, number, error)
+        return actions
+
+    def _give_up(self, event: HostLost, now: float) -> list[Action]:
+        if all(device.repair.given_up for device in self._devices):
+            return self._leave(f"the engine host of its last device is gone: {event.error}", EXIT_ENGINE_LOST, now)
+        reason = f"given up after {self._devices[event.device].repair.losses} losses, the last: {event.error}"
+        self._tell(now, f"device {event.device} {reason}")
+        actions: list[Action] = [GiveUpDevice(event.device, self.owner.node if self.owner else "", reason)]
+        for plan in list(self._plans.values()):
+            if any(part.device == event.device for part in plan.parts.values()):
+                actions += self._drop(plan, _copy(event.error))
+        return actions
+
+    def _restart_hosts(self, now: float) -> list[Action]:
+        due = []
+        for index, device in enumerate(self._devices):
+            at_s = device.repair.restart_at_s
+            if at_s is not None and now >= at_s and not self.leaving:
+                device.repair.starting()
+                due.append(StartHost(index))
+        return list(due)
+
+    def _host_ready(self, event: HostReady, now: float) -> list[Action]:
+        """Give a new host every part that it should have; parts run there once it has them all."""
+        device = self._devices[event.device]
+        device.repair.back()
+        self._tell(now, f"device {event.device} is back")
+        actions: list[Action] = []
+        for plan in list(self._plans.values()):
+            before = set(plan.prepared.values())
+            actions += self._prepare_if_fetched(plan, now)
+            if plan.deployed:
+                device.preparing |= set(plan.prepared.values()) - before
+        return [*actions, *self._dispatch(now)]
+
+    # -- the end
 
     def _drain_asked(self, event: DrainAsked, now: float) -> list[Action]:
         return self._leave(event.reason, EXIT_DRAINED, now)
@@ -694,6 +776,11 @@ class WorkerState:
     def _tell(self, now: float, text: str, routine: bool = False) -> None:
         self.story.append(Told(now, text, routine))
         self.told += 1
+
+
+def _copy(error: MeshError) -> MeshError:
+    """One per refusal: each gets its own place."""
+    return from_fields(error.to_fields())
 
 
 def _release_all(outputs: tuple[Made, ...]) -> list[Action]:

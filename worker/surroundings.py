@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from wire.endpoint import Endpoint
+from wire.errors import MeshError
 from wire.link import Handler
 from wire.protocol import Identity
 from wire.transport import Endpoint as WebSocketEndpoint
@@ -44,7 +45,7 @@ class EngineHost(Protocol):
 
 
 OnMessage = Callable[[Any, FromHost], None]
-OnLost = Callable[[Any, str], None]
+OnLost = Callable[[Any, MeshError], None]
 
 
 @dataclass(frozen=True, slots=True)

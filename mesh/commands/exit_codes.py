@@ -23,7 +23,7 @@ MEANINGS: dict[int, str] = {
     OK: "done; a daemon that was told to stop has handed its work back",
     FAILED: "the work failed: an error of a worker, an engine or a graph",
     USAGE: "a flag, an address, a file or an input is wrong; nothing was done",
-    ENGINE_LOST: "mesh-worker: an engine host died or hung",
+    ENGINE_LOST: "mesh-worker: its last device was lost again and again",
     UNREACHABLE: "a node did not answer, was lost, is busy, or belongs to another mesh or version",
     NOTHING_FITS: "no plan fits the workers' memory or ops",
     CANCELLED: "the job was cancelled",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.codec import decode_graph
+from wire.errors import DeviceLost
 from wire.limits import GIB
 from wire.sharedmem import SharedDir
 from worker import host_messages as hm
@@ -20,6 +21,7 @@ from worker.config import WorkerConfig
 from worker.devices import open_engine
 from worker.host import Host
 from worker.surroundings import OnLost, OnMessage
+from worker.watchdog import Watchdog
 
 COMPILE_S = 0.005
 ANSWER_S = 0.00005  # of a pipe between two processes
@@ -34,7 +36,8 @@ class Device:
     dispatch_s: float = 0.00002
     memory_bytes: int = 8 * GIB
     slower: float = 1.0  # everything takes so many times as long
-    stuck: bool = False  # it takes messages and never answers one
+    stuck: bool = False  # it takes messages, beats, and never answers one
+    silent: bool = False  # it does not even beat
     fails_after: int | None = None  # parts until the device is lost, once; None: never
     lost: int = 0  # how often it was
 
@@ -74,6 +77,8 @@ class SimulatedHost:
         self._waiting: deque[hm.ToHost] = deque()
         self._busy: asyncio.TimerHandle | None = None
         self._running = 0  # the run that is under way
+        self._watchdog = Watchdog(config.host_beat_s, config.host_silence_s, config.part_s_max, config.stop_s_max)
+        self._checker: asyncio.TimerHandle | None = None  # only while it owes an answer: an idle one is not simulated
         self._took_s = 0.0  # what is under way, or was last
         self._work: dict[int, float] = {}  # seconds of what is prepared
         self._over = False
@@ -101,22 +106,28 @@ class SimulatedHost:
 
     def send(self, message: hm.ToHost) -> None:
         """Take a message; they are handled one by one, as in a host's own process."""
-        if not self._over:
-            self._waiting.append(message)
-            self._next()
+        if self._over:
+            return
+        if isinstance(message, hm.ExecutePart | hm.PreparePart):
+            self._watchdog.asked(self._loop.time())
+            self._check_later()
+        self._waiting.append(message)
+        self._next()
 
     def stop_run(self, run: int) -> None:
         """What runs is given up now and answered all the same."""
         self._stop_cell[:] = run.to_bytes(hm.STOP_BYTES, "little")
-        if self._busy is not None and run == self._running and not self._machine.stuck:
+        self._watchdog.stopped(self._loop.time())
+        if self._busy is not None and run == self._running and not self._hangs:
             self._busy.cancel()
             self._busy = self._loop.call_later(ANSWER_S, self._done)
 
     def kill(self) -> None:
         """As EngineHost has it."""
         self._over = True
-        if self._busy is not None:
-            self._busy.cancel()
+        for timer in (self._busy, self._checker):
+            if timer is not None:
+                timer.cancel()
         self._waiting.clear()
         self.exited.set()
 
@@ -126,8 +137,7 @@ class SimulatedHost:
         if self._busy is not None or self._over or not self._waiting:
             return
         message = self._waiting[0]
-        if self._machine.stuck and isinstance(message, hm.ExecutePart | hm.PreparePart):
-            self._busy = self._loop.call_later(self._config.part_s_max, self._lose, "a part took too long")
+        if self._hangs:
             return
         self._running = message.run if isinstance(message, hm.ExecutePart) else 0
         self._took_s = self._seconds(message)
@@ -147,8 +157,29 @@ class SimulatedHost:
                 self._work.pop(message.prepared, None)
         return 0.0
 
+    @property
+    def _hangs(self) -> bool:
+        return self._machine.stuck or self._machine.silent
+
+    def _check_later(self) -> None:
+        if self._checker is None and self._watchdog.busy:
+            self._checker = self._loop.call_later(self._config.host_beat_s, self._check)
+
+    def _check(self) -> None:
+        self._checker = None
+        if not self._machine.silent:
+            self._watchdog.heard()
+        hung = self._watchdog.check(self._loop.time())
+        if hung:
+            self._lose(hung)
+            return
+        self._next()  # a device that was stuck may go on
+        self._check_later()
+
     def _done(self) -> None:
         self._busy = None
+        if self._hangs:
+            return
         message = self._waiting.popleft()
         if isinstance(message, hm.ExecutePart) and self._loses_device():
             self._lose("the device is gone")
@@ -160,6 +191,7 @@ class SimulatedHost:
             case hm.Prepared(prepared, _, from_cache):
                 answer = hm.Prepared(prepared, self._took_s, from_cache)
         if answer is not None:
+            self._watchdog.answered(self._loop.time())
             self._on_message(self, answer)
         self._next()
 
@@ -176,7 +208,7 @@ class SimulatedHost:
 
     def _lose(self, reason: str) -> None:
         self.kill()
-        self._on_lost(self, reason)
+        self._on_lost(self, DeviceLost(f"the engine host of {self.selection} is gone: {reason}"))
 
 
 def host_on(device: Device) -> Callable[[hm.Open, memoryview, WorkerConfig, OnMessage, OnLost], SimulatedHost]:

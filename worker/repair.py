@@ -1,0 +1,53 @@
+"""Repair: what becomes of a device whose engine host was lost: started again, later each time, or given up.  Pure.
+
+A host is lost when it died, hung, lost its device or was killed for memory.  Three losses within ten minutes are no
+accident: the device is given up until the worker is started anew, and its work goes to the worker's other devices.  The
+last device is kept a little longer, since after it the worker can only leave.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+LOSSES_MAX = 3
+LOSSES_OF_LAST_MAX = 5
+WITHIN_S = 600.0
+RESTART_S = (0.0, 0.5, 2.0, 5.0)  # the wait before a host starts again, by how many losses came before
+
+
+@dataclass(slots=True)
+class Repair:
+    """`up` is whether the host serves; if not, `restart_at_s` is when to start it again, None while it starts."""
+
+    up: bool = True
+    given_up: bool = False
+    restart_at_s: float | None = None
+    _losses: deque[float] = field(default_factory=deque)
+
+    def failing(self) -> None:
+        """It reported that its device is gone, and is about to end."""
+        self.up = False
+
+    def lost(self, now: float, last: bool) -> None:
+        """The host is gone; `last` says that the worker has no other device."""
+        self.up = False
+        self._losses.append(now)
+        while now - self._losses[0] > WITHIN_S:
+            self._losses.popleft()
+        self.given_up = len(self._losses) >= (LOSSES_OF_LAST_MAX if last else LOSSES_MAX)
+        wait_s = RESTART_S[min(len(self._losses), len(RESTART_S)) - 1]
+        self.restart_at_s = None if self.given_up else now + wait_s
+
+    def starting(self) -> None:
+        """The host is being started."""
+        self.restart_at_s = None
+
+    def back(self) -> None:
+        """It has its device again."""
+        self.up = True
+
+    @property
+    def losses(self) -> int:
+        """How many there were of late."""
+        return len(self._losses)

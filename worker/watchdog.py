@@ -1,0 +1,62 @@
+"""Watchdog: when an engine host counts as hung.  Pure; whoever owns the host asks it once per beat.
+
+A host is hung when its process says nothing (it beats from a thread of its own, also while it computes), when one
+message takes it longer than any compile or part may, or when it was told to give up a run and did not.  Silence is
+counted in checks, not timed: when the daemon itself slept, one check heard nothing, not ten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Watchdog:
+    """Times in seconds.  `check` is to be called every `beat_s`, from the opening of the device on."""
+
+    beat_s: float
+    silence_s: float
+    part_s_max: float
+    stop_s_max: float
+    _asked: deque[float] = field(default_factory=deque)  # when each message that awaits an answer was sent
+    _stop_asked_s: float | None = None
+    _heard: bool = False  # since the last check
+    _silent_checks: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether the host owes an answer."""
+        return bool(self._asked)
+
+    def asked(self, now: float) -> None:
+        """A message that will be answered was sent."""
+        self._asked.append(now)
+
+    def stopped(self, now: float) -> None:
+        """The host was told to give up what it runs."""
+        self._stop_asked_s = now
+
+    def heard(self) -> None:
+        """Anything came from the host."""
+        self._heard = True
+
+    def answered(self, now: float) -> None:
+        """The oldest message was answered; the host takes them one by one, so the next one begins now."""
+        self._heard, self._stop_asked_s = True, None
+        if self._asked:
+            self._asked.popleft()
+        if self._asked:
+            self._asked[0] = now
+
+    def check(self, now: float) -> str:
+        """Why the host is hung, or "" if it is not."""
+        self._silent_checks = 0 if self._heard else self._silent_checks + 1
+        self._heard = False
+        if self._silent_checks * self.beat_s >= self.silence_s:
+            return f"it was silent for {self.silence_s:g} s"
+        if self._asked and now - self._asked[0] > self.part_s_max:
+            return f"a part took longer than {self.part_s_max:g} s"
+        if self._asked and self._stop_asked_s is not None and now - self._stop_asked_s > self.stop_s_max:
+            return f"a run went on for {self.stop_s_max:g} s after it was cancelled"
+        return ""
