@@ -216,7 +216,7 @@ def test_malformed_messages_are_refused_with_a_typed_error_and_the_coordinator_g
     async def send(message: SubmitJob | PlanGraph) -> None:
         remote = await Remote.connect("bad-input", "127.0.0.1", site.coordinator.ready["port"])
         try:
-            await remote._open().request(message)
+            await (await remote._open()).request(message)
         finally:
             await remote.close()
 
