@@ -371,9 +371,8 @@ def _chained(number: int, chain: bytes, entries: Iterable[Entry]) -> Iterator[_R
 
 
 def _insert(connection: sqlite3.Connection, rows: Iterable[_Row]) -> None:
-    for row in rows:
-        values = (row.number, row.entry.job, row.entry.kind, row.entry.body, row.chain)
-        connection.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", values)
+    values = ((row.number, row.entry.job, row.entry.kind, row.entry.body, row.chain) for row in rows)
+    connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", values)
 
 
 def _epoch(begin: _Row) -> int:

@@ -75,6 +75,11 @@ class FaultyConnection(sqlite3.Connection):
             raise sqlite3.OperationalError("disk I/O error")
         return super().execute(*args)
 
+    def executemany(self, *args: Any) -> sqlite3.Cursor:
+        if self.fuse.step():
+            raise sqlite3.OperationalError("disk I/O error")
+        return super().executemany(*args)
+
 
 def quick_connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
     """A connection that does not sync, with the smallest pages: little to flip, much to hit."""
