@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from wire.address import shown
 from wire.codec import tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
 from wire.endpoint import Endpoint as AnyEndpoint
@@ -53,10 +54,12 @@ from wire.messages import (
     Value,
 )
 from wire.protocol import Identity
+from wire.redial import stay_linked
 from wire.sharedmem import SharedDir, take
 from wire.transport import Endpoint
 from wire.types import TensorType
 from wire.versions import usable_ops
+from wire.watch import LinkWatch
 
 from . import dispatch, state
 from .health import AskPeer, Cause, Decision, Health, HealthConfig, HealthDetector, ProbeSelf, Transition
@@ -70,7 +73,6 @@ log = logging.getLogger("graph_mesh.coordinator")
 T = TypeVar("T")
 
 EVENTS_MAX = 1000
-REDIAL_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a node again; the last repeats for ever
 DIAL_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 30.0  # a worker answers once its devices are probed
 PLANS_REMEMBERED = 256
@@ -179,6 +181,8 @@ class Coordinator:
             Leaving: self._on_leaving,
             Devices: self._on_devices,
         }
+        self.link_watch = LinkWatch(self.endpoint)
+        self._spawn(self.link_watch.run())
         self._spawn(self._watch_time())
 
     # -- what callers use
@@ -194,7 +198,7 @@ class Coordinator:
         """Join the worker at the other end of a link dialled at this address, and stay joined."""
         view = await self._joining(link)
         if (host, port) not in self._staying:
-            self._staying[host, port] = self._spawn(self._stay_connected(host, port, link))
+            self._staying[host, port] = self._spawn(self._stay_connected(f"{shown(host)}:{port}", link))
         return view
 
     def forget(self, host: str, port: int) -> None:
@@ -372,19 +376,15 @@ class Coordinator:
         stem = re.sub(r"-\d+$", "", peer.name)
         return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
 
-    async def _stay_connected(self, host: str, port: int, link: Link) -> None:
-        """Dial again whenever the link is lost, for ever, with growing waits."""
-        while True:
-            while not link.closed:
-                await link.wait_closed()
-            for wait_s in itertools.chain(REDIAL_S, itertools.repeat(REDIAL_S[-1])):
-                await asyncio.sleep(wait_s)
-                try:
-                    link = await self.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S)
-                    await self._joining(link)
-                    break
-                except MeshError as error:
-                    log.debug("%s:%d is not back yet: %s", host, port, error)
+    async def _stay_connected(self, address: str, link: Link) -> None:
+        """Dial again whenever the link is lost, for ever: where it was found, and wherever else it said it listens."""
+        node = link.peer.node_id
+
+        def addresses() -> Sequence[str]:
+            known = self._known.get(node)
+            return tuple(dict.fromkeys((address, *(known.addresses if known else ()))))
+
+        await stay_linked(self.endpoint, addresses, self._joining, link)
 
     def _on_leaving(self, link: Link, body: Leaving) -> None:
         self._tell("leaving", link.peer.node_id, body.reason)

@@ -16,7 +16,7 @@ class Backoff:
 
     chance: Callable[[], float]
     first_s: float = 0.2
-    cap_s: float = 5.0  # somebody who switches a machine on again waits no longer than this
+    cap_s: float = 2.0  # whoever switches a machine on again waits no longer than this
     _bound_s: float = 0.0
 
     def next_s(self) -> float:

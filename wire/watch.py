@@ -28,15 +28,17 @@ ANSWER_DOUBTFUL_S = 2.0  # of a link that is doubtful: dialling anew costs littl
 class LinkWatch:
     """Watches one endpoint while `run` runs.
 
-    `moved()` says whether the machine's addresses changed since it was last asked; `wall` is the time of day.
+    `moved()` says whether the machine's addresses changed since it was last asked; `wall` is the time of day; `woke` is
+    told when either made all links doubtful.
     """
 
     def __init__(
         self, endpoint: Endpoint, moved: Callable[[], bool] = lambda: False, wall: Callable[[], float] = time.time
     ) -> None:
+        self.moved = moved
+        self.wall = wall
+        self.woke: list[Callable[[], object]] = []
         self._endpoint = endpoint
-        self._moved = moved
-        self._wall = wall
         self._waking = Waking()
         self._asked: dict[Link, asyncio.Task[None]] = {}
 
@@ -45,11 +47,13 @@ class LinkWatch:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                reason = self._waking.tick(loop.time(), self._wall())
-                if self._moved():
+                reason = self._waking.tick(loop.time(), self.wall())
+                if self.moved():
                     reason = reason or "this machine's addresses changed"
                 if reason:
                     log.info("%s: asking %d linked nodes whether they are there", reason, len(self._endpoint.links))
+                    for tell in self.woke:
+                        tell()
                 for link in list(self._endpoint.links.values()):
                     if reason:
                         self._ask(link, ANSWER_DOUBTFUL_S, reason)

@@ -27,6 +27,8 @@ class WorkerConfig:
     host: str = "127.0.0.1"  # loopback until there are tokens
     port: int = PORT  # 0: any free one
     last_port: int = LAST_PORT
+    interfaces: tuple[str, ...] = ()  # of those others may reach, the only ones to use; (): all
+    advertise: tuple[str, ...] = ()  # "HOST[:PORT]" where others can dial it too: a forwarded port, say
     peers: tuple[str, ...] = ()  # "HOST:PORT" or "HOST" to dial, again and again, until they answer
     devices: tuple[str, ...] = ()  # as `worker.devices` reads them; (): the best hardware adapter, and the cpu
     memory_bytes: int = 0  # budget for weights and working memory of all devices; 0: what they have

@@ -61,6 +61,8 @@ from wire.messages import (
     TailLog,
     Value,
 )
+from wire.protocol import Identity
+from wire.redial import stay_linked
 from wire.sharedmem import SharedDir, check_name, remove, take
 
 from . import events as ev
@@ -77,7 +79,6 @@ log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
 FETCH_S_MIN = 10.0  # a holder that is alive answers within a round trip; this is for one that is not
 FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is tried
-REDIAL_S_MIN, REDIAL_S_MAX = 0.1, 2.0
 PARENT_CHECK_S = 0.5
 LEAVING_LOG_LINES = 64
 OWNER_ANSWER_S = 10.0  # the machine decides much earlier whether the coordinator is gone
@@ -137,12 +138,14 @@ class Daemon:
         self._fetching: dict[int, asyncio.Task[None]] = {}
         self._pushing: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._seeking: asyncio.Task[None] | None = None  # for the coordinator whose link ended
+        self._coordinator: Identity | None = None  # whose worker this is, or was last
         self._arriving: dict[int, str] = {}  # id of a stream's buffer -> name of its file
         self._ticker: asyncio.TimerHandle | None = None
         self._beater: asyncio.TimerHandle | None = None
         self._beats = 0
         self._lag_s = 0.0
-        self._performers: dict[type, Callable[[Any], None]] = {
+        self._performers: dict[type, Callable[[Any], object]] = {
             ev.Reply: self._reply,
             ev.Refuse: self._refuse,
             ev.ReplyRan: self._reply_ran,
@@ -183,9 +186,11 @@ class Daemon:
         await self._open_devices(hosts)
         self._state = self._surroundings.machine(self._identity.node_id, len(self._hosts), self._identity.incarnation)
         self._ready.set()
+        watch = self._surroundings.watch(self._endpoint, self._config, port)
         self._announce(port)
+        self._spawn(watch.run())
         for peer in self._config.peers:
-            self._spawn(self._keep_linked(peer))
+            self._spawn(self._stay_linked((peer,)))
         if self._config.discoverable:
             self._spawn(self._advertise(port))
         await self._watch_parent()
@@ -359,11 +364,7 @@ class Daemon:
             case Drop():
                 return await self._ask(lambda request: ev.DropAsked(node, request, body.plan))
             case Join():
-                return await self._ask(
-                    lambda request: ev.JoinAsked(
-                        node, request, link.peer.name, body.epoch, body.beat_s, body.silence_s, self._store.held()
-                    )
-                )
+                return await self._join(link, body)
             case FetchBlob():
                 await self._store.find(body.blob)
                 return await self._exchange.serve(link, body)
@@ -372,6 +373,19 @@ class Daemon:
             case TailLog(lines):
                 return LogLines(tuple(self._log_lines)[-lines:] if lines else ())
         raise ProtocolError(f"a worker does not answer {type(body).__name__}")
+
+    async def _join(self, link: Link, body: Join) -> Message:
+        peer, held = link.peer, self._store.held()
+        joined = await self._ask(
+            lambda request: ev.JoinAsked(
+                peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held
+            )
+        )
+        self._coordinator = peer
+        if self._seeking is not None:
+            self._seeking.cancel()
+            self._seeking = None
+        return joined
 
     def on_notify(self, link: Link, body: Message) -> None:
         node = link.peer.node_id
@@ -424,22 +438,12 @@ class Daemon:
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
         log.info("link to %s %s ended%s", link.peer.role, link.peer.name, f": {error}" if error else "")
         self._feed(ev.NodeUnlinked(link.peer.node_id))
+        owner = self._coordinator
+        if owner is not None and owner.node_id == link.peer.node_id and owner.addresses and self._seeking is None:
+            self._seeking = self._spawn(self._stay_linked(owner.addresses))
 
-    async def _keep_linked(self, peer: str) -> None:
-        """Dial an address until somebody answers, and again when the link ends."""
-        host, port = parse_address(peer)
-        wait_s, told = REDIAL_S_MIN, ""
-        while True:
-            try:
-                link = await self._endpoint.dial(host, port)
-                wait_s, told = REDIAL_S_MIN, ""
-                await link.wait_closed()
-            except MeshError as error:
-                if str(error) != told:
-                    log.warning("%s: %s", peer, error)
-                    told = str(error)
-                wait_s = min(wait_s * 2, REDIAL_S_MAX)
-            await asyncio.sleep(wait_s)
+    async def _stay_linked(self, addresses: Sequence[str]) -> None:
+        await stay_linked(self._endpoint, lambda: addresses)
 
     async def _advertise(self, port: int) -> None:
         """Announce this worker by mDNS until the end."""
@@ -739,10 +743,11 @@ class Daemon:
         if not self._stopped.done():
             self._stopped.set_result(action.code)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class _EndOfInput(asyncio.Protocol):

@@ -16,6 +16,8 @@ from wire.errors import MeshError
 from wire.link import Handler
 from wire.protocol import Identity
 from wire.transport import Endpoint as WebSocketEndpoint
+from wire.watch import LinkWatch
+from wire.whereabouts import Whereabouts
 
 from .config import WorkerConfig
 from .host_messages import FromHost, Open, Opened, OpenFailed, ToHost
@@ -48,15 +50,22 @@ OnMessage = Callable[[Any, FromHost], None]
 OnLost = Callable[[Any, MeshError], None]
 
 
+def _watch_here(endpoint: Endpoint, config: WorkerConfig, port: int) -> LinkWatch:
+    whereabouts = Whereabouts(endpoint, config.host, port, config.interfaces, config.advertise)
+    return LinkWatch(endpoint, whereabouts.moved)
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """`signals` says whether the process is the daemon's own, so that it may answer SIGTERM; `machine` makes what
-    decides, from its node id, its devices and its incarnation."""
+    decides, from its node id, its devices and its incarnation; `watch` what notices that links died, for an endpoint
+    that listens on a port."""
 
     endpoint: Callable[[Identity, Handler], Endpoint]
     host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
     machine: Callable[[str, int, int], WorkerState] = WorkerState
     signals: bool = False
+    watch: Callable[[Endpoint, WorkerConfig, int], LinkWatch] = _watch_here
 
 
 REAL = Surroundings(WebSocketEndpoint, HostProcess, signals=True)

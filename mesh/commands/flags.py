@@ -32,9 +32,23 @@ def add_common(made: argparse.ArgumentParser, keep: bool = False) -> None:
 
 
 def add_listening(made: argparse.ArgumentParser, peer: str) -> None:
-    """--host, --port, --peer and --no-mdns, for daemons."""
+    """--host, --port, --interface, --advertise, --peer and --no-mdns, for daemons."""
     made.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     made.add_argument("--port", type=port, help="port (default 7100, or the next free one up to 7131; 0: any)")
+    made.add_argument(
+        "--interface",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a network interface to use, and no other (repeatable; default: all that others can reach)",
+    )
+    made.add_argument(
+        "--advertise",
+        action="append",
+        default=[],
+        metavar="HOST[:PORT]",
+        help="where others can dial this node too, such as a forwarded port (repeatable)",
+    )
     made.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help=peer)
     made.add_argument("--no-mdns", action="store_true", help="neither announce this node nor look for others")
 

@@ -19,6 +19,7 @@ from coordinator.service import JobService
 from wire.address import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
 from wire.identity import kept_node_id
+from wire.whereabouts import Whereabouts
 
 from ..config import coordinator_folder
 from ..durations import parse_duration
@@ -50,6 +51,8 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         first = PORT if options.port is None else options.port
         last = LAST_PORT if options.port is None else options.port
         port = await coordinator.endpoint.listen(options.host, first, last)
+        whereabouts = Whereabouts(coordinator.endpoint, options.host, port, options.interface, options.advertise)
+        coordinator.link_watch.moved = whereabouts.moved
         _tell_ready(options, mesh, port, health)
         returning = asyncio.create_task(_dial_again(coordinator, workers))
         await asyncio.gather(*(coordinator.connect(*peer) for peer in peers))

@@ -52,6 +52,8 @@ def work(options: argparse.Namespace) -> int:
         name=node_name(options),
         mesh=mesh_name(options),
         host=options.host,
+        interfaces=tuple(options.interface),
+        advertise=tuple(options.advertise),
         peers=tuple(options.peer),
         devices=tuple(options.device),
         memory_bytes=parse_size(options.max_memory) if options.max_memory else 0,
