@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 from .address import EVERY, parse_address, shown
 from .allowed import LOOPBACK_ONLY, Allowed
-from .errors import Busy, ConfigError, ConnectFailed, MeshError, ProtocolError
+from .certificates import Member
+from .errors import Busy, ConfigError, ConnectFailed, MeshError, NotTrusted, ProtocolError
 from .frames import Hello, decode
 from .limits import DEFAULT, KIB, Limits
 from .link import Handler, Link
@@ -48,7 +49,13 @@ TURN_BYTES = 256 * KIB  # bulk bytes written before other work on the loop gets 
 
 
 class Socket(Protocol):
-    """One connection: whole frames in order, or its end."""
+    """One connection: whole frames in order, or its end.
+
+    `member` is who a certificate says is at the other end; None where connections prove nothing.
+    """
+
+    @property
+    def member(self) -> Member | None: ...
 
     def write(self, frame: bytes) -> bool:
         """Send a frame now; False if the socket is congested.  The frame is taken in either case."""
@@ -228,6 +235,7 @@ class Endpoint:
             acknowledged = await _handshake(peer, CONTROL, control, where)
             assert isinstance(acknowledged, Acknowledged)
             other = acknowledged.identity
+            _check_member(control, other)
             if node_id not in ("", other.node_id):
                 raise ConnectFailed(f"{where} is {other.role} {other.name}, another node than the one that was there")
             waits_for = self._pairing.acknowledged(peer.link_id, other.node_id, other.boot_id, acknowledged.existing)
@@ -235,6 +243,7 @@ class Endpoint:
                 return await self._await_link(waits_for, other)
             bulk = await self._connect(where)
             try:
+                _check_member(bulk, other)
                 peer.start_bulk(_can_share(self.identity, other))
                 opened = await _handshake(peer, BULK, bulk, where)
                 assert isinstance(opened, Opened)
@@ -303,6 +312,7 @@ class Endpoint:
         (event,) = peer.receive(CONTROL, data)
         assert isinstance(event, HelloReceived)
         other, link_id = event.identity, event.link_id
+        _check_member(accepted.socket, other)
         if link_id in self._accepted:
             raise ProtocolError("a link id stands twice", node=other.name)
         if other.node_id not in self.links and len(self.links) >= self.limits.nodes_max:
@@ -316,8 +326,11 @@ class Endpoint:
         peer = accepted.peer
         try:
             peer.receive(BULK, data)
+            assert peer.other is not None
+            _check_member(socket, peer.other)
         except MeshError as error:
             log.info("refused a bulk connection: %s", error)
+            peer.refuse(error)
             _write_all(peer, CONTROL, accepted.socket)
             self._spawn(accepted.socket.close())
             return
@@ -435,6 +448,16 @@ async def _read(link: Link, channel: Channel, socket: Socket) -> None:
 def _write_all(peer: Peer, channel: Channel, socket: Socket) -> None:
     while (frame := peer.next_frame(channel)) is not None:
         socket.write(frame)
+
+
+def _check_member(socket: Socket, said: Identity) -> None:
+    """NotTrusted for a node that says it is another than its certificate does."""
+    member = socket.member
+    if member is not None and (member.node_id, member.role) != (said.node_id, said.role):
+        raise NotTrusted(
+            f"{said.name} says it is {said.role} {said.node_id[:8]}, but shows the certificate of "
+            f"{member.role} {member.node_id[:8]}"
+        )
 
 
 def _link_named(data: bytes, limits: Limits) -> bytes:

@@ -73,8 +73,8 @@ class Identity:
     """Who a node is: what hello carries.
 
     `node_id` stays the same for a state folder and `boot_id` for a process.  `addresses` are all "host:port" where it
-    may be dialled, best first; none for a node that does not listen.  `host_id` is equal for processes that may share memory (one machine, one user);
-    `shared_memory` is the directory of this node's shared-memory files, "" for none.
+    may be dialled, best first; none for a node that does not listen.  `host_id` is equal for processes that may share
+    memory (one machine, one user); `shared_memory` is the directory of this node's shared-memory files, "" for none.
     """
 
     node_id: str

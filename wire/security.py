@@ -112,6 +112,11 @@ _ALERTS = {
 }
 
 
+def is_tls_error(error: object) -> bool:
+    """Whether TLS failed, and not the network under it."""
+    return isinstance(error, ssl.SSLError)
+
+
 def explain(error: OSError | EOFError, where: str) -> MeshError:
     """What a handshake's failure with the node at `where` means.
 

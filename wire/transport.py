@@ -21,25 +21,34 @@ import aiohttp
 from aiohttp import WSMsgType, web
 
 from .address import LAST_PORT, PORT, shown
-from .allowed import LOOPBACK_ONLY, Allowed, is_loopback
+from .allowed import ANYWHERE, LOOPBACK_ONLY, Allowed, is_loopback
+from .certificates import Member, any_server_name
+from .credentials import Credentials
 from .endpoint import CLOSE_TIMEOUT_S
 from .endpoint import Endpoint as AnyEndpoint
-from .errors import ConfigError, ConnectFailed
+from .errors import ConfigError, ConnectFailed, MeshError
 from .frames import frame_bytes_max
+from .gate import Gate, GateLimits
 from .limits import DEFAULT, Limits
 from .link import Handler, Link
+from .listener import Listener
 from .protocol import Identity
+from .security import HANDSHAKE_S, explain, is_tls_error, peer_member
+
+log = logging.getLogger("graph_mesh.transport")
 
 __all__ = ["Endpoint", "Handler", "Link"]
 
 PATH = "/graph-mesh/link"
 HELLO_TIMEOUT_S = 5.0  # from the upgrade until the link stands
 HEADER_TIMEOUT_S = 3.0  # from connecting until the request's header is complete
+STRANGERS_PER_ORIGIN_MAX = 32  # one host may have many workers that come back at once
+STRANGERS_TOLD_S = 10.0  # from one line about callers that were turned away to the next
 UNLINKED_MAX = 256  # connections that have not become a link; beyond, the oldest goes
 
 
 class Endpoint(AnyEndpoint):
-    """An endpoint whose links are WebSockets."""
+    """An endpoint whose links are WebSockets: with `credentials` all over mutual TLS, without on loopback alone."""
 
     def __init__(
         self,
@@ -47,9 +56,10 @@ class Endpoint(AnyEndpoint):
         handler: Handler,
         limits: Limits = DEFAULT,
         admit: Callable[[Identity], None] | None = None,
-        allowed: Allowed = LOOPBACK_ONLY,
+        credentials: Credentials | None = None,
     ) -> None:
-        super().__init__(identity, handler, WebSockets(limits, allowed), limits, admit, allowed)
+        carrier = WebSockets(limits, credentials)
+        super().__init__(identity, handler, carrier, limits, admit, carrier.allowed)
 
     async def listen(self, host: str = "127.0.0.1", port: int = PORT, last_port: int = LAST_PORT) -> int:
         """Listen on the first free port from `port` to `last_port` (0: any); the port.
@@ -62,10 +72,14 @@ class Endpoint(AnyEndpoint):
 class WebSockets:
     """The Carrier of real networks."""
 
-    def __init__(self, limits: Limits, allowed: Allowed = LOOPBACK_ONLY) -> None:
+    def __init__(self, limits: Limits, credentials: Credentials | None = None) -> None:
+        self.allowed = LOOPBACK_ONLY if credentials is None else ANYWHERE
         self._frame_bytes_max = frame_bytes_max(limits) + 1
-        self._allowed = allowed
+        self._credentials = credentials
         self._servers: list[asyncio.Server] = []
+        self._listener: Listener | None = None
+        self._strangers = 0  # callers that were turned away
+        self._told_s = float("-inf")
         self._web: web.Server | None = None
         self._session: aiohttp.ClientSession | None = None
         self._unlinked: OrderedDict[Any, asyncio.TimerHandle] = OrderedDict()
@@ -75,13 +89,13 @@ class WebSockets:
         self, host: str, port: int, last_port: int, accept: Callable[[_Socket], Awaitable[None]]
     ) -> tuple[str, int]:
         """As Carrier has it; tries every port from `port` to `last_port`."""
-        address = (await _addresses(host, self._allowed, "listen on"))[0]
+        address = (await _addresses(host, self.allowed, "listen on"))[0]
         self._accept = accept
         self._web = web.Server(self._serve, access_log=None, logger=_http_log, auto_decompress=False, lingering_time=0)
         for candidate in range(port, max(port, last_port if port else 0) + 1):
             try:
                 return address, await self._bind(address, candidate)
-            except OSError as error:
+            except (OSError, ConfigError) as error:
                 failure = error
         tried = f"ports {port} to {last_port}" if last_port > port else f"port {port}"
         raise ConfigError(
@@ -90,6 +104,8 @@ class WebSockets:
 
     async def _bind(self, address: str, port: int) -> int:
         """Listen on a port, for "::" of both families; OSError, and then on none."""
+        if self._credentials is not None:
+            return self._bind_trusted(address, port)
         for each in ("0.0.0.0", "::") if address == "::" else (address,):
             try:
                 server = await asyncio.get_running_loop().create_server(self._make_protocol, each, port, backlog=1024)
@@ -104,13 +120,42 @@ class WebSockets:
             port = server.sockets[0].getsockname()[1]
         return port
 
+    def _bind_trusted(self, address: str, port: int) -> int:
+        """As `_bind`; a caller reaches the HTTP parser once TLS has proved that it is a member."""
+        gate = Gate(GateLimits(strangers_per_origin_max=STRANGERS_PER_ORIGIN_MAX))
+        listener = Listener(self._admit_member, self._turned_away, gate)
+        bound = listener.listen(("0.0.0.0", "::") if address == "::" else (address,), port)
+        self._listener = listener
+        return bound
+
+    async def _admit_member(self, connection: socket.socket, host: str) -> None:
+        assert self._credentials is not None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make_protocol,
+                connection,
+                ssl=self._credentials.server_context(),
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
+            )
+        except OSError as error:
+            await self._turned_away(host, explain(error, "a caller").message)
+
+    async def _turned_away(self, host: str, why: str) -> None:
+        """One line for the first of many: a flood of strangers must fill no log."""
+        now_s = asyncio.get_running_loop().time()
+        self._strangers += 1
+        if now_s - self._told_s >= STRANGERS_TOLD_S:
+            log.warning("turned away a caller from %s: %s (%d so far)", host, why, self._strangers)
+            self._told_s = now_s
+
     async def resolve(self, host: str) -> Sequence[str]:
         """As Carrier has it."""
-        return await _addresses(host, self._allowed, "dial")
+        return await _addresses(host, self.allowed, "dial")
 
     async def connect(self, address: str, port: int) -> _Socket:
         """As Carrier has it."""
-        self._allowed.check(address, "dial")
+        self.allowed.check(address, "dial")
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False),
@@ -121,24 +166,42 @@ class WebSockets:
             )
         try:
             websocket = await self._session.ws_connect(
-                f"http://{shown(address)}:{port}{PATH}",
+                f"http{'s' if self._credentials else ''}://{shown(address)}:{port}{PATH}",
+                **self._tls(),
                 compress=0,
                 max_msg_size=self._frame_bytes_max,
                 timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
             )
         except (aiohttp.ClientError, OSError) as error:
-            raise ConnectFailed(
-                f"no node answers at {shown(address)}:{port}",
-                cause=_reason(error),
-                next_step="Is mesh-worker running there?",
-            ) from None
+            raise self._failure(error, f"{shown(address)}:{port}") from None
         assert isinstance(websocket, _ClientWebSocket)
-        return _Socket(websocket)
+        return _Socket(websocket, websocket.transport, self._member(websocket.transport))
+
+    def _tls(self) -> dict[str, Any]:
+        """How to dial as a member: any member may answer, and who it is its certificate says."""
+        if self._credentials is None:
+            return {}
+        name = any_server_name(self._credentials.mesh)
+        return {"ssl": self._credentials.client_context(), "server_hostname": name}
+
+    def _failure(self, error: Exception, where: str) -> MeshError:
+        """What a dial that failed means."""
+        if self._credentials is not None:
+            if isinstance(error, aiohttp.ServerDisconnectedError):
+                return explain(EOFError(), where)
+            tls = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)
+            if isinstance(tls, OSError) and is_tls_error(tls):
+                return explain(tls, where)
+        return ConnectFailed(
+            f"no node answers at {where}", cause=_reason(error), next_step="Is mesh-worker running there?"
+        )
 
     async def close(self) -> None:
         """As Carrier has it."""
         for server in self._servers:
             server.close()
+        if self._listener is not None:
+            await self._listener.close()
         for protocol in list(self._unlinked):
             self._drop(protocol)
         if self._web is not None:
@@ -146,14 +209,20 @@ class WebSockets:
         if self._session is not None:
             await self._session.close()
 
+    def _member(self, transport: asyncio.BaseTransport) -> Member | None:
+        return None if self._credentials is None else peer_member(transport)
+
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        refusal = _http_refusal(request, self._allowed)
+        refusal = _http_refusal(request, self.allowed)
         if refusal is not None:
             refusal.force_close()
             return refusal
         websocket = web.WebSocketResponse(compress=False, max_msg_size=self._frame_bytes_max, timeout=CLOSE_TIMEOUT_S)
         await websocket.prepare(request)
-        served = _Socket(websocket, request.transport, lambda: self._settled(request.protocol))
+        assert request.transport is not None
+        served = _Socket(
+            websocket, request.transport, self._member(request.transport), lambda: self._settled(request.protocol)
+        )
         self._watch(request.protocol, HELLO_TIMEOUT_S)
         assert self._accept is not None
         try:
@@ -202,11 +271,13 @@ class _Socket:
     def __init__(
         self,
         websocket: web.WebSocketResponse | _ClientWebSocket,
-        transport: Any = None,
+        transport: Any,
+        member: Member | None,
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._websocket = websocket
-        self._transport = websocket.transport if isinstance(websocket, _ClientWebSocket) else transport
+        self._transport = transport
+        self.member = member
         self.settled = settled
 
     def write(self, frame: bytes) -> bool:

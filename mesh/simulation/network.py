@@ -12,7 +12,9 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from wire.certificates import Member
 from wire.endpoint import Socket
 from wire.errors import ConfigError, ConnectFailed
 from wire.memory_transport import Conditions
@@ -144,6 +146,7 @@ class _Socket:
     network: SimulatedNetwork
     host: str
     target: str
+    member: ClassVar[Member | None] = None
     other: _Socket = field(init=False, repr=False)
     flying_bytes: int = 0  # sent by this end and not arrived
     closed: bool = False

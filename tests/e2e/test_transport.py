@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -18,7 +17,6 @@ import pytest
 import pytest_asyncio
 from support.links import Recorder, node
 
-from wire.allowed import ANYWHERE, LOOPBACK_ONLY, Allowed
 from wire.errors import (
     Busy,
     Cancelled,
@@ -90,11 +88,10 @@ class Mesh:
         name: str,
         limits: Limits = DEFAULT,
         admit: Any = None,
-        allowed: Allowed = LOOPBACK_ONLY,
         host: str = "127.0.0.1",
         **fields: Any,
     ) -> Endpoint:
-        endpoint = Endpoint(node(name, **fields), Answering(), limits, admit, allowed)
+        endpoint = Endpoint(node(name, **fields), Answering(), limits, admit)
         self._stack.push_async_callback(endpoint.close)
         self.ports[name] = await endpoint.listen(host, 0)
         return endpoint
@@ -457,22 +454,3 @@ async def test_a_killed_peer_is_lost_at_once(mesh: Mesh, number: int) -> None:
         if process.returncode is None and number != signal.SIGKILL:
             process.kill()
         await process.wait()
-
-
-async def test_one_listener_on_every_address_is_reached_at_each(mesh: Mesh) -> None:
-    there = await mesh.node("there", allowed=ANYWHERE, host="::")
-    port = mesh.ports["there"]
-    assert there.identity.addresses == ()  # which ones others can dial is not known from here
-    for host in ("127.0.0.1", "localhost", *(["::1"] if has_ipv6() else ())):
-        here = await mesh.node(f"here-{host}")
-        link = await here.dial(host, port)
-        assert link.peer.name == "there"
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as here:
-            here.bind(("::1", 0))
-    except OSError:
-        return False
-    return True

@@ -15,7 +15,11 @@ from wire.certificates import (
     new_key,
     revocations_pem,
 )
+from wire.credentials import Credentials
+from wire.joining import Admitted, Grant
 from wire.security import TLSFiles
+
+from .faulty_disk import QuickDisk
 
 MESH = "home"
 
@@ -56,6 +60,22 @@ def card(
     files.certificate.write_bytes(certificate_pem(certificate))
     write_trust(files, trusting or by)
     return Card(key, certificate, files)
+
+
+def credentials(
+    folder: Path,
+    by: CertificateAuthority,
+    role: str = "worker",
+    *,
+    now_s: float | None = None,
+    revoked: tuple[str, ...] = (),
+    mesh: str = MESH,
+) -> Credentials:
+    """The identity in a folder, made now, of a node that joined."""
+    made = Credentials(folder, QuickDisk())
+    certificate = by.issue(made.key.public, role, mesh, time.time() if now_s is None else now_s)
+    made.adopt(Admitted(Grant(certificate, by.revocations(revoked, len(revoked)), mesh, 1), by.certificate))
+    return made
 
 
 def write_trust(files: TLSFiles, by: CertificateAuthority, revoked: tuple[str, ...] = (), number: int = 0) -> None:

@@ -1,0 +1,176 @@
+"""Links between members of a mesh: mutual TLS over real sockets, and nobody else gets a byte through."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from support.links import Recorder, node
+from support.tls import MESH, authority, credentials
+
+from wire.certificates import CERTIFICATE_S, CertificateAuthority, any_server_name
+from wire.credentials import Credentials
+from wire.errors import ConnectFailed, MeshError, NotTrusted
+from wire.messages import Done, PlanKey, Push, Value
+from wire.transport import Endpoint
+
+
+class Home:
+    """A mesh of one authority; nodes are closed at the end."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self.authority: CertificateAuthority = authority()
+        self.folder = folder
+        self._stack = stack
+        self._count = 0
+
+    def card(self, role: str = "worker", by: CertificateAuthority | None = None, **more: Any) -> Credentials:
+        self._count += 1
+        return credentials(self.folder / str(self._count), by or self.authority, role, **more)
+
+    async def node(self, name: str, card: Credentials | None, host: str = "127.0.0.1", **said: Any) -> Endpoint:
+        """An endpoint that says it is `said`, where that differs from its certificate."""
+        fields = {"mesh": MESH, **({"node_id": card.node_id, "role": card.member.role} if card else {}), **said}
+        endpoint = Endpoint(node(name, **fields), Recorder(), credentials=card)
+        self._stack.push_async_callback(endpoint.close)
+        await endpoint.listen(host, 0)
+        return endpoint
+
+
+@pytest_asyncio.fixture
+async def home(tmp_path: Path) -> AsyncIterator[Home]:
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        yield Home(tmp_path, stack)
+
+
+def port_of(endpoint: Endpoint) -> int:
+    return int(endpoint.identity.addresses[0].rpartition(":")[2])
+
+
+async def dial(here: Endpoint, there: Endpoint) -> Any:
+    return await here.dial("127.0.0.1", port_of(there))
+
+
+async def test_members_link_and_exchange_over_tls(home: Home) -> None:
+    a, b = await home.node("a", home.card()), await home.node("b", home.card("coordinator"))
+    link = await dial(a, b)
+    assert await link.request(Done()) == Done()
+    assert link.peer.role == "coordinator"
+    data = np.random.default_rng(0).standard_normal(1 << 20)
+    header = Push(PlanKey(1, 1), 1, 0, 0, Value("f64", data.shape))
+    await link.send_stream(header, memoryview(data.view(np.uint8)))
+    assert isinstance(b.handler, Recorder)
+    got, buffer, error = await b.handler.streams.get()
+    assert got == header and error is None and bytes(buffer) == data.tobytes()
+
+
+async def test_a_member_listens_on_every_address(home: Home) -> None:
+    there = await home.node("there", home.card(), host="::")
+    assert there.identity.addresses == (), "which ones others can dial is not known from here"
+    port = there._carrier._listener._listening[0].getsockname()[1]  # type: ignore[attr-defined]
+    for host in ("127.0.0.1", "localhost", *(["::1"] if has_ipv6() else ())):
+        here = await home.node(f"here-{host}", home.card())
+        assert (await here.dial(host, port)).peer.name == "there"
+
+
+@pytest.mark.parametrize("who", ["plain", "another mesh", "expired", "revoked"])
+async def test_whoever_is_no_member_is_refused_in_words(home: Home, who: str) -> None:
+    strange = {
+        "plain": lambda: None,
+        "another mesh": lambda: home.card(by=authority()),
+        "expired": lambda: home.card(now_s=time.time() - CERTIFICATE_S - 1000),
+        "revoked": home.card,
+    }[who]()
+    revoked = (strange.node_id,) if who == "revoked" and strange else ()
+    there = await home.node("there", home.card(revoked=revoked))
+    here = await home.node("here", strange)
+    with pytest.raises(MeshError) as caught:
+        await dial(here, there)
+    assert isinstance(caught.value, ConnectFailed if who == "plain" else NotTrusted), caught.value
+    assert not there.links and not here.links
+
+
+async def test_a_member_does_not_dial_into_another_mesh(home: Home) -> None:
+    there = await home.node("there", home.card(by=authority()))
+    here = await home.node("here", home.card())
+    with pytest.raises(NotTrusted, match="belongs to another mesh"):
+        await dial(here, there)
+
+
+@pytest.mark.parametrize("said", [{"node_id": "b" * 26}, {"role": "coordinator"}])
+async def test_a_member_that_says_it_is_another_is_refused(home: Home, said: dict[str, str]) -> None:
+    """With the genuine certificate of a worker; whichever side dials."""
+    honest, liar = await home.node("honest", home.card()), await home.node("liar", home.card(), **said)
+    for here, there in ((liar, honest), (honest, liar)):
+        with pytest.raises(NotTrusted, match="says it is"):
+            await dial(here, there)
+    assert not honest.links
+
+
+async def test_a_revocation_holds_from_the_next_handshake_on(home: Home) -> None:
+    mine, theirs = home.card(), home.card()
+    there, here = await home.node("there", mine), await home.node("here", theirs)
+    link = await dial(here, there)
+    assert mine.take_revocations(home.authority.revocations((theirs.node_id,), 1))
+    assert await link.request(Done()) == Done(), "links that stand are for whoever heard of it to close"
+    link.close()
+    await link.wait_closed()
+    with pytest.raises(NotTrusted):
+        await dial(here, there)
+
+
+async def test_strangers_bytes_never_reach_the_http_parser(
+    home: Home, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = await home.node("there", home.card())
+    heard: list[bytes] = []
+    monkeypatch.setattr(web.RequestHandler, "data_received", lambda _, data: heard.append(data))
+    loose = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    loose.check_hostname, loose.verify_mode = False, ssl.CERT_NONE
+    with caplog.at_level(logging.WARNING, "graph_mesh"):
+        for context in (None, loose):
+            for data in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01", b"\x00" * 4096, b"\xff"):
+                answer = await tell("127.0.0.1", port_of(there), data, context)
+                assert b"HTTP" not in answer
+    assert not heard
+    here = await home.node("here", home.card())
+    with pytest.raises(ConnectFailed, match="did not answer"):
+        await here.dial("127.0.0.1", port_of(there), timeout_s=0.5)
+    assert heard, "a member's bytes do reach it"
+    monkeypatch.undo()
+    assert len([record for record in caplog.records if "turned away" in record.message]) == 1
+    assert (await dial(here, there)).peer.name == "there"
+
+
+async def tell(host: str, port: int, data: bytes, context: ssl.SSLContext | None) -> bytes:
+    """Say something to a port, over TLS without a certificate or in the clear, and hang up; what was answered."""
+    name = any_server_name(MESH) if context else None
+    try:
+        reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
+        writer.write(data)
+        writer.write_eof() if context is None else None
+        answer = await asyncio.wait_for(reader.read(4096), 10)
+        writer.close()
+    except (OSError, ssl.SSLError):
+        return b""
+    return answer
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as here:
+            here.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
