@@ -338,7 +338,7 @@ class NamedValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class SubmitJob(Message, frozen=True, array_like=True, tag=True):
-    """Run a graph.  Answered by JobAccepted, once the job outlives the coordinator's process where that keeps a journal.
+    """Run a graph.  Answered by JobAccepted, where the coordinator keeps a journal once the job outlives its process.
     A detached job outlives the client's link.  With an id in `job` the same may be sent again and counts once."""
 
     graph: bytes

@@ -85,6 +85,7 @@ async def test_a_socket_that_was_found_congested_can_be_waited_for() -> None:
             await socket.close()
             while came < written + len(sending):
                 await asyncio.sleep(0.01)
+            assert came == written + len(sending)
     finally:
         await dialling.close()
         await accepting.close()
