@@ -1,33 +1,43 @@
-"""One link between two hosts on a network: a slow cable is used, a pulled one is waited for, silence is told."""
+"""One link between two hosts, over TLS: a slow cable is used, a pulled one is waited for, silence is told."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from support.lan_node import LanNode
 from support.namespaces import Lan, needs_namespaces, needs_rate_limit
+from support.tls import authority, credentials
 
 from wire.limits import MIB
 
 pytestmark = needs_namespaces
 
 
+def two(lan: Lan, folder: Path) -> tuple[LanNode, LanNode, int]:
+    """Members of one mesh on the first two hosts, and the port of the second."""
+    by = authority()
+    for name in ("near", "far"):
+        credentials(folder / name, by)
+    near, far = (LanNode(host, name, folder / name) for host, name in zip(lan.hosts, ("near", "far"), strict=True))
+    return near, far, far.ask("listen")
+
+
 @contextmanager
-def linked(lan: Lan) -> Iterator[tuple[LanNode, LanNode]]:
-    """Nodes on the first two hosts with a link between them, dialled by the first."""
-    near, far = LanNode(lan.hosts[0], "near"), LanNode(lan.hosts[1], "far")
-    port = far.ask("listen")
+def linked(lan: Lan, folder: Path) -> Iterator[tuple[LanNode, LanNode]]:
+    """Those with a link between them, dialled by the first."""
+    near, far, port = two(lan, folder)
     assert near.ask(f"dial {far.host.address} {port}") == "far"
     yield near, far
 
 
 @needs_rate_limit
 @pytest.mark.parametrize("dialler_sends", [True, False])
-def test_a_slow_cable_is_used_whole_and_control_is_not_held_up(dialler_sends: bool) -> None:
+def test_a_slow_cable_is_used_whole_and_control_is_not_held_up(tmp_path: Path, dialler_sends: bool) -> None:
     rate, mib = 100_000_000, 4
-    with Lan(2) as lan, linked(lan) as nodes:
+    with Lan(2) as lan, linked(lan, tmp_path) as nodes:
         lan.hosts[0].limit_rate(rate)
         sender = nodes[0 if dialler_sends else 1]
         used = 0.0
@@ -39,8 +49,8 @@ def test_a_slow_cable_is_used_whole_and_control_is_not_held_up(dialler_sends: bo
         assert 0.9 < used < 1.02
 
 
-def test_a_cable_that_was_pulled_costs_time_and_no_bytes() -> None:
-    with Lan(2) as lan, linked(lan) as (near, far):
+def test_a_cable_that_was_pulled_costs_time_and_no_bytes(tmp_path: Path) -> None:
+    with Lan(2) as lan, linked(lan, tmp_path) as (near, far):
         far.host.unplug()
         near.tell("send 1")
         assert near.ask("ask 0.3") == "deadline_exceeded"
@@ -50,8 +60,8 @@ def test_a_cable_that_was_pulled_costs_time_and_no_bytes() -> None:
 
 
 @pytest.mark.parametrize("lost_from", [0, 1])
-def test_silence_one_way_is_silence_for_whoever_asks(lost_from: int) -> None:
-    with Lan(2) as lan, linked(lan) as nodes:
+def test_silence_one_way_is_silence_for_whoever_asks(tmp_path: Path, lost_from: int) -> None:
+    with Lan(2) as lan, linked(lan, tmp_path) as nodes:
         loser, other = nodes[lost_from], nodes[1 - lost_from]
         loser.host.lose_what_goes_to(other.host)
         assert [each.ask("ask 0.3") for each in nodes] == ["deadline_exceeded"] * 2
@@ -59,10 +69,9 @@ def test_silence_one_way_is_silence_for_whoever_asks(lost_from: int) -> None:
         assert all(isinstance(each.ask("ask 20"), float) for each in nodes)
 
 
-def test_who_is_behind_a_silence_cannot_be_dialled() -> None:
+def test_who_is_behind_a_silence_cannot_be_dialled(tmp_path: Path) -> None:
     with Lan(2) as lan:
-        near, far = LanNode(lan.hosts[0], "near"), LanNode(lan.hosts[1], "far")
-        port = far.ask("listen")
+        near, far, port = two(lan, tmp_path)
         near.host.lose_what_goes_to(far.host)
         assert near.ask(f"dial {far.host.address} {port}") == "connect_failed"
         near.host.reach(far.host)

@@ -18,26 +18,27 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from support.commands import ROOT
 from support.links import Recorder, node
 from support.namespaces import Host
 
-from wire.allowed import ANYWHERE
+from wire.credentials import Credentials
 from wire.errors import MeshError
-from wire.limits import DEFAULT, MIB
+from wire.limits import MIB
 from wire.link import Link
 from wire.messages import BlobStream, Done, Message
 from wire.transport import Endpoint
 
 
 class LanNode:
-    """Starts the process on a host and speaks to it."""
+    """Starts the process on a host, with the credentials in a folder, and speaks to it."""
 
-    def __init__(self, host: Host, name: str) -> None:
+    def __init__(self, host: Host, name: str, folder: Path) -> None:
         self.host = host
-        command = [sys.executable, "-m", "support.lan_node", name]
+        command = [sys.executable, "-m", "support.lan_node", name, str(folder)]
         path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
         self._process = host.start(
             *command,
@@ -90,9 +91,11 @@ class Receiver(Recorder):
 class Doer:
     """Does what the lines say."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         self.handler = Receiver()
-        self.endpoint = Endpoint(node(name, host_id=name), self.handler, DEFAULT, None, ANYWHERE)
+        card = Credentials(folder)
+        said = node(name, node_id=card.node_id, mesh=card.mesh, role=card.member.role, host_id=name)
+        self.endpoint = Endpoint(said, self.handler, credentials=card)
 
     async def run(self, command: str) -> None:
         word, *rest = command.split()
@@ -129,7 +132,7 @@ def _content(size: int) -> bytes:
 
 
 async def main() -> None:
-    doer = Doer(sys.argv[1])
+    doer = Doer(sys.argv[1], Path(sys.argv[2]))
     doing: set[asyncio.Task[None]] = set()
     while line := await asyncio.to_thread(sys.stdin.readline):
         task = asyncio.create_task(doer.run(line.strip()))
