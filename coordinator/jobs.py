@@ -69,8 +69,16 @@ class Save:
     """Keep this, with the job's values; then call `saved` or `not_saved`."""
 
     job: Job
-    kind: str  # "accepted", "started", "ended" or "forgotten"
+    kind: str  # "accepted", "ended" or "forgotten"
     fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Keep this too, but nothing waits for it."""
+
+    job: Job
+    kind: str  # "started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ class Free:
     job: Job
 
 
-Action = Save | Start | Stop | Tell | Free
+Action = Save | Note | Start | Stop | Tell | Free
 
 
 # -- the machine ------------------------------------------------------------------------------------------
@@ -213,7 +221,7 @@ class JobTable:
         for job in queued[: max(self.limits.running_max - running, 0)]:
             job.state = "running"
             self._tell(job, now, "running")
-            actions += [Save(job, "started", {}), Start(job)]
+            actions += [Note(job, "started"), Start(job)]
         return actions
 
     # -- clients
@@ -242,6 +250,8 @@ class JobTable:
             self._tell(made, now, "queued again: the coordinator started anew")
             if not made.detached:
                 made.leaves_s = now + self.limits.grace_s
+        elif kind == "started":
+            self._tell(self._jobs[job], now, "it was running")
         elif kind == "ended":
             made = self._jobs[job] = _job_of(job, fields)
             made.state = made.final = fields["state"]

@@ -52,7 +52,7 @@ class Keeper:
         self._journal = journal
         self._contents = contents
         self._held: dict[str, list[bytes]] = {}
-        self._queue: list[tuple[Entry, asyncio.Future[None]]] = []
+        self._queue: list[tuple[Entry, asyncio.Future[None] | None]] = []
         self._writing: asyncio.Task[None] | None = None
 
     @staticmethod
@@ -95,6 +95,10 @@ class Keeper:
             await self._release(former)
         return kept
 
+    def note(self, job: str, kind: str) -> None:
+        """Keep an entry that nobody waits for: it goes to the disk with the next one."""
+        self._queue.append((Entry(job, kind, b"{}"), None))
+
     async def load(self, leaf: Mapping[str, Any]) -> memoryview:
         """The bytes of a leaf; BlobMissing or BlobCorrupt."""
         if "data" in leaf:
@@ -103,8 +107,7 @@ class Keeper:
 
     async def close(self) -> None:
         """Write what is under way, and let go of the folder."""
-        if self._writing is not None:
-            await self._writing
+        await (self._writing or self._write_all())
         await asyncio.to_thread(self._journal.close)
 
     # -- helpers
@@ -145,7 +148,7 @@ class Keeper:
                 log.exception("writing the journal failed")
                 failure = NotDurable("the journal failed", cause=f"{type(error).__name__}: {error}")
             for _, written in batch:
-                if written.done():  # nobody waits any more
+                if written is None or written.done():  # nobody waits, or nobody does any more
                     continue
                 if failure is None:
                     written.set_result(None)

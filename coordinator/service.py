@@ -47,7 +47,7 @@ from wire.transport import Link
 from wire.types import TensorType
 
 from .health import Health
-from .jobs import FINAL, Action, Free, Job, JobTable, Save, Start, Stop, Tell
+from .jobs import FINAL, Action, Free, Job, JobTable, Note, Save, Start, Stop, Tell
 from .keeping import Content, Found, Keeper
 from .program import Program
 from .report import Event, NodeView
@@ -102,6 +102,7 @@ class JobService:
         self._wake = asyncio.Event()
         self._performers: dict[type, Callable[[Any], None]] = {
             Save: self._start_saving,
+            Note: self._note,
             Start: self._start_running,
             Stop: self._stop,
             Tell: self._tell,
@@ -239,6 +240,10 @@ class JobService:
         task = self._loop.create_task(self._save(save))
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
+
+    def _note(self, note: Note) -> None:
+        if self._keeper is not None:
+            self._keeper.note(note.job.job, note.kind)
 
     async def _save(self, save: Save) -> None:
         job, kept = save.job, None
