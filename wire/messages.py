@@ -292,19 +292,37 @@ class Suspected(Message, frozen=True, array_like=True, tag=True):
 
 
 class Probe(Message, frozen=True, array_like=True, tag=True):
-    """Coordinator to worker: see within `wait_s` whether `node`, which listens on `addresses`, answers you.  Answered
-    by Probed."""
+    """Coordinator to worker: see within `wait_s` whether `node`, which listens on `addresses`, answers you, and with
+    `measure` what the link to it carries.  Answered by Probed."""
 
     node: Name
     addresses: Addresses
     wait_s: Annotated[float, Meta(ge=0, le=600)]
+    measure: bool = False
 
 
 class Probed(Message, frozen=True, array_like=True, tag=True):
-    """Whether the node answered, and after how long; 0 if it did not."""
+    """Whether the node answered, and after how long; 0 if it did not, and `cause` says why.  `address` is where it was
+    dialled, "" if it had dialled itself; `shared` says that the two share memory, `bytes_per_s` is 0 if not measured."""
 
     reached: bool
     rtt_s: Seconds = 0.0
+    bytes_per_s: Seconds = 0.0
+    shared: bool = False
+    address: Name = ""
+    cause: Text = ""
+
+
+class Ballast(Message, frozen=True, array_like=True, tag=True):
+    """Header of a stream of bytes that mean nothing, to measure a link; the receiver answers Landed."""
+
+    number: Count
+
+
+class Landed(Message, frozen=True, array_like=True, tag=True):
+    """All bytes of the Ballast with this number have come.  One-way."""
+
+    number: Count
 
 
 class Leaving(Message, frozen=True, array_like=True, tag=True):
@@ -429,7 +447,8 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
 
 AnyMessage = (
     Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Began | CancelStep
-    | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Suspected | Probe | Probed | Leaving
+    | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Suspected | Probe | Probed
+    | Ballast | Landed | Leaving
     | TailLog | LogLines
     | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob
     | AskNodes | Nodes

@@ -36,8 +36,10 @@ from wire.identity import identity_here
 from wire.limits import KIB
 from wire.link import Link
 from wire.logs import start_logging
+from wire.measuring import Meter
 from wire.messages import (
     INLINE_BYTES_MAX,
+    Ballast,
     Beat,
     BlobStream,
     CancelStep,
@@ -48,6 +50,7 @@ from wire.messages import (
     FetchBlob,
     Join,
     Joined,
+    Landed,
     Leaving,
     LogLines,
     Message,
@@ -121,6 +124,7 @@ class Daemon:
         )
         self._kernel_dir = cache / "kernels"
         self._exchange = BlobExchange(self._shared, self._store.view)
+        self._meter = Meter()
         self._identity = identity_here(
             "worker", config.mesh_name, self._folder.name, self._shared, self._folder.node_id
         )
@@ -396,6 +400,8 @@ class Daemon:
                 self._feed(ev.TensorArrived(node, body.plan, body.step, body.part, body.slot, tensor))
             case CancelStep():
                 self._feed(ev.CancelAsked(node, body.plan, body.step))
+            case Landed():
+                self._meter.landed(link, body)
             case Suspected():
                 self._feed(ev.SuspectedBy(node, body.incarnation))
             case _:
@@ -405,6 +411,8 @@ class Daemon:
         match header:
             case BlobStream():
                 return self._exchange.open_stream(header, size_bytes)
+            case Ballast():
+                return self._meter.open_stream(size_bytes)
             case Push(plan, _, _, _, value):
                 self._check_stream(plan, value, size_bytes)
                 segment = self._shared.allocate(size_bytes)
@@ -423,6 +431,8 @@ class Daemon:
         match header:
             case BlobStream():
                 self._exchange.stream_done(header, buffer, error)
+            case Ballast():
+                self._meter.stream_done(link, header, error)
             case Push(plan, step, part, slot, value):
                 name = self._arriving.pop(id(buffer))
                 tensor = ev.SharedFile(value.dtype, value.shape, str(self._shared.path), name)
@@ -575,12 +585,19 @@ class Daemon:
         owner = self._state.owner if self._state else None
         if owner is None or owner.node != asker:
             raise ProtocolError("only the coordinator of a worker may have it probe others")
+        began_s = self._loop.time()
         try:
             async with asyncio.timeout(body.wait_s):
                 link = await self._linked(body.node, body.addresses)
-                return Probed(True, await link.ping(body.wait_s))
-        except (MeshError, TimeoutError):
-            return Probed(False)
+                left_s = body.wait_s - (self._loop.time() - began_s)
+                if not body.measure:
+                    return Probed(True, await link.ping(left_s), 0.0, link.same_host, link.address)
+                found = await self._meter.measure(link, left_s)
+                return Probed(True, found.rtt_s, found.bytes_per_s, link.same_host, link.address)
+        except TimeoutError:
+            return Probed(False, cause=f"no answer within {body.wait_s:g} s")
+        except MeshError as error:
+            return Probed(False, cause=(error.cause or error.message)[:4096])
 
     # -- actions: blobs
 
