@@ -125,7 +125,7 @@ class Promises:
     remote: Remote
     rng: random.Random
     accepted: dict[str, tuple[int, int]] = field(default_factory=dict)  # -> which shape, and the number added
-    answered: set[str] = field(default_factory=set)
+    answered: dict[str, None] = field(default_factory=dict)  # in the order of their answers
     asked: int = 0
     stopped: bool = False
 
@@ -152,7 +152,7 @@ class Promises:
         expected = arguments(size, by)[0] * 3 + by
         assert np.array_equal(outputs["y"], expected), f"job {job} was answered wrongly"
         assert outputs["most"] == expected.max()
-        self.answered.add(job)
+        self.answered[job] = None
 
 
 def arguments(size: int, by: int) -> tuple[NDArray[Any], NDArray[Any]]:
