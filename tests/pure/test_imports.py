@@ -73,6 +73,7 @@ PURE = (
     "coordinator/state.py",
     "coordinator/tokens.py",
     "wire/address.py",
+    "wire/adverts.py",
     "wire/allowed.py",
     "wire/backoff.py",
     "wire/codec.py",

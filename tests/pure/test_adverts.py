@@ -1,0 +1,155 @@
+"""Adverts are known to their own mesh alone, say nothing to others, and are bounded whatever is announced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from wire.adverts import (
+    ADDRESSES_MAX,
+    BUCKET_S,
+    CANDIDATES_MAX,
+    DIAL_PAUSE_S,
+    TTL_S,
+    Candidate,
+    Candidates,
+    bucket_of,
+    key_of_name,
+    near,
+    role_in,
+    text_of,
+)
+from wire.tokens import discovery_key
+
+KEY = discovery_key(bytes(32))
+NONCE = bytes(range(8))
+LABEL = "0123456789abcdef"
+HERE = ("10.0.0.5:7100",)
+
+
+def known(key: bytes = KEY, label: str = LABEL, port: int = 7100, bucket: int = 100, **changed: bytes) -> str:
+    text = text_of(KEY, LABEL, NONCE, "worker", 7100, 100)
+    return role_in(key, label, text | {name.encode(): value for name, value in changed.items()}, port, bucket)
+
+
+def test_an_advert_is_known_to_who_has_the_key_in_its_time_and_beside_it() -> None:
+    assert known() == known(bucket=99) == known(bucket=101) == "worker"
+    assert known(bucket=98) == known(bucket=102) == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"key": discovery_key(b"\1" * 32)},
+        {"key": key_of_name("m")},
+        {"label": "0123456789abcdee"},
+        {"port": 7101},
+        {"v": b"2"},
+        {"n": bytes(8)},
+        {"n": b""},
+        {"t": bytes(16)},
+        {"t": b""},
+    ],
+)
+def test_anything_else_is_noise(other: dict[str, Any]) -> None:
+    assert known(**other) == ""
+
+
+def test_a_record_without_its_fields_is_noise() -> None:
+    whole = text_of(KEY, LABEL, NONCE, "coordinator", 7100, 100)
+    assert role_in(KEY, LABEL, whole, 7100, 100) == "coordinator"
+    for name in whole:
+        assert role_in(KEY, LABEL, {**whole, name: None}, 7100, 100) == ""
+
+
+def test_an_advert_tells_nothing_but_itself() -> None:
+    text = text_of(KEY, LABEL, NONCE, "coordinator", 7100, 100)
+    assert set(text) == {b"v", b"n", b"t"}
+    assert sum(len(name) + len(value) for name, value in text.items()) == 3 + 1 + 8 + 16
+    assert text != text_of(KEY, LABEL, NONCE, "coordinator", 7100, 101)
+
+
+def test_buckets_are_ten_minutes() -> None:
+    assert bucket_of(0) == bucket_of(BUCKET_S - 1) == 0
+    assert bucket_of(BUCKET_S) == 1
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.7.7", "127.0.0.1", "::1"])
+def test_a_home_has_these_addresses(address: str) -> None:
+    assert near(address)
+
+
+@pytest.mark.parametrize("address", ["fd12::1", "fe80::1", "fe80::1%eth0", "fe80::1%3"])
+def test_and_these_of_ipv6(address: str) -> None:
+    assert near(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "172.32.0.1", "192.0.2.1", "0.0.0.0", "255.255.255.255", "224.0.0.251", "2001:db8::1", "::"]
+)
+def test_nobody_is_led_elsewhere(address: str) -> None:
+    assert not near(address)
+    assert not near("home.example")
+
+
+# -- candidates
+
+
+def test_an_advert_is_news_once_and_when_it_names_more() -> None:
+    seen = Candidates()
+    assert seen.heard(LABEL, "worker", HERE, 0.0) == Candidate(HERE, "worker", LABEL)
+    assert seen.heard(LABEL, "worker", HERE, 1.0) is None
+    more = seen.heard(LABEL, "worker", ("[fd00::5]:7100", "10.0.0.4:7100"), 2.0)
+    assert more == Candidate(("10.0.0.4:7100", "10.0.0.5:7100", "[fd00::5]:7100"), "worker", LABEL)
+
+
+def test_a_node_that_died_without_a_word_is_forgotten() -> None:
+    seen = Candidates()
+    seen.heard(LABEL, "worker", HERE, 0.0)
+    assert seen.expired(TTL_S - 1) == []
+    seen.heard(LABEL, "worker", HERE, TTL_S - 1)
+    assert seen.expired(TTL_S + 1) == []
+    assert seen.expired(2 * TTL_S) == [Candidate(HERE, "worker", LABEL)]
+    assert len(seen) == 0
+
+
+def test_a_long_promise_is_not_believed() -> None:
+    seen = Candidates()
+    seen.heard(LABEL, "worker", HERE, 0.0, ttl_s=1e9)
+    assert len(seen.expired(TTL_S)) == 1
+
+
+def test_each_is_dialled_at_once_and_then_once_per_pause() -> None:
+    seen = Candidates()
+    for number in range(3):
+        seen.heard(f"{number}", "worker", HERE, 0.0)
+    first = [candidate.label for candidate in iter(lambda: seen.due(0.0), None)]
+    assert sorted(first) == ["0", "1", "2"]
+    assert seen.next_due_s() == DIAL_PAUSE_S and seen.due(DIAL_PAUSE_S - 0.1) is None
+    assert [candidate.label for candidate in iter(lambda: seen.due(DIAL_PAUSE_S), None)] == first
+
+
+def test_who_says_goodbye_and_returns_is_dialled_no_more_often() -> None:
+    seen = Candidates()
+    dials = 0
+    for tick in range(200):
+        now_s = tick / 10
+        seen.heard(LABEL, "worker", HERE, now_s)
+        dials += seen.due(now_s) is not None
+        assert seen.gone(LABEL, now_s) is not None
+        assert seen.gone(LABEL, now_s) is None
+    assert dials == 20 / DIAL_PAUSE_S
+    seen.expired(100.0)
+    assert seen._known == {}
+
+
+def test_a_flood_of_good_adverts_ends_at_so_many_candidates_and_addresses() -> None:
+    seen = Candidates()
+    for number in range(10_000):
+        seen.heard(f"{number}", "worker", (f"10.0.{number >> 8}.{number & 255}:7100",), 0.0)
+        seen.heard("0", "worker", (f"10.1.{number >> 8}.{number & 255}:7100",), 0.0)
+    assert len(seen) == len(seen._known) == CANDIDATES_MAX
+    assert max(len(each.until) for each in seen._known.values()) == ADDRESSES_MAX
+    assert len(list(iter(lambda: seen.due(0.0), None))) == CANDIDATES_MAX
+    assert len(seen.expired(TTL_S)) == CANDIDATES_MAX and seen.heard("new", "worker", HERE, TTL_S) is not None
