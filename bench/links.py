@@ -6,7 +6,7 @@ Shared memory is off.  The bare pair does the same as the link, from a buffer in
 nothing more; "hot" is the bare pair that sends one frame again and again and drops what it receives, so that all bytes
 stay in the processor's cache.  "up" is sent by the side that dialled, which has to mask every byte (RFC 6455), "down"
 by the other.  Rounds alternate, figures are medians, and what counts is the ratio: absolute figures drift with the
-machine.  --profile shows where both ends of a link spend time.
+machine.  TLS is that of members: 1.3, both sides with a certificate.  --profile shows where both ends spend time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import os
 import pstats
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ from aiohttp import WSMsgType, web
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from support.links import Recorder, node
+from support.tls import authority, credentials
 
+from wire.certificates import any_server_name
+from wire.credentials import Credentials
 from wire.errors import MeshError
 from wire.limits import KIB, MIB
 from wire.link import Link
@@ -40,10 +44,28 @@ from wire.messages import BlobStream, Done, FetchBlob, Message
 from wire.transport import Endpoint
 
 FRAME_BYTES = 256 * KIB
-GOAL = 0.6  # of the bare pair
+GOALS = "goals: link / bare 0.6, plain and TLS alike; TLS / plain 0.35"
 PINGS = 1000
 UP, DOWN = "up", "down"
 ADDRESS = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What both processes of a pair know; `cards` is the folder of their credentials, None for no TLS."""
+
+    size: int
+    cards: Path | None
+    profile: bool = False
+
+    @property
+    def there(self) -> Credentials | None:
+        """The identity of the accepting side."""
+        return Credentials(self.cards / "there") if self.cards else None
+
+    @property
+    def here(self) -> Credentials | None:
+        return Credentials(self.cards / "here") if self.cards else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +82,55 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--serve", choices=SERVERS, help=argparse.SUPPRESS)
+    parser.add_argument("--cards", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    work = SERVERS[chosen.serve](chosen.mib * MIB) if chosen.serve else compare(chosen)
+    setup = Setup(chosen.mib * MIB, chosen.cards, chosen.profile)
+    work = SERVERS[chosen.serve](setup) if chosen.serve else compare(setup, chosen.rounds)
     with profiled(chosen.serve or "dialling side") if chosen.profile else contextlib.nullcontext():
         asyncio.run(work)
 
 
-async def compare(chosen: argparse.Namespace) -> None:
-    size = chosen.mib * MIB
+async def compare(setup: Setup, rounds: int) -> None:
     async with AsyncExitStack() as stack:
-        pairs = {name: await stack.enter_async_context(pair(size, chosen)) for name, pair in PAIRS.items()}
+        cards = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        by = authority()
+        for name in ("here", "there"):
+            credentials(cards / name, by)
+        pairs = {
+            (name, tls): await stack.enter_async_context(pair(replace(setup, cards=cards if tls else None)))
+            for tls in (False, True)
+            for name, pair in PAIRS.items()
+        }
+        print(
+            f"{'GB/s':12}"
+            + "".join(f"{name:>9}" for name in PAIRS)
+            + f"{'link/bare':>12}{'link/hot':>10}{'TLS/plain':>12}"
+        )
         for direction in (UP, DOWN):
-            seconds: dict[str, list[float]] = {name: [] for name in pairs}
-            for _ in range(chosen.rounds + 1):  # the first is not counted
-                for name, pair in pairs.items():
-                    seconds[name].append(await timed(pair.move, direction))
-            speeds = {name: size / statistics.median(each[1:]) / 1e9 for name, each in seconds.items()}
-            shown = "   ".join(f"{name} {speed:6.3f} GB/s" for name, speed in speeds.items())
-            ratios = "   ".join(f"/ {name} {speeds['link'] / speeds[name]:.2f}" for name in speeds if name != "link")
-            print(f"{direction:5} {shown}   link {ratios}   goal {GOAL:g}", flush=True)
-        for name, pair in pairs.items():
+            seconds: dict[tuple[str, bool], list[float]] = {each: [] for each in pairs}
+            for _ in range(rounds + 1):  # the first is not counted
+                for each, pair in pairs.items():
+                    seconds[each].append(await timed(pair.move, direction))
+            show(setup.size, direction, {each: times[1:] for each, times in seconds.items()})
+        print(GOALS)
+        for (name, tls), pair in pairs.items():
             times = sorted([await timed(pair.ping) * 1e6 for _ in range(PINGS)])
             median, p99 = statistics.median(times), times[PINGS * 99 // 100]
-            print(f"{name:4} control round trip   median {median:7.1f} us   p99 {p99:7.1f} us   n {PINGS}", flush=True)
+            kind = f"{'TLS' if tls else 'plain'} {name}"
+            print(f"{kind:12} control round trip   median {median:7.1f} us   p99 {p99:7.1f} us   n {PINGS}", flush=True)
+
+
+def show(size: int, direction: str, seconds: Mapping[tuple[str, bool], Sequence[float]]) -> None:
+    """A line for each of plain and TLS.  Ratios are medians of each round's own: within one, the machine is alike."""
+    for tls in (False, True):
+        speeds = "".join(f"{size / statistics.median(seconds[name, tls]) / 1e9:9.3f}" for name in PAIRS)
+        against = [(("bare", tls), 12), (("hot", tls), 10), *([(("link", False), 12)] if tls else [])]
+        ratios = "".join(f"{ratio(seconds[each], seconds['link', tls]):{width}.2f}" for each, width in against)
+        print(f"{'TLS' if tls else 'plain'} {direction:6}".ljust(12) + speeds + ratios, flush=True)
+
+
+def ratio(others: Sequence[float], ours: Sequence[float]) -> float:
+    return statistics.median(other / mine for other, mine in zip(others, ours, strict=True))
 
 
 async def timed(work: Callable[..., Awaitable[Any]], *arguments: Any) -> float:
@@ -117,18 +165,23 @@ class Bulk(Recorder):
         link.notify(Done())
 
 
-async def serve_link(size: int) -> None:
-    endpoint = Endpoint(node("there"), Bulk(size))
+def endpoint_of(name: str, size: int, card: Credentials | None) -> tuple[Endpoint, Bulk]:
+    handler = Bulk(size)
+    said = {"node_id": card.node_id, "mesh": card.mesh, "role": card.member.role} if card else {}
+    return Endpoint(node(name, **said), handler, credentials=card), handler
+
+
+async def serve_link(setup: Setup) -> None:
+    endpoint, _ = endpoint_of("there", setup.size, setup.there)
     print(await endpoint.listen(port=0), flush=True)
     await until_stdin_ends()
     await endpoint.close()
 
 
 @asynccontextmanager
-async def link_pair(size: int, chosen: argparse.Namespace) -> AsyncIterator[Pair]:
-    here = Bulk(size)
-    endpoint = Endpoint(node("here"), here)
-    async with other_process("link", chosen) as port:
+async def link_pair(setup: Setup) -> AsyncIterator[Pair]:
+    endpoint, here = endpoint_of("here", setup.size, setup.here)
+    async with other_process("link", setup) as port:
         link = await endpoint.dial("127.0.0.1", port)
 
         async def move(direction: str) -> None:
@@ -168,8 +221,8 @@ class Bare:
         return self._came == 0
 
 
-async def serve_bare(size: int, hot: bool = False) -> None:
-    bare = Bare(size, hot)
+async def serve_bare(setup: Setup, hot: bool = False) -> None:
+    bare, card = Bare(setup.size, hot), setup.there
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         socket = web.WebSocketResponse(compress=False, max_msg_size=2 * FRAME_BYTES)
@@ -184,18 +237,22 @@ async def serve_bare(size: int, hot: bool = False) -> None:
                 await bare.send(socket.send_bytes)
         return socket
 
-    server = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1", 0)
+    context = card.server_context() if card else None
+    server = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1", 0, ssl=context)
     print(server.sockets[0].getsockname()[1], flush=True)
     await until_stdin_ends()
 
 
 @asynccontextmanager
-async def bare_pair(size: int, chosen: argparse.Namespace, hot: bool = False) -> AsyncIterator[Pair]:
-    bare = Bare(size, hot)
+async def bare_pair(setup: Setup, hot: bool = False) -> AsyncIterator[Pair]:
+    bare, card = Bare(setup.size, hot), setup.here
+    tls: dict[str, Any] = {}
+    if card is not None:
+        tls = {"ssl": card.client_context(), "server_hostname": any_server_name(card.mesh)}
     async with (
-        other_process("hot" if hot else "bare", chosen) as port,
-        aiohttp.ClientSession() as session,
-        session.ws_connect(f"http://127.0.0.1:{port}", compress=0, max_msg_size=2 * FRAME_BYTES) as socket,
+        other_process("hot" if hot else "bare", setup) as port,
+        aiohttp.ClientSession(f"http{'s' if tls else ''}://127.0.0.1:{port}") as session,
+        session.ws_connect("/", compress=0, max_msg_size=2 * FRAME_BYTES, **tls) as socket,
     ):
 
         async def move(direction: str) -> None:
@@ -221,10 +278,12 @@ PAIRS = {"link": link_pair, "bare": bare_pair, "hot": partial(bare_pair, hot=Tru
 
 
 @asynccontextmanager
-async def other_process(kind: str, chosen: argparse.Namespace) -> AsyncIterator[int]:
+async def other_process(kind: str, setup: Setup) -> AsyncIterator[int]:
     """The accepting side, in a process of its own; its port."""
-    words = [__file__, "--serve", kind, "--mib", str(chosen.mib)]
-    if chosen.profile and kind == "link":
+    words = [__file__, "--serve", kind, "--mib", str(setup.size // MIB)]
+    if setup.cards is not None:
+        words += ["--cards", str(setup.cards)]
+    if setup.profile and kind == "link":
         words.append("--profile")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = await asyncio.create_subprocess_exec(
