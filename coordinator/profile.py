@@ -46,10 +46,14 @@ class WorkerProfile:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One way between two nodes: seconds until the first byte, and bytes per second after it."""
+    """One way between two nodes: seconds until the first byte, and bytes per second after it.
+
+    With `relayed` it leads through the coordinator, because neither end can dial the other.
+    """
 
     latency_s: float
     bytes_per_s: float
+    relayed: bool = False
 
     def seconds(self, size_bytes: int) -> float:
         return self.latency_s + size_bytes / self.bytes_per_s

@@ -63,6 +63,7 @@ PURE = (
     "coordinator/health.py",
     "coordinator/jobs.py",
     "coordinator/memory.py",
+    "coordinator/pairs.py",
     "coordinator/partition.py",
     "coordinator/plan.py",
     "coordinator/planner.py",

@@ -1,0 +1,168 @@
+"""Every pair is probed when a node joins, both ways, one at a time; a pair that is cut relays and is tried for ever."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from coordinator.pairs import ALIKE, RETRY_S_FIRST, RETRY_S_MAX, Pair, Pairs, Way
+from coordinator.profile import CLIENT, LAN, SAME_HOST, Link
+
+FAST = Way(True, 0.001, 1e8, address="10.0.0.2:7100")
+SLOW = Way(True, 0.02, 2e6)
+NEAR = Way(True, 0.0001, shared=True, address="127.0.0.1:7100")
+CUT = Way(False, cause="No route to host")
+
+
+def assumed(source: str, target: str) -> Link:
+    return LAN
+
+
+def settle(pairs: Pairs, ways: dict[Pair, Way] | None = None, now: float = 0.0) -> list[Pair]:
+    """Answer every probe that is due, by `ways` or FAST; the order in which they were asked."""
+    asked: list[Pair] = []
+    while due := pairs.due(now):
+        asked += due
+        for pair in due:
+            pairs.found(pair, (ways or {}).get(pair, FAST), now, LAN)
+    return asked
+
+
+def joined(*nodes: str) -> Pairs:
+    pairs = Pairs()
+    for node in nodes:
+        pairs.joined(node)
+    return pairs
+
+
+def test_every_pair_is_probed_both_ways_and_with_the_coordinator() -> None:
+    asked = settle(joined("a", "b", "c"))
+    nodes = ["a", "b", "c", CLIENT]
+    assert sorted(asked) == sorted((one, other) for one in nodes for other in nodes if one != other)
+
+
+def test_no_node_is_in_two_probes_at_once() -> None:
+    pairs = joined(*"abcdef")
+    first = pairs.due(0.0)
+    nodes = [node for pair in first for node in pair]
+    assert len(nodes) == len(set(nodes)) and len(first) == 3
+    assert pairs.due(0.0) == []
+
+
+def test_what_is_as_assumed_changes_nothing() -> None:
+    pairs = joined("a", "b")
+    changes = []
+    while due := pairs.due(0.0):
+        changes += [pairs.found(pair, FAST, 0.0, LAN) for pair in due]
+    assert not any(changes) and pairs.links(["a", "b"], assumed) == {}
+
+
+def test_a_slow_way_is_told_rounded_and_only_once() -> None:
+    pairs = joined("a", "b")
+    settle(pairs, {("b", "a"): SLOW})
+    (link,) = pairs.links(["a", "b"], assumed).values()
+    assert link.bytes_per_s == pytest.approx(2e6, rel=0.2) and link.latency_s == pytest.approx(0.0105, rel=0.2)
+    before = pairs.links(["a", "b"], assumed)
+    pairs._asked.add(("b", "a"))
+    assert not pairs.found(("b", "a"), Way(True, 0.02 * 1.1, 2e6 / 1.1), 0.0, LAN)
+    assert pairs.links(["a", "b"], assumed) == before
+    pairs._asked.add(("b", "a"))
+    assert pairs.found(("b", "a"), Way(True, 0.02, 2e6 / ALIKE**2), 0.0, LAN)
+
+
+def test_shared_memory_is_a_way_of_its_own_and_the_same_both_ways() -> None:
+    pairs = joined("a", "b")
+    asked = settle(pairs, {("b", "a"): NEAR})
+    assert ("a", "b") not in asked
+    assert pairs.links(["a", "b"], assumed) == {("a", "b"): SAME_HOST, ("b", "a"): SAME_HOST}
+    assert {path for pair, _, path in pairs.table() if CLIENT not in pair} == {"shared memory"}
+
+
+def test_one_end_that_can_dial_is_enough() -> None:
+    pairs = joined("a", "b")
+    asked = settle(pairs, {("b", "a"): CUT})
+    assert asked.count(("b", "a")) == 2  # again once the link stands
+    assert pairs.relayed("a") == pairs.relayed("b") == frozenset()
+    assert pairs.next_deadline() is None
+
+
+def test_a_pair_that_is_cut_both_ways_goes_through_the_coordinator_and_costs_both_hops() -> None:
+    pairs = joined("a", "b")
+    settle(pairs, {("b", "a"): CUT, ("a", "b"): CUT, (CLIENT, "b"): SLOW})
+    assert pairs.relayed("a") == {"b"} and pairs.relayed("b") == {"a"}
+    links = pairs.links(["a", "b"], assumed)
+    there, back = links["a", "b"], links["b", "a"]
+    assert there.relayed and back.relayed
+    assert there.latency_s > LAN.latency_s + 0.01 and there.bytes_per_s < 2.4e6
+    assert back == Link(2 * LAN.latency_s, LAN.bytes_per_s / 2, relayed=True)
+    assert {path for pair, _, path in pairs.table() if CLIENT not in pair} == {"relay"}
+
+
+def test_a_cut_pair_is_tried_again_for_ever_and_less_often_and_may_heal() -> None:
+    pairs = joined("a", "b")
+    settle(pairs, {("b", "a"): CUT, ("a", "b"): CUT})
+    waits, now = [], 0.0
+    for _ in range(12):
+        at_s = pairs.next_deadline()
+        assert at_s is not None
+        waits.append(at_s - now)
+        now = at_s
+        assert settle(pairs, {("b", "a"): CUT, ("a", "b"): CUT}, now)
+    assert waits[0] == RETRY_S_FIRST and max(waits) == RETRY_S_MAX and waits[-1] > 0
+    settle(pairs, {}, now + 2 * RETRY_S_MAX)
+    assert pairs.relayed("a") == frozenset() and pairs.next_deadline() is None
+
+
+def test_who_leaves_is_forgotten_and_a_late_answer_is_dropped() -> None:
+    pairs = joined("a", "b")
+    (asked,) = pairs.due(0.0)
+    pairs.left("a")
+    assert not pairs.found(asked, SLOW, 0.0, LAN)
+    settle(pairs)
+    assert all("a" not in pair for pair, _, _ in pairs.table())
+
+
+def test_who_comes_back_is_probed_anew() -> None:
+    pairs = joined("a", "b")
+    settle(pairs, {("b", "a"): CUT, ("a", "b"): CUT})
+    pairs.joined("b")
+    assert pairs.relayed("a") == frozenset()
+    assert ("b", "a") in settle(pairs)
+
+
+def test_a_large_mesh_is_not_probed_by_the_square() -> None:
+    pairs = joined(*(f"n{number}" for number in range(200)))
+    assert len(settle(pairs)) < 200 * 2 * 34
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_whatever_happens_every_pair_that_is_there_is_known_in_the_end(seed: int) -> None:
+    chance = random.Random(seed)
+    pairs, there, now = Pairs(), set(), 0.0
+    asked: list[Pair] = []
+    for _ in range(200):
+        now += chance.uniform(0, 5)
+        match chance.randrange(4):
+            case 0:
+                node = chance.choice("abcdef")
+                pairs.joined(node)
+                there.add(node)
+            case 1 if there:
+                node = chance.choice(sorted(there))
+                pairs.left(node)
+                there.discard(node)
+            case 2:
+                asked += pairs.due(now)
+            case _ if asked:
+                pair = asked.pop(chance.randrange(len(asked)))
+                pairs.found(pair, chance.choice((FAST, SLOW, CUT, NEAR)), now, LAN)
+        busy = [node for pair in pairs._asked for node in pair]
+        assert len(busy) == len(set(busy))
+    for pair in asked:
+        pairs.found(pair, FAST, now, LAN)
+    settle(pairs, {}, now + 2 * RETRY_S_MAX)
+    known = {pair for pair, way, _ in pairs.table()}
+    nodes = there | {CLIENT}
+    assert known == {(one, other) for one in nodes for other in nodes if one != other}
+    assert all(pairs.relayed(node) == frozenset() for node in there)
