@@ -52,6 +52,7 @@ class Keeper:
         self._journal = journal
         self._contents = contents
         self._held: dict[str, list[bytes]] = {}
+        self._doubtful: list[bytes] = []  # of entries that may be on the disk all the same, until another one surely is
         self._queue: list[tuple[Entry, asyncio.Future[None] | None]] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -86,8 +87,10 @@ class Keeper:
             await self._release(held)
             raise NotDurable("a job's values cannot be written", cause=str(error), next_step="Make room") from None
         except StorageError:
-            await self._release(held)
+            self._doubtful += held
             raise
+        doubtful, self._doubtful = self._doubtful, []
+        await self._release(doubtful)
         if kind in WHOLE:
             former = self._held.pop(job, [])
             if held:
