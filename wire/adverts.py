@@ -61,6 +61,18 @@ def role_in(key: bytes, label: str, text: Mapping[bytes, bytes | None], port: in
     return ""
 
 
+def fields_of(text: bytes) -> dict[bytes, bytes]:
+    """The fields of a text record as DNS-SD has them; what is no field is left out."""
+    found: dict[bytes, bytes] = {}
+    at = 0
+    while at < len(text):
+        name, equals, value = text[at + 1 : at + 1 + text[at]].partition(b"=")
+        if name and equals:
+            found.setdefault(name, value)
+        at += 1 + text[at]
+    return found
+
+
 def near(address: str) -> bool:
     """Whether an address may be announced and dialled: private, link-local or loopback."""
     try:

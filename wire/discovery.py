@@ -1,81 +1,120 @@
 """Finding nodes of one mesh on the network by mDNS, or in a list (docs/protocol.md, "Discovery").
 
-A node announces `_graph-mesh._tcp.local.` under a name that is random per start, with its role and a hash of its
-mesh's name; a browser reports candidates whose hash is that of its own mesh.  A candidate is an address to try and
-nothing more: who answers there is settled by hello.  Nodes without a join token announce 127.0.0.1 on the loopback
-interface only, and only loopback candidates are reported.
+A node announces `_graph-mesh._tcp.local.` under a name that is random per start, with a record that only its own mesh
+can read (`adverts.py`), on every interface that others can reach and as these come and go; one without a token on the
+loopback interface only.  What a browser finds is an address to try and nothing more: who answers there, TLS and hello
+settle.
 
-Where multicast does not work a log line says so and everything else goes on.  This file alone knows zeroconf.
+An interface where multicast fails is tried again for ever, and everything else goes on without it.  This file alone
+knows zeroconf, which codes packets, opens sockets and answers questions; what comes in is looked at here first, so
+that no packet of a stranger is remembered or logged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import contextlib
+import errno
 import ipaddress
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol, Self
 
-from zeroconf import IPVersion, ServiceInfo, ServiceStateChange, Zeroconf
-from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+from zeroconf import (
+    DNSAddress,
+    DNSIncoming,
+    DNSOutgoing,
+    DNSQuestion,
+    DNSService,
+    DNSText,
+    IPVersion,
+    NotRunningException,
+    ServiceInfo,
+    Zeroconf,
+)
+from zeroconf.asyncio import AsyncZeroconf
 
-from .address import parse_address
-from .errors import ConfigError
+from .address import parse_address, shown
+from .adverts import (
+    NONCE_BYTES,
+    TTL_S,
+    Candidate,
+    Candidates,
+    bucket_of,
+    fields_of,
+    key_of_name,
+    near,
+    role_in,
+    text_of,
+)
+from .allowed import is_loopback
+from .interfaces import Interface, interfaces_here
+from .places import LOOPBACK, Place, Tally, listened, places
 from .protocol import Identity
+from .waking import Waking
 
 log = logging.getLogger("graph_mesh.discovery")
 
 SERVICE = "_graph-mesh._tcp.local."
-LOOPBACK = ("127.0.0.1",)  # interfaces, by their addresses
-FORMAT = b"1"
-TTL_S = 60  # how long a node that died without a word stays a candidate
-RESOLVE_MS = 3000
-CANDIDATES_MAX = 1024  # as many as a mesh has nodes; a flood of announcements ends here
+LOOK_S = 2.0  # how often the interfaces are looked at, and those that failed tried again
+ASK_SOON_S = (1.0, 1.0, 2.0, 4.0)  # between the first questions on an interface
+ASK_S = 30.0  # between later ones, of a whole network: who hears another ask does not ask
+ADVERT_BYTES_MAX = 1024  # ours have a quarter
+ADVERTS_PER_S_MAX = 500  # read; a flood of more costs no more, and ours come again
+TALLIES_MAX = 64
 
+_LABEL = b"\x0b_graph-mesh\x04_tcp"  # as a packet that is about us has it
+_PTR, _IN, _QUERY = 12, 1, 0  # RFC 1035
+_ANSWER_BIT = 0x80  # of a packet's third byte
+_MULTICAST_ALL = {4: (socket.IPPROTO_IP, 49), 6: (socket.IPPROTO_IPV6, 29)}  # Linux
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An address where a node of this mesh may be."""
-
-    host: str
-    port: int
-    role: str  # "" where it is not known
+OnCandidate = Callable[[Candidate], object]
+Look = Callable[[], Sequence[Interface]]
 
 
 class Announcer:
-    """Tells the network that this node listens on `port`, from `start` until `close`."""
+    """Tells the network that this node listens on `port`, from `start` until `close`.
 
-    def __init__(self, identity: Identity, port: int, interfaces: Sequence[str] = LOOPBACK) -> None:
-        self._interfaces = _loopback_only(interfaces)
-        label = secrets.token_hex(8)
-        self._info = ServiceInfo(
-            SERVICE,
-            f"{label}.{SERVICE}",
-            port=port,
-            parsed_addresses=["127.0.0.1"],
-            server=f"{label}.local.",
-            properties={b"v": FORMAT, b"m": mesh_tag(identity.mesh), b"r": identity.role.encode()},
-            host_ttl=TTL_S,
-            other_ttl=TTL_S,
-        )
-        self._zeroconf: AsyncZeroconf | None = None
+    Members give the `key` that their mesh knows adverts by (tokens.discovery_key), and `host`, what they listen on.
+    `interfaces` are the names of those to use, if not all.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        port: int,
+        key: bytes | None = None,
+        host: str = "0.0.0.0",
+        interfaces: Sequence[str] = (),
+        look: Look = interfaces_here,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._role, self._port, self._host = identity.role, port, host if key else "127.0.0.1"
+        self._key = key or key_of_name(identity.mesh)
+        self._label = secrets.token_hex(8)
+        self._wall = wall
+        self._bucket = -1
+        self._nonce = b""
+        self._announced: set[_Channel] = set()
+        self._channels = _Channels("announce this node", key is not None, interfaces, look, self._announce, self._renew)
+
+    @property
+    def tallies(self) -> tuple[Tally, ...]:
+        """What was sent and heard, by interface."""
+        return tuple(self._channels.tallies.values())
 
     async def start(self) -> None:
-        """Announce; without multicast, say so and do nothing."""
-        self._zeroconf = _open(self._interfaces, "announce this node")
-        if self._zeroconf is not None:
-            # The name is random, so nobody else's; skipping the probes saves half a second.
-            await (await self._zeroconf.async_register_service(self._info, cooperating_responders=True))
+        """Announce; without multicast, say so and keep trying."""
+        await self._renew()
+        await self._channels.start()
 
     async def close(self) -> None:
         """Take the announcement back."""
-        zeroconf, self._zeroconf = self._zeroconf, None
-        if zeroconf is not None:
-            await (await zeroconf.async_unregister_service(self._info))
-            await zeroconf.async_close()
+        await self._channels.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -83,6 +122,41 @@ class Announcer:
 
     async def __aexit__(self, *raised: object) -> None:
         await self.close()
+
+    async def _announce(self, channel: _Channel) -> None:
+        info = self._info(channel.place)
+        if info is None:
+            return
+        if channel in self._announced:
+            channel.sending(await channel.zeroconf.async_update_service(info))
+        else:  # the name is random, so nobody else's; skipping the probes saves half a second
+            self._announced.add(channel)
+            channel.sending(await channel.zeroconf.async_register_service(info, cooperating_responders=True))
+
+    async def _renew(self) -> None:
+        """With every bucket a new nonce and tag."""
+        bucket = bucket_of(self._wall())
+        if bucket == self._bucket:
+            return
+        self._bucket, self._nonce = bucket, secrets.token_bytes(NONCE_BYTES)
+        self._announced = {channel for channel in self._announced if not channel.lost}
+        for channel in list(self._announced):
+            await self._announce(channel)
+
+    def _info(self, place: Place) -> ServiceInfo | None:
+        addresses = listened(place.told, self._host)
+        if not addresses:
+            return None
+        return ServiceInfo(
+            SERVICE,
+            f"{self._label}.{SERVICE}",
+            port=self._port,
+            parsed_addresses=addresses,
+            server=f"{self._label}.local.",
+            properties=text_of(self._key, self._label, self._nonce, self._role, self._port, self._bucket),
+            host_ttl=TTL_S,
+            other_ttl=TTL_S,
+        )
 
 
 class Finder(Protocol):
@@ -95,78 +169,101 @@ class Finder(Protocol):
         """Report no more."""
 
 
-OnCandidate = Callable[[Candidate], None]
-
-
 class Browser:
-    """Reports nodes of `mesh` as they come (`on_found`) and go (`on_gone`), of one role or of any."""
+    """Reports nodes of a mesh, of one role or of any: those to dial by `next`, news by `on_found` and `on_gone`.
+
+    `mesh` is the discovery key of members, or the name of a mesh without tokens.
+    """
 
     def __init__(
         self,
-        mesh: str,
-        on_found: OnCandidate,
-        on_gone: OnCandidate | None = None,
+        mesh: bytes | str,
+        on_found: OnCandidate = lambda candidate: None,
+        on_gone: OnCandidate = lambda candidate: None,
         role: str = "",
-        interfaces: Sequence[str] = LOOPBACK,
+        interfaces: Sequence[str] = (),
+        look: Look = interfaces_here,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        self._tag = mesh_tag(mesh)
+        self._key = key_of_name(mesh) if isinstance(mesh, str) else mesh
         self._role = role
         self._on_found = on_found
         self._on_gone = on_gone
-        self._interfaces = _loopback_only(interfaces)
-        self._zeroconf: AsyncZeroconf | None = None
-        self._browser: AsyncServiceBrowser | None = None
-        self._found: dict[str, Candidate] = {}
-        self._resolving: dict[str, asyncio.Task[None]] = {}
+        self._wall = wall
+        self._candidates = Candidates()
+        self._news = asyncio.Event()
+        self._budget = _Budget()
+        self._channels = _Channels(
+            "look for nodes", isinstance(mesh, bytes), interfaces, look, self._ask, self._tick, self._hear
+        )
+
+    @property
+    def tallies(self) -> tuple[Tally, ...]:
+        """What was sent and heard, by interface."""
+        return tuple(self._channels.tallies.values())
 
     async def start(self) -> None:
-        """Begin to report; without multicast, say so and report nothing."""
-        self._zeroconf = _open(self._interfaces, "look for nodes")
-        if self._zeroconf is not None:
-            self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._changed])
+        """Begin to report; without multicast, say so and keep trying."""
+        await self._channels.start()
 
     async def close(self) -> None:
         """Report no more."""
-        for task in self._resolving.values():
-            task.cancel()
-        if self._browser is not None:
-            await self._browser.async_cancel()
-        if self._zeroconf is not None:
-            await self._zeroconf.async_close()
-        self._browser = self._zeroconf = None
+        await self._channels.close()
 
-    def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-        task = self._resolving.pop(name, None)
-        if task is not None:
-            task.cancel()
-        if state_change is ServiceStateChange.Removed:
-            self._forget(name)
-        elif len(self._found) + len(self._resolving) < CANDIDATES_MAX:
-            self._resolving[name] = asyncio.get_running_loop().create_task(self._resolve(zeroconf, name))
+    async def next(self) -> Candidate:
+        """A candidate to dial: each at once, and again every few seconds for as long as it is there."""
+        loop = asyncio.get_running_loop()
+        while (candidate := self._candidates.due(loop.time())) is None:
+            self._news.clear()
+            due_s = self._candidates.next_due_s()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due_s):
+                    await self._news.wait()
+        return candidate
 
-    async def _resolve(self, zeroconf: Zeroconf, name: str) -> None:
-        info = AsyncServiceInfo(SERVICE, name)
-        known = info.load_from_cache(zeroconf) or await info.async_request(zeroconf, RESOLVE_MS)
-        candidate = _candidate(info, self._tag) if known else None
-        self._resolving.pop(name, None)
-        if candidate == self._found.get(name):
-            return
-        self._forget(name)
-        if candidate is not None and self._role in ("", candidate.role):
-            self._found[name] = candidate
-            self._on_found(candidate)
+    async def _ask(self, channel: _Channel) -> None:
+        channel.ask()
 
-    def _forget(self, name: str) -> None:
-        candidate = self._found.pop(name, None)
-        if candidate is not None and self._on_gone is not None:
+    async def _tick(self) -> None:
+        for candidate in self._candidates.expired(asyncio.get_running_loop().time()):
             self._on_gone(candidate)
+
+    def _hear(self, channel: _Channel, packet: bytes, scope: int) -> None:
+        """Take an answer that names our service: an advert of this mesh, or noise."""
+        now_s = asyncio.get_running_loop().time()
+        if len(packet) > ADVERT_BYTES_MAX or not self._budget.take(now_s):
+            return
+        records = DNSIncoming(packet).answers()
+        text = next((record for record in records if isinstance(record, DNSText)), None)
+        services = (record for record in records if isinstance(record, DNSService))
+        service = next((record for record in services if text is not None and record.name == text.name), None)
+        if text is None or service is None:
+            return
+        label = text.name.removesuffix(f".{SERVICE}")
+        role = role_in(self._key, label, fields_of(text.text), service.port, bucket_of(self._wall()))
+        channel.tally.known += bool(role)
+        if role and self._role in ("", role):
+            hosts = [record for record in records if isinstance(record, DNSAddress) and record.name == service.server]
+            self._know(label, role, _dialled(hosts, service.port, scope, channel.place), text.ttl, now_s)
+
+    def _know(self, label: str, role: str, addresses: Sequence[str], ttl_s: float, now_s: float) -> None:
+        if ttl_s <= 0:
+            candidate = self._candidates.gone(label, now_s)
+            if candidate is not None:
+                self._on_gone(candidate)
+        else:
+            candidate = self._candidates.heard(label, role, addresses, now_s, ttl_s)
+            if candidate is not None:
+                self._news.set()
+                self._on_found(candidate)
 
 
 class StaticFinder:
     """A Browser's twin for a list of "host:port": each is reported once at the start and never goes."""
 
     def __init__(self, addresses: Sequence[str], on_found: OnCandidate) -> None:
-        self._candidates = [Candidate(*parse_address(address), role="") for address in addresses]
+        parsed = [parse_address(address) for address in addresses]
+        self._candidates = [Candidate((f"{shown(host)}:{port}",)) for host, port in parsed]
         self._on_found = on_found
 
     async def start(self) -> None:
@@ -178,49 +275,268 @@ class StaticFinder:
         """Nothing is held."""
 
 
-async def discover(mesh: str, role: str = "", interfaces: Sequence[str] = LOOPBACK) -> AsyncIterator[Candidate]:
-    """Candidates as they are found, without end: iterate under a timeout."""
-    found: asyncio.Queue[Candidate] = asyncio.Queue()
-    browser = Browser(mesh, found.put_nowait, role=role, interfaces=interfaces)
+async def discover(
+    mesh: bytes | str, role: str = "", wait_s: float | None = None, interfaces: Sequence[str] = ()
+) -> AsyncIterator[Candidate]:
+    """Candidates to dial, each at once and again every few seconds, until `wait_s` seconds are over (None: for ever).
+
+    `mesh` as a Browser takes it.
+    """
+    browser = Browser(mesh, role=role, interfaces=interfaces)
+    loop = asyncio.get_running_loop()
+    until_s = None if wait_s is None else loop.time() + wait_s
     await browser.start()
     try:
         while True:
-            yield await found.get()
+            try:
+                async with asyncio.timeout_at(until_s):
+                    candidate = await browser.next()
+            except TimeoutError:
+                return
+            yield candidate
     finally:
         await browser.close()
 
 
-def mesh_tag(mesh: str) -> bytes:
-    """What an announcement says of its mesh: enough to tell two apart, not the name."""
-    return hashlib.blake2b(mesh.encode(), digest_size=8, person=b"graph-mesh").hexdigest().encode()
+# -- interfaces as they come and go ------------------------------------------------------------------------
 
 
-# -- helpers -----------------------------------------------------------------------------------------------
+class _Channels:
+    """A channel on every interface that is there; `opened` is told of new ones, and of all after the machine slept."""
+
+    def __init__(
+        self,
+        what: str,
+        member: bool,
+        names: Sequence[str],
+        look: Look,
+        opened: Callable[[_Channel], Awaitable[None]],
+        tick: Callable[[], Awaitable[None]],
+        hear: Callable[[_Channel, bytes, int], None] | None = None,
+    ) -> None:
+        self.tallies: dict[tuple[str, str], Tally] = {}
+        self._what = what
+        self._member, self._names, self._look_here = member, names, look
+        self._opened, self._tick, self._hear = opened, tick, hear
+        self._open: dict[Place, _Channel] = {}
+        self._told: dict[Place, str] = {}
+        self._waking = Waking()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def open(self) -> list[_Channel]:
+        return list(self._open.values())
+
+    async def start(self) -> None:
+        await self._look()
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await asyncio.gather(*(channel.close() for channel in self._open.values()))
+        self._open.clear()
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self._look()
+            await self._tick()
+            if self._waking.tick(asyncio.get_running_loop().time(), time.time()):
+                for channel in self.open:
+                    await self._opened(channel)
+
+    async def _look(self) -> None:
+        """Open what is new or failed before, close what went."""
+        try:
+            wanted = places(self._look_here(), self._names) if self._member else [LOOPBACK]
+        except OSError as error:
+            log.warning("cannot look at this machine's network interfaces: %s", error)
+            return
+        for place, channel in list(self._open.items()):
+            if place not in wanted or channel.lost:
+                del self._open[place]
+                await channel.close()
+        for place in wanted:
+            if place not in self._open:
+                await self._try(place)
+        self._told = {place: told for place, told in self._told.items() if place in wanted}
+
+    async def _try(self, place: Place) -> None:
+        tally = self.tallies.setdefault((place.interface, place.group), Tally(place.interface, place.group))
+        while len(self.tallies) > TALLIES_MAX:
+            del self.tallies[next(iter(self.tallies))]
+        try:
+            channel = self._open[place] = await _Channel.opened(place, tally, self._hear)
+            await self._opened(channel)
+        except OSError as error:
+            tally.failed(error)
+            if self._told.get(place) != str(error):
+                self._told[place] = str(error)
+                log.warning(
+                    "cannot %s by mDNS on %s (%s): %s; trying again, and --peer works without it",
+                    self._what, place.interface, place.group, error,
+                )  # fmt: skip
 
 
-def _candidate(info: ServiceInfo, tag: bytes) -> Candidate | None:
-    """What an announcement says, or None if it is not of this mesh or makes no sense."""
-    said: Mapping[bytes, bytes | None] = info.properties
-    role = said.get(b"r") or b""
-    hosts = [host for host in info.parsed_addresses(IPVersion.V4Only) if ipaddress.ip_address(host).is_loopback]
-    if said.get(b"v") != FORMAT or said.get(b"m") != tag or not hosts or not info.port or len(role) > 32:
-        return None
-    return Candidate(hosts[0], info.port, role.decode("ascii", "replace"))
+class _Channel:
+    """mDNS on one interface in one IP family."""
+
+    def __init__(
+        self, place: Place, tally: Tally, zeroconf: _Zeroconf, hear: Callable[[_Channel, bytes, int], None] | None
+    ) -> None:
+        self.place = place
+        self.tally = tally
+        self.zeroconf = zeroconf
+        self.lost = False  # a socket ended by itself
+        self._own = set() if place == LOOPBACK else {address.partition("%")[0] for address in place.own}
+        self._hear = hear
+        self._heard_asking_s = float("-inf")
+        self._soon: list[float] = []
+        self._asking: asyncio.TimerHandle | None = None
+        self._sending: set[asyncio.Future[Any]] = set()
+
+    @classmethod
+    async def opened(cls, place: Place, tally: Tally, hear: Callable[[_Channel, bytes, int], None] | None) -> _Channel:
+        """A channel that sends and hears; OSError for an interface that cannot."""
+        try:
+            channel = cls(place, tally, _Zeroconf(place, tally), hear)
+        except RuntimeError as error:  # the interface went meanwhile
+            raise OSError(errno.ENODEV, str(error)) from None
+        try:
+            await channel._open()
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
+
+    async def _open(self) -> None:
+        try:
+            await self.zeroconf.async_wait_for_start()
+        except NotRunningException:
+            raise OSError(errno.ETIMEDOUT, "its sockets did not open") from None
+        if not self.zeroconf.engine.senders:
+            raise OSError(errno.EADDRNOTAVAIL, "no multicast here, or its address is not in use yet")
+        for reader in self.zeroconf.engine.readers:
+            _hear_this_interface_only(reader.sock, self.place.version)
+            reader.transport.set_protocol(_Ear(self, reader.transport.get_protocol()))
+
+    async def close(self) -> None:
+        self.lost = True
+        if self._asking is not None:
+            self._asking.cancel()
+        for sending in self._sending:
+            sending.cancel()
+        await AsyncZeroconf(zc=self.zeroconf).async_close()
+
+    def sending(self, packets: Awaitable[Any]) -> None:
+        """Packets that leave over the next half second."""
+        task = asyncio.ensure_future(packets)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    def ask(self) -> None:
+        """Ask who is there, a few times soon and then now and again."""
+        self._soon = list(ASK_SOON_S)
+        self._ask()
+
+    def _ask(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._asking is not None:
+            self._asking.cancel()
+        soon = bool(self._soon)
+        self._asking = loop.call_later(self._soon.pop(0) if soon else ASK_S, self._ask)
+        if soon or loop.time() - self._heard_asking_s > ASK_S / 2:
+            question = DNSOutgoing(_QUERY)
+            question.add_question(DNSQuestion(SERVICE, _PTR, _IN))
+            self.zeroconf.async_send(question)
+
+    def received(self, packet: bytes, source: tuple[Any, ...], inner: asyncio.DatagramProtocol) -> None:
+        """Count what comes, and keep from zeroconf all but questions about our service."""
+        if source[0].partition("%")[0] not in self._own:
+            self.tally.heard += 1
+        if len(packet) < 3 or _LABEL not in packet:
+            return
+        if not packet[2] & _ANSWER_BIT:
+            self._heard_asking_s = asyncio.get_running_loop().time()
+            inner.datagram_received(packet, source)
+        elif self._hear is not None:
+            self._hear(self, packet, source[3] if len(source) == 4 else 0)
 
 
-def _open(interfaces: Sequence[str], what: str) -> AsyncZeroconf | None:
-    try:
-        return AsyncZeroconf(interfaces=list(interfaces), ip_version=IPVersion.V4Only)
-    except OSError as error:
-        log.warning("cannot %s by mDNS on %s: %s; name addresses instead (--peer)", what, ", ".join(interfaces), error)
-        return None
+class _Ear(asyncio.DatagramProtocol):
+    """Stands before zeroconf at a socket."""
+
+    def __init__(self, channel: _Channel, inner: Any) -> None:
+        self._channel = channel
+        self._inner = inner
+
+    def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
+        self._channel.received(data, addr, self._inner)
+
+    def error_received(self, exc: Exception) -> None:
+        """A packet did not leave; the next may."""
+        if isinstance(exc, OSError):
+            self._channel.tally.failed(exc)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._channel.lost = True
+        self._inner.connection_lost(exc)
 
 
-def _loopback_only(interfaces: Sequence[str]) -> tuple[str, ...]:
-    for interface in interfaces:
-        if not ipaddress.ip_address(interface).is_loopback:
-            raise ConfigError(
-                f"will not announce or browse on {interface}: without a join token only loopback is used",
-                next_step="Leave the interfaces out; other machines can join with a token from the next version on",
-            )
-    return tuple(interfaces)
+class _Zeroconf(Zeroconf):
+    """zeroconf on one interface, with a count of what it sends."""
+
+    def __init__(self, place: Place, tally: Tally) -> None:
+        self._tally = tally
+        version = IPVersion.V4Only if place.version == 4 else IPVersion.V6Only
+        super().__init__(interfaces=[_as_zeroconf_names(place)], ip_version=version)
+
+    def async_send(self, *args: Any, **options: Any) -> None:
+        self._tally.sent += 1
+        super().async_send(*args, **options)
+
+
+class _Budget:
+    """So many adverts are read in a second, and no more."""
+
+    def __init__(self) -> None:
+        self._since_s = float("-inf")
+        self._left = 0
+
+    def take(self, now_s: float) -> bool:
+        if now_s - self._since_s >= 1.0:
+            self._since_s, self._left = now_s, ADVERTS_PER_S_MAX
+        self._left -= 1
+        return self._left >= 0
+
+
+def _as_zeroconf_names(place: Place) -> str | int:
+    """IPv6 multicast goes by an interface's number, since a link-local address may be that of several."""
+    if place.version == 6:
+        with contextlib.suppress(OSError):  # Windows has other names for some
+            return socket.if_nametoindex(place.interface)
+    return place.own[0].partition("%")[0]
+
+
+def _hear_this_interface_only(sock: Any, version: int) -> None:
+    """Linux gives a socket what comes in by any interface where any process listens; others do not."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a kernel without the option: a packet is then counted twice
+            sock.setsockopt(*_MULTICAST_ALL[version], 0)
+
+
+def _dialled(records: Sequence[DNSAddress], port: int, scope: int, place: Place) -> list[str]:
+    """The addresses of an advert that may be dialled from where it was heard, as "host:port"."""
+    found = []
+    for record in records:
+        address = ipaddress.ip_address(record.address)
+        if not near(str(address)) or is_loopback(str(address)) != (place == LOOPBACK):
+            continue
+        if address.version == 6 and address.is_link_local:
+            if scope:
+                found.append(f"[{address}%{scope}]:{port}")
+        else:
+            found.append(f"{shown(str(address))}:{port}")
+    return found

@@ -8,14 +8,15 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import daemon, environment, wait_for
 from support.multicast import needs_multicast
 
 from mesh import Mesh, errors
-from wire.discovery import Announcer, Browser, Candidate, StaticFinder, discover
-from wire.errors import ConfigError
+from wire.adverts import Candidate
+from wire.discovery import Announcer, Browser, StaticFinder, discover
 from wire.identity import identity_here
 
 APPEAR_S = 5.0
@@ -35,10 +36,16 @@ async def until(holds: Callable[[], bool], within_s: float = APPEAR_S) -> None:
 
 
 @contextlib.asynccontextmanager
-async def browsing(mesh: str, role: str = "") -> AsyncIterator[set[Candidate]]:
-    """The candidates that are there, kept up to date."""
-    present: set[Candidate] = set()
-    browser = Browser(mesh, present.add, present.discard, role)
+async def browsing(mesh: bytes | str, role: str = "", **options: Any) -> AsyncIterator[dict[str, Candidate]]:
+    """The candidates that are there, by label, kept up to date."""
+    present: dict[str, Candidate] = {}
+    browser = Browser(
+        mesh,
+        lambda candidate: present.update({candidate.label: candidate}),
+        lambda candidate: present.pop(candidate.label),
+        role,
+        **options,
+    )
     await browser.start()
     try:
         yield present
@@ -46,11 +53,15 @@ async def browsing(mesh: str, role: str = "") -> AsyncIterator[set[Candidate]]:
         await browser.close()
 
 
+def hosts(present: dict[str, Candidate]) -> list[tuple[tuple[str, ...], str]]:
+    return sorted((candidate.addresses, candidate.role) for candidate in present.values())
+
+
 @needs_multicast
 async def test_a_node_appears_to_its_own_mesh_and_goes_when_it_says_goodbye(mesh: str) -> None:
     async with browsing(mesh) as own, browsing(f"{mesh}-other") as other:
         async with Announcer(identity_here("worker", mesh, "kitchen", None), 7123):
-            await until(lambda: own == {Candidate("127.0.0.1", 7123, "worker")})
+            await until(lambda: hosts(own) == [(("127.0.0.1:7123",), "worker")])
         await until(lambda: not own)
         assert not other
 
@@ -63,15 +74,16 @@ async def test_a_browser_may_ask_for_one_role(mesh: str) -> None:
         Announcer(identity_here("coordinator", mesh, "b", None), 7125),
     ):
         await until(lambda: bool(coordinators))
-        assert coordinators == {Candidate("127.0.0.1", 7125, "coordinator")}
+        assert hosts(coordinators) == [(("127.0.0.1:7125",), "coordinator")]
 
 
 @needs_multicast
-async def test_candidates_come_as_they_are_found(mesh: str) -> None:
-    async with Announcer(identity_here("worker", mesh, "kitchen", None), 7126), asyncio.timeout(APPEAR_S):
-        async for candidate in discover(mesh):
-            assert candidate == Candidate("127.0.0.1", 7126, "worker")
+async def test_candidates_come_as_they_are_found_and_no_longer_than_was_asked(mesh: str) -> None:
+    async with Announcer(identity_here("worker", mesh, "kitchen", None), 7126):
+        async for candidate in discover(mesh, wait_s=APPEAR_S):
+            assert (candidate.addresses, candidate.role) == (("127.0.0.1:7126",), "worker")
             break
+    assert [candidate async for candidate in discover(f"{mesh}-other", wait_s=0.05)] == []
 
 
 @needs_multicast
@@ -103,12 +115,4 @@ async def test_a_list_of_addresses_is_a_finder_too() -> None:
     finder = StaticFinder(["127.0.0.1:7100", "[::1]:7101"], found.append)
     await finder.start()
     await finder.close()
-    assert found == [Candidate("127.0.0.1", 7100, ""), Candidate("::1", 7101, "")]
-
-
-def test_without_a_token_only_loopback_is_used() -> None:
-    identity = identity_here("worker", "m", "n", None)
-    with pytest.raises(ConfigError, match="only loopback"):
-        Announcer(identity, 7100, ["192.168.1.5"])
-    with pytest.raises(ConfigError, match="only loopback"):
-        Browser("m", lambda _: None, interfaces=["192.168.1.5"])
+    assert found == [Candidate(("127.0.0.1:7100",)), Candidate(("[::1]:7101",))]

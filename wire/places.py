@@ -1,0 +1,88 @@
+"""Places: where a node speaks mDNS, which are its interfaces times the two IP families, and what came of it there.
+
+A node without a token has one place, the loopback interface.  Which interfaces others may reach, `interfaces.py` says;
+this file knows neither multicast nor what is said.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .address import EVERY
+from .adverts import near
+from .interfaces import Interface, judge
+
+PORT = 5353
+GROUPS = {4: "224.0.0.251", 6: "ff02::fb"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An interface in one IP family: the node's `own` addresses there, and those it may be dialled at by either."""
+
+    interface: str
+    version: int
+    own: tuple[str, ...]
+    told: tuple[str, ...]
+
+    @property
+    def group(self) -> str:
+        return GROUPS[self.version]
+
+
+LOOPBACK = Place("loopback", 4, ("127.0.0.1",), ("127.0.0.1",))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of mDNS at one place since the start; packets, of whatever service, but not this machine's own."""
+
+    interface: str
+    group: str
+    sent: int = 0
+    heard: int = 0
+    known: int = 0  # adverts of this mesh, this node's own among them
+    last_errno: int = 0
+    port: int = PORT
+
+    def failed(self, error: OSError) -> None:
+        self.last_errno = error.errno or errno.EIO
+
+    def __str__(self) -> str:
+        failure = f", last error {errno.errorcode.get(self.last_errno, '?')} ({os.strerror(self.last_errno)})"
+        return (
+            f"{self.interface}: sent {self.sent}, heard {self.heard} on {self.group} port {self.port}"
+            f"{failure if self.last_errno else ''}"
+        )
+
+
+def places(interfaces: Sequence[Interface], names: Sequence[str] = ()) -> list[Place]:
+    """Where a member speaks: every interface that others can reach, or loopback where there is none.
+
+    `names` are the interfaces to use and no others.
+    """
+    reached = {each.name for each in judge(interfaces, names) if each.addresses}
+    found = [
+        Place(each.name, version, own, told)
+        for each in interfaces
+        if each.name in reached
+        for told in [tuple(filter(near, (address.partition("%")[0] for address in each.addresses)))]
+        for version in GROUPS
+        if (own := tuple(address for address in each.addresses if _version(address) == version))
+    ]
+    return found or [LOOPBACK]
+
+
+def listened(told: Sequence[str], host: str) -> list[str]:
+    """Those of a place's addresses that a node which listens on `host` answers at."""
+    if host in EVERY:
+        return [address for address in told if host == "::" or _version(address) == 4]
+    return [address for address in told if address == host.partition("%")[0]]
+
+
+def _version(address: str) -> int:
+    return ipaddress.ip_address(address.partition("%")[0]).version
