@@ -40,11 +40,12 @@ def test_a_slow_cable_is_used_whole_and_control_is_not_held_up(tmp_path: Path, d
     with Lan(2) as lan, linked(lan, tmp_path) as nodes:
         lan.hosts[0].limit_rate(rate)
         sender = nodes[0 if dialler_sends else 1]
-        used = 0.0
-        for _ in range(3):  # a busy machine may be late once
+        used, tries = 0.0, 3  # a busy machine may be late
+        while used < 0.9 and tries:
+            tries -= 1
             sender.tell(f"send {mib}")
             asked_s = [sender.ask("ask 5") for _ in range(5)]
-            used = max(used, mib * MIB * 8 / sender.answer(f"send {mib}") / rate)
+            used = mib * MIB * 8 / sender.answer(f"send {mib}") / rate
             assert all(isinstance(each, float) for each in asked_s)
         assert 0.9 < used < 1.02
 
