@@ -73,10 +73,6 @@ class Profiles:
     near: frozenset[str] = frozenset()
     links: Mapping[tuple[str, str], Link] = field(hash=False, default_factory=dict)
 
-    @staticmethod
-    def of_hosts(workers: Sequence[WorkerProfile], near: set[str]) -> Profiles:
-        return Profiles(tuple(workers), frozenset(near))
-
     def link(self, source: str, target: str) -> Link:
         """How tensors get from one node to another; a measured link wins over the defaults."""
         measured = self.links.get((source, target))

@@ -28,8 +28,10 @@ from wire.exchange import BlobExchange, off_loop, room_for
 from wire.graph import WireGraph
 from wire.link import Handler, Link
 from wire.messages import (
+from wire.measuring import Meter
     INLINE_BYTES_MAX,
     Beat,
+    Ballast,
     Began,
     BlobStream,
     CancelStep,
@@ -42,6 +44,7 @@ from wire.messages import (
     Join,
     Joined,
     Leaving,
+    Landed,
     Message,
     MissingGraphs,
     PlanKey,
@@ -67,6 +70,8 @@ from .plan import Plan
 from .planner import make_plan
 from .profile import Profiles, WorkerProfile, worker_profile
 from .program import Program
+from .prober import Prober
+from .profile import Link as Way
 from .report import CallReport, Event, NodeView, worker_report
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -162,6 +167,9 @@ class Coordinator:
         self._perform: dict[type, Callable[[Any], None]] = {
             state.MakePlan: self._make_plan,
             state.SendDeploy: self._start_deploy,
+        self._meter = Meter()
+        self.prober = Prober(identity.node_id, self._meter, self._link_to, self._assumed_link, self._links_changed)
+        self._links_version = 0  # of what the prober found: plans made by another are old
             state.SendRun: self._start_run,
             state.SendCancel: self._send_cancel,
             state.SendDrop: self._send_drop,
@@ -183,9 +191,11 @@ class Coordinator:
         }
         self.link_watch = LinkWatch(self.endpoint)
         self._spawn(self.link_watch.run())
+            Landed: self._meter.landed,
         self._spawn(self._watch_time())
 
     # -- what callers use
+        self._spawn(self.prober.run())
 
     async def connect(self, host: str, port: int) -> NodeView:
         """Join the worker at an address and stay joined: a lost link is dialled again until `close`.
@@ -329,6 +339,8 @@ class Coordinator:
             self._output(header.plan.generation, header.step, header.slot, tensor_from(buffer, _type_of(header.value)))
 
     # -- joining and staying joined
+        if isinstance(header, Ballast):
+            return self._meter.open_stream(size_bytes)
 
     def _joining(self, link: Link) -> asyncio.Task[NodeView]:
         task = self._joins.get(link)
@@ -338,6 +350,8 @@ class Coordinator:
 
     async def _join(self, link: Link) -> NodeView:
         health = self.config.health
+        elif isinstance(header, Ballast):
+            self._meter.stream_done(link, header, error)
         join = Join(self.epoch, health.beat_s, self.identity.node_id, health.lease_s)
         try:
             joined = await link.request(join, timeout_s=JOIN_TIMEOUT_S)
@@ -364,6 +378,7 @@ class Coordinator:
         )
         self._known[peer.node_id] = view
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
+        again = self._link_to(peer.node_id) is link  # it had joined over this link, so its ways are known
         self._feed(state.NodeJoined(peer.node_id))
         self._wake.set()
         return view
@@ -380,6 +395,8 @@ class Coordinator:
         """Dial again whenever the link is lost, for ever: where it was found, and wherever else it said it listens."""
         node = link.peer.node_id
 
+        if not again:
+            self.prober.joined(peer.node_id)
         def addresses() -> Sequence[str]:
             known = self._known.get(node)
             return tuple(dict.fromkeys((address, *(known.addresses if known else ()))))
@@ -438,6 +455,7 @@ class Coordinator:
                 answer = await peer.link.request(body, timeout_s=ask.wait_s * ANSWER_SHARE)
                 if isinstance(answer, Probed):
                     reached = answer.reached
+            self.prober.left(change.node)
                     text = f"reached it in {answer.rtt_s * 1e3:.1f} ms" if reached else "could not reach it"
         except MeshError as error:
             log.debug("probing %s: %s", member.profile.name, error)
@@ -515,14 +533,31 @@ class Coordinator:
             self._plans[key] = found
         return found
 
-    def _site_key(self, nodes: frozenset[str]) -> frozenset[tuple[str, str]]:
-        """The same workers since the same start have the same profiles."""
-        return frozenset((node, self._members[node].link.peer.boot_id) for node in nodes if node in self._members)
+    def _site_key(self, nodes: frozenset[str]) -> tuple[int, frozenset[tuple[str, str]]]:
+        """The same workers since the same start have the same profiles, while their links stay as they are."""
+        there = [(node, self._members[node].link.peer.boot_id) for node in nodes if node in self._members]
+        return self._links_version, frozenset(there)
 
     def _profiles(self, members: Sequence[_Member]) -> Profiles:
         workers = tuple(member.profile for member in members)
-        near = {member.profile.node_id for member in members if member.link.same_host}
-        return Profiles.of_hosts(workers, near)
+        near = frozenset(member.profile.node_id for member in members if member.link.same_host)
+        return Profiles(workers, near, self.prober.known(worker.node_id for worker in workers))
+
+    # -- ways between nodes
+
+    def _link_to(self, node: str) -> Link | None:
+        member = self._members.get(node)
+        return None if member is None else member.link
+
+    def _assumed_link(self, source: str, target: str) -> Way:
+        """What planning goes by where nothing is measured."""
+        near = {node for node, member in self._members.items() if member.link.same_host}
+        return Profiles((), frozenset(near)).link(source, target)
+
+    def _links_changed(self) -> None:
+        self._links_version += 1
+        self._plans.clear()
+        self._feed(state.ProfilesChanged())
 
     def _plan_made(self, generation: int, plan: Plan) -> None:
         deployment = self._deployments.get(generation)

@@ -17,7 +17,7 @@ from .messages import Ballast, Landed
 
 PINGS = 3
 BYTES_FIRST, BYTES_MAX, GROWTH = 16 * KIB, 4 * MIB, 4
-SECONDS = 0.1  # what the last transfer may take: long enough to tell 10 Gbit/s from 1, short enough for Wi-Fi
+SECONDS = 0.03  # what the last transfer may take: enough to tell 10 Gbit/s from 1, and no heartbeat is late by it
 OPEN_MAX = 4  # transfers that a node takes at once
 
 
