@@ -22,6 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from zeroconf import (
@@ -47,13 +48,11 @@ from .adverts import (
     bucket_of,
     fields_of,
     key_of_name,
-    near,
     role_in,
     text_of,
 )
-from .allowed import is_loopback
 from .interfaces import Interface, interfaces_here
-from .places import LOOPBACK, Place, Tally, listened, places
+from .places import LOOPBACK, Place, Tally, dialled, listened, places
 from .protocol import Identity
 from .waking import Waking
 
@@ -233,18 +232,14 @@ class Browser:
         now_s = asyncio.get_running_loop().time()
         if len(packet) > ADVERT_BYTES_MAX or not self._budget.take(now_s):
             return
-        records = DNSIncoming(packet).answers()
-        text = next((record for record in records if isinstance(record, DNSText)), None)
-        services = (record for record in records if isinstance(record, DNSService))
-        service = next((record for record in services if text is not None and record.name == text.name), None)
-        if text is None or service is None:
+        said = announced(packet)
+        if said is None:
             return
-        label = text.name.removesuffix(f".{SERVICE}")
-        role = role_in(self._key, label, fields_of(text.text), service.port, bucket_of(self._wall()))
+        role = role_in(self._key, said.label, fields_of(said.text), said.port, bucket_of(self._wall()))
         channel.tally.known += bool(role)
         if role and self._role in ("", role):
-            hosts = [record for record in records if isinstance(record, DNSAddress) and record.name == service.server]
-            self._know(label, role, _dialled(hosts, service.port, scope, channel.place), text.ttl, now_s)
+            addresses = dialled(said.hosts, said.port, scope, channel.place)
+            self._know(said.label, role, addresses, said.ttl_s, now_s)
 
     def _know(self, label: str, role: str, addresses: Sequence[str], ttl_s: float, now_s: float) -> None:
         if ttl_s <= 0:
@@ -296,6 +291,36 @@ async def discover(
             yield candidate
     finally:
         await browser.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What a packet says of a service of ours, believed by nobody yet; `hosts` are addresses."""
+
+    label: str
+    text: bytes
+    port: int
+    hosts: tuple[str, ...]
+    ttl_s: float
+
+
+def announced(packet: bytes) -> Announced | None:
+    """The first service of ours in a packet, as a node puts one in each; None where there is none that is whole."""
+    records = DNSIncoming(packet).answers()
+    text = next((each for each in records if isinstance(each, DNSText) and each.name.endswith(f".{SERVICE}")), None)
+    if text is None:
+        return None
+    service = next((each for each in records if isinstance(each, DNSService) and each.name == text.name), None)
+    if service is None:
+        return None
+    hosts = (each.address for each in records if isinstance(each, DNSAddress) and each.name == service.server)
+    return Announced(
+        text.name.removesuffix(f".{SERVICE}"),
+        text.text,
+        service.port,
+        tuple(str(ipaddress.ip_address(host)) for host in hosts),
+        text.ttl,
+    )
 
 
 # -- interfaces as they come and go ------------------------------------------------------------------------
@@ -525,18 +550,3 @@ def _hear_this_interface_only(sock: Any, version: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a kernel without the option: a packet is then counted twice
             sock.setsockopt(*_MULTICAST_ALL[version], 0)
-
-
-def _dialled(records: Sequence[DNSAddress], port: int, scope: int, place: Place) -> list[str]:
-    """The addresses of an advert that may be dialled from where it was heard, as "host:port"."""
-    found = []
-    for record in records:
-        address = ipaddress.ip_address(record.address)
-        if not near(str(address)) or is_loopback(str(address)) != (place == LOOPBACK):
-            continue
-        if address.version == 6 and address.is_link_local:
-            if scope:
-                found.append(f"[{address}%{scope}]:{port}")
-        else:
-            found.append(f"{shown(str(address))}:{port}")
-    return found

@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .address import EVERY
+from .address import EVERY, shown
 from .adverts import near
 from .interfaces import Interface, judge
 
@@ -82,6 +82,23 @@ def listened(told: Sequence[str], host: str) -> list[str]:
     if host in EVERY:
         return [address for address in told if host == "::" or _version(address) == 4]
     return [address for address in told if address == host.partition("%")[0]]
+
+
+def dialled(hosts: Iterable[str], port: int, scope: int, place: Place) -> list[str]:
+    """Those of an advert's addresses that may be dialled from where it was heard, as "host:port".
+
+    `scope` is the number of the interface it came by, without which a link-local IPv6 address means nothing.
+    """
+    found = []
+    for host in filter(near, hosts):
+        address = ipaddress.ip_address(host)
+        if address.is_loopback != (place == LOOPBACK):
+            continue
+        if address.version == 4 or not address.is_link_local:
+            found.append(f"{shown(host)}:{port}")
+        elif scope:
+            found.append(f"[{host}%{scope}]:{port}")
+    return found
 
 
 def _version(address: str) -> int:

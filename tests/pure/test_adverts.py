@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from wire.adverts import (
     Candidate,
     Candidates,
     bucket_of,
+    fields_of,
     key_of_name,
     near,
     role_in,
@@ -91,6 +93,24 @@ def test_and_these_of_ipv6(address: str) -> None:
 def test_nobody_is_led_elsewhere(address: str) -> None:
     assert not near(address)
     assert not near("home.example")
+
+
+def test_fields_are_read_as_far_as_they_are_fields() -> None:
+    assert fields_of(b"\x03v=1\x04n=ab\x02n=") == {b"v": b"1", b"n": b"ab"}
+    assert fields_of(b"\x00\x01v\x02=1\xffn=cut") == {b"n": b"cut"}
+    assert fields_of(b"") == {}
+
+
+def test_no_text_record_is_too_strange_to_read() -> None:
+    chance = random.Random(7)
+    whole = b"\x03v=1\x0an=" + NONCE + b"\x12t=" + text_of(KEY, LABEL, NONCE, "worker", 7100, 100)[b"t"]
+    assert role_in(KEY, LABEL, fields_of(whole), 7100, 100) == "worker"
+    for _ in range(5_000):
+        record = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            record[chance.randrange(len(record))] = chance.randrange(256)
+        fields = fields_of(bytes(record[: chance.randint(0, len(record))]))
+        assert role_in(KEY, LABEL, fields, 7100, 100) == "" or fields == fields_of(whole)
 
 
 # -- candidates
