@@ -27,11 +27,11 @@ from wire.errors import Cancelled, MeshError, NodeLost, ProtocolError
 from wire.exchange import BlobExchange, off_loop, room_for
 from wire.graph import WireGraph
 from wire.link import Handler, Link
-from wire.messages import (
 from wire.measuring import Meter
+from wire.messages import (
     INLINE_BYTES_MAX,
-    Beat,
     Ballast,
+    Beat,
     Began,
     BlobStream,
     CancelStep,
@@ -43,8 +43,8 @@ from wire.measuring import Meter
     FetchBlob,
     Join,
     Joined,
-    Leaving,
     Landed,
+    Leaving,
     Message,
     MissingGraphs,
     PlanKey,
@@ -68,10 +68,10 @@ from . import dispatch, state
 from .health import AskPeer, Cause, Decision, Health, HealthConfig, HealthDetector, ProbeSelf, Transition
 from .plan import Plan
 from .planner import make_plan
-from .profile import Profiles, WorkerProfile, worker_profile
-from .program import Program
 from .prober import Prober
 from .profile import Link as Way
+from .profile import Profiles, WorkerProfile, worker_profile
+from .program import Program
 from .report import CallReport, Event, NodeView, worker_report
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -164,12 +164,12 @@ class Coordinator:
         self._closing = False
         self._joins: dict[Link, asyncio.Task[NodeView]] = {}
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._perform: dict[type, Callable[[Any], None]] = {
-            state.MakePlan: self._make_plan,
-            state.SendDeploy: self._start_deploy,
         self._meter = Meter()
         self.prober = Prober(identity.node_id, self._meter, self._link_to, self._assumed_link, self._links_changed)
         self._links_version = 0  # of what the prober found: plans made by another are old
+        self._perform: dict[type, Callable[[Any], None]] = {
+            state.MakePlan: self._make_plan,
+            state.SendDeploy: self._start_deploy,
             state.SendRun: self._start_run,
             state.SendCancel: self._send_cancel,
             state.SendDrop: self._send_drop,
@@ -188,14 +188,14 @@ class Coordinator:
             Push: self._on_push,
             Leaving: self._on_leaving,
             Devices: self._on_devices,
+            Landed: self._meter.landed,
         }
         self.link_watch = LinkWatch(self.endpoint)
         self._spawn(self.link_watch.run())
-            Landed: self._meter.landed,
+        self._spawn(self.prober.run())
         self._spawn(self._watch_time())
 
     # -- what callers use
-        self._spawn(self.prober.run())
 
     async def connect(self, host: str, port: int) -> NodeView:
         """Join the worker at an address and stay joined: a lost link is dialled again until `close`.
@@ -326,6 +326,8 @@ class Coordinator:
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
         if isinstance(header, BlobStream):
             return self.blobs.open_stream(header, size_bytes)
+        if isinstance(header, Ballast):
+            return self._meter.open_stream(size_bytes)
         if not isinstance(header, Push) or header.plan.epoch != self.epoch:
             raise ProtocolError("a coordinator takes only outputs of its own plans")
         if size_bytes != _type_of(header.value).size_bytes:
@@ -335,12 +337,12 @@ class Coordinator:
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         if isinstance(header, BlobStream):
             self.blobs.stream_done(header, buffer, error)
+        elif isinstance(header, Ballast):
+            self._meter.stream_done(link, header, error)
         elif error is None and isinstance(header, Push):
             self._output(header.plan.generation, header.step, header.slot, tensor_from(buffer, _type_of(header.value)))
 
     # -- joining and staying joined
-        if isinstance(header, Ballast):
-            return self._meter.open_stream(size_bytes)
 
     def _joining(self, link: Link) -> asyncio.Task[NodeView]:
         task = self._joins.get(link)
@@ -350,8 +352,6 @@ class Coordinator:
 
     async def _join(self, link: Link) -> NodeView:
         health = self.config.health
-        elif isinstance(header, Ballast):
-            self._meter.stream_done(link, header, error)
         join = Join(self.epoch, health.beat_s, self.identity.node_id, health.lease_s)
         try:
             joined = await link.request(join, timeout_s=JOIN_TIMEOUT_S)
@@ -365,6 +365,7 @@ class Coordinator:
         peer, now = link.peer, self._now()
         name = self._name_for(peer)
         profile = worker_profile(peer.node_id, name, joined, usable_ops(self.identity, peer))
+        again = self._link_to(peer.node_id) is link  # it had joined over this link, so its ways are known
         self._members[peer.node_id] = _Member(link, joined, profile, blobs=set(joined.blobs))
         view = NodeView(
             name,
@@ -378,8 +379,9 @@ class Coordinator:
         )
         self._known[peer.node_id] = view
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
-        again = self._link_to(peer.node_id) is link  # it had joined over this link, so its ways are known
         self._feed(state.NodeJoined(peer.node_id))
+        if not again:
+            self.prober.joined(peer.node_id)
         self._wake.set()
         return view
 
@@ -395,8 +397,6 @@ class Coordinator:
         """Dial again whenever the link is lost, for ever: where it was found, and wherever else it said it listens."""
         node = link.peer.node_id
 
-        if not again:
-            self.prober.joined(peer.node_id)
         def addresses() -> Sequence[str]:
             known = self._known.get(node)
             return tuple(dict.fromkeys((address, *(known.addresses if known else ()))))
@@ -440,6 +440,7 @@ class Coordinator:
             member.link.notify(Suspected(change.incarnation))
         elif change.health is Health.DEAD:
             del self._members[change.node]
+            self.prober.left(change.node)
             member.link.close(change.reason)
             self._feed(state.NodeGone(change.node, lost_node(member.profile.name, change, self.config.health)))
 
@@ -455,7 +456,6 @@ class Coordinator:
                 answer = await peer.link.request(body, timeout_s=ask.wait_s * ANSWER_SHARE)
                 if isinstance(answer, Probed):
                     reached = answer.reached
-            self.prober.left(change.node)
                     text = f"reached it in {answer.rtt_s * 1e3:.1f} ms" if reached else "could not reach it"
         except MeshError as error:
             log.debug("probing %s: %s", member.profile.name, error)
