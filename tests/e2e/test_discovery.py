@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from mesh import Mesh, errors
 from wire.adverts import Candidate
 from wire.discovery import Announcer, Browser, StaticFinder, discover
 from wire.identity import identity_here
+from wire.interfaces import Interface
 
 APPEAR_S = 5.0
 WORKER = ("worker", "--port", "0", "--device", "cpu")
@@ -116,3 +119,72 @@ async def test_a_list_of_addresses_is_a_finder_too() -> None:
     await finder.start()
     await finder.close()
     assert found == [Candidate(("127.0.0.1:7100",)), Candidate(("[::1]:7101",))]
+
+
+# -- members, here on a machine without a network
+
+
+@needs_multicast
+async def test_what_a_member_announces_names_nobody() -> None:
+    identity = identity_here("coordinator", "secret-mesh", "kitchen", None)
+    loop = asyncio.get_running_loop()
+    with listening() as sock:
+        async with Announcer(identity, 7127, bytes(32), "::", look=list):
+            packets = [await loop.sock_recv(sock, 9000) for _ in range(3)]
+    ours = [packet for packet in packets if b"_graph-mesh" in packet]
+    assert ours
+    names = (identity.mesh, identity.name, identity.node_id, identity.role, identity.version, socket.gethostname())
+    for packet in ours:
+        assert not [name for name in names if name.encode() in packet]
+
+
+@needs_multicast
+async def test_an_interface_that_fails_is_tried_again_for_ever() -> None:
+    ghost = [Interface("ghost", ("10.99.99.99",))]
+    seen = [ghost, OSError(errno.EHOSTUNREACH, "no"), ghost]
+
+    def look() -> list[Interface]:
+        now = seen.pop(0) if seen else []
+        if isinstance(now, OSError):
+            raise now
+        return now
+
+    key = secrets.token_bytes(32)
+    async with (
+        browsing(key, look=list) as present,
+        Announcer(identity_here("worker", "m", "n", None), 7129, key, look=look) as us,
+    ):
+        (tally,) = us.tallies
+        assert (tally.interface, tally.sent) == ("ghost", 0) and tally.last_errno
+        await until(lambda: bool(present), 15.0)
+        assert hosts(present) == [(("127.0.0.1:7129",), "worker")]
+
+
+@needs_multicast
+async def test_a_packet_that_does_not_leave_is_told_and_the_next_one_leaves() -> None:
+    key = secrets.token_bytes(32)
+    browser = Browser(key, look=list)
+    await browser.start()
+    try:
+        (channel,) = browser._channels.open
+        for reader in channel.zeroconf.engine.readers * 2:
+            reader.transport.get_protocol().error_received(OSError(errno.EHOSTUNREACH, "No route to host"))
+        (tally,) = browser.tallies
+        assert str(tally).endswith("last error EHOSTUNREACH (No route to host)")
+        async with Announcer(identity_here("worker", "m", "n", None), 7130, key, look=list), asyncio.timeout(APPEAR_S):
+            assert (await browser.next()).addresses == ("127.0.0.1:7130",)
+    finally:
+        await browser.close()
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[socket.socket]:
+    """What is said by mDNS on the loopback interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(("", 5353))
+        membership = socket.inet_aton("224.0.0.251") + socket.inet_aton("127.0.0.1")
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+        sock.setblocking(False)
+        yield sock
