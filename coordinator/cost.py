@@ -180,6 +180,12 @@ class CostModel:
                 prediction, keys = other, folded
         return prediction, self._sketches(keys)
 
+    def part_seconds(self, part: PartSketch) -> float:
+        """What the site of a part needs for it, dispatch included."""
+        worker, device = part.site
+        busy_s = sum(self.seconds[worker][unit] for unit in part.units)
+        return self.profiles.workers[worker].devices[device].dispatch_s + busy_s
+
     def parts(self, assignment: Assignment) -> tuple[PartSketch, ...]:
         """The parts that `predict` judges, in an order in which they can run."""
         return self._sketches(self._keys(assignment))

@@ -12,6 +12,7 @@ from wire.errors import BlobMissing
 from wire.graph import WireGraph, const_value
 from wire.messages import BlobSpec, Deploy, PartSpec, PlanKey, Target
 from wire.messages import Source as WireSource
+from wire.ops import LEAVES
 from wire.types import TensorType
 
 from .plan import FromConst, FromInput, FromParam, FromPart, Part, Plan, Source
@@ -19,11 +20,36 @@ from .profile import CLIENT
 
 Bindings = Mapping[str, tuple[bytes, TensorType]]
 HOLDERS_MAX = 8
+WORK_SHOWN = 4
 
 
 def nodes(plan: Plan) -> frozenset[str]:
     """The workers a plan uses."""
     return frozenset(part.node for part in plan.parts)
+
+
+def part_seconds(plan: Plan) -> dict[int, float]:
+    """What every part is predicted to take."""
+    return {part.index: part.seconds for part in plan.parts}
+
+
+def work_of(plan: Plan, node: str, part: int | None = None) -> frozenset[str]:
+    """What a worker has to compute in a plan, or in one part of it, as "op dtype[shape]": comparable across plans."""
+    mine = [each for each in plan.parts if each.node == node and part in (None, each.index)]
+    graphs = [each.graph for each in mine]
+    return frozenset(
+        f"{node.op} {kind}"
+        for graph in graphs
+        for node, kind in zip(graph.nodes, graph.types, strict=True)
+        if node.op not in LEAVES
+    )
+
+
+def work_text(work: frozenset[str]) -> str:
+    """The same for people, not too long."""
+    names = sorted(work)
+    more = f" and {len(names) - WORK_SHOWN} more" if len(names) > WORK_SHOWN else ""
+    return ", ".join(names[:WORK_SHOWN]) + more
 
 
 def output_count(plan: Plan) -> int:

@@ -58,6 +58,7 @@ class Part:
     engine: str
     graph: WireGraph
     sources: tuple[Source, ...]
+    seconds: float = 0.0  # predicted
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,8 @@ def _part(model: CostModel, index: int, sketch: PartSketch, place: dict[int, Fro
     worker = model.profiles.workers[sketch.site[0]]
     built = builder.build([local[node] for node in leaving])
     device = sketch.site[1]
-    return Part(index, worker.node_id, device, worker.devices[device].engine, built, tuple(sources))
+    seconds = model.part_seconds(sketch)
+    return Part(index, worker.node_id, device, worker.devices[device].engine, built, tuple(sources), seconds)
 
 
 def _leaving(model: CostModel, sketch: PartSketch, members: set[int]) -> list[int]:

@@ -14,7 +14,7 @@ from .plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One worker as users see it; `state` is healthy, suspect or dead."""
+    """One worker as users see it; `state` is healthy, stuck, suspect or dead."""
 
     name: str
     node_id: str
@@ -35,8 +35,8 @@ class NodeView:
 class Event:
     """Something worth telling; `at_s` is on the coordinator's monotonic clock.
 
-    `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, leaving, devices (it gave one up),
-    planned, deployed, began (a worker's first part of a step started) or ran (all its parts did).
+    `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, stuck, unstuck, leaving, devices (it
+    gave one up), planned, deployed, began (a worker's first part of a step started) or ran (all its parts did).
     """
 
     at_s: float

@@ -23,7 +23,7 @@ from wire.address import shown
 from wire.codec import tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
 from wire.endpoint import Endpoint as AnyEndpoint
-from wire.errors import Cancelled, MeshError, NodeLost, ProtocolError
+from wire.errors import Cancelled, DeviceLost, MeshError, NodeLost, ProtocolError
 from wire.exchange import BlobExchange, off_loop, room_for
 from wire.graph import WireGraph
 from wire.link import Handler, Link
@@ -102,6 +102,7 @@ class _Member:
     profile: WorkerProfile
     graphs: set[bytes] = field(default_factory=set)  # encodings this link already carried
     blobs: set[bytes] = field(default_factory=set)  # content this worker is known to hold
+    leaving: bool = False
 
 
 @dataclass(slots=True)
@@ -223,6 +224,8 @@ class Coordinator:
         for node_id, view in self._known.items():
             health = self._detector.health(node_id)
             present = health.value if health else Health.DEAD.value
+            if health is Health.HEALTHY and node_id in self._state.stuck:
+                present = "stuck"
             heard_s = self._detector.heard_s(node_id)
             views.append(replace(view, state=present, silent_s=0.0 if heard_s is None else self._now() - heard_s))
         return sorted(views, key=lambda view: view.name)
@@ -404,6 +407,9 @@ class Coordinator:
         await stay_linked(self.endpoint, addresses, self._joining, link)
 
     def _on_leaving(self, link: Link, body: Leaving) -> None:
+        member = self._members.get(link.peer.node_id)
+        if member is not None:
+            member.leaving = True
         self._tell("leaving", link.peer.node_id, body.reason)
         for line in body.log:
             log.warning("%s: %s", link.peer.name, line)
@@ -425,7 +431,15 @@ class Coordinator:
     # -- health
 
     def _on_beat(self, link: Link, body: Beat) -> None:
-        self._judge(self._detector.heard(link.peer.node_id, body.incarnation, self._now()))
+        node = link.peer.node_id
+        self._judge(self._detector.heard(node, body.incarnation, self._now()))
+        if body.working or node in self._state.stuck:
+            mine = (run for run in body.working if run.plan.epoch == self.epoch)
+            runs = tuple((run.plan.generation, run.step, run.part, run.seconds) for run in mine)
+            was = self._state.stuck
+            self._feed(state.Working(node, runs))
+            for changed in was ^ self._state.stuck:
+                self._tell("stuck" if node in self._state.stuck else "unstuck", changed, "a part takes far too long")
 
     def _judge(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -442,7 +456,14 @@ class Coordinator:
             del self._members[change.node]
             self.prober.left(change.node)
             member.link.close(change.reason)
-            self._feed(state.NodeGone(change.node, lost_node(member.profile.name, change, self.config.health)))
+            error = lost_node(member.profile.name, change, self.config.health)
+            crashed = change.cause is Cause.CLOSED and not member.leaving
+            self._feed(state.NodeGone(change.node, error, self._work_of(change.node) if crashed else {}))
+
+    def _work_of(self, node: str) -> dict[int, frozenset[str]]:
+        """What a worker has to compute in every plan that uses it."""
+        plans = ((generation, each.plan) for generation, each in self._deployments.items() if each.plan is not None)
+        return {generation: dispatch.work_of(plan, node) for generation, plan in plans}
 
     async def _ask_peer(self, ask: AskPeer) -> None:
         """Have a worker try to reach one that is silent to us."""
@@ -566,7 +587,8 @@ class Coordinator:
             deployment.feeds = dispatch.feeds(plan)
             self._tell("planned", "", "; ".join(plan.reasons), generation)
             self._report_generation(generation)
-        self._feed(state.PlanMade(generation, dispatch.nodes(plan), dispatch.output_count(plan)))
+        nodes, outputs = dispatch.nodes(plan), dispatch.output_count(plan)
+        self._feed(state.PlanMade(generation, nodes, outputs, dispatch.part_seconds(plan)))
 
     def _forget_plan(self, action: state.ForgetPlan) -> None:
         self._deployments.pop(action.generation, None)
@@ -587,8 +609,8 @@ class Coordinator:
             if not isinstance(answer, Deployed):
                 raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
         except MeshError as error:
-            error.node = error.node or member.profile.name
-            self._feed(state.DeployFailed(action.generation, action.node, error))
+            work = self._explain(error, member, deployment.plan)
+            self._feed(state.DeployFailed(action.generation, action.node, error, work))
             return
         deployment.results[action.node] = answer
         self._tell(
@@ -611,6 +633,15 @@ class Coordinator:
         sent.update(message.graphs)
         member.blobs.update(spec.blob for spec in message.blobs)
         return message
+
+    def _explain(self, error: MeshError, member: _Member, plan: Plan | None) -> frozenset[str]:
+        """Say where it happened and what was computed there; the latter is returned if an engine host died of it."""
+        error.node = error.node or member.profile.name
+        if plan is None or not error.part.isdigit():
+            return frozenset()
+        work = dispatch.work_of(plan, member.profile.node_id, int(error.part))
+        error.op = error.op or dispatch.work_text(work)
+        return work if isinstance(error, DeviceLost) else frozenset()
 
     def _start_run(self, action: state.SendRun) -> None:
         self._spawn(self._send_run(action))
@@ -637,12 +668,13 @@ class Coordinator:
                 if output.value.data is not None or output.value.shared:
                     self._output(action.generation, action.step, output.slot, self._tensor(member.link, output.value))
         except MeshError as error:
-            error.node = error.node or member.profile.name
-            self._feed(state.RunFailed(action.generation, action.step, action.node, error))
+            work = self._explain(error, member, deployment.plan)
+            self._feed(state.RunFailed(action.generation, action.step, action.node, error, work))
             return
         call.ran[action.generation, action.node] = answer
         self._tell_progress("ran", action.node, f"its parts of step {action.step}", action.generation)
-        self._feed(state.NodeRan(action.generation, action.step, action.node))
+        seconds = {run.part: run.compute_s for run in answer.parts}
+        self._feed(state.NodeRan(action.generation, action.step, action.node, seconds))
 
     async def _feeds(
         self,
@@ -725,6 +757,8 @@ class Coordinator:
     # -- telling people
 
     def _on_began(self, link: Link, body: Began) -> None:
+        if body.plan.epoch == self.epoch:
+            self._feed(state.NodeBegan(body.plan.generation, body.step, link.peer.node_id))
         self._tell_progress("began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation)
 
     def _tell(self, kind: str, node: str, text: str, generation: int = 0) -> None:

@@ -12,6 +12,11 @@ The life of a call:
                                                        |  RanPart from each, outputs complete -> Resolve
                         a node of the plan dies  ------'-> SendDrop to the others, start over from the graph
 
+A worker that is alive but takes far longer for a part than expected is *stuck*: until it moves on, calls that wait for
+it are also tried on a plan without it, the first answer wins, and later calls do without it.  A part that was running
+on three workers when they died, or their engine hosts did, is poison and ends its call.  A call that lost a worker that
+way, or ran out of memory there, avoids it.  Times come with the events; nothing here reads a clock.
+
 A plan is identified by its generation, which only grows; whatever arrives for another generation, step or node than the
 ones waited for is stale and changes nothing (fencing).  Plans are made for a set of nodes; when the set changes, later
 calls get a new plan, and the old one is dropped when its last step is done.
@@ -24,12 +29,20 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import Cancelled, MeshError, NodeLost
+from wire.errors import Cancelled, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
+
+from .dispatch import work_text
 
 ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up as poisonous
 PARK_S = 0.05  # doubled with every further failure while no node changed: a link that fails at once is not hammered
 PARK_S_MAX = 1.0
 STORY_EVENTS_MAX = 512
+STUCK_S_MIN = 2.0  # a part is never stuck before; a busy machine or a cold cache may cost as much
+STUCK_OBSERVED = 4.0  # times what the part took last: a straggler is worth a second try
+STUCK_PREDICTED = 20.0  # times what it should take: the first time, predictions are rough
+STOPPED_S = 5.0  # a part that goes on for nobody should have noticed by then
+POISON_NODES = 3
+NO_MEMORY_MAX = 2  # how often a call that ran out of memory is tried elsewhere
 IDLE_PLANS_MAX = 64  # deployed plans kept for the next call of their job; the least recently used goes first
 
 
@@ -43,10 +56,19 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """Dead or left; its plans are void."""
+    """Dead or left; its plans are void.  If it crashed, `work` says what it had to compute, by generation."""
 
     node: str
     error: MeshError
+    work: Mapping[int, frozenset[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """What a node is computing now and for how long: (generation, step, part, seconds)."""
+
+    node: str
+    runs: tuple[tuple[int, int, int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +86,13 @@ class CallSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """`nodes` are those the plan uses; `outputs` how many graph outputs come back from them."""
+    """`nodes` are those the plan uses; `outputs` how many graph outputs come back from them; `seconds` what every part
+    is predicted to take."""
 
     generation: int
     nodes: frozenset[str]
     outputs: int
+    seconds: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +109,42 @@ class DeployDone:
 
 @dataclass(frozen=True, slots=True)
 class DeployFailed:
+    """`work` as in RunFailed."""
+
     generation: int
     node: str
     error: MeshError
+    work: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBegan:
+    """The first part of `node` runs."""
+
+    generation: int
+    step: int
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRan:
-    """All parts of `node` are done for this step."""
+    """All parts of `node` are done for this step, each in so many seconds."""
 
     generation: int
     step: int
     node: str
+    seconds: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFailed:
+    """If an engine host died of it, `work` is what that was computing."""
+
     generation: int
     step: int
     node: str
     error: MeshError
+    work: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +225,8 @@ class Reject:
 
 
 Event = (
-    NodeJoined | NodeGone | ProfilesChanged | CallSubmitted | PlanMade | PlanFailed | DeployDone | DeployFailed
-    | NodeRan | RunFailed | OutputArrived | CallCancelled | Tick
+    NodeJoined | NodeGone | ProfilesChanged | Working | CallSubmitted | PlanMade | PlanFailed | DeployDone
+    | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled | Tick
 )  # fmt: skip
 Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ForgetPlan | Resolve | Reject
 
@@ -194,9 +234,13 @@ Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ForgetPlan | 
 # -- the machine ------------------------------------------------------------------------------------------
 
 
+_Key = tuple[Hashable, frozenset[str]]  # a job, and the nodes to avoid
+
+
 @dataclass(slots=True)
 class _Step:
     call: int
+    began: set[str] = field(default_factory=set)  # nodes that compute or did
     ran: set[str] = field(default_factory=set)  # nodes that are done
     outputs: dict[int, Any] = field(default_factory=dict)
 
@@ -205,14 +249,20 @@ class _Step:
 class _Plan:
     generation: int
     job: Hashable
+    avoided: frozenset[str]  # the nodes that it was made to do without
     candidates: frozenset[str]  # the nodes it was made for
     nodes: frozenset[str] = frozenset()  # the nodes it uses
     outputs: int = 0
+    expected_s: dict[int, float] = field(default_factory=dict)  # how long a part may take at most
     made: bool = False
     deployed: set[str] = field(default_factory=set)
     waiting: deque[int] = field(default_factory=deque)  # calls that start when it is deployed
     steps: dict[int, _Step] = field(default_factory=dict)
     next_step: int = 0
+
+    @property
+    def key(self) -> _Key:
+        return self.job, self.avoided
 
     @property
     def ready(self) -> bool:
@@ -227,9 +277,12 @@ class _Plan:
 class _Call:
     call: int
     job: Hashable
-    generation: int | None = None
-    step: int | None = None
+    tries: dict[int, int | None] = field(default_factory=dict)  # generation -> step, None until it is deployed
     attempts: int = 0
+    avoid: set[str] = field(default_factory=set)  # nodes that died of it, or had no memory for it
+    no_memory: int = 0
+    suspects: frozenset[str] = frozenset()  # what was being computed in every crash
+    crashes: dict[str, int] = field(default_factory=dict)  # by node
     alone_since_s: float | None = None  # since when there is no node to run it on
     parked_until_s: float | None = None  # after repeated failures, when it is tried again
     last_error: MeshError | None = None
@@ -242,7 +295,8 @@ class CoordinatorState:
         self._alone_s = alone_s
         self._nodes: set[str] = set()
         self._plans: dict[int, _Plan] = {}
-        self._current: dict[Hashable, int] = {}  # job -> the generation new calls use
+        self._current: dict[_Key, int] = {}  # the generation new calls use
+        self._stuck: dict[str, tuple[int, int, int]] = {}  # with the run that it is stuck in
         self._calls: dict[int, _Call] = {}
         self._next_generation = 1
         self.story: deque[tuple[float, str]] = deque(maxlen=STORY_EVENTS_MAX)
@@ -250,11 +304,13 @@ class CoordinatorState:
             NodeJoined: self._node_joined,
             NodeGone: self._node_gone,
             ProfilesChanged: self._profiles_changed,
+            Working: self._working,
             CallSubmitted: self._call_submitted,
             PlanMade: self._plan_made,
             PlanFailed: self._plan_failed,
             DeployDone: self._deploy_done,
             DeployFailed: self._deploy_failed,
+            NodeBegan: self._node_began,
             NodeRan: self._node_ran,
             RunFailed: self._run_failed,
             OutputArrived: self._output_arrived,
@@ -279,24 +335,30 @@ class CoordinatorState:
         """No call is in progress."""
         return not self._calls
 
+    @property
+    def stuck(self) -> frozenset[str]:
+        """Nodes that are alive and do not get on."""
+        return frozenset(self._stuck)
+
     def validate(self) -> None:
         """AssertionError if the state contradicts itself; tests call it after every event."""
         for call in self._calls.values():
-            if call.generation is None:
+            if not call.tries:
                 alone, parked = call.alone_since_s is not None, call.parked_until_s is not None
                 assert alone != parked, f"call {call.call} waits for nothing"
-                continue
-            plan = self._plans[call.generation]
-            if call.step is None:
-                assert call.call in plan.waiting, f"call {call.call} is not queued on its plan"
-            else:
-                assert plan.steps[call.step].call == call.call, f"step {call.step} belongs to another call"
-                assert plan.ready, "a step runs on a plan that is not deployed"
+            for generation, step in call.tries.items():
+                plan = self._plans[generation]
+                if step is None:
+                    assert call.call in plan.waiting, f"call {call.call} is not queued on its plan"
+                else:
+                    assert plan.steps[step].call == call.call, f"step {step} belongs to another call"
+                    assert plan.ready, "a step runs on a plan that is not deployed"
         for generation, plan in self._plans.items():
             assert plan.generation == generation
             assert plan.nodes <= self._nodes, "a plan uses a node that is gone"
-        for job, generation in self._current.items():
-            assert self._plans[generation].job == job
+        for key, generation in self._current.items():
+            assert self._plans[generation].key == key
+        assert self._stuck.keys() <= self._nodes, "a node that is gone counts as stuck"
 
     # -- nodes
 
@@ -312,10 +374,13 @@ class CoordinatorState:
         if event.node not in self._nodes:
             return []
         self._nodes.discard(event.node)
+        self._stuck.pop(event.node, None)
         self._tell(now, f"{event.node} gone: {event.error}")
         actions: list[Action] = []
         homeless: list[_Call] = []
         for plan in [plan for plan in self._plans.values() if event.node in (plan.nodes or plan.candidates)]:
+            for step in [step for step in plan.steps.values() if event.node in step.began - step.ran]:
+                self._blame(self._calls[step.call], event.node, event.work.get(plan.generation, frozenset()))
             homeless += self._void(plan, event.error, actions)
         actions += self._retire_outdated()
         for call in homeless:
@@ -329,8 +394,50 @@ class CoordinatorState:
         self._current.clear()
         return [action for plan in replaced for action in self._retire_if_outdated(plan)]
 
+    def _working(self, event: Working, now: float) -> list[Action]:
+        """Whether a node is stuck: what it computes takes far longer than expected, or goes on for nobody."""
+        if event.node not in self._nodes:
+            return []
+        late = [(run, took_s) for *run, took_s in event.runs if took_s > self._allowed_s(*run)]
+        if not late:
+            return self._unstick(event.node, now)
+        ((generation, step, part), took_s), known = late[0], event.node in self._stuck
+        self._stuck[event.node] = (generation, step, part)
+        if known:
+            return []
+        self._tell(now, f"{event.node} is stuck: part {part} of generation {generation} has run for {took_s:.1f} s")
+        actions: list[Action] = []
+        for call in list(self._calls.values()):
+            if call.tries and all(
+                self._waits_for(generation, step, event.node) for generation, step in call.tries.items()
+            ):
+                actions += self._place(call, now)
+        return actions
+
+    def _allowed_s(self, generation: int, step: int, part: int) -> float:
+        plan = self._plans.get(generation)
+        return STOPPED_S if plan is None or step not in plan.steps else max(STUCK_S_MIN, plan.expected_s.get(part, 0.0))
+
+    def _waits_for(self, generation: int, step: int | None, node: str) -> bool:
+        plan = self._plans[generation]
+        return node in (plan.nodes or plan.candidates) and (step is None or node not in plan.steps[step].ran)
+
+    def _unstick(self, node: str, now: float) -> list[Action]:
+        if self._stuck.pop(node, None) is None:
+            return []
+        self._tell(now, f"{node} goes on")
+        return [action for plan in list(self._plans.values()) for action in self._retire_if_outdated(plan)]
+
+    def _avoided(self, call: _Call) -> frozenset[str]:
+        """The nodes that a call should do without, as long as others are left."""
+        for unwanted in (call.avoid | self._stuck.keys(), call.avoid, set(self._stuck)):
+            avoided = frozenset(unwanted & self._nodes)
+            if avoided != self._nodes:
+                return avoided
+        return frozenset()
+
     def _without_plan(self) -> list[_Call]:
-        return [call for call in self._calls.values() if call.generation is None]
+        return [call for call in self._calls.values() if not call.tries]
 
     # -- calls
 
@@ -342,61 +449,82 @@ class CoordinatorState:
         call = self._calls.pop(event.call, None)
         if call is None:
             return []
-        actions: list[Action] = [Reject(call.call, Cancelled("the call was cancelled"))]
-        if call.generation is not None:
-            plan = self._plans[call.generation]
-            if call.step is None:
+        return [Reject(call.call, Cancelled("the call was cancelled")), *self._abandon(call)]
+
+    def _abandon(self, call: _Call) -> list[Action]:
+        """Stop every try of a call that is over."""
+        actions: list[Action] = []
+        for generation, step in call.tries.items():
+            plan = self._plans[generation]
+            if step is None:
                 plan.waiting.remove(call.call)
             else:
-                del plan.steps[call.step]
-                actions += [SendCancel(plan.generation, call.step, node) for node in sorted(plan.nodes)]
+                ran = plan.steps.pop(step).ran
+                actions += [SendCancel(generation, step, node) for node in sorted(plan.nodes - ran)]
             actions += self._retire_if_outdated(plan)
+        call.tries.clear()
         return actions
 
     def _place(self, call: _Call, now: float) -> list[Action]:
-        """Give a call a plan: the job's current one, or a new one over the nodes there are."""
-        call.generation = call.step = call.parked_until_s = None
+        """Try a call on a plan: the job's current one, or a new one over the nodes there are."""
+        call.parked_until_s = None
         if not self._nodes:
             call.alone_since_s = now if call.alone_since_s is None else call.alone_since_s
             return []
         call.alone_since_s = None
-        generation = self._current.get(call.job)
+        key = call.job, self._avoided(call)
+        generation = self._current.get(key)
         if generation is None:
-            return self._new_plan(call, now)
+            return self._new_plan(call, key, now)
+        if generation in call.tries:
+            return []
         plan = self._plans[generation]
-        call.generation = generation
-        self._current[call.job] = self._current.pop(call.job)  # most recently used stands last
+        self._current[key] = self._current.pop(key)  # most recently used stands last
         if plan.ready:
             return self._start(plan, call)
+        call.tries[generation] = None
         plan.waiting.append(call.call)
         return []
 
-    def _new_plan(self, call: _Call, now: float) -> list[Action]:
+    def _new_plan(self, call: _Call, key: _Key, now: float) -> list[Action]:
         generation = self._next_generation
         self._next_generation += 1
-        plan = _Plan(generation, call.job, frozenset(self._nodes))
+        plan = _Plan(generation, *key, frozenset(self._nodes - key[1]))
         plan.waiting.append(call.call)
-        call.generation = generation
+        call.tries[generation] = None
         self._plans[generation] = plan
-        self._current[call.job] = generation
+        self._current[key] = generation
         self._tell(now, f"generation {generation} planned for {len(plan.candidates)} nodes")
         return [*self._evict_idle(), MakePlan(generation, call.job, plan.candidates)]
 
     def _retry(self, call: _Call, error: MeshError, now: float, died: bool = False) -> list[Action]:
-        """The call lost its plan.  A death is acted on at once; another failure gets time to become one."""
+        """The call lost its plan.  A death is acted on at once, as is a device's failure where others are left; another
+        failure gets time to become a death."""
         call.attempts += 1
         call.last_error = error
+        if len(call.crashes) >= POISON_NODES or sum(call.crashes.values()) > POISON_NODES:
+            return self._reject(call, _poison(call, error))
         if call.attempts >= ATTEMPTS_MAX:
             return self._reject(call, error)
-        if died or call.attempts == 1:
+        if died or call.attempts == 1 or (isinstance(error, EngineError) and self._avoided(call)):
             return self._place(call, now)
-        call.generation = call.step = None
         call.parked_until_s = now + min(PARK_S * 2 ** (call.attempts - 2), PARK_S_MAX)
         return []
 
     def _reject(self, call: _Call, error: MeshError) -> list[Action]:
         del self._calls[call.call]
-        return [Reject(call.call, error)]
+        return [Reject(call.call, error), *self._abandon(call)]
+
+    def _blame(self, call: _Call, node: str, work: frozenset[str]) -> None:
+        """An engine or a worker died while it computed this for the call: what was there each time may have done it."""
+        if not work:
+            return
+        common = call.suspects & work
+        if not common:
+            call.crashes.clear()
+        call.suspects = common or work
+        call.crashes[node] = call.crashes.get(node, 0) + 1
+        call.avoid.add(node)
 
     # -- plans
 
@@ -405,6 +533,7 @@ class CoordinatorState:
         if plan is None:
             return [ForgetPlan(event.generation)]
         plan.nodes, plan.outputs, plan.made = event.nodes, event.outputs, True
+        plan.expected_s = {part: STUCK_PREDICTED * seconds for part, seconds in event.seconds.items()}
         if plan.ready:  # a graph that computes nothing needs no node
             return self._start_waiting(plan)
         return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
@@ -427,7 +556,10 @@ class CoordinatorState:
         if plan is None:
             return []
         self._tell(now, f"generation {event.generation} failed to deploy on {event.node}: {event.error}")
-        return self._fail_or_retry(plan, event.error, now)
+        calls = [self._calls[number] for number in plan.waiting]
+        for call in calls:
+            self._blame(call, event.node, event.work)
+        return self._fail_or_retry(plan, event.error, now, self._short_of_memory(calls, event.node, event.error))
 
     def _start_waiting(self, plan: _Plan) -> list[Action]:
         actions: list[Action] = []
@@ -438,21 +570,30 @@ class CoordinatorState:
     def _start(self, plan: _Plan, call: _Call) -> list[Action]:
         step = plan.next_step
         plan.next_step += 1
-        call.step = step
+        call.tries[plan.generation] = step
         plan.steps[step] = _Step(call.call)
         if not plan.nodes:
             return self._finish_if_complete(plan, step)
         return [SendRun(plan.generation, step, node, call.call) for node in sorted(plan.nodes)]
 
     def _fail(self, plan: _Plan, error: MeshError) -> list[Action]:
-        """The plan cannot work at all: its calls get the error."""
+        """The plan cannot work at all: its calls get the error, but for those that are also tried elsewhere."""
         actions: list[Action] = []
         for call in self._void(plan, error, actions):
             actions += self._reject(call, error)
         return actions
 
-    def _fail_or_retry(self, plan: _Plan, error: MeshError, now: float) -> list[Action]:
-        if not error.retry:
+    def _short_of_memory(self, calls: list[_Call], node: str, error: MeshError) -> bool:
+        """Whether calls that had too little memory on a node may go on elsewhere."""
+        if not isinstance(error, OutOfMemory) or not calls:
+            return False
+        for call in calls:
+            call.no_memory += 1
+            call.avoid.add(node)
+        return all(call.no_memory <= NO_MEMORY_MAX and not self._nodes <= call.avoid for call in calls)
+
+    def _fail_or_retry(self, plan: _Plan, error: MeshError, now: float, elsewhere: bool = False) -> list[Action]:
+        if not (error.retry or elsewhere):
             return self._fail(plan, error)
         actions: list[Action] = []
         for call in self._void(plan, error, actions):
@@ -460,22 +601,24 @@ class CoordinatorState:
         return actions
 
     def _void(self, plan: _Plan, error: MeshError, actions: list[Action]) -> list[_Call]:
-        """Forget a plan and tell its surviving nodes; returns the calls it leaves without one."""
+        """Forget a plan and tell its surviving nodes; returns the calls it leaves without any."""
         del self._plans[plan.generation]
-        if self._current.get(plan.job) == plan.generation:
-            del self._current[plan.job]
+        if self._current.get(plan.key) == plan.generation:
+            del self._current[plan.key]
         actions += [SendDrop(plan.generation, node) for node in sorted(plan.nodes & self._nodes)]
         actions.append(ForgetPlan(plan.generation))
-        calls = [step.call for step in plan.steps.values()] + list(plan.waiting)
-        return [self._calls[call] for call in calls]
+        calls = [self._calls[call] for call in (*(step.call for step in plan.steps.values()), *plan.waiting)]
+        for call in calls:
+            del call.tries[plan.generation]
+        return [call for call in calls if not call.tries]
 
     def _retire_outdated(self) -> list[Action]:
         """After a change of nodes: new calls must not use plans made for another set."""
         actions: list[Action] = []
         for plan in list(self._plans.values()):
-            if plan.candidates != self._nodes:
-                if self._current.get(plan.job) == plan.generation:
-                    del self._current[plan.job]
+            if plan.candidates != self._nodes - plan.avoided:
+                if self._current.get(plan.key) == plan.generation:
+                    del self._current[plan.key]
                 actions += self._retire_if_outdated(plan)
         return actions
 
@@ -488,7 +631,8 @@ class CoordinatorState:
         return actions
 
     def _retire_if_outdated(self, plan: _Plan) -> list[Action]:
-        if not plan.idle or self._current.get(plan.job) == plan.generation:
+        wanted = self._current.get(plan.key) == plan.generation and plan.avoided <= self._stuck.keys()
+        if not plan.idle or wanted:
             return []
         actions: list[Action] = []
         self._void(plan, NodeLost("the plan was replaced"), actions)
@@ -503,11 +647,19 @@ class CoordinatorState:
         step.outputs[event.slot] = event.value
         return self._finish_if_complete(self._plans[event.generation], event.step)
 
+    def _node_began(self, event: NodeBegan, now: float) -> list[Action]:
+        step = self._step(event.generation, event.step)
+        if step is not None:
+            step.began.add(event.node)
+        return []
+
     def _node_ran(self, event: NodeRan, now: float) -> list[Action]:
         step = self._step(event.generation, event.step)
         if step is None:
             return []
         step.ran.add(event.node)
+        plan = self._plans[event.generation]
+        plan.expected_s.update((part, STUCK_OBSERVED * seconds) for part, seconds in event.seconds.items())
         return self._finish_if_complete(self._plans[event.generation], event.step)
 
     def _run_failed(self, event: RunFailed, now: float) -> list[Action]:
@@ -515,20 +667,23 @@ class CoordinatorState:
             return []
         plan = self._plans[event.generation]
         self._tell(now, f"generation {event.generation} step {event.step} failed on {event.node}: {event.error}")
-        if event.error.retry:
-            return self._fail_or_retry(plan, event.error, now)
-        call = self._calls[plan.steps.pop(event.step).call]
-        actions = self._reject(call, event.error)
-        actions += [SendCancel(plan.generation, event.step, node) for node in sorted(plan.nodes - {event.node})]
-        return actions + self._retire_if_outdated(plan)
+        call = self._calls[plan.steps[event.step].call]
+        self._blame(call, event.node, event.work)
+        elsewhere = self._short_of_memory([call], event.node, event.error)
+        if event.error.retry or elsewhere:
+            return self._fail_or_retry(plan, event.error, now, elsewhere)
+        plan.steps[event.step].ran.add(event.node)  # it need not be told
+        return self._reject(call, event.error)
 
     def _finish_if_complete(self, plan: _Plan, number: int) -> list[Action]:
         step = plan.steps[number]
         if len(step.ran) < len(plan.nodes) or len(step.outputs) < plan.outputs:
             return []
         del plan.steps[number]
-        del self._calls[step.call]
-        return [Resolve(step.call, plan.generation, step.outputs), *self._retire_if_outdated(plan)]
+        call = self._calls.pop(step.call)
+        del call.tries[plan.generation]
+        resolved = Resolve(step.call, plan.generation, step.outputs)
+        return [resolved, *self._abandon(call), *self._retire_if_outdated(plan)]
 
     def _step(self, generation: int, step: int) -> _Step | None:
         plan = self._plans.get(generation)
@@ -552,3 +707,13 @@ class CoordinatorState:
 
     def _tell(self, now: float, text: str) -> None:
         self.story.append((now, text))
+
+
+def _poison(call: _Call, error: MeshError) -> PoisonTask:
+    return PoisonTask(
+        f"engines or workers died {sum(call.crashes.values())} times while they computed this",
+        op=work_text(call.suspects),
+        node=error.node,
+        cause=str(error),
+        next_step="Run the graph without these ops, or on another engine, to see which one does it",
+    )

@@ -24,6 +24,7 @@
     |-- EngineError             a device could not do its part
     |   |-- Unsupported         an op or dtype this engine does not have
     |   |-- CompileFailed, ExecuteFailed, DeviceLost
+    |   |-- PoisonTask          engines died of it wherever it was tried
     |   `-- OutOfMemory
     |-- BlobError               content that is missing, or does not match its address
     |   |-- BlobMissing
@@ -45,36 +46,52 @@ from typing import Any, ClassVar
 
 
 class MeshError(Exception):
-    """Base of every error; `code`, `node`, `op`, `cause` and `next_step` say what, where, why and what to do.
+    """Base of every error; `code`, `node`, `part`, `op`, `cause` and `next_step` say what, where, why and what to do.
 
-    `node` is the worker's name, `op` the graph node or part concerned, `cause` the foreign error's text.
+    `node` is the worker's name, `part` the number of the plan's part, `op` the graph node concerned, or what the part
+    computes; `cause` the foreign error's text.  `log_lines` are the last ones of a worker that was lost.
     """
 
     code: ClassVar[str] = "mesh_error"
     retry: ClassVar[bool] = False
     state_changed: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, node: str = "", op: str = "", cause: str = "", next_step: str = "") -> None:
+    def __init__(
+        self, message: str, *, node: str = "", part: str = "", op: str = "", cause: str = "", next_step: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.node = node
+        self.part = part
         self.op = op
         self.cause = cause
         self.next_step = next_step
+        self.log_lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        where = "".join(f" [{name} {value}]" for name, value in (("worker", self.node), ("at", self.op)) if value)
+        where = "".join(f" [{name} {value}]" for name, value in self._where() if value)
         why = f" (cause: {self.cause})" if self.cause else ""
         then = f". {self.next_step}" if self.next_step else ""
         return f"{self.message}{where}{why}{then}"
 
+    def copy(self) -> MeshError:
+        """The same error for somebody else, so that each may be given its own place."""
+        return from_fields(self.to_fields())
+
+    def _where(self) -> tuple[tuple[str, str], ...]:
+        return ("worker", self.node), ("part", self.part), ("at", self.op)
+
     def to_fields(self) -> dict[str, str]:
         """The error as plain strings, for a message."""
-        fields = {name: getattr(self, name) for name in ("code", "message", "node", "op", "cause", "next_step")}
-        return {name: str(value)[:MAX_FIELD_CHARS] for name, value in fields.items()}
+        fields = {name: str(getattr(self, name))[:MAX_FIELD_CHARS] for name in ("code", "message", *_PLACES)}
+        lines = (line[:LOG_LINE_CHARS_MAX] for line in self.log_lines[-LOG_LINES_MAX:])
+        return {**fields, **{f"log {number}": line for number, line in enumerate(lines)}}
 
 
 MAX_FIELD_CHARS = 4096  # an error travels in a control message and must never crowd it out
+LOG_LINES_MAX = 50
+LOG_LINE_CHARS_MAX = 500
+_PLACES = ("node", "part", "op", "cause", "next_step")
 
 
 class LocalError(MeshError):
@@ -212,6 +229,11 @@ class DeviceLost(EngineError):
     state_changed = True
 
 
+class PoisonTask(EngineError):
+    code = "poison_task"
+    state_changed = True
+
+
 class OutOfMemory(EngineError):
     code = "out_of_memory"
 
@@ -268,5 +290,8 @@ def error_classes() -> dict[str, type[MeshError]]:
 def from_fields(fields: dict[str, Any]) -> MeshError:
     """The error another process described; an unknown code becomes a plain RemoteError that keeps the text."""
     cls = error_classes().get(str(fields.get("code", "")), RemoteError)
-    where = {name: str(fields.get(name, "")) for name in ("node", "op", "cause", "next_step")}
-    return cls(str(fields.get("message", "")), **where)
+    where = {name: str(fields.get(name, "")) for name in _PLACES}
+    error = cls(str(fields.get("message", "")), **where)
+    lines = (fields.get(f"log {number}") for number in range(LOG_LINES_MAX))
+    error.log_lines = tuple(str(line) for line in lines if line is not None)
+    return error

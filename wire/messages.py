@@ -276,6 +276,15 @@ class Devices(Message, frozen=True, array_like=True, tag=True):
     reason: Text
 
 
+class Working(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part that is being computed, and for how long."""
+
+    plan: PlanKey
+    step: Count
+    part: Index
+    seconds: Seconds
+
+
 class Beat(Message, frozen=True, array_like=True, tag=True):
     """Worker to coordinator, every beat interval: alive.  `incarnation` grows when the worker refutes a suspicion."""
 
@@ -283,6 +292,7 @@ class Beat(Message, frozen=True, array_like=True, tag=True):
     counter: Count
     loop_lag_s: Seconds
     queue_depth: Count
+    working: Annotated[tuple[Working, ...], Meta(max_length=256)] = ()
 
 
 class Suspected(Message, frozen=True, array_like=True, tag=True):

@@ -44,8 +44,8 @@ class WorkerConfig:
     log_json: bool = False  # log lines as JSON objects
     verbosity: int = 0  # -1: errors only, 0: what happens, 1: every event
 
-    host_beat_s: float = 0.5  # how often an engine host says it is alive
-    host_silence_s: float = 5.0  # ten beats: a host beats from a thread of its own, but a library may hold the lock
+    host_beat_s: float = 0.3  # how often an engine host says it is alive
+    host_silence_s: float = 3.0  # ten beats: a host beats from a thread of its own, but a library may hold the lock
     part_s_max: float = 600.0  # compiling or running one part longer than this counts as a hang
     stop_s_max: float = 30.0  # a run that goes on so long after it was cancelled counts as a hang
     open_s_max: float = 60.0  # a cold GPU driver takes seconds

@@ -66,7 +66,7 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.redial import stay_linked
-from wire.sharedmem import SharedDir, check_name, remove, take
+from wire.sharedmem import SharedDir, remove, take
 
 from . import events as ev
 from . import folder as state_folder
@@ -77,6 +77,7 @@ from .devices import BEST, selections
 from .reports import memory_bytes_of, report_of, without_ops
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
+from .tensors import header_of, host_input_of, is_here, tensor_of
 
 log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
@@ -360,8 +361,8 @@ class Daemon:
         self._feed(ev.Heard(node))
         match body:
             case Run():
-                here = (feed for feed in body.feeds if _is_here(feed.value))
-                feeds = tuple((feed.part, feed.slot, _tensor_of(link, feed.value)) for feed in here)
+                here = (feed for feed in body.feeds if is_here(feed.value))
+                feeds = tuple((feed.part, feed.slot, tensor_of(link, feed.value)) for feed in here)
                 return await self._ask(lambda request: ev.RunAsked(node, request, body.plan, body.step, feeds))
             case Deploy():
                 return await self._ask(lambda request: ev.DeployAsked(node, request, body))
@@ -396,7 +397,7 @@ class Daemon:
         match body:
             case Push():
                 self._feed(ev.Heard(node))
-                tensor = _tensor_of(link, body.value)
+                tensor = tensor_of(link, body.value)
                 self._feed(ev.TensorArrived(node, body.plan, body.step, body.part, body.slot, tensor))
             case CancelStep():
                 self._feed(ev.CancelAsked(node, body.plan, body.step))
@@ -506,7 +507,7 @@ class Daemon:
             value = Value(tensor.dtype, tensor.shape, tensor.data)
             link.notify(Push(action.plan, action.step, 0, position, value))
         elif isinstance(tensor, ev.SharedFile):
-            header = Push(action.plan, action.step, 0, position, _header_value(tensor))
+            header = Push(action.plan, action.step, 0, position, header_of(tensor))
             self._spawn(self._stream_output(link, header, tensor))
 
     async def _stream_output(self, link: Link, header: Push, tensor: ev.SharedFile) -> None:
@@ -538,7 +539,10 @@ class Daemon:
         if state is None or state.owner is None:
             return
         self._beats += 1
-        self._notify(state.owner.node, Beat(state.incarnation, self._beats, self._lag_s, state.queue_depth))
+        self._notify(
+            state.owner.node,
+            Beat(state.incarnation, self._beats, self._lag_s, state.queue_depth, state.working(self._loop.time())),
+        )
 
     def _notify(self, node: str, message: Message) -> None:
         link = self._endpoint.links.get(node)
@@ -653,7 +657,7 @@ class Daemon:
         self._hosts[action.device].send(prepare)
 
     def _execute(self, action: ev.Execute) -> None:
-        inputs = tuple(_host_input(use) for use in action.inputs)
+        inputs = tuple(host_input_of(use) for use in action.inputs)
         wanted = tuple(hm.Wanted(wish.keep, wish.copies) for wish in action.outputs)
         self._hosts[action.device].send(hm.ExecutePart(action.run, action.prepared, inputs, wanted))
 
@@ -736,7 +740,7 @@ class Daemon:
         assert isinstance(tensor, ev.SharedFile)
         try:
             data = take(tensor.directory, tensor.name, ev.size_bytes_of(tensor))
-            header = Push(action.plan, action.step, action.part, action.slot, _header_value(tensor))
+            header = Push(action.plan, action.step, action.part, action.slot, header_of(tensor))
             await link.send_stream(header, data)
         except MeshError as error:
             self._feed(ev.PushFailed(action.push, error))
@@ -775,38 +779,6 @@ class _EndOfInput(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_end()
-
-
-def _is_here(value: Value) -> bool:
-    """False where the bytes follow as a stream."""
-    return value.data is not None or bool(value.shared)
-
-
-def _tensor_of(link: Link, value: Value) -> ev.Tensor:
-    """Where the bytes of a value that came over `link` are."""
-    if value.data is not None:
-        return ev.Inline(value.dtype, value.shape, value.data)
-    if not value.shared or not link.same_host:
-        raise ProtocolError("a tensor came without its bytes", node=link.peer.name)
-    check_name(value.shared)
-    tensor = ev.SharedFile(value.dtype, value.shape, link.peer.shared_memory, value.shared)
-    link.bytes_received["shared"] += ev.size_bytes_of(tensor)
-    return tensor
-
-
-def _header_value(tensor: ev.SharedFile) -> Value:
-    return Value(tensor.dtype, tensor.shape)
-
-
-def _host_input(use: ev.Use) -> hm.Input:
-    tensor = use.tensor
-    match tensor:
-        case ev.Inline(dtype, shape, data):
-            return hm.Input(use.position, dtype, shape, use.last, data)
-        case ev.SharedFile(dtype, shape, directory, name):
-            return hm.Input(use.position, dtype, shape, use.last, None, directory, name)
-        case ev.Kept(dtype, shape, _, kept):
-            return hm.Input(use.position, dtype, shape, use.last, None, "", "", kept)
 
 
 __all__ = ["WorkerConfig", "run_worker"]

@@ -18,6 +18,7 @@ class Lane:
     queue: deque[tuple[PlanKey, int, int]] = field(default_factory=deque)
     running: int | None = None  # the run's number
     inputs: tuple[Use, ...] = ()  # of what runs
+    since_s: float = 0.0  # when it began
     preparing: set[int] = field(default_factory=set)  # parts of deployed plans that a new host does not have yet
     repair: Repair = field(default_factory=Repair)
 

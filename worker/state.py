@@ -31,9 +31,8 @@ from wire.errors import (
     MeshError,
     NodeLost,
     StaleGeneration,
-    from_fields,
 )
-from wire.messages import Began, Deploy, Done, MissingGraphs, PartRun, PlanKey
+from wire.messages import Began, Deploy, Done, MissingGraphs, PartRun, PlanKey, Working
 
 from .events import (
     Action,
@@ -96,22 +95,13 @@ from .fetches import Fetches
 from .holding import Bounds, EarlyTensors, KnownGraphs
 from .lanes import Lane
 from .plans import Held, Plan, Route, Slot, Step, plan_of, wrong_in
+from .story import STORY_LINES_MAX, Told
 
 EXIT_DRAINED = 0
 EXIT_ENGINE_LOST = 3  # the last device was given up
-STORY_EVENTS_MAX = 1024
 BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
 ASK_SHARE = 1 / 8  # of the silence after which the coordinator is given up; then it is asked whether it lives
 DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A line of the story; `routine` lines come with every step."""
-
-    at_s: float
-    text: str
-    routine: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +122,7 @@ class WorkerState:
         self.incarnation = incarnation
         self.owner: Owner | None = None
         self.leaving = False
-        self.story: deque[Told] = deque(maxlen=STORY_EVENTS_MAX)
+        self.story: deque[Told] = deque(maxlen=STORY_LINES_MAX)
         self.told = 0  # how many entries the story had so far, those that fell out of it included
         self._bounds = bounds or Bounds()
         self._heard_s = 0.0
@@ -194,6 +184,11 @@ class WorkerState:
     def queue_depth(self) -> int:
         """Parts that are ready or running."""
         return sum(len(device.queue) + (device.running is not None) for device in self._devices)
+
+    def working(self, now: float) -> tuple[Working, ...]:
+        """What is being computed now, and for how long."""
+        busy = ((device, device.running) for device in self._devices if device.running is not None)
+        return tuple(Working(*self._runs[run], max(0.0, now - device.since_s)) for device, run in busy)
 
     @property
     def running(self) -> Collection[tuple[PlanKey, int, int]]:
@@ -409,7 +404,7 @@ class WorkerState:
             return []
         if isinstance(event.error, GraphError):
             self._graphs.forget(plan.parts[part].graph)
-        event.error.op = event.error.op or f"part {part}"
+        event.error.part = str(part)
         self._expect_loss(plan.parts[part].device, event.error)
         return [*self._fail_deploy(plan, event.error, now), *self._dispatch(now)]
 
@@ -534,13 +529,14 @@ class WorkerState:
         actions: list[Action] = []
         for index, device in enumerate(self._devices):
             if device.idle and device.queue:
-                actions += self._start(index, device, *device.queue.popleft())
+                actions += self._start(index, device, *device.queue.popleft(), now)
         return actions
 
-    def _start(self, index: int, device: Lane, key: PlanKey, number: int, part: int) -> list[Action]:
+    def _start(self, index: int, device: Lane, key: PlanKey, number: int, part: int, now: float) -> list[Action]:
         plan = self._plans[key]
         step = plan.steps[number]
         run = device.running = self._number()
+        device.since_s = now
         self._runs[run] = (key, number, part)
         inputs = []
         for slot in sorted(plan.fed[part]):
@@ -596,7 +592,7 @@ class WorkerState:
         plan, number, part = self._end_run(event.run)
         if plan is None:
             return self._dispatch(now)
-        event.error.op = event.error.op or f"part {part}"
+        event.error.part = str(part)
         self._tell(now, f"part {part} of {_label(plan.key)} step {number} failed: {event.error}")
         return [*self._close_step(plan, number, event.error), *self._dispatch(now)]
 
@@ -698,8 +694,15 @@ class WorkerState:
         actions = self._fail_run(event, device, now)
         for plan in list(self._plans.values()):
             for number in [number for number, step in plan.steps.items() if step.needs(event.device)]:
-                actions += self._close_step(plan, number, _copy(event.error))
-            for part in [part for part in plan.prepared if plan.parts[part].device == event.device]:
+                actions += self._close_step(plan, number, event.error.copy())
+            lost = [part for part in plan.prepared if plan.parts[part].device == event.device]
+            unanswered = [part for part in lost if part in plan.waiting_parts]
+            if unanswered and not plan.deployed:  # compiling the first of them may be what did it
+                error = event.error.copy()
+                error.part = str(unanswered[0])
+                actions += self._fail_deploy(plan, error, now)
+                continue
+            for part in lost:
                 del self._prepared[plan.prepared.pop(part)]
                 plan.waiting_parts.add(part)
         if device.repair.given_up:
@@ -713,8 +716,8 @@ class WorkerState:
         actions: list[Action] = [Release(use.tensor) for use in device.inputs if use.last]
         plan, number, part = self._end_run(device.running)
         if plan is not None:
-            error = _copy(event.error)
-            error.op = f"part {part}"
+            error = event.error.copy()
+            error.part = str(part)
             actions += self._close_step(plan, number, error)
         return actions
 
@@ -726,7 +729,7 @@ class WorkerState:
         actions: list[Action] = [GiveUpDevice(event.device, self.owner.node if self.owner else "", reason)]
         for plan in list(self._plans.values()):
             if any(part.device == event.device for part in plan.parts.values()):
-                actions += self._drop(plan, _copy(event.error))
+                actions += self._drop(plan, event.error.copy())
         return actions
 
     def _restart_hosts(self, now: float) -> list[Action]:
@@ -776,11 +779,6 @@ class WorkerState:
     def _tell(self, now: float, text: str, routine: bool = False) -> None:
         self.story.append(Told(now, text, routine))
         self.told += 1
-
-
-def _copy(error: MeshError) -> MeshError:
-    """One per refusal: each gets its own place."""
-    return from_fields(error.to_fields())
 
 
 def _release_all(outputs: tuple[Made, ...]) -> list[Action]:

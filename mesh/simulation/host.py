@@ -39,6 +39,7 @@ class Device:
     stuck: bool = False  # it takes messages, beats, and never answers one
     silent: bool = False  # it does not even beat
     fails_after: int | None = None  # parts until the device is lost, once; None: never
+    dies_of: str = ""  # an op that ends the host whenever a part with it runs
     lost: int = 0  # how often it was
 
     def seconds(self, flops: int, moved_bytes: int) -> float:
@@ -81,6 +82,7 @@ class SimulatedHost:
         self._checker: asyncio.TimerHandle | None = None  # only while it owes an answer: an idle one is not simulated
         self._took_s = 0.0  # what is under way, or was last
         self._work: dict[int, float] = {}  # seconds of what is prepared
+        self._ops: dict[int, set[str]] = {}
         self._over = False
 
     async def start(self) -> None:
@@ -150,11 +152,13 @@ class SimulatedHost:
                 moved = sum(kind.size_bytes for kind in graph.types)
                 flops = sum(graph.flops_of(index) for index in range(len(graph.nodes)))
                 self._work[message.prepared] = self._machine.seconds(flops, moved)
+                self._ops[message.prepared] = {node.op for node in graph.nodes}
                 return COMPILE_S * self._machine.slower
             case hm.ExecutePart():
                 return self._work.get(message.prepared, 0.0) + ANSWER_S
             case hm.Unprepare():
                 self._work.pop(message.prepared, None)
+                self._ops.pop(message.prepared, None)
         return 0.0
 
     @property
@@ -181,7 +185,7 @@ class SimulatedHost:
         if self._hangs:
             return
         message = self._waiting.popleft()
-        if isinstance(message, hm.ExecutePart) and self._loses_device():
+        if isinstance(message, hm.ExecutePart) and self._loses_device(self._ops.get(message.prepared, set())):
             self._lose("the device is gone")
             return
         answer = self._host.handle(message)
@@ -195,8 +199,11 @@ class SimulatedHost:
             self._on_message(self, answer)
         self._next()
 
-    def _loses_device(self) -> bool:
+    def _loses_device(self, ops: set[str]) -> bool:
         machine = self._machine
+        if machine.dies_of in ops:
+            machine.lost += 1
+            return True
         if machine.fails_after is None:
             return False
         machine.fails_after -= 1

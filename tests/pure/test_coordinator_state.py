@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
+from support.coordinator_machine import Driver, of
 
 from coordinator import state as s
-from wire.errors import CompileFailed, NodeLost
+from wire.errors import CompileFailed, DeviceLost, NodeLost
 
 LOST = NodeLost("gone")
-
-
-class Driver:
-    """Feeds events, validates after each, and remembers the actions."""
-
-    def __init__(self, *nodes: str) -> None:
-        self.machine = s.CoordinatorState(alone_s=5.0)
-        self.now = 0.0
-        for node in nodes:
-            self(s.NodeJoined(node))
-
-    def __call__(self, event: s.Event, after_s: float = 0.0) -> list[s.Action]:
-        self.now += after_s
-        actions = self.machine.handle(event, self.now)
-        self.machine.validate()
-        return actions
-
-    def deployed(self, generation: int = 1, nodes: tuple[str, ...] = ("a", "b"), outputs: int = 1) -> list[s.Action]:
-        self(s.PlanMade(generation, frozenset(nodes), outputs))
-        return [action for node in nodes for action in self(s.DeployDone(generation, node))]
-
-
-def of(kind: type, actions: list[s.Action]) -> list[Any]:
-    return [action for action in actions if isinstance(action, kind)]
 
 
 def test_a_call_is_planned_deployed_run_and_resolved() -> None:
@@ -200,7 +176,13 @@ def test_random_scripts_keep_the_invariants_and_every_call_ends(seed: int) -> No
                 case s.SendDeploy(generation, node):
                     outbox.append(s.DeployDone(generation, node))
                 case s.SendRun(generation, step, node, _):
-                    outbox.append(s.NodeRan(generation, step, node))
+                    if rng.random() < 0.05:
+                        outbox.append(s.Working(node, ((generation, step, 0, rng.choice((0.1, 3.0))),)))
+                    if rng.random() < 0.05:
+                        lost = DeviceLost("its engine died")
+                        outbox.append(s.RunFailed(generation, step, node, lost, frozenset(rng.sample("uvwxyz", 2))))
+                        continue
+                    outbox.append(s.NodeRan(generation, step, node, {0: 0.01}))
                     outbox.extend(s.OutputArrived(generation, step, slot, (generation, slot)) for slot in (0, 1))
                 case s.Resolve(call, generation, outputs):
                     assert outputs == {slot: (generation, slot) for slot in (0, 1)}, "a stale output got in"

@@ -106,6 +106,7 @@ PURE = (
     "worker/plans.py",
     "worker/repair.py",
     "worker/state.py",
+    "worker/story.py",
     "worker/watchdog.py",
     "worker/wgsl/canonicalise.py",
     "worker/wgsl/elements.py",

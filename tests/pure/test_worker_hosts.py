@@ -35,7 +35,7 @@ def test_a_lost_engine_host_fails_the_part_that_ran_and_is_started_again() -> No
     actions = drive(ev.HostLost(0, GONE))
     assert of(ev.Release, actions) == [ev.Release(big("x"))]
     error = one(ev.Refuse, actions).error
-    assert isinstance(error, DeviceLost) and error.op == "part 0" and error.retry
+    assert isinstance(error, DeviceLost) and error.part == "0" and error.retry
     assert one(ev.StartHost, actions).device == 0
     assert not of(ev.Stop, actions)
 
@@ -70,7 +70,7 @@ def test_a_step_that_waits_with_a_tensor_the_lost_host_kept_fails_and_others_go_
     kept = ev.Kept("f32", (2,), 0, executes[0].outputs[0].keep)
     drive(ev.PartExecuted(executes[0].run, (ev.Made(kept=kept),), 0.01))
     error = one(ev.Refuse, drive(ev.HostLost(0, GONE))).error
-    assert isinstance(error, DeviceLost) and error.op == "", "no part is to blame"
+    assert isinstance(error, DeviceLost) and error.part == "", "no part is to blame"
     assert not of(ev.Refuse, drive.push(0, 0, SMALL, step=1))
 
 

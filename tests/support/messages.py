@@ -53,6 +53,7 @@ from wire.messages import (
     TailLog,
     Target,
     Value,
+    Working,
 )
 
 PLAN = PlanKey(3, 7)
@@ -85,7 +86,7 @@ MESSAGES: list[Message] = [
     Join(3, 0.1, "coordinator", 1.5),
     Joined((DEVICE,), 1 << 33, (BLOB,)),
     Devices((DEVICE,), "device 0 given up"),
-    Beat(1, 2, 0.001, 3),
+    Beat(1, 2, 0.001, 3, (Working(PLAN, 9, 1, 0.25),)),
     Suspected(1),
     Probe("n1", ("127.0.0.1:7100",), 0.4, True),
     Probed(True, 0.002, 1e8, False, "127.0.0.1:7100", ""),

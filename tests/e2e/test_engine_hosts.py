@@ -1,0 +1,60 @@
+"""Engine hosts of local workers killed and stopped under calls, real processes: the right answer, and nobody leaves.
+
+`python tests/e2e/test_engine_hosts.py ROUNDS` prints how long calls took from the signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import sys
+import time
+
+import numpy as np
+import pytest
+from support.faults import WIDTH, tower, weights
+from support.worker_process import children
+
+from mesh import Mesh
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+ANSWER_S = 30.0  # a machine under load; without, a killed host costs some 0.1 s and a stopped one 2.2 s
+
+
+def rounds(kind: str, count: int) -> list[float]:
+    """Calls with an engine host struck as they begin; seconds to the right answer of each."""
+    took = []
+    with Mesh.builder().local(3, engine="cpu").build() as mesh:
+        layers = mesh.put(weights(1))
+        x = np.random.default_rng(1).standard_normal((64, WIDTH)).astype(np.float32)
+        expected = mesh.run(tower, weights(1), x, mode="off")
+        for number in range(count):
+            victims = mesh.plan(tower, layers, x, strategy="pipeline").workers
+            pids = {node.name: node.pid for node in mesh.nodes}
+            victim = pids[victims[number % len(victims)]]
+            while not (hosts := children(victim)):  # it is being started again
+                time.sleep(0.01)
+            (host,) = hosts
+            job = mesh.submit(tower, layers, x, strategy="pipeline")
+            os.kill(host, SIGNALS[kind])
+            began_s = time.monotonic()
+            np.testing.assert_array_equal(job.result(timeout_s=ANSWER_S), expected)
+            took.append(time.monotonic() - began_s)
+            if kind == "stop":
+                with contextlib.suppress(ProcessLookupError):  # silent for too long, it was ended by its daemon
+                    os.kill(host, signal.SIGCONT)
+        assert all(node.state != "dead" for node in mesh.nodes), "a worker left"
+    return took
+
+
+@pytest.mark.parametrize("kind", SIGNALS)
+def test_a_struck_engine_host_costs_time_and_nothing_else(kind: str) -> None:
+    assert len(rounds(kind, 2)) == 2
+
+
+if __name__ == "__main__":
+    for name in SIGNALS:
+        done = rounds(name, int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+        print(f"{name}: {len(done)} right, median {statistics.median(done):.2f} s, worst {max(done):.2f} s", flush=True)

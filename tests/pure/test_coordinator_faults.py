@@ -1,0 +1,217 @@
+"""The coordinator's machine where workers are stuck, die of what they compute, or have no memory for it."""
+
+from __future__ import annotations
+
+import pytest
+from support.coordinator_machine import Driver, of
+
+from coordinator import state as s
+from wire.errors import DeviceLost, MeshError, NodeLost, OutOfMemory, PoisonTask
+
+LOST = NodeLost("gone")
+ABC = ("a", "b", "c")
+
+
+def running(*nodes: str, seconds: float = 0.1) -> Driver:
+    """A call of one step that every node computes a part of; parts are numbered as the nodes."""
+    drive = Driver(*nodes)
+    drive(s.CallSubmitted(1, "job"))
+    drive.deployed(1, nodes, seconds=dict.fromkeys(range(len(nodes)), seconds))
+    return drive
+
+
+def working(node: str, took_s: float, part: int = 0, generation: int = 1, step: int = 0) -> s.Working:
+    return s.Working(node, ((generation, step, part, took_s),))
+
+
+# -- stuck
+
+
+def test_a_part_that_takes_far_too_long_is_issued_again_without_its_worker() -> None:
+    drive = running(*ABC)
+    assert drive(working("a", 1.9)) == []
+    assert drive(working("a", 2.1)) == [s.MakePlan(2, "job", frozenset("bc"))]
+    assert drive.machine.stuck == {"a"}
+    assert drive(working("a", 2.2)) == [], "once is enough"
+
+
+def test_the_first_answer_wins_and_the_slow_worker_is_told_to_stop() -> None:
+    drive = running(*ABC)
+    drive(s.NodeRan(1, 0, "b"))
+    drive(working("a", 3.0))
+    drive.deployed(2, ("b", "c"))
+    drive(s.OutputArrived(2, 0, 0, "second"))
+    drive(s.NodeRan(2, 0, "b"))
+    actions = drive(s.NodeRan(2, 0, "c"))
+    assert of(s.Resolve, actions) == [s.Resolve(1, 2, {0: "second"})]
+    assert of(s.SendCancel, actions) == [s.SendCancel(1, 0, "a"), s.SendCancel(1, 0, "c")]
+    assert drive(s.NodeRan(1, 0, "a")) == [] and drive.machine.idle
+
+
+def test_a_slow_worker_may_still_be_first() -> None:
+    drive = running(*ABC)
+    drive(working("a", 3.0))
+    drive.deployed(2, ("b", "c"))
+    drive(s.OutputArrived(1, 0, 0, "first"))
+    actions = [action for node in ABC for action in drive(s.NodeRan(1, 0, node))]
+    assert of(s.Resolve, actions) == [s.Resolve(1, 1, {0: "first"})]
+    assert of(s.SendCancel, actions) == [s.SendCancel(2, 0, "b"), s.SendCancel(2, 0, "c")]
+
+
+def test_what_a_part_took_last_says_how_long_it_may_take() -> None:
+    drive = running("a", "b", seconds=1.0)
+    assert drive(working("a", 19.0)) == [], "predictions are rough"
+    for node in "ab":
+        drive(s.NodeRan(1, 0, node, {0: 1.5}))
+    drive(s.OutputArrived(1, 0, 0, "value"))
+    drive(s.CallSubmitted(2, "job"))
+    assert drive(working("a", 5.9, step=1)) == []
+    assert of(s.MakePlan, drive(working("a", 6.1, step=1)))
+
+
+def test_later_calls_do_without_a_stuck_worker_until_it_goes_on() -> None:
+    drive = running(*ABC)
+    drive(working("a", 3.0))
+    drive.deployed(2, ("b", "c"))
+    assert {run.node for run in of(s.SendRun, drive(s.CallSubmitted(2, "job")))} == {"b", "c"}
+    drive(s.Working("a", ()))
+    assert drive.machine.stuck == frozenset()
+    assert {run.node for run in of(s.SendRun, drive(s.CallSubmitted(3, "job")))} == set(ABC)
+
+
+def test_a_worker_that_computes_on_for_nobody_is_stuck() -> None:
+    drive = running("a", "b")
+    drive(s.CallCancelled(1))
+    drive(working("a", 4.9))
+    assert not drive.machine.stuck
+    drive(working("a", 5.1))
+    assert of(s.MakePlan, drive(s.CallSubmitted(2, "other"))) == [s.MakePlan(2, "other", frozenset("b"))]
+
+
+def test_where_every_worker_is_stuck_there_is_nobody_else_to_ask() -> None:
+    drive = running("a", "b")
+    drive(working("a", 3.0))
+    drive.deployed(2, ("b",))
+    assert of(s.MakePlan, drive(working("b", 3.0, generation=2))) == []
+    assert of(s.SendRun, drive(s.CallSubmitted(2, "job"))), "better late than never"
+
+
+def test_a_stuck_worker_that_dies_costs_nothing_more() -> None:
+    drive = running(*ABC)
+    drive(working("a", 3.0))
+    drive.deployed(2, ("b", "c"))
+    assert not of(s.MakePlan, drive(s.NodeGone("a", LOST)))
+    drive(s.OutputArrived(2, 0, 0, "value"))
+    assert of(s.Resolve, [*drive(s.NodeRan(2, 0, "b")), *drive(s.NodeRan(2, 0, "c"))])
+
+
+def test_a_try_that_fails_beside_another_is_no_failure_of_the_call() -> None:
+    drive = running(*ABC)
+    drive(working("a", 3.0))
+    drive.deployed(2, ("b", "c"))
+    assert not of(s.Reject, drive(s.RunFailed(2, 0, "b", LOST)))
+    drive(s.OutputArrived(1, 0, 0, "value"))
+    assert of(s.Resolve, [action for node in ABC for action in drive(s.NodeRan(1, 0, node))])
+
+
+def test_a_cancelled_call_is_cancelled_on_every_plan() -> None:
+    drive = running(*ABC)
+    drive(working("a", 3.0))
+    drive.deployed(2, ("b", "c"))
+    cancels = of(s.SendCancel, drive(s.CallCancelled(1)))
+    assert {(cancel.generation, cancel.node) for cancel in cancels} == {
+        (1, "a"),
+        (1, "b"),
+        (1, "c"),
+        (2, "b"),
+        (2, "c"),
+    }
+
+
+# -- poison
+
+
+def crash(drive: Driver, generation: int, node: str, *work: str) -> list[s.Action]:
+    """The engine of a node dies of its part; the call's next plan is deployed on who is left."""
+    lost = DeviceLost("the engine host is gone", node=node)
+    actions = drive(s.RunFailed(generation, 0, node, lost, frozenset(work)))
+    for plan in of(s.MakePlan, actions):
+        drive.deployed(plan.generation, tuple(sorted(plan.nodes)))
+    return actions
+
+
+def error_of(actions: list[s.Action]) -> MeshError:
+    (rejected,) = of(s.Reject, actions)
+    assert isinstance(rejected.error, MeshError)
+    return rejected.error
+
+
+def test_a_part_that_killed_three_engines_ends_its_call_with_its_ops() -> None:
+    drive = running(*ABC, "d")
+    assert of(s.MakePlan, crash(drive, 1, "a", "dot f32[2]", "add f32[2]"))[0].nodes == frozenset("bcd")
+    assert of(s.MakePlan, crash(drive, 2, "b", "dot f32[2]"))[0].nodes == frozenset("cd")
+    error = error_of(crash(drive, 3, "c", "exp f32[2]", "dot f32[2]"))
+    assert isinstance(error, PoisonTask) and not error.retry
+    assert error.op == "dot f32[2]" and error.node == "c" and "3 times" in str(error)
+
+
+def test_other_calls_go_on_where_one_is_poison() -> None:
+    drive = running(*ABC, "d")
+    drive(s.CallSubmitted(2, "other"))
+    for generation, node in ((1, "a"), (3, "b"), (4, "c")):
+        actions = crash(drive, generation, node, "dot f32[2]")
+    assert isinstance(error_of(actions), PoisonTask)
+    drive.deployed(2, (*ABC, "d"))
+    drive(s.OutputArrived(2, 0, 0, "value"))
+    assert of(s.Resolve, [action for node in (*ABC, "d") for action in drive(s.NodeRan(2, 0, node))])
+
+
+def test_crashes_that_have_nothing_in_common_are_no_poison() -> None:
+    drive = running(*ABC, "d", "e")
+    for generation, node, work in ((1, "a", "dot"), (2, "b", "exp"), (3, "c", "add"), (4, "d", "mul")):
+        assert not of(s.Reject, crash(drive, generation, node, work))
+
+
+def test_workers_that_die_of_a_part_count_as_engines_do() -> None:
+    drive = running(*ABC, "d")
+    for generation, node in ((1, "a"), (2, "b"), (3, "c")):
+        drive(s.NodeBegan(generation, 0, node))
+        actions = drive(s.NodeGone(node, LOST, {generation: frozenset({"dot"})}))
+        for plan in of(s.MakePlan, actions):
+            drive.deployed(plan.generation, tuple(sorted(plan.nodes)))
+    assert isinstance(error_of(actions), PoisonTask)
+
+
+def test_workers_that_die_before_they_began_are_not_held_against_a_part() -> None:
+    drive = running(*ABC, "d")
+    for generation, node in ((1, "a"), (2, "b"), (3, "c")):
+        actions = drive(s.NodeGone(node, LOST, {generation: frozenset({"dot"})}))
+        for plan in of(s.MakePlan, actions):
+            drive.deployed(plan.generation, tuple(sorted(plan.nodes)))
+    assert not of(s.Reject, actions)
+
+
+def test_one_bad_device_is_not_taken_for_poison() -> None:
+    drive = running("a")
+    for generation in (1, 2, 3):
+        assert not of(s.Reject, crash(drive, generation, "a", "dot"))
+        for plan in of(s.MakePlan, drive(s.Tick(), after_s=1.0)):
+            drive.deployed(plan.generation, ("a",))
+    assert isinstance(error_of(crash(drive, 4, "a", "dot")), PoisonTask), "there is nobody else to try"
+
+
+# -- memory
+
+
+@pytest.mark.parametrize("nodes", ["ab", "abcd"])
+def test_a_call_without_memory_is_tried_elsewhere_twice_then_fails(nodes: str) -> None:
+    drive = running(*nodes)
+    for generation, node in enumerate(nodes, start=1):
+        actions = drive(s.RunFailed(generation, 0, node, OutOfMemory("too large")))
+        if of(s.Reject, actions):
+            break
+        (plan,) = of(s.MakePlan, actions)
+        assert node not in plan.nodes
+        drive.deployed(plan.generation, tuple(sorted(plan.nodes)))
+    assert isinstance(error_of(actions), OutOfMemory)
+    assert generation == min(len(nodes), 3)

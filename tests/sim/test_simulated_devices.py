@@ -1,0 +1,126 @@
+"""Devices that are lost, hang, or die of what they compute, on simulated meshes: what it costs, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.simulated import simulate
+
+from coordinator.program import Program
+from coordinator.state import STUCK_S_MIN
+from mesh.simulation.cluster import Cluster
+from wire.dtypes import dtype_named
+from wire.errors import PoisonTask
+from wire.graph import GraphBuilder
+from worker.repair import LOSSES_OF_LAST_MAX
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+BEATS_S = 0.3  # a few heartbeats
+
+
+def chain(op: str = "neg", strategy: str = "pipeline") -> Program:
+    """exp and op in turn: enough to be cut among all workers."""
+    made = GraphBuilder()
+    node = made.input("x", X.shape, dtype_named("f32"))
+    for _ in range(4):
+        node = made.add(op, made.add("sin", node))
+    return Program(made.build([node]), {}, strategy)
+
+
+def expected(op: Callable[[NDArray[np.float32]], NDArray[np.float32]] = np.negative) -> NDArray[np.float32]:
+    value = X
+    for _ in range(4):
+        value = op(np.sin(value))
+    return value
+
+
+async def timed(cluster: Cluster, program: Program) -> tuple[float, list[str]]:
+    """How long a right answer takes, and who computed it."""
+    began_s = asyncio.get_running_loop().time()
+    (found,), report = await cluster.coordinator.call(program, {"x": X})
+    np.testing.assert_allclose(found, expected(), rtol=1e-6)
+    return asyncio.get_running_loop().time() - began_s, sorted(report.workers)
+
+
+def all_alive(cluster: Cluster) -> None:
+    assert cluster.alive == cluster.names, "a worker left"
+    assert not any(" dead " in line for line in cluster.trace)
+
+
+def test_a_device_that_hangs_costs_a_second_try_elsewhere() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        _, names = await timed(cluster, chain())
+        assert names == list(cluster.names)
+        cluster.devices[1].stuck = True
+        took_s, names = await timed(cluster, chain())
+        assert names == ["sim-0", "sim-2"]
+        assert took_s < STUCK_S_MIN + BEATS_S + 0.3
+        assert [node.state for node in cluster.coordinator.nodes()] == ["healthy", "stuck", "healthy"]
+        took_s, names = await timed(cluster, chain())
+        assert names == ["sim-0", "sim-2"] and took_s < 0.5, "later calls do not wait for it"
+        cluster.devices[1].stuck = False
+        await asyncio.sleep(2)
+        assert (await timed(cluster, chain()))[1] == list(cluster.names)
+        all_alive(cluster)
+
+    simulate(scenario)
+
+
+def test_a_hung_engine_host_is_replaced_where_it_stands() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await timed(cluster, chain())
+        cluster.devices[0].silent = True
+        call = asyncio.create_task(timed(cluster, chain()))
+        await asyncio.sleep(4)
+        cluster.devices[0].silent = False
+        await call
+        await asyncio.sleep(4)
+        assert (await timed(cluster, chain()))[1] == list(cluster.names)
+        all_alive(cluster)
+
+    simulate(scenario)
+
+
+def test_a_lone_worker_computes_again_on_its_new_engine_host() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await timed(cluster, chain())
+        cluster.devices[0].fails_after = 0
+        took_s, _ = await timed(cluster, chain())
+        assert cluster.devices[0].lost == 1 and took_s < 1.0
+        all_alive(cluster)
+
+    simulate(scenario, workers=1)
+
+
+def test_a_device_that_is_lost_again_and_again_makes_its_worker_leave_and_the_others_go_on() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        while "sim-0" in cluster.alive:
+            cluster.devices[0].fails_after = 0
+            await timed(cluster, chain())
+            await asyncio.sleep(6)
+        assert cluster.devices[0].lost == LOSSES_OF_LAST_MAX
+        assert (await timed(cluster, chain()))[1] == ["sim-1", "sim-2"]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_a_part_that_kills_engines_is_named_and_the_other_jobs_go_on(workers: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for device in cluster.devices:
+            device.dies_of = "exp"
+        poison = asyncio.create_task(cluster.coordinator.call(chain("exp"), {"x": X}))
+        others = [asyncio.create_task(timed(cluster, chain(strategy=strategy))) for strategy in ("auto", "single")]
+        with pytest.raises(PoisonTask) as caught:
+            await poison
+        assert "exp f32[3,4]" in caught.value.op and caught.value.node in cluster.names
+        for other in others:
+            await other
+        all_alive(cluster)
+        assert sum(device.lost for device in cluster.devices) == (3 if workers > 2 else 4)
+
+    simulate(scenario, workers)

@@ -1,0 +1,38 @@
+"""The coordinator's machine on its own: a driver that validates it after every event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coordinator import state as s
+
+
+class Driver:
+    """Feeds events, validates after each, and remembers the actions."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.machine = s.CoordinatorState(alone_s=5.0)
+        self.now = 0.0
+        for node in nodes:
+            self(s.NodeJoined(node))
+
+    def __call__(self, event: s.Event, after_s: float = 0.0) -> list[s.Action]:
+        self.now += after_s
+        actions = self.machine.handle(event, self.now)
+        self.machine.validate()
+        return actions
+
+    def deployed(
+        self,
+        generation: int = 1,
+        nodes: tuple[str, ...] = ("a", "b"),
+        outputs: int = 1,
+        seconds: Mapping[int, float] | None = None,
+    ) -> list[s.Action]:
+        self(s.PlanMade(generation, frozenset(nodes), outputs, seconds or {}))
+        return [action for node in nodes for action in self(s.DeployDone(generation, node))]
+
+
+def of(kind: type, actions: list[s.Action]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]

@@ -1,0 +1,45 @@
+"""Tensors as they are on the way: the values of messages, the notes of the machine, the inputs of engine hosts."""
+
+from __future__ import annotations
+
+from wire.errors import ProtocolError
+from wire.link import Link
+from wire.messages import Value
+from wire.sharedmem import check_name
+
+from . import events as ev
+from .host_messages import Input
+
+
+def is_here(value: Value) -> bool:
+    """False where the bytes follow as a stream."""
+    return value.data is not None or bool(value.shared)
+
+
+def tensor_of(link: Link, value: Value) -> ev.Tensor:
+    """Where the bytes of a value that came over `link` are."""
+    if value.data is not None:
+        return ev.Inline(value.dtype, value.shape, value.data)
+    if not value.shared or not link.same_host:
+        raise ProtocolError("a tensor came without its bytes", node=link.peer.name)
+    check_name(value.shared)
+    tensor = ev.SharedFile(value.dtype, value.shape, link.peer.shared_memory, value.shared)
+    link.bytes_received["shared"] += ev.size_bytes_of(tensor)
+    return tensor
+
+
+def header_of(tensor: ev.SharedFile) -> Value:
+    """The value that heads the stream of its bytes."""
+    return Value(tensor.dtype, tensor.shape)
+
+
+def host_input_of(use: ev.Use) -> Input:
+    """How an engine host is told of an input."""
+    tensor = use.tensor
+    match tensor:
+        case ev.Inline(dtype, shape, data):
+            return Input(use.position, dtype, shape, use.last, data)
+        case ev.SharedFile(dtype, shape, directory, name):
+            return Input(use.position, dtype, shape, use.last, None, directory, name)
+        case ev.Kept(dtype, shape, _, kept):
+            return Input(use.position, dtype, shape, use.last, None, "", "", kept)
