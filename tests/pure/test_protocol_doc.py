@@ -9,7 +9,7 @@ from support.golden import negated, stored
 from support.protocol_doc import PATH, ROOT, TABLES, with_tables
 
 from coordinator import tokens
-from wire import address, join_link, joining, listener, security, transport
+from wire import address, adverts, discovery, join_link, joining, listener, security, transport
 from wire.codec import FORMAT
 from wire.discovery import SERVICE
 from wire.frames import MAGIC, encode
@@ -54,6 +54,12 @@ def test_every_table_stands_there_once(name: str) -> None:
         f"From the {GATE.questions_per_origin + 1}th question of an origin",
         f"the {GATE.questions + 1}st of all within a minute on, the answer comes {GATE.delay_s:g} s later",
         f"It may ask {tokens.ASKED_MAX} times",
+        f"at most {adverts.CANDIDATES_MAX} candidates with at most {adverts.ADDRESSES_MAX} addresses each",
+        f"for at most {adverts.TTL_S} s after they were last heard, and dials one at most every {adverts.DIAL_PAUSE_S:g} s",
+        f"At most {discovery.ADVERTS_PER_S_MAX} adverts are read in a second, and none longer than 1,024 bytes",
+        f"divided by {adverts.BUCKET_S:g} and rounded down",
+        f"every {discovery.ASK_S:g} s unless it heard another ask",
+        f"Interfaces are looked at every {discovery.LOOK_S:g} s",
     ],
 )
 def test_its_numbers_are_those_of_the_code(says: str) -> None:
