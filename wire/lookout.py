@@ -1,0 +1,88 @@
+"""Lookout: dials the nodes that a browser finds, in turn and for as long as they announce themselves.
+
+Whom it dials and what for, its maker says; that nobody who announces many makes it dial or talk much, it sees to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from .adverts import Candidate
+from .discovery import Browser
+from .errors import MeshError
+
+log = logging.getLogger("graph_mesh.discovery")
+
+LINES_PER_MINUTE_MAX = 20  # of failures: whoever has the discovery key may announce what it likes
+
+
+class Lookout:
+    """Calls `dial(candidate)` for every candidate that is `wanted`, at once and then every few seconds.
+
+    A MeshError of a dial is told once, with what the candidate failed to do, and is
+    final unless it says to retry.
+    """
+
+    def __init__(
+        self,
+        browser: Browser,
+        dial: Callable[[Candidate], Awaitable[object]],
+        wanted: Callable[[Candidate], bool],
+        aim: str,
+    ) -> None:
+        self.browser = browser
+        self.failures: dict[str, MeshError] = {}  # of candidates that are there, by label
+        self._dial, self._wanted, self._aim = dial, wanted, aim
+        self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._lines: deque[float] = deque(maxlen=LINES_PER_MINUTE_MAX)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.browser.start()
+        self._task = asyncio.get_running_loop().create_task(self._look())
+
+    async def close(self) -> None:
+        await self.browser.close()
+        for task in (self._task, *self._dialling.values()):
+            if task is not None:
+                task.cancel()
+
+    def forget(self, candidate: Candidate) -> None:
+        """It is gone: give up dialling it."""
+        self.failures.pop(candidate.label, None)
+        task = self._dialling.pop(candidate.label, None)
+        if task is not None:
+            task.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            candidate = await self.browser.next()
+            failure = self.failures.get(candidate.label)
+            final = failure is not None and not failure.retry
+            if not final and candidate.label not in self._dialling and self._wanted(candidate):
+                self._dialling[candidate.label] = asyncio.get_running_loop().create_task(self._try(candidate))
+
+    async def _try(self, candidate: Candidate) -> None:
+        label = candidate.label
+        try:
+            await self._dial(candidate)
+            self.failures.pop(label, None)
+        except MeshError as error:
+            self._tell(candidate, error)
+            self.failures[label] = error
+        finally:
+            if self._dialling.get(label) is asyncio.current_task():
+                del self._dialling[label]
+
+    def _tell(self, candidate: Candidate, error: MeshError) -> None:
+        """One line for each new failure, and few where there are many."""
+        now_s = asyncio.get_running_loop().time()
+        if str(error) == str(self.failures.get(candidate.label)):
+            return
+        if len(self._lines) < LINES_PER_MINUTE_MAX or now_s - self._lines[0] > 60:
+            self._lines.append(now_s)
+            where = " and ".join(candidate.addresses)
+            log.warning("%s announced itself but did not %s: %s", where, self._aim, error)
