@@ -60,10 +60,13 @@ class AutoJoin:
         await self._lookout.close()
 
     async def _join(self, candidate: Candidate) -> None:
-        link = await self._coordinator.endpoint.reach(candidate.addresses, timeout_s=DIAL_TIMEOUT_S)
+        endpoint = self._coordinator.endpoint
+        linked = set(endpoint.links.values())
+        link = await endpoint.reach(candidate.addresses, timeout_s=DIAL_TIMEOUT_S)
         where = parse_address(link.address or candidate.addresses[0])
-        view = await self._coordinator.adopt(link, *where)
-        log.info("%s joined from %s", view.name, link.address or "where it dialled from")
+        if link not in linked:  # one that dialled us, or was named, has joined already
+            view = await self._coordinator.adopt(link, *where)
+            log.info("%s joined from %s", view.name, link.address or "where it dialled from")
         self._joined[candidate.label] = where
         self._changed.set()
 
