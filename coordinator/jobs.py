@@ -8,13 +8,13 @@ Pure: `now` is Unix time in seconds, ids are given, and a method that changes so
 
 A job that arrives still needs its client: values are on their way, and nothing was promised.  From queued on it is
 promised: it is in the journal, where there is one.  An end is told once it is in the journal too, or once the journal
-has refused it; then it is tried again every `retry_s`.
+has refused it; then it is tried again every `retry_s`.  Details of a job that is over (log, report, values) may be left
+to the journal: `shrink` lets go of them, `recall` takes them up again.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +54,8 @@ class Job:
     outputs: Any = None
     report: str = ""
     error: MeshError | None = None
-    log: deque[str] = field(default_factory=deque)
+    log: list[str] = field(default_factory=list)
+    shrunk: bool = False  # log, report, outputs and kept are in the journal only
     final: str = ""  # the state it will have once that is saved
     leaves_s: float | None = None  # when it is cancelled unless its client comes back
     retry_s: float | None = None  # when its end is saved again
@@ -255,9 +256,9 @@ class JobTable:
         elif kind == "ended":
             made = self._jobs[job] = _job_of(job, fields)
             made.state = made.final = fields["state"]
-            made.ended_s, made.report = fields["ended_s"], fields["report"]
+            made.ended_s = fields["ended_s"]
             made.error = from_fields(fields["error"]) if fields["error"] else None
-            made.log.extend(fields["log"])
+            self.shrink(made)
 
     def gather(self, now: float) -> None:
         """Jobs of before wait for the workers of before: a plan for the first that is back would be a poor one."""
@@ -272,6 +273,18 @@ class JobTable:
             return []
         self._gathering, self._gather_until_s = False, None
         return self.start(now)
+
+    # -- details
+
+    def shrink(self, job: Job) -> None:
+        """Leave what is long to the journal."""
+        if job.state in FINAL and job.accepted and job.retry_s is None:
+            job.shrunk, job.outputs, job.report, job.kept, job.log = True, None, "", {}, []
+
+    def recall(self, job: Job, fields: Mapping[str, Any]) -> None:
+        """What the journal says of a job that was shrunk."""
+        job.shrunk, job.report, job.log = False, fields["report"], list(fields["log"])
+        job.kept = fields["values"] or {}
 
     # -- time
 
@@ -310,12 +323,13 @@ class JobTable:
     def all(self) -> list[Job]:
         return list(self._jobs.values())
 
-    def report(self, job: Job, now: float, with_log: bool) -> JobReport:
-        """The job as a message row."""
+    def report(self, job: Job, now: float, details: bool) -> JobReport:
+        """The job as a message row, with its log and its report or without."""
         seconds = max((job.ended_s or now) - job.created_s, 0.0)
         error = job.error.to_fields() if job.error and job.state in FINAL else {}
-        log = tuple(line[:4096] for line in job.log) if with_log else ()
-        return JobReport(job.job, job.name, job.state, job.created_s, seconds, error, log, job.report)
+        log = tuple(line[:4096] for line in job.log) if details else ()
+        report = job.report if details else ""
+        return JobReport(job.job, job.name, job.state, job.created_s, seconds, error, log, report)
 
     def tell(self, job: str, now: float, text: str) -> None:
         """Add a line to the job's log."""
@@ -362,8 +376,7 @@ class JobTable:
 
     def _tell(self, job: Job, now: float, text: str) -> None:
         job.log.append(f"{now:.3f} {text}")
-        while len(job.log) > self.limits.log_lines_max:
-            job.log.popleft()
+        del job.log[: -self.limits.log_lines_max]
 
 
 def _final_state(error: MeshError | None) -> str:

@@ -119,6 +119,21 @@ class Journal:
                 raise
             self._compact_if_due()
 
+    def read(self, job: str) -> Entry | None:
+        """The newest entry of a job; NotDurable if the disk refuses."""
+        with self._one_at_a_time:
+            try:
+                if self._connection is None:
+                    self._recover()
+                assert self._connection is not None
+                found = self._connection.execute(
+                    "SELECT job, kind, body FROM rows WHERE job = ? ORDER BY number DESC LIMIT 1", (job,)
+                ).fetchone()
+            except (sqlite3.Error, OSError) as error:
+                self._disconnect()
+                raise _not_durable(self._folder, error) from None
+        return Entry(*found) if found else None
+
     def close(self) -> None:
         """Let go of the folder."""
         with self._one_at_a_time:
@@ -293,6 +308,7 @@ def connect_sqlite(path: Path) -> sqlite3.Connection:
             "journal_mode = WAL",
             "synchronous = FULL",
             "fullfsync = ON",
+            "cache_size = -256",  # KiB; rows are written and hardly ever read
             "cell_size_check = ON",
             "trusted_schema = OFF",
         ):

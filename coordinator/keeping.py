@@ -11,9 +11,10 @@ import base64
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from wire.codec import hash_bytes
 from wire.disk import Disk
@@ -24,6 +25,7 @@ from .journal import WHOLE, Connect, Entry, Journal
 
 log = logging.getLogger("graph_mesh.journal")
 
+T = TypeVar("T")
 IN_ENTRY_BYTES_MAX = 4096  # a file costs two syncs, a longer entry next to nothing
 
 
@@ -55,6 +57,7 @@ class Keeper:
         self._doubtful: list[bytes] = []  # of entries that may be on the disk all the same, until another one surely is
         self._queue: list[tuple[Entry, asyncio.Future[None] | None]] = []
         self._writing: asyncio.Task[None] | None = None
+        self._writer = ThreadPoolExecutor(1, "journal")  # one thread: SQLite's memory stays in one arena
 
     @staticmethod
     def open(
@@ -81,7 +84,7 @@ class Keeper:
         """
         held: list[bytes] = []
         try:
-            kept = await asyncio.to_thread(self._put, values, held)
+            kept = await asyncio.to_thread(self._put, values, held) if _long(values) else self._put(values, held)
             await self._write(Entry(job, kind, json.dumps({**fields, "values": kept}).encode()))
         except OSError as error:
             await self._release(held)
@@ -102,6 +105,14 @@ class Keeper:
         """Keep an entry that nobody waits for: it goes to the disk with the next one."""
         self._queue.append((Entry(job, kind, b"{}"), None))
 
+    async def read(self, job: str) -> dict[str, Any]:
+        """The fields of a job's newest entry, with its `values`."""
+        entry = await self._in_writer(self._journal.read, job)
+        if entry is None:
+            raise NotDurable(f"the journal says nothing of {job}", next_step="Start the coordinator anew")
+        fields: dict[str, Any] = json.loads(entry.body)
+        return fields
+
     async def load(self, leaf: Mapping[str, Any]) -> memoryview:
         """The bytes of a leaf; BlobMissing or BlobCorrupt."""
         if "data" in leaf:
@@ -111,7 +122,8 @@ class Keeper:
     async def close(self) -> None:
         """Write what is under way, and let go of the folder."""
         await (self._writing or self._write_all())
-        await asyncio.to_thread(self._journal.close)
+        await self._in_writer(self._journal.close)
+        self._writer.shutdown()
 
     # -- helpers
 
@@ -126,7 +138,12 @@ class Keeper:
 
         return _map(keep, values)
 
+    async def _in_writer(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, work, *args)
+
     async def _release(self, held: list[bytes]) -> None:
+        if not held:
+            return
         try:
             await asyncio.to_thread(self._contents.release, held)
         except OSError as error:  # the next start removes what nothing holds
@@ -144,7 +161,7 @@ class Keeper:
             batch, self._queue = self._queue, []
             failure: StorageError | None = None
             try:
-                await asyncio.to_thread(self._journal.write, [entry for entry, _ in batch])
+                await self._in_writer(self._journal.write, [entry for entry, _ in batch])
             except StorageError as error:
                 failure = error
             except Exception as error:  # a fault of the journal must end the waits for it
@@ -160,6 +177,13 @@ class Keeper:
                         type(failure)(failure.message, cause=failure.cause, next_step=failure.next_step)
                     )
         self._writing = None
+
+
+def _long(values: Any) -> bool:
+    """Whether any of the contents does not go into the entry."""
+    sizes: list[int] = []
+    _map(lambda content: sizes.append(content.data.nbytes), values)
+    return max(sizes, default=0) > IN_ENTRY_BYTES_MAX
 
 
 def _map(change: Callable[[Content], Any], tree: Any) -> Any:

@@ -56,6 +56,7 @@ from .runtime import Coordinator
 log = logging.getLogger("graph_mesh.service")
 
 PUBLISHED_MAX = 16  # results that wait for clients to fetch them; each large output is an open file
+RECENT_MAX = 64  # jobs that are over and whose details are in memory; others are read from the journal
 WORKERS = "@workers"  # the entry that names the workers of before; no job has such an id
 COMING_AND_GOING = frozenset({"joined", "dead", "leaving"})
 
@@ -96,6 +97,7 @@ class JobService:
         self._published: dict[str, tuple[NamedValue, ...]] = {}  # results as clients get them, by job
         self._publishing = asyncio.Lock()
         self._held: dict[str, list[bytes]] = {}  # those that clients fetch by address
+        self._recent: dict[str, Job] = {}
         self._workers_before: frozenset[str] = frozenset()
         self._workers_kept: list[dict[str, Any]] = []
         self._closing = False
@@ -189,8 +191,11 @@ class JobService:
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)
         now = time.time()
-        jobs = [self._table.get(body.job)] if body.job else self._table.all()
-        return Jobs(tuple(self._table.report(job, now, with_log=bool(body.job)) for job in jobs))
+        if not body.job:
+            return Jobs(tuple(self._table.report(job, now, details=False) for job in self._table.all()))
+        job = self._table.get(body.job)
+        await self._recall(job)
+        return Jobs((self._table.report(job, now, details=True),))
 
     async def _await(self, link: Link, body: AwaitJob) -> JobResult:
         self._table.seen(link.peer.node_id)
@@ -199,11 +204,26 @@ class JobService:
         if job.error is not None:
             raise job.error
         async with self._publishing:
+            await self._recall(job)
             if job.job not in self._published:
                 self._published[job.job] = await self._publish(job)
                 for other in list(self._published)[:-PUBLISHED_MAX]:
                     self._unpublish(other)  # whoever asks for it again has it published again
-        return JobResult(self._published[job.job], job.report)
+            return JobResult(self._published[job.job], job.report)
+
+    async def _recall(self, job: Job) -> None:
+        """Have a job's details in memory."""
+        if job.shrunk and self._keeper is not None:
+            fields = await self._keeper.read(job.job)
+            if job.shrunk:  # still
+                self._table.recall(job, fields)
+                self._remember(job)
+
+    def _remember(self, job: Job) -> None:
+        """The details of the most recent jobs stay in memory, and no others'."""
+        self._recent[job.job] = job
+        while len(self._recent) > RECENT_MAX:
+            self._table.shrink(self._recent.pop(next(iter(self._recent))))
 
     async def _cancel(self, link: Link, body: CancelJob) -> Done:
         job = self._table.get(body.job)
@@ -257,6 +277,8 @@ class JobService:
         if save.kind == "ended" and kept:
             job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
         self._feed(self._table.saved(save, time.time()))
+        if save.kind == "ended" and self._keeper is not None:
+            self._remember(job)
 
     def _start_running(self, start: Start) -> None:
         if self._closing:
@@ -306,6 +328,7 @@ class JobService:
                 told.set_result(None)
 
     def _free(self, free: Free) -> None:
+        self._recent.pop(free.job.job, None)
         self._unpublish(free.job.job)
 
     def _unpublish(self, job: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.codec import tensor_bytes
-from wire.errors import ConfigError, ConnectFailed, MeshError, NodeLost, ProtocolError, RemoteError
+from wire.errors import BlobMissing, ConfigError, ConnectFailed, MeshError, NodeLost, ProtocolError, RemoteError
 from wire.exchange import BlobExchange
 from wire.graph import WireGraph
 from wire.identity import identity_here
@@ -159,8 +159,8 @@ class Remote:
             link = await self._open()
             try:
                 arrays = await asyncio.gather(*(self._exchange.fetch_named(link, value) for value in answer.outputs))
-            except RemoteError:
-                if not link.closed:
+            except (RemoteError, BlobMissing) as error:
+                if not (link.closed or isinstance(error, BlobMissing)):  # it may hold only the most recent results
                     raise
                 continue
             names = [value.name for value in answer.outputs]

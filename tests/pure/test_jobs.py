@@ -121,7 +121,7 @@ def test_a_failure_is_reported_with_its_error_and_log() -> None:
     story = Story()
     story.submit("a")
     story.ran("a", 3.0, error=ExecuteFailed("out of luck", node="w1"))
-    report = story.table.report(story.job("a"), 9.0, with_log=True)
+    report = story.table.report(story.job("a"), 9.0, details=True)
     assert (report.state, report.seconds) == ("failed", 3.0)
     assert (report.error["code"], report.error["node"]) == ("execute_failed", "w1")
     assert story.log("a") == ["submitted", "queued", "running", "failed: out of luck [worker w1]"]
@@ -257,6 +257,9 @@ def test_a_restart_forgets_nothing_and_runs_what_was_not_over() -> None:
     ]
     error = after.job("failed").error
     assert isinstance(error, ExecuteFailed) and error.node == "w1"
+    done = after.job("done")
+    assert (done.shrunk, done.log) == (True, [])
+    after.table.recall(done, {**before.journal[2][2], "values": None})
     assert before.log("done") == after.log("done")
     after.do(after.table.workers(5.0, live=True, missing=()))
     assert after.job("running").state == after.job("waiting").state == "running"
