@@ -78,7 +78,7 @@ def _draft(
         _shares(profiles, prediction, parts),
         prediction.seconds,
         prediction.cut_bytes,
-        tuple(_reasons(partitioner, strategy, prediction, sketches, known)),
+        (*_reasons(partitioner, strategy, prediction, sketches, known), *_relays(profiles, parts, edges)),
     )
     return plan, prediction
 
@@ -214,6 +214,21 @@ def _compared(what: str, other: Prediction, chosen: Prediction) -> str:
         return f"{what} it would need {sum(other.short_bytes)} bytes more than there are"
     times = other.seconds / chosen.seconds
     return f"{what} a call would take {'about' if 0.95 < times < 1.05 else f'{times:.2g} times'} as long"
+
+
+def _relays(profiles: Profiles, parts: Sequence[Part], edges: Sequence[Edge]) -> list[str]:
+    """Which tensors go through the coordinator, and that the cost of it was counted."""
+    names = {worker.node_id: worker.name for worker in profiles.workers}
+    sizes: dict[tuple[str, str], int] = {}
+    for edge in edges:
+        way = parts[edge.source.part].node, parts[edge.part].node
+        if profiles.link(*way).relayed:
+            sizes[way] = sizes.get(way, 0) + edge.size_bytes
+    return [
+        f"{names[source]} and {names[target]} cannot connect: {size_bytes} bytes per call go through the coordinator, "
+        f"predicted {profiles.link(source, target).seconds(size_bytes) * 1e3:.3g} ms"
+        for (source, target), size_bytes in sizes.items()
+    ]
 
 
 def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:

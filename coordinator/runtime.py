@@ -23,7 +23,7 @@ from wire.address import shown
 from wire.codec import tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
 from wire.endpoint import Endpoint as AnyEndpoint
-from wire.errors import Cancelled, DeviceLost, MeshError, NodeLost, ProtocolError
+from wire.errors import Cancelled, DeviceLost, MeshError, NodeLost, ProtocolError, StaleGeneration
 from wire.exchange import BlobExchange, off_loop, room_for
 from wire.graph import WireGraph
 from wire.link import Handler, Link
@@ -38,6 +38,7 @@ from wire.messages import (
     Deploy,
     Deployed,
     Devices,
+    Done,
     Drop,
     Feed,
     FetchBlob,
@@ -52,12 +53,14 @@ from wire.messages import (
     Probed,
     Push,
     Ran,
+    Relay,
     Run,
     Suspected,
     Value,
 )
 from wire.protocol import Identity
 from wire.redial import stay_linked
+from wire.relaying import pass_on
 from wire.sharedmem import SharedDir, take
 from wire.transport import Endpoint
 from wire.types import TensorType
@@ -148,7 +151,10 @@ class Coordinator:
         self.unlinked: list[Callable[[Link, MeshError | None], None]] = []  # told of every link that ends, and why
         self.endpoint = endpoint(identity, self)
         self.blobs = BlobExchange(shared, self._find_blob)
-        self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {FetchBlob: self.blobs.serve}
+        self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
+            FetchBlob: self.blobs.serve,
+            Relay: self._relay,
+        }
         self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._detector = HealthDetector(config.health)
@@ -575,6 +581,12 @@ class Coordinator:
         near = {node for node, member in self._members.items() if member.link.same_host}
         return Profiles((), frozenset(near)).link(source, target)
 
+    async def _relay(self, link: Link, body: Relay) -> Done:
+        """A piece of a tensor between two workers that cannot connect."""
+        if self._link_to(link.peer.node_id) is not link or body.push.plan.epoch != self.epoch:
+            raise StaleGeneration("only between workers of this mesh, and for plans of now")
+        return await pass_on(self._link_to(body.node), link.peer.node_id, body)
+
     def _links_changed(self) -> None:
         self._links_version += 1
         self._plans.clear()
@@ -627,7 +639,8 @@ class Coordinator:
         assert deployment.plan is not None
         program = deployment.program
         holders = {node: other.blobs for node, other in self._members.items() if node != action.node}
-        addresses = {node: other.link.peer.addresses for node, other in self._members.items()}
+        cut = self.prober.pairs.relayed(action.node)
+        addresses = {node: () if node in cut else other.link.peer.addresses for node, other in self._members.items()}
         key = PlanKey(self.epoch, action.generation)
         message = dispatch.deploy(deployment.plan, action.node, key, program.bindings, sent, holders, addresses)
         sent.update(message.graphs)

@@ -31,6 +31,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
 INLINE_BYTES_MAX = 64 * KIB  # a tensor up to this size rides along in its message
 Inline = Annotated[bytes, Meta(max_length=INLINE_BYTES_MAX)]
+RELAY_BYTES_MAX = 512 * KIB  # a tensor that is relayed goes in pieces of so many bytes
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True, kw_only=False):
@@ -193,6 +194,18 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     value: Value
 
 
+class Relay(Message, frozen=True, array_like=True, tag=True):
+    """A piece of a tensor between two workers that cannot connect: to the coordinator with the node it goes to, from
+    the coordinator with the node it comes from.  The tensor has `size_bytes`; pieces begin at multiples of 512 KiB and
+    may come in any order.  Answered by Done once the receiver has it."""
+
+    node: Name
+    push: Push
+    size_bytes: Count
+    offset: Count
+    data: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]
+
+
 class Began(Message, frozen=True, array_like=True, tag=True):
     """Worker to coordinator: the first part of a step started (it tells how soon work goes on after a fault)."""
 
@@ -313,7 +326,8 @@ class Probe(Message, frozen=True, array_like=True, tag=True):
 
 class Probed(Message, frozen=True, array_like=True, tag=True):
     """Whether the node answered, and after how long; 0 if it did not, and `cause` says why.  `address` is where it was
-    dialled, "" if it had dialled itself; `shared` says that the two share memory, `bytes_per_s` is 0 if not measured."""
+    dialled, "" if it had dialled itself; `shared` says that the two share memory; `bytes_per_s` is 0 if not measured.
+    """
 
     reached: bool
     rtt_s: Seconds = 0.0
@@ -456,7 +470,7 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
 
 
 AnyMessage = (
-    Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Began | CancelStep
+    Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Began | CancelStep
     | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Suspected | Probe | Probed
     | Ballast | Landed | Leaving
     | TailLog | LogLines

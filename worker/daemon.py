@@ -16,7 +16,8 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,6 +47,7 @@ from wire.messages import (
     Deploy,
     DeviceReport,
     Devices,
+    Done,
     Drop,
     FetchBlob,
     Join,
@@ -59,6 +61,7 @@ from wire.messages import (
     Probed,
     Push,
     Ran,
+    Relay,
     Run,
     Suspected,
     TailLog,
@@ -66,6 +69,7 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.redial import stay_linked
+from wire.relaying import RelayReceiver, RelaySender
 from wire.sharedmem import SharedDir, remove, take
 
 from . import events as ev
@@ -77,7 +81,7 @@ from .devices import BEST, selections
 from .reports import memory_bytes_of, report_of, without_ops
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
-from .tensors import header_of, host_input_of, is_here, tensor_of
+from .tensors import bytes_of, header_of, host_input_of, is_here, push_header_of, tensor_of
 
 log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
@@ -126,10 +130,15 @@ class Daemon:
         self._kernel_dir = cache / "kernels"
         self._exchange = BlobExchange(self._shared, self._store.view)
         self._meter = Meter()
-        self._identity = identity_here(
-            "worker", config.mesh_name, self._folder.name, self._shared, self._folder.node_id
-        )
-        self._endpoint = surroundings.endpoint(self._identity, self)
+        self._relay_out = RelaySender()
+        self._relay_in = RelayReceiver(self._room_for_relayed, self._release_relayed)
+        credentials = surroundings.credentials(self._folder.path, self._folder.name)
+        self._membership = Membership(credentials, self._folder.path) if credentials else None
+        if not config.host:
+            self._config = config = replace(config, host="::" if credentials else "127.0.0.1")
+        node_id = credentials.node_id if credentials else self._folder.node_id
+        self._identity = identity_here("worker", config.mesh_name, self._folder.name, self._shared, node_id)
+        self._endpoint = surroundings.endpoint(self._identity, self, credentials)
         stack.push_async_callback(self._close)
         self._hosts: list[EngineHost] = []
         self._reports: tuple[DeviceReport, ...] = ()
@@ -366,7 +375,10 @@ class Daemon:
                 return await self._ask(lambda request: ev.RunAsked(node, request, body.plan, body.step, feeds))
             case Deploy():
                 return await self._ask(lambda request: ev.DeployAsked(node, request, body))
+            case Relay():
+                return self._take_relayed(node, body)
             case Drop():
+                self._relay_in.forget(body.plan)
                 return await self._ask(lambda request: ev.DropAsked(node, request, body.plan))
             case Join():
                 return await self._join(link, body)
@@ -400,6 +412,7 @@ class Daemon:
                 tensor = tensor_of(link, body.value)
                 self._feed(ev.TensorArrived(node, body.plan, body.step, body.part, body.slot, tensor))
             case CancelStep():
+                self._relay_in.forget(body.plan, body.step)
                 self._feed(ev.CancelAsked(node, body.plan, body.step))
             case Landed():
                 self._meter.landed(link, body)
@@ -523,6 +536,7 @@ class Daemon:
         self._beat(action, self._loop.time())
 
     def _stop_beats(self, _action: Any) -> None:
+        self._relay_in.forget()
         if self._beater is not None:
             self._beater.cancel()
             self._beater = None
@@ -719,8 +733,7 @@ class Daemon:
     def _send_push(self, action: ev.SendPush) -> None:
         link = self._endpoint.links.get(action.node)
         if link is None or link.closed:
-            self._release(ev.Release(action.tensor))
-            self._feed(ev.PushFailed(action.push, NodeLost("the link to a worker of the plan ended", node=action.node)))
+            self._pushing[action.push] = self._loop.create_task(self._push_apart(self._relay, action))
             return
         tensor = action.tensor
         match tensor:
@@ -730,24 +743,54 @@ class Daemon:
                 value = Value(dtype, shape, None, name)
                 link.bytes_sent["shared"] += ev.size_bytes_of(tensor)
             case _:
-                self._pushing[action.push] = self._loop.create_task(self._stream(link, action))
+                self._pushing[action.push] = self._loop.create_task(
+                    self._push_apart(partial(self._stream, link), action)
+                )
                 return
         link.notify(Push(action.plan, action.step, action.part, action.slot, value))
         self._feed(ev.PushSent(action.push))
 
-    async def _stream(self, link: Link, action: ev.SendPush) -> None:
-        tensor = action.tensor
-        assert isinstance(tensor, ev.SharedFile)
+    async def _push_apart(self, send: Callable[[ev.SendPush], Awaitable[None]], action: ev.SendPush) -> None:
+        """A push that takes its time."""
         try:
-            data = take(tensor.directory, tensor.name, ev.size_bytes_of(tensor))
-            header = Push(action.plan, action.step, action.part, action.slot, header_of(tensor))
-            await link.send_stream(header, data)
+            await send(action)
         except MeshError as error:
             self._feed(ev.PushFailed(action.push, error))
         else:
             self._feed(ev.PushSent(action.push))
         finally:
             self._pushing.pop(action.push, None)
+
+    async def _stream(self, link: Link, action: ev.SendPush) -> None:
+        await link.send_stream(push_header_of(action), bytes_of(action.tensor))
+
+    async def _relay(self, action: ev.SendPush) -> None:
+        """To a worker without a link, through the coordinator."""
+        owner = self._state.owner if self._state else None
+        link = self._endpoint.links.get(owner.node) if owner else None
+        data = bytes_of(action.tensor)
+        if link is None:
+            raise NodeLost("no link to a worker of the plan, nor to the coordinator", node=action.node)
+        await self._relay_out.send(link, action.node, push_header_of(action), data)
+
+    def _take_relayed(self, asker: str, piece: Relay) -> Done:
+        owner = self._state.owner if self._state else None
+        if owner is None or owner.node != asker:
+            raise ProtocolError("only the coordinator of a worker relays to it")
+        name = self._relay_in.take(piece)
+        if name is not None:
+            push = piece.push
+            tensor = ev.SharedFile(push.value.dtype, push.value.shape, str(self._shared.path), name)
+            self._feed(ev.TensorArrived(piece.node, push.plan, push.step, push.part, push.slot, tensor))
+        return Done()
+
+    def _room_for_relayed(self, push: Push, size_bytes: int) -> tuple[memoryview, str]:
+        self._check_stream(push.plan, push.value, size_bytes)
+        segment = self._shared.allocate(size_bytes)
+        return segment.buffer, segment.name
+
+    def _release_relayed(self, push: Push, name: str) -> None:
+        remove(self._shared.path, name)
 
     def _stop_push(self, action: ev.StopPush) -> None:
         task = self._pushing.get(action.push)

@@ -122,6 +122,7 @@ def plan_of(deploy: Deploy, request: int, node: str, links: set[str]) -> Plan:
     readers = _readers(parts)
     routes = {part.part: _routes(part, node, parts, readers) for part in parts.values()}
     others = {other for outputs in routes.values() for route in outputs for other, _, _ in route.nodes}
+    reached = {other for other in others if deploy.peers[other]}  # the rest is known to need the coordinator
     blobs = frozenset(spec.blob for spec in deploy.blobs)
     return Plan(
         key=deploy.plan,
@@ -136,7 +137,7 @@ def plan_of(deploy: Deploy, request: int, node: str, links: set[str]) -> Plan:
         same_source={slot: tuple(slots) for slots in readers.values() for slot in slots},
         routes=routes,
         waiting_blobs=set(blobs),
-        waiting_links=others - links,
+        waiting_links=reached - links,
         waiting_parts=set(parts),
     )
 

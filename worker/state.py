@@ -260,12 +260,7 @@ class WorkerState:
 
     def _node_linked(self, event: NodeLinked, now: float) -> list[Action]:
         self._links.add(event.node)
-        actions: list[Action] = []
-        for plan in list(self._plans.values()):
-            if event.node in plan.waiting_links:
-                plan.waiting_links.discard(event.node)
-                actions += self._finish_deploy(plan, now)
-        return actions
+        return self._await_link_no_more(event.node, now)
 
     def _node_unlinked(self, event: NodeUnlinked, now: float) -> list[Action]:
         self._links.discard(event.node)
@@ -274,10 +269,15 @@ class WorkerState:
         return self._lose_owner(now, "its link ended")
 
     def _link_failed(self, event: LinkFailed, now: float) -> list[Action]:
+        """What is meant for that node goes through the coordinator, who knows whether it is there at all."""
+        self._tell(now, f"no link to {event.node[:16]}, so through the coordinator: {event.error}")
+        return self._await_link_no_more(event.node, now)
+
+    def _await_link_no_more(self, node: str, now: float) -> list[Action]:
         actions: list[Action] = []
-        for plan in [plan for plan in self._plans.values() if event.node in plan.waiting_links]:
-            error = NodeLost("no link to a worker of the plan", node=event.node, cause=str(event.error))
-            actions += self._fail_deploy(plan, error, now)
+        for plan in [plan for plan in self._plans.values() if node in plan.waiting_links]:
+            plan.waiting_links.discard(node)
+            actions += self._finish_deploy(plan, now)
         return actions
 
     def _tick(self, event: Tick, now: float) -> list[Action]:

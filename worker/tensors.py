@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from wire.errors import ProtocolError
 from wire.link import Link
-from wire.messages import Value
-from wire.sharedmem import check_name
+from wire.messages import Push, Value
+from wire.sharedmem import check_name, take
 
 from . import events as ev
 from .host_messages import Input
@@ -28,9 +28,22 @@ def tensor_of(link: Link, value: Value) -> ev.Tensor:
     return tensor
 
 
-def header_of(tensor: ev.SharedFile) -> Value:
-    """The value that heads the stream of its bytes."""
+def header_of(tensor: ev.Tensor) -> Value:
+    """A tensor whose bytes go apart."""
     return Value(tensor.dtype, tensor.shape)
+
+
+def push_header_of(action: ev.SendPush) -> Push:
+    """What goes ahead of a push's bytes, or with every piece of them."""
+    return Push(action.plan, action.step, action.part, action.slot, header_of(action.tensor))
+
+
+def bytes_of(tensor: ev.Tensor) -> memoryview:
+    """A tensor's bytes, of which this process is the owner from now on."""
+    if isinstance(tensor, ev.Inline):
+        return memoryview(tensor.data)
+    assert isinstance(tensor, ev.SharedFile)
+    return take(tensor.directory, tensor.name, ev.size_bytes_of(tensor))
 
 
 def host_input_of(use: ev.Use) -> Input:

@@ -152,6 +152,7 @@ class _Socket:
     closed: bool = False
     _inbox: deque[bytes | None] = field(default_factory=deque)
     _held: deque[bytes | None] = field(default_factory=deque)  # sent into a silence
+    _flying: deque[bytes | None] = field(default_factory=deque)  # on the way
     _free_s: float = 0.0  # when the last byte sent has left
     _arrived_s: float = 0.0  # when the last frame sent arrives
     _readers: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -215,9 +216,11 @@ class _Socket:
         if how.loss and chance.random() < how.loss:
             arrives_s += how.resend_s
         self._arrived_s = max(arrives_s, self._arrived_s)
-        loop.call_at(self._arrived_s, self._arrive, frame)
+        self._flying.append(frame)
+        loop.call_at(self._arrived_s, self._arrive)
 
-    def _arrive(self, frame: bytes | None) -> None:
+    def _arrive(self) -> None:
+        frame = self._flying.popleft()  # in order also where two arrive at the same moment, which timers do not promise
         if self.network.is_blocked(self.host, self.target):
             self._held.append(frame)  # it was on its way when the silence began
             return

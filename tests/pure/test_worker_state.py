@@ -188,11 +188,21 @@ def test_a_deploy_waits_for_links_to_the_peers_it_will_push_to() -> None:
     assert isinstance(one(ev.Reply, drive(ev.NodeLinked(PEER))).message, Deployed)
 
 
-def test_a_peer_that_cannot_be_reached_fails_the_deploy_so_that_it_can_be_retried() -> None:
+def test_a_peer_that_cannot_be_dialled_holds_nothing_up_since_the_coordinator_relays() -> None:
     drive = Driver()
-    drive.ask_deploy(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
-    error = one(ev.Refuse, drive(ev.LinkFailed(PEER, NodeLost("refused")))).error
-    assert isinstance(error, NodeLost) and error.retry
+    actions = drive.ask_deploy(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
+    drive(ev.PartPrepared(one(ev.Prepare, actions).prepared, 0.0, True))
+    assert isinstance(one(ev.Reply, drive(ev.LinkFailed(PEER, NodeLost("refused")))).message, Deployed)
+
+
+def test_a_peer_that_is_known_to_be_out_of_reach_is_not_dialled() -> None:
+    drive = Driver()
+    near = deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]]))
+    away = Deploy(near.plan, near.parts, near.graphs, near.blobs, {PEER: ()})
+    actions = drive.ask_deploy(away)
+    assert of(ev.LinkTo, actions) == []
+    done = drive(ev.PartPrepared(one(ev.Prepare, actions).prepared, 0.0, True))
+    assert isinstance(one(ev.Reply, done).message, Deployed)
 
 
 def test_a_graph_that_is_not_here_is_asked_for_and_then_remembered() -> None:

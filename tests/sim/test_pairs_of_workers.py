@@ -1,4 +1,4 @@
-"""A simulated mesh knows its links: measured when a worker joins, used by the planner, relayed where two are cut off."""
+"""A simulated mesh knows its links: measured at join, used by the planner, relayed where two are cut off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.simulated import Job, simulate
 
-from coordinator.pairs import Way
+from coordinator.pairs import RETRY_S_FIRST, Way
 from coordinator.profile import CLIENT, LAN
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from wire.memory_transport import Conditions
@@ -59,5 +59,71 @@ def test_a_slow_line_is_found_when_its_worker_joins_and_the_planner_goes_by_it()
         assert (ids["sim-0"], ids["sim-1"]) not in links
         assert links[CLIENT, ids["sim-2"]].latency_s > 10 * LAN.latency_s
         assert await Job.of(7, "auto").ask(cluster)
+
+    simulate(scenario)
+
+
+def cut(cluster: Cluster, one: str, other: str) -> None:
+    """Neither of the two can reach the other."""
+    cluster.block(one, other)
+    cluster.block(other, one)
+
+
+def test_workers_that_cannot_connect_work_together_through_the_coordinator() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for pair in (("sim-0", "sim-1"), ("sim-0", "sim-2"), ("sim-1", "sim-2")):
+            cut(cluster, *pair)
+        found = await probed(cluster)
+        assert {path for pair, (_, path) in found.items() if COORDINATOR not in pair} == {"relay"}
+        for seed in range(8):
+            assert await Job.of(seed, "pipeline").ask(cluster)
+        used = {line.split()[2].rstrip(":") for line in cluster.trace if " ran " in line}
+        assert len(used) == 3
+
+    told = simulate(scenario)
+    assert "cannot connect" in told and "through the coordinator" in told
+
+
+def test_one_cut_pair_costs_and_the_plan_says_so() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cut(cluster, "sim-0", "sim-1")
+        await probed(cluster)
+        ids = {node.name: node.node_id for node in cluster.coordinator.nodes()}
+        links = cluster.coordinator.prober.known(ids.values())
+        assert {pair for pair, link in links.items() if link.relayed} == {
+            (ids["sim-0"], ids["sim-1"]),
+            (ids["sim-1"], ids["sim-0"]),
+        }
+        direct, relayed = LAN.seconds(1 << 20), links[ids["sim-0"], ids["sim-1"]].seconds(1 << 20)
+        assert relayed == pytest.approx(2 * direct, rel=0.5)
+        for seed in range(8):
+            assert await Job.of(seed, "auto").ask(cluster)
+
+    simulate(scenario)
+
+
+def test_a_pair_that_is_cut_while_it_works_is_relayed_by_the_next_plan() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await probed(cluster)
+        assert await Job.of(1, "pipeline").ask(cluster)
+        cluster.kill("sim-1")
+        await asyncio.sleep(1)
+        cut(cluster, "sim-0", "sim-1")
+        cluster.start("sim-1")
+        await asyncio.sleep(1)
+        for seed in range(4):
+            assert await Job.of(seed, "pipeline").ask(cluster)
+
+    simulate(scenario)
+
+
+def test_a_cut_that_heals_is_noticed() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cut(cluster, "sim-0", "sim-1")
+        await probed(cluster)
+        cluster.heal()
+        await asyncio.sleep(2 * RETRY_S_FIRST)
+        ids = {node.name: node.node_id for node in cluster.coordinator.nodes()}
+        assert not any(link.relayed for link in cluster.coordinator.prober.known(ids.values()).values())
 
     simulate(scenario)
