@@ -21,7 +21,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -59,6 +59,7 @@ from .waking import Waking
 log = logging.getLogger("graph_mesh.discovery")
 
 SERVICE = "_graph-mesh._tcp.local."
+TOLD_AFTER = 3  # failures of an interface: an address that is new cannot be used for a second or two
 LOOK_S = 2.0  # how often the interfaces are looked at, and those that failed tried again
 ASK_SOON_S = (1.0, 1.0, 2.0, 4.0)  # between the first questions on an interface
 ASK_S = 30.0  # between later ones, of a whole network: who hears another ask does not ask
@@ -272,7 +273,7 @@ class StaticFinder:
 
 async def discover(
     mesh: bytes | str, role: str = "", wait_s: float | None = None, interfaces: Sequence[str] = ()
-) -> AsyncIterator[Candidate]:
+) -> AsyncGenerator[Candidate, None]:
     """Candidates to dial, each at once and again every few seconds, until `wait_s` seconds are over (None: for ever).
 
     `mesh` as a Browser takes it.
@@ -344,7 +345,7 @@ class _Channels:
         self._member, self._names, self._look_here = member, names, look
         self._opened, self._tick, self._hear = opened, tick, hear
         self._open: dict[Place, _Channel] = {}
-        self._told: dict[Place, str] = {}
+        self._failed: dict[Place, int] = {}  # times since it last worked
         self._waking = Waking()
         self._task: asyncio.Task[None] | None = None
 
@@ -386,7 +387,7 @@ class _Channels:
         for place in wanted:
             if place not in self._open:
                 await self._try(place)
-        self._told = {place: told for place, told in self._told.items() if place in wanted}
+        self._failed = {place: times for place, times in self._failed.items() if place in wanted}
 
     async def _try(self, place: Place) -> None:
         tally = self.tallies.setdefault((place.interface, place.group), Tally(place.interface, place.group))
@@ -395,10 +396,11 @@ class _Channels:
         try:
             channel = self._open[place] = await _Channel.opened(place, tally, self._hear)
             await self._opened(channel)
+            self._failed.pop(place, None)
         except OSError as error:
             tally.failed(error)
-            if self._told.get(place) != str(error):
-                self._told[place] = str(error)
+            self._failed[place] = self._failed.get(place, 0) + 1
+            if self._failed[place] == TOLD_AFTER:
                 log.warning(
                     "cannot %s by mDNS on %s (%s): %s; trying again, and --peer works without it",
                     self._what, place.interface, place.group, error,

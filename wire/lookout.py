@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from .adverts import Candidate
 from .discovery import Browser
+from .endpoint import Endpoint
 from .errors import MeshError
 
 log = logging.getLogger("graph_mesh.discovery")
@@ -86,3 +87,17 @@ class Lookout:
             self._lines.append(now_s)
             where = " and ".join(candidate.addresses)
             log.warning("%s announced itself but did not %s: %s", where, self._aim, error)
+
+
+def look_for(endpoint: Endpoint, key: bytes, role: str, interfaces: Sequence[str] = ()) -> Lookout:
+    """A lookout that dials whoever announces itself in a role, while this node has no link to one."""
+
+    def forget(candidate: Candidate) -> None:
+        lookout.forget(candidate)
+
+    def missing(candidate: Candidate) -> bool:
+        return all(link.peer.role != role for link in endpoint.links.values())
+
+    browser = Browser(key, on_gone=forget, role=role, interfaces=interfaces)
+    lookout = Lookout(browser, lambda candidate: endpoint.reach(candidate.addresses), missing, "link")
+    return lookout
