@@ -17,7 +17,6 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -132,13 +131,10 @@ class Daemon:
         self._meter = Meter()
         self._relay_out = RelaySender()
         self._relay_in = RelayReceiver(self._room_for_relayed, self._release_relayed)
-        credentials = surroundings.credentials(self._folder.path, self._folder.name)
-        self._membership = Membership(credentials, self._folder.path) if credentials else None
-        if not config.host:
-            self._config = config = replace(config, host="::" if credentials else "127.0.0.1")
-        node_id = credentials.node_id if credentials else self._folder.node_id
-        self._identity = identity_here("worker", config.mesh_name, self._folder.name, self._shared, node_id)
-        self._endpoint = surroundings.endpoint(self._identity, self, credentials)
+        self._identity = identity_here(
+            "worker", config.mesh_name, self._folder.name, self._shared, self._folder.node_id
+        )
+        self._endpoint = surroundings.endpoint(self._identity, self)
         stack.push_async_callback(self._close)
         self._hosts: list[EngineHost] = []
         self._reports: tuple[DeviceReport, ...] = ()
