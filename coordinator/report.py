@@ -32,6 +32,19 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
+class PairView:
+    """How one node reaches another, by their names; the fields are those of `wire.messages.PairReport`."""
+
+    source: str
+    target: str
+    path: str
+    rtt_s: float
+    bytes_per_s: float
+    address: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something worth telling; `at_s` is on the coordinator's monotonic clock.
 

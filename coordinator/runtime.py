@@ -72,10 +72,11 @@ from .health import AskPeer, Cause, Decision, Health, HealthConfig, HealthDetect
 from .plan import Plan
 from .planner import make_plan
 from .prober import Prober
+from .profile import CLIENT, Profiles, WorkerProfile, worker_profile
 from .profile import Link as Way
 from .profile import Profiles, WorkerProfile, worker_profile
 from .program import Program
-from .report import CallReport, Event, NodeView, worker_report
+from .report import CallReport, Event, NodeView, PairView, worker_report
 
 log = logging.getLogger("graph_mesh.coordinator")
 T = TypeVar("T")
@@ -235,6 +236,16 @@ class Coordinator:
             heard_s = self._detector.heard_s(node_id)
             views.append(replace(view, state=present, silent_s=0.0 if heard_s is None else self._now() - heard_s))
         return sorted(views, key=lambda view: view.name)
+
+    def pairs(self) -> list[PairView]:
+        """What is known of the ways between the workers that are there and this process, by names."""
+        names = {node: member.profile.name for node, member in self._members.items()} | {CLIENT: self.identity.name}
+        table = self.prober.pairs.table()
+        rows = [
+            PairView(names[pair[0]], names[pair[1]], path, way.rtt_s, way.bytes_per_s, way.address, way.cause)
+            for pair, way, path in table
+        ]
+        return sorted(rows, key=lambda row: (row.source, row.target))
 
     async def plan(self, graph: WireGraph, strategy: str = "auto") -> Plan:
         """The plan a call would use now, nothing sent."""

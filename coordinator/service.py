@@ -39,6 +39,7 @@ from wire.messages import (
     NamedValue,
     NodeReport,
     Nodes,
+    PairReport,
     PlanGraph,
     Planned,
     SubmitJob,
@@ -238,7 +239,11 @@ class JobService:
         names = NodeReport.__struct_fields__
         views = self._coordinator.nodes()
         reports = tuple(NodeReport(**{name: getattr(view, name) for name in names}) for view in views)
-        return Nodes(reports, self._coordinator.config.health.node_timeout_s)
+        pairs = self._coordinator.pairs() if body.pairs else []
+        ways = tuple(
+            PairReport(**{name: getattr(pair, name) for name in PairReport.__struct_fields__}) for pair in pairs
+        )
+        return Nodes(reports, self._coordinator.config.health.node_timeout_s, ways)
 
     async def _until(self, job: Job, holds: Callable[[Job], bool]) -> None:
         while not holds(job):

@@ -38,6 +38,7 @@ from wire.messages import (
     Message,
     NamedValue,
     Nodes,
+    PairReport,
     PlanGraph,
     Planned,
     SubmitJob,
@@ -100,6 +101,10 @@ class Remote:
     async def node_timeout_s(self) -> float:
         """After how much silence the coordinator counts a worker as dead."""
         return (await self._ask(AskNodes(), Nodes)).node_timeout_s
+
+    async def pairs(self) -> tuple[PairReport, ...]:
+        """Who reaches whom, and how fast, as the coordinator had it probed."""
+        return (await self._ask(AskNodes(pairs=True), Nodes)).pairs
 
     def live(self) -> bool:
         return self._link is not None and not self._link.closed

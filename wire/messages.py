@@ -450,7 +450,9 @@ class CancelJob(Message, frozen=True, array_like=True, tag=True):
 
 
 class AskNodes(Message, frozen=True, array_like=True, tag=True):
-    """Answered by Nodes."""
+    """Answered by Nodes, with `pairs` if they are asked for."""
+
+    pairs: bool = False
 
 
 class NodeReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -464,9 +466,23 @@ class NodeReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     silent_s: Seconds = 0.0  # since it was last heard
 
 
+class PairReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How one node reaches another, both by name, as a probe found it.  `path` is direct, shared memory, relay, or "?"
+    while it is not known; `address` is where it was dialled, `cause` why it was not reached."""
+
+    source: Name
+    target: Name
+    path: Name
+    rtt_s: Seconds
+    bytes_per_s: Seconds  # 0: not measured
+    address: Name = ""
+    cause: Text = ""
+
+
 class Nodes(Message, frozen=True, array_like=True, tag=True):
     nodes: tuple[NodeReport, ...]
     node_timeout_s: Seconds = 0.0  # after which a silent one is dead
+    pairs: tuple[PairReport, ...] = ()
 
 
 AnyMessage = (

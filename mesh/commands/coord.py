@@ -25,8 +25,10 @@ from wire.file import load_params
 from wire.graph import WireGraph
 from wire.limits import MIB
 from wire.logs import start_logging
-from wire.messages import JobReport
+from wire.messages import JobReport, PairReport
 
+from ..enrolment import client_membership
+from ..node import Node
 from ..preview import PlanPreview, size_text
 from ..remote import Remote
 from .arrays import check_folder, read_inputs, write_outputs
@@ -73,8 +75,11 @@ def demo(options: Options) -> int:
 
 async def nodes(options: Options, remote: Remote) -> int:
     found = await remote.nodes()
+    pairs = await remote.pairs() if options.verbose else ()
     if options.json:
-        _print_json([dataclasses.asdict(node) for node in found])
+        nodes = [dataclasses.asdict(node) for node in found]
+        ways = [{name: getattr(pair, name) for name in pair.__struct_fields__} for pair in pairs]
+        _print_json({"nodes": nodes, "pairs": ways} if options.verbose else nodes)
         return OK
     health = HealthConfig.from_node_timeout(await remote.node_timeout_s()) if options.verbose else None
     header = ("name", "state", "engine", "adapter", "memory", "GFLOP/s", "GB/s", "version", "address")
@@ -90,7 +95,27 @@ async def nodes(options: Options, remote: Remote) -> int:
     print_table((*header, "last seen") if health else header, rows)
     if health:
         print(health.describe())
+        _print_pairs(found, pairs)
     return OK
+
+
+def _print_pairs(nodes: Sequence[Node], pairs: Sequence[PairReport]) -> None:
+    """Where each worker may be dialled, and who reaches whom: the path, how fast, and why not."""
+    for node in nodes:
+        print(f"{node.name} may be dialled at {' and '.join(node.addresses) or 'no address'}")
+    rows = [
+        (
+            pair.source,
+            pair.target,
+            pair.path,
+            f"{pair.rtt_s * 1e3:.2f} ms" if pair.rtt_s else "",
+            f"{pair.bytes_per_s * 8 / 1e6:.0f}" if pair.bytes_per_s else "",
+            pair.address,
+            pair.cause,
+        )
+        for pair in pairs
+    ]
+    print_table(("from", "to", "path", "RTT", "Mbit/s", "dialled", "why not"), rows)
 
 
 async def plan(options: Options, remote: Remote) -> int:

@@ -37,6 +37,7 @@ from wire.messages import (
     NodeReport,
     Nodes,
     Output,
+    PairReport,
     PartRun,
     PartSpec,
     PlanGraph,
@@ -106,6 +107,10 @@ MESSAGES: list[Message] = [
     AwaitJob("j1"),
     JobResult((NAMED,), "{}"),
     CancelJob("j1"),
-    AskNodes(),
-    Nodes((NodeReport("w1", "n1", 42, ("127.0.0.1:7100",), "healthy", "0.1.0", (DEVICE,), 0.05),), 1.5),
+    AskNodes(True),
+    Nodes(
+        (NodeReport("w1", "n1", 42, ("127.0.0.1:7100",), "healthy", "0.1.0", (DEVICE,), 0.05),),
+        1.5,
+        (PairReport("w1", "me", "direct", 0.002, 1e8, "h:1", ""),),
+    ),
 ]
