@@ -87,10 +87,17 @@ class _Work:
 class JobService:
     """Registers itself as the answer to every client message of `coordinator`.  Call `resume` before `listen`."""
 
-    def __init__(self, coordinator: Coordinator, table: JobTable | None = None, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        table: JobTable | None = None,
+        keeper: Keeper | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._coordinator = coordinator
         self._table = table or JobTable()
         self._keeper = keeper
+        self._wall = wall  # Unix time
         self._loop = asyncio.get_running_loop()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._saving: set[asyncio.Task[None]] = set()
@@ -127,7 +134,7 @@ class JobService:
 
     def resume(self, found: Iterable[Found]) -> dict[str, list[str]]:
         """Take up the jobs of before; the workers of before, by node id, with addresses that are worth dialling."""
-        now = time.time()
+        now = self._wall()
         for entry in found:
             if entry.job == WORKERS:
                 self._workers_kept = entry.fields["workers"]
@@ -162,7 +169,7 @@ class JobService:
         self._table.seen(client)
         name = body.job or secrets.token_hex(6)
         while True:
-            job = Job(name, body.name, client, body.detach, time.time(), _digest(body))
+            job = Job(name, body.name, client, body.detach, self._wall(), _digest(body))
             known = self._table.submit(job)
             if known is job:
                 await self._take_in(link, job, graph, body)
@@ -180,9 +187,9 @@ class JobService:
             work = await self._receive(link, graph, body)
         except BaseException as error:
             known = error if isinstance(error, MeshError) else Cancelled("the client went away")
-            self._feed(self._table.refused(job, time.time(), known))
+            self._feed(self._table.refused(job, self._wall(), known))
             raise
-        self._feed(self._table.arrived(job, time.time(), work))
+        self._feed(self._table.arrived(job, self._wall(), work))
         await self._until(job, lambda job: job.state != "arriving")
 
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
@@ -191,7 +198,7 @@ class JobService:
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)
-        now = time.time()
+        now = self._wall()
         if not body.job:
             return Jobs(tuple(self._table.report(job, now, details=False) for job in self._table.all()))
         job = self._table.get(body.job)
@@ -229,7 +236,7 @@ class JobService:
     async def _cancel(self, link: Link, body: CancelJob) -> Done:
         job = self._table.get(body.job)
         if job.state not in FINAL:
-            self._feed(self._table.cancel(job, time.time()))
+            self._feed(self._table.cancel(job, self._wall()))
             await self._until(job, lambda job: job.state in FINAL)
         elif job.state != "cancelled":
             raise InputError(f"job {body.job} is over already: {job.state}")
@@ -277,11 +284,11 @@ class JobService:
                 kept = await self._keeper.save(job.job, save.kind, save.fields, _values(save))
         except StorageError as error:
             log.error("job %s: %s", job.job, error)
-            self._feed(self._table.not_saved(save, time.time(), error))
+            self._feed(self._table.not_saved(save, self._wall(), error))
             return
         if save.kind == "ended" and kept:
             job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
-        self._feed(self._table.saved(save, time.time()))
+        self._feed(self._table.saved(save, self._wall()))
         if save.kind == "ended" and self._keeper is not None:
             self._remember(job)
 
@@ -322,7 +329,7 @@ class JobService:
     def _ran(self, job: Job, outputs: Mapping[str, NDArray[Any]], report: str, error: MeshError | None) -> None:
         if error is not None and self._closing and self._keeper is not None:
             return  # the next start runs it again
-        self._feed(self._table.ran(job, time.time(), outputs, report, error))
+        self._feed(self._table.ran(job, self._wall(), outputs, report, error))
 
     def _stop(self, stop: Stop) -> None:
         self._running[stop.job.job].cancel()
@@ -416,13 +423,13 @@ class JobService:
         client = link.peer.node_id
         newer = self._coordinator.endpoint.links.get(client)
         if newer is None or newer is link or newer.closed:
-            self._feed(self._table.left(client, time.time(), for_good=error is None))
+            self._feed(self._table.left(client, self._wall(), for_good=error is None))
 
     def _happened(self, event: Event) -> None:
         """What happens to the workers is part of the log of every job that runs meanwhile."""
         text = f"{event.kind} {event.node}: {event.text}" if event.node else f"{event.kind}: {event.text}"
         for job in self._running:
-            self._table.tell(job, time.time(), text)
+            self._table.tell(job, self._wall(), text)
         if event.kind in COMING_AND_GOING:
             self._wake.set()
 
@@ -432,9 +439,9 @@ class JobService:
             due_s = self._table.next_deadline()
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if due_s is None else max(due_s - time.time(), 0.0)):
+                async with asyncio.timeout(None if due_s is None else max(due_s - self._wall(), 0.0)):
                     await self._wake.wait()
-            now, workers = time.time(), self._workers()
+            now, workers = self._wall(), self._workers()
             missing = self._workers_before - {worker.node_id for worker in workers}
             self._perform([*self._table.tick(now), *self._table.workers(now, bool(workers), missing)])
             await self._keep_workers(workers)
