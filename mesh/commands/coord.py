@@ -27,7 +27,6 @@ from wire.limits import MIB
 from wire.logs import start_logging
 from wire.messages import JobReport, PairReport
 
-from ..enrolment import client_membership
 from ..node import Node
 from ..preview import PlanPreview, size_text
 from ..remote import Remote
