@@ -15,6 +15,7 @@ from .errors import ConfigError, ConnectFailed, MeshError
 T = TypeVar("T")
 
 HEAD_START_S = 0.25  # of an address that worked before; RFC 8305's own figure
+LATE_S = 1.0  # for an attempt that lost to come to its end
 STAGGER_S = 0.005  # between others: a cable answers sooner than Wi-Fi, and either sooner than a detour
 
 
@@ -49,7 +50,10 @@ async def race(
                 failures[running.pop(task)] = _failure(task)
     finally:
         for task in (each for each in running if each is not won):
-            task.cancel()
+            if won is None:
+                task.cancel()
+            else:  # to its listener, a handshake that breaks off looks like a stranger's
+                loop.call_later(LATE_S, task.cancel)
             task.add_done_callback(lambda task: _too_late(task, discard))
     raise _all_failed(failures)
 
