@@ -74,6 +74,6 @@ def test_who_is_behind_a_silence_cannot_be_dialled(tmp_path: Path) -> None:
     with Lan(2) as lan:
         near, far, port = two(lan, tmp_path)
         near.host.lose_what_goes_to(far.host)
-        assert near.ask(f"dial {far.host.address} {port}") == "connect_failed"
+        assert near.ask(f"dial {far.host.address} {port} 0.5") == "connect_failed"
         near.host.reach(far.host)
         assert near.ask(f"dial {far.host.address} {port}") == "far"

@@ -1,7 +1,7 @@
 """A node of its own process on another host, told by lines on stdin what to do: one JSON line answers each.
 
     listen               -> the port
-    dial HOST PORT       -> the other node's name
+    dial HOST PORT [S]   -> the other node's name, or the code of the error after so many seconds
     send MIB             -> seconds until the other node said that a stream of so many MiB came whole
     ask SECONDS          -> seconds that a request and its answer took, or the code of the error
 
@@ -108,8 +108,8 @@ class Doer:
     async def do_listen(self) -> int:
         return await self.endpoint.listen("0.0.0.0", 0)
 
-    async def do_dial(self, host: str, port: str) -> str:
-        return (await self.endpoint.dial(host, int(port))).peer.name
+    async def do_dial(self, host: str, port: str, seconds: str = "10") -> str:
+        return (await self.endpoint.dial(host, int(port), float(seconds))).peer.name
 
     async def do_send(self, mib: str) -> float:
         began_s = time.monotonic()
