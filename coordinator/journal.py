@@ -37,6 +37,7 @@ BEGIN = "begin"  # the first row: the epoch, and the checksum the chain goes on 
 FORGOTTEN = "forgotten"  # the job and all its entries may go
 WHOLE = frozenset({"accepted", "ended", "workers", FORGOTTEN})  # says all of its job: earlier entries of it may go
 DEAD_ROWS_MIN = 256  # fewer needless rows are not worth rewriting the others
+DISK_FAULTS = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 _NONE = bytes(16)
 
 Connect = Callable[[Path], sqlite3.Connection]
@@ -181,16 +182,14 @@ class Journal:
                 finally:
                     connection.close()
             except sqlite3.Error as error:
-                raise self._damaged(f"{self._database} is not readable", str(error)) from None
+                raise self._unreadable(error) from None
 
     def _read(self, connection: sqlite3.Connection, number: int, chain: bytes) -> list[_Row]:
         """Every row, if row `number` is there with this checksum and all are as they were written."""
         try:
             rows = _rows(connection)
-        except (MemoryError, UnicodeError, ValueError, OverflowError, sqlite3.DatabaseError) as error:
-            if isinstance(error, sqlite3.OperationalError):  # the disk, and not what is on it
-                raise
-            raise self._damaged(f"{self._database} is not readable", str(error)) from None
+        except (MemoryError, UnicodeError, ValueError, OverflowError, sqlite3.Error) as error:
+            raise self._unreadable(error) from None
         wrong = _wrong_in(rows, number, chain)
         if wrong:
             raise self._damaged(f"{self._database}: {wrong}")
@@ -207,6 +206,12 @@ class Journal:
             if text == _acknowledgement(number, chain):
                 return number, chain
         raise self._damaged(f"{self._newest} is altered")
+
+    def _unreadable(self, error: Exception) -> Exception:
+        """The error itself where the disk is at fault, JournalDamaged where what is on it is."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in DISK_FAULTS:
+            return error
+        return self._damaged(f"{self._database} is not readable", str(error))
 
     def _damaged(self, what: str, cause: str = "") -> JournalDamaged:
         return JournalDamaged(

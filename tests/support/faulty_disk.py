@@ -72,13 +72,19 @@ class FaultyConnection(sqlite3.Connection):
         if self.fuse.step():
             if self.lies and args[0] == "COMMIT":
                 super().execute(*args)
-            raise sqlite3.OperationalError("disk I/O error")
+            raise _refusal()
         return super().execute(*args)
 
     def executemany(self, *args: Any) -> sqlite3.Cursor:
         if self.fuse.step():
-            raise sqlite3.OperationalError("disk I/O error")
+            raise _refusal()
         return super().executemany(*args)
+
+
+def _refusal() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    return error
 
 
 def quick_connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
