@@ -1,0 +1,62 @@
+"""Links between real processes: two workers that cannot connect, a coordinator that comes back elsewhere in time."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.commands import daemon, environment, node_states, wait_for
+from support.refusing import dialling_only
+
+import mesh.numpy as mnp
+from mesh import Mesh
+
+WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
+NOBODY = 1  # a port that nobody listens on
+
+
+def tower(x: Any) -> Any:
+    """Eight layers whose activations have 1 MiB."""
+    for _ in range(8):
+        x = mnp.tanh(x @ x) * 0.5
+    return x
+
+
+def test_two_workers_that_cannot_connect_work_together_and_the_plan_says_what_it_costs(tmp_path: Path) -> None:
+    env = dialling_only(NOBODY, environment(tmp_path, MESH_NAME="cut"), tmp_path)
+    x = np.random.default_rng(3).normal(size=(512, 512)).astype(np.float32) / 16
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(daemon(*WORKER, "--name", name, env=env, log=tmp_path / f"{name}.log"))
+            for name in ("one", "two")
+        ]
+        with Mesh.builder().mesh("cut").node(workers[0].address).build() as alone:
+            expected = alone.run(tower, x)
+        with Mesh.builder().mesh("cut").node(workers[0].address).node(workers[1].address).build() as mesh:
+            results = []
+
+            def says_so() -> bool:
+                results.append(mesh.run(tower, x, strategy="pipeline"))
+                return any("cannot connect" in reason for reason in mesh.report().reasons)
+
+            wait_for(says_so)
+            assert set(mesh.report().workers) == {"one", "two"}
+            for result in results:
+                np.testing.assert_array_equal(result, expected)
+
+
+def test_a_worker_finds_the_coordinator_that_dialled_it_once_it_is_back(tmp_path: Path) -> None:
+    """The second coordinator is told of no worker, and the worker of no coordinator."""
+    env = environment(tmp_path, MESH_NAME="back")
+    with daemon(*WORKER, "--name", "w", env=env, log=tmp_path / "worker.log") as worker:
+        serve = ("coord", "serve", "--no-mdns", "--port")
+        with daemon(*serve, "0", "--peer", worker.address, env=env, log=tmp_path / "first.log") as first:
+            wait_for(lambda: node_states(first) == {"w": "healthy"})
+            port = str(first.ready["port"])
+            assert first.stop(signal.SIGKILL) == -signal.SIGKILL
+        other = {**env, "XDG_STATE_HOME": str(tmp_path / "other")}
+        with daemon(*serve, port, env=other, log=tmp_path / "second.log") as second:
+            wait_for(lambda: node_states(second) == {"w": "healthy"})
