@@ -32,6 +32,17 @@ class DeviceProfile:
         known = self.dtypes_by_op.get(op, ())
         return all(dtype in known for dtype in dtypes)
 
+    def slowed(self, times: float) -> DeviceProfile:
+        """The same device where everything takes so many times as long."""
+        if times == 1.0:
+            return self
+        return replace(
+            self,
+            gflops=self.gflops / times,
+            gbytes_per_s=self.gbytes_per_s / times,
+            dispatch_s=self.dispatch_s * times,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerProfile:

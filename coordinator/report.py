@@ -48,8 +48,8 @@ class PairView:
 class Event:
     """Something worth telling; `at_s` is on the coordinator's monotonic clock.
 
-    `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, stuck, unstuck, leaving, devices (it
-    gave one up), planned, deployed, began (a worker's first part of a step started) or ran (all its parts did).
+    `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, stuck, unstuck, pace, leaving, devices
+    (it gave one up), planned, deployed, began (a worker's first part of a step started) or ran (all its parts did).
     """
 
     at_s: float

@@ -21,15 +21,14 @@ from numpy.typing import NDArray
 
 from wire.address import shown
 from wire.codec import tensor_bytes, tensor_from
-from wire.dtypes import dtype_named, dtype_of
+from wire.dtypes import dtype_named
 from wire.endpoint import Endpoint as AnyEndpoint
-from wire.errors import Cancelled, DeviceLost, MeshError, NodeLost, ProtocolError, StaleGeneration
-from wire.exchange import BlobExchange, off_loop, room_for
+from wire.errors import Cancelled, MeshError, NodeLost, ProtocolError, StaleGeneration
+from wire.exchange import BlobExchange, room_for
 from wire.graph import WireGraph
 from wire.link import Handler, Link
 from wire.measuring import Meter
 from wire.messages import (
-    INLINE_BYTES_MAX,
     Ballast,
     Beat,
     Began,
@@ -40,7 +39,6 @@ from wire.messages import (
     Devices,
     Done,
     Drop,
-    Feed,
     FetchBlob,
     Join,
     Joined,
@@ -68,15 +66,18 @@ from wire.versions import usable_ops
 from wire.watch import LinkWatch
 
 from . import dispatch, state
+from .explain import explain, lost_node
+from .feeding import feeds_of
 from .health import AskPeer, Cause, Decision, Health, HealthConfig, HealthDetector, ProbeSelf, Transition
 from .plan import Plan
 from .planner import make_plan
 from .prober import Prober
-from .profile import CLIENT, Profiles, WorkerProfile, worker_profile
+from .profile import CLIENT, Profiles, worker_profile
 from .profile import Link as Way
-from .profile import Profiles, WorkerProfile, worker_profile
 from .program import Program
+from .records import Call, Deployment, Member
 from .report import CallReport, Event, NodeView, PairView, worker_report
+from .stragglers import Stragglers
 
 log = logging.getLogger("graph_mesh.coordinator")
 T = TypeVar("T")
@@ -97,35 +98,6 @@ class CoordinatorConfig:
     name: str
     health: HealthConfig = field(default_factory=HealthConfig)
     alone_s: float = 5.0  # how long a call waits for any worker before it fails
-
-
-@dataclass(slots=True)
-class _Member:
-    link: Link
-    joined: Joined
-    profile: WorkerProfile
-    graphs: set[bytes] = field(default_factory=set)  # encodings this link already carried
-    blobs: set[bytes] = field(default_factory=set)  # content this worker is known to hold
-    leaving: bool = False
-
-
-@dataclass(slots=True)
-class _Deployment:
-    program: Program
-    plan: Plan | None = None
-    feeds: dict[str, tuple[tuple[int, int, str], ...]] = field(default_factory=dict)
-    results: dict[str, Deployed] = field(default_factory=dict)
-    reported: bool = False  # its weight bytes stand in a call's report
-
-
-@dataclass(slots=True)
-class _Call:
-    program: Program
-    inputs: Mapping[str, NDArray[Any]]
-    future: asyncio.Future[list[NDArray[Any]]]
-    report: CallReport
-    began_s: float
-    ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
 
 
 class Coordinator:
@@ -160,10 +132,11 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._detector = HealthDetector(config.health)
         self._state = machine(config.alone_s)
-        self._members: dict[str, _Member] = {}
+        self._stragglers = Stragglers()
+        self._members: dict[str, Member] = {}
         self._known: dict[str, NodeView] = {}  # every worker that ever joined, for people
-        self._deployments: dict[int, _Deployment] = {}
-        self._calls: dict[int, _Call] = {}
+        self._deployments: dict[int, Deployment] = {}
+        self._calls: dict[int, Call] = {}
         self._call_numbers = itertools.count(1)
         self._blobs: dict[bytes, tuple[NDArray[Any], int]] = {}  # with the number of holds
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -275,7 +248,9 @@ class Coordinator:
         now = self._now()
         report = CallReport()
         future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
-        self._calls[number] = _Call(program, inputs, future, report, now)
+        self._calls[number] = Call(program, inputs, future, report, now)
+        if self._stragglers.forgive(now):
+            self._feed(state.ProfilesChanged())
         self._feed(state.CallSubmitted(number, program))
         return number, future, report
 
@@ -386,7 +361,7 @@ class Coordinator:
         name = self._name_for(peer)
         profile = worker_profile(peer.node_id, name, joined, usable_ops(self.identity, peer))
         again = self._link_to(peer.node_id) is link  # it had joined over this link, so its ways are known
-        self._members[peer.node_id] = _Member(link, joined, profile, blobs=set(joined.blobs))
+        self._members[peer.node_id] = Member(link, joined, profile, blobs=set(joined.blobs))
         view = NodeView(
             name,
             peer.node_id,
@@ -398,6 +373,7 @@ class Coordinator:
             joined.memory_bytes,
         )
         self._known[peer.node_id] = view
+        self._stragglers.forget(peer.node_id)
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
         self._feed(state.NodeJoined(peer.node_id))
         if not again:
@@ -455,8 +431,13 @@ class Coordinator:
             runs = tuple((run.plan.generation, run.step, run.part, run.seconds) for run in mine)
             was = self._state.stuck
             self._feed(state.Working(node, runs))
-            for changed in was ^ self._state.stuck:
-                self._tell("stuck" if node in self._state.stuck else "unstuck", changed, "a part takes far too long")
+            if node in self._state.stuck - was:
+                self._tell("stuck", node, "a part takes far too long")
+                for generation, _, part, took_s in runs:
+                    found = self._deployments.get(generation)
+                    self._took(node, found.plan if found else None, {part: took_s})
+            elif node in was - self._state.stuck:
+                self._tell("unstuck", node, "it goes on")
 
     def _judge(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -539,7 +520,7 @@ class Coordinator:
     def _make_plan(self, action: state.MakePlan) -> None:
         program = action.job
         assert isinstance(program, Program)
-        self._deployments[action.generation] = _Deployment(program)
+        self._deployments[action.generation] = Deployment(program)
         cached = self._plans.get((program.graph.hash, program.strategy, self._site_key(action.nodes)))
         if cached is not None:
             self._loop.call_soon(self._plan_made, action.generation, cached)
@@ -572,14 +553,22 @@ class Coordinator:
         return found
 
     def _site_key(self, nodes: frozenset[str]) -> tuple[int, frozenset[tuple[str, str]]]:
-        """The same workers since the same start have the same profiles, while their links stay as they are."""
+        """The same workers since the same start have the same profiles, while links and stragglers stay as they are."""
         there = [(node, self._members[node].link.peer.boot_id) for node in nodes if node in self._members]
-        return self._links_version, frozenset(there)
+        slow = [(node, f"{device} {times}") for (node, device), times in self._stragglers.slow() if node in nodes]
+        return self._links_version, frozenset(there + slow)
 
-    def _profiles(self, members: Sequence[_Member]) -> Profiles:
-        workers = tuple(member.profile for member in members)
+    def _profiles(self, members: Sequence[Member]) -> Profiles:
+        workers = tuple(self._stragglers.as_it_runs(member.profile) for member in members)
         near = frozenset(member.profile.node_id for member in members if member.link.same_host)
         return Profiles(workers, near, self.prober.known(worker.node_id for worker in workers))
+
+    def _took(self, node: str, plan: Plan | None, seconds: Mapping[int, float]) -> None:
+        """Judge devices by what their parts took; later plans go by the verdict."""
+        changes = self._stragglers.took(node, plan, seconds, self._now()) if plan is not None else []
+        for text in changes:
+            self._tell("pace", node, text)
+            self._feed(state.ProfilesChanged())
 
     # -- ways between nodes
 
@@ -632,7 +621,7 @@ class Coordinator:
             if not isinstance(answer, Deployed):
                 raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
         except MeshError as error:
-            work = self._explain(error, member, deployment.plan)
+            work = explain(error, member.profile.name, action.node, deployment.plan)
             self._feed(state.DeployFailed(action.generation, action.node, error, work))
             return
         deployment.results[action.node] = answer
@@ -645,7 +634,7 @@ class Coordinator:
         self._feed(state.DeployDone(action.generation, action.node))
 
     def _deploy_message(
-        self, action: state.SendDeploy, deployment: _Deployment, member: _Member, sent: set[bytes]
+        self, action: state.SendDeploy, deployment: Deployment, member: Member, sent: set[bytes]
     ) -> Deploy:
         assert deployment.plan is not None
         program = deployment.program
@@ -657,15 +646,6 @@ class Coordinator:
         sent.update(message.graphs)
         member.blobs.update(spec.blob for spec in message.blobs)
         return message
-
-    def _explain(self, error: MeshError, member: _Member, plan: Plan | None) -> frozenset[str]:
-        """Say where it happened and what was computed there; the latter is returned if an engine host died of it."""
-        error.node = error.node or member.profile.name
-        if plan is None or not error.part.isdigit():
-            return frozenset()
-        work = dispatch.work_of(plan, member.profile.node_id, int(error.part))
-        error.op = error.op or dispatch.work_text(work)
-        return work if isinstance(error, DeviceLost) else frozenset()
 
     def _start_run(self, action: state.SendRun) -> None:
         self._spawn(self._send_run(action))
@@ -679,9 +659,8 @@ class Coordinator:
         call.report.begins(action.generation)
         key = PlanKey(self.epoch, action.generation)
         try:
-            feeds, streams = await self._feeds(
-                member, key, action.step, deployment.feeds.get(action.node, ()), call.inputs
-            )
+            wanted = deployment.feeds.get(action.node, ())
+            feeds, streams = await feeds_of(member.link, self._shared, key, action.step, wanted, call.inputs)
             ran = self._spawn(member.link.request(Run(key, action.step, feeds)))
             for header, data in streams:
                 await member.link.send_stream(header, data)
@@ -692,38 +671,14 @@ class Coordinator:
                 if output.value.data is not None or output.value.shared:
                     self._output(action.generation, action.step, output.slot, self._tensor(member.link, output.value))
         except MeshError as error:
-            work = self._explain(error, member, deployment.plan)
+            work = explain(error, member.profile.name, action.node, deployment.plan)
             self._feed(state.RunFailed(action.generation, action.step, action.node, error, work))
             return
         call.ran[action.generation, action.node] = answer
         self._tell_progress("ran", action.node, f"its parts of step {action.step}", action.generation)
         seconds = {run.part: run.compute_s for run in answer.parts}
+        self._took(action.node, deployment.plan, seconds)
         self._feed(state.NodeRan(action.generation, action.step, action.node, seconds))
-
-    async def _feeds(
-        self,
-        member: _Member,
-        key: PlanKey,
-        step: int,
-        wanted: Sequence[tuple[int, int, str]],
-        inputs: Mapping[str, NDArray[Any]],
-    ) -> tuple[tuple[Feed, ...], list[tuple[Push, memoryview]]]:
-        """A call's inputs for one worker: small ones inline, large ones through shared memory or as streams."""
-        feeds, streams = [], []
-        for part, slot, name in wanted:
-            array = inputs[name]
-            dtype = dtype_of(array).name
-            if array.nbytes <= INLINE_BYTES_MAX:
-                value = Value(dtype, array.shape, tensor_bytes(array).tobytes())
-            elif member.link.same_host and self._shared is not None:
-                shared = await off_loop(array.nbytes, self._shared.write, [tensor_bytes(array)])
-                member.link.bytes_sent["shared"] += array.nbytes
-                value = Value(dtype, array.shape, None, shared)
-            else:
-                value = Value(dtype, array.shape)
-                streams.append((Push(key, step, part, slot, value), tensor_bytes(array)))
-            feeds.append(Feed(part, slot, value))
-        return tuple(feeds), streams
 
     def _send_cancel(self, action: state.SendCancel) -> None:
         member = self._members.get(action.node)
@@ -735,7 +690,7 @@ class Coordinator:
         if member is not None:
             self._spawn(self._drop(member, PlanKey(self.epoch, action.generation)))
 
-    async def _drop(self, member: _Member, key: PlanKey) -> None:
+    async def _drop(self, member: Member, key: PlanKey) -> None:
         try:
             await member.link.request(Drop(key))
         except MeshError as error:
@@ -806,7 +761,7 @@ class Coordinator:
             if call.program == deployment.program:
                 call.report.begins(generation)
 
-    def _finish_report(self, call: _Call, generation: int, deployment: _Deployment) -> None:
+    def _finish_report(self, call: Call, generation: int, deployment: Deployment) -> None:
         report = call.report
         report.seconds = self._now() - call.began_s
         report.generation = generation
@@ -837,21 +792,6 @@ class Coordinator:
     def _find_blob(self, address: bytes) -> memoryview | None:
         found = self._blobs.get(address)
         return None if found is None else tensor_bytes(found[0])
-
-
-def lost_node(name: str, change: Transition, health: HealthConfig) -> NodeLost:
-    """The error of calls that a death ended, which says what to turn where the worker was only slow."""
-    message = f"worker {name} is gone: {change.reason}"
-    if change.cause is Cause.CLOSED:
-        return NodeLost(message, node=name)
-    return NodeLost(
-        message,
-        node=name,
-        cause=f"last seen {change.silent_s:.2f} s before; the node time-out is {health.node_timeout_s:g} s",
-        next_step="If it was only slow, allow more: --node-timeout {0:g}, or Mesh.builder().node_timeout({0:g})".format(
-            2 * health.node_timeout_s
-        ),
-    )
 
 
 def _type_of(value: Value) -> TensorType:

@@ -171,7 +171,7 @@ class WorkerState:
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that follow from `event`, to be performed in order.  `now` is in monotonic seconds."""
         actions: list[Action] = self._handlers[type(event)](event, now)
-        return actions
+        return [*actions, *self._dispatch(now)]
 
     def next_deadline(self) -> float | None:
         """When a Tick is due, or None."""
@@ -392,7 +392,7 @@ class WorkerState:
         plan.waiting_parts.discard(part)
         if plan.deployed:  # a new engine host has it again
             self._devices[plan.parts[part].device].preparing.discard(event.prepared)
-            return self._dispatch(now)
+            return []
         plan.compile_s += event.compile_s
         plan.compiled += 1
         plan.from_cache += event.from_cache
@@ -406,7 +406,7 @@ class WorkerState:
             self._graphs.forget(plan.parts[part].graph)
         event.error.part = str(part)
         self._expect_loss(plan.parts[part].device, event.error)
-        return [*self._fail_deploy(plan, event.error, now), *self._dispatch(now)]
+        return self._fail_deploy(plan, event.error, now)
 
     def _preparing(self, prepared: int) -> tuple[Plan | None, int]:
         key, part = self._prepared.get(prepared, (None, 0))
@@ -483,13 +483,13 @@ class WorkerState:
         actions: list[Action] = []
         for part, slot, tensor in (*event.feeds, *self._early.take(event.plan, event.step)):
             actions += self._arrive(plan, event.step, part, slot, tensor, now)
-        return [*actions, *self._dispatch(now), *self._finish_if_done(plan, event.step, now)]
+        return [*actions, *self._finish_if_done(plan, event.step, now)]
 
     def _tensor_arrived(self, event: TensorArrived, now: float) -> list[Action]:
         plan = self._plans.get(event.plan)
         step = plan.steps.get(event.step) if plan else None
         if plan is not None and step is not None:
-            return [*self._arrive(plan, event.step, event.part, event.slot, event.tensor, now), *self._dispatch(now)]
+            return self._arrive(plan, event.step, event.part, event.slot, event.tensor, now)
         owned = self.owner is not None and event.plan.epoch == self.owner.epoch and event.plan not in self._dropped
         if not owned or (plan is not None and event.step in plan.closed):
             self._tell(now, f"stale tensor for {_label(event.plan)} step {event.step} part {event.part}", routine=True)
@@ -557,13 +557,13 @@ class WorkerState:
     def _part_executed(self, event: PartExecuted, now: float) -> list[Action]:
         plan, number, part = self._end_run(event.run)
         if plan is None:
-            return [*_release_all(event.outputs), *self._dispatch(now)]
+            return _release_all(event.outputs)
         step = plan.steps[number]
         step.done.append(PartRun(part, event.compute_s, step.wait_s[part]))
         actions: list[Action] = []
         for route, made in zip(plan.routes[part], event.outputs, strict=True):
             actions += self._route(plan, number, route, made, now)
-        return [*actions, *self._dispatch(now), *self._finish_if_done(plan, number, now)]
+        return [*actions, *self._finish_if_done(plan, number, now)]
 
     def _route(self, plan: Plan, number: int, route: Route, made: Made, now: float) -> list[Action]:
         step = plan.steps[number]
@@ -591,10 +591,10 @@ class WorkerState:
                 self._expect_loss(index, event.error)
         plan, number, part = self._end_run(event.run)
         if plan is None:
-            return self._dispatch(now)
+            return []
         event.error.part = str(part)
         self._tell(now, f"part {part} of {_label(plan.key)} step {number} failed: {event.error}")
-        return [*self._close_step(plan, number, event.error), *self._dispatch(now)]
+        return self._close_step(plan, number, event.error)
 
     def _end_run(self, run: int) -> tuple[Plan | None, int, int]:
         """The device is free; the plan is None if nobody waits for this run any more."""
@@ -621,7 +621,7 @@ class WorkerState:
             return []
         self._tell(now, f"a push of {_label(plan.key)} step {number} failed: {event.error}")
         plan.steps[number].pushes.discard(event.push)
-        return [*self._close_step(plan, number, event.error), *self._dispatch(now)]
+        return self._close_step(plan, number, event.error)
 
     def _finish_if_done(self, plan: Plan, number: int, now: float) -> list[Action]:
         step = plan.steps.get(number)
@@ -646,8 +646,7 @@ class WorkerState:
         if event.step not in plan.steps:  # the Run is still on its way
             plan.closed.add(event.step)
             return actions
-        actions += self._close_step(plan, event.step, Cancelled("the step was cancelled"))
-        return actions + self._dispatch(now)
+        return actions + self._close_step(plan, event.step, Cancelled("the step was cancelled"))
 
     def _close_step(self, plan: Plan, number: int, error: MeshError) -> list[Action]:
         """End a step early: nothing more is dispatched, its tensors are freed, its Run is refused with `error`."""
@@ -676,7 +675,7 @@ class WorkerState:
         if number is None:
             plan.request = None
             return self._drop(plan, Cancelled("the deploy was cancelled"))
-        return [*self._close_step(plan, number, Cancelled("the step was cancelled")), *self._dispatch(now)]
+        return self._close_step(plan, number, Cancelled("the step was cancelled"))
 
     # -- devices that are lost
 
@@ -707,7 +706,7 @@ class WorkerState:
                 plan.waiting_parts.add(part)
         if device.repair.given_up:
             actions += self._give_up(event, now)
-        return [*actions, *self._restart_hosts(now), *self._dispatch(now)]
+        return [*actions, *self._restart_hosts(now)]
 
     def _fail_run(self, event: HostLost, device: Lane, now: float) -> list[Action]:
         """The part that ran may be what did it, so it is named, and not tried again here."""
@@ -752,7 +751,7 @@ class WorkerState:
             actions += self._prepare_if_fetched(plan, now)
             if plan.deployed:
                 device.preparing |= set(plan.prepared.values()) - before
-        return [*actions, *self._dispatch(now)]
+        return actions
 
     # -- the end
 

@@ -2,11 +2,13 @@
 
 The machines of workers and coordinators are the real ones; here each is wrapped so that it is validated after every
 event, and so that what only shows across nodes is checked too.  A broken invariant is an AssertionError, raised where
-it happened; the cluster adds what led to it.
+it happened and remembered, since a shell may go on after it; `verdict` raises the first again.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from coordinator.state import CoordinatorState
@@ -20,6 +22,7 @@ class Referee:
 
     def __init__(self) -> None:
         self.events = 0
+        self.broken: list[Exception] = []
         self._running: dict[tuple[PlanKey, int, int], str] = {}  # who runs a part of a step
         self._workers: dict[str, set[tuple[PlanKey, int, int]]] = {}
         self._epochs: dict[str, int] = {}  # the newest coordinator each worker obeyed
@@ -30,9 +33,10 @@ class Referee:
 
         class Watched(WorkerState):
             def handle(self, event: Event, now: float) -> list[Any]:
-                actions = super().handle(event, now)
-                self.validate()
-                referee.saw_worker(name, self)
+                with referee.watching():
+                    actions = super().handle(event, now)
+                    self.validate()
+                    referee.saw_worker(name, self)
                 return actions
 
         return Watched
@@ -43,12 +47,27 @@ class Referee:
 
         class Watched(CoordinatorState):
             def handle(self, event: Any, now: float) -> list[Any]:
-                actions = super().handle(event, now)
                 referee.events += 1
-                self.validate()
+                with referee.watching():
+                    actions = super().handle(event, now)
+                    self.validate()
                 return actions
 
         return Watched(alone_s)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """What a machine raises is remembered."""
+        try:
+            yield
+        except Exception as error:
+            self.broken.append(error)
+            raise
+
+    def verdict(self) -> None:
+        """Raise the first broken invariant, if any was."""
+        if self.broken:
+            raise self.broken[0]
 
     def saw_worker(self, name: str, state: WorkerState) -> None:
         """One owner per task and generation; no coordinator that was replaced is obeyed again."""

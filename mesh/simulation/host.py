@@ -81,7 +81,7 @@ class SimulatedHost:
         self._watchdog = Watchdog(config.host_beat_s, config.host_silence_s, config.part_s_max, config.stop_s_max)
         self._checker: asyncio.TimerHandle | None = None  # only while it owes an answer: an idle one is not simulated
         self._took_s = 0.0  # what is under way, or was last
-        self._work: dict[int, float] = {}  # seconds of what is prepared
+        self._work: dict[int, tuple[int, int]] = {}  # flops and bytes of what is prepared
         self._ops: dict[int, set[str]] = {}
         self._over = False
 
@@ -151,11 +151,11 @@ class SimulatedHost:
                 graph = decode_graph(message.encoded, expected_hash=message.graph)
                 moved = sum(kind.size_bytes for kind in graph.types)
                 flops = sum(graph.flops_of(index) for index in range(len(graph.nodes)))
-                self._work[message.prepared] = self._machine.seconds(flops, moved)
+                self._work[message.prepared] = flops, moved
                 self._ops[message.prepared] = {node.op for node in graph.nodes}
                 return COMPILE_S * self._machine.slower
             case hm.ExecutePart():
-                return self._work.get(message.prepared, 0.0) + ANSWER_S
+                return self._machine.seconds(*self._work.get(message.prepared, (0, 0))) + ANSWER_S
             case hm.Unprepare():
                 self._work.pop(message.prepared, None)
                 self._ops.pop(message.prepared, None)

@@ -60,6 +60,7 @@ STANDARD_DOORS = {"sqlite3": {"coordinator/journal.py"}, "ssl": {"wire/security.
 PURE = (
     "coordinator/cost.py",
     "coordinator/dispatch.py",
+    "coordinator/explain.py",
     "coordinator/health.py",
     "coordinator/jobs.py",
     "coordinator/memory.py",
@@ -72,6 +73,7 @@ PURE = (
     "coordinator/report.py",
     "coordinator/roster.py",
     "coordinator/state.py",
+    "coordinator/stragglers.py",
     "coordinator/tokens.py",
     "wire/address.py",
     "wire/adverts.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,16 +28,25 @@ ALONE_S = 5.0
 Fault = Callable[["Chaos"], Awaitable[None]]
 
 
-def simulate(scenario: Callable[[Cluster], Awaitable[object]], workers: int = 3, seed: int = 0) -> str:
-    """Run a scenario on a new cluster to its end; the transcript.  A failure shows it too."""
+def simulate(
+    scenario: Callable[[Cluster], Awaitable[object]],
+    workers: int = 3,
+    seed: int = 0,
+    devices: Sequence[Device] = (),
+) -> str:
+    """Run a scenario on a new cluster to its end; the transcript.  A failure shows it too.
+
+    Without `devices` every worker has one whose parts take up to 0.3 s.
+    """
 
     async def run() -> str:
         config = CoordinatorConfig("sim", "me", alone_s=ALONE_S)
         chance = random.Random(seed)
-        devices = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]  # parts take up to 0.3 s
-        async with Cluster(config, devices, seed) as cluster:
+        any_speed = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]
+        async with Cluster(config, devices or any_speed, seed) as cluster:
             try:
                 await scenario(cluster)
+                cluster.referee.verdict()
             except BaseException as error:
                 error.add_note(cluster.transcript())
                 raise

@@ -1,0 +1,34 @@
+"""Errors that explain: where something happened, what was computed there, and what to do about it.  Pure."""
+
+from __future__ import annotations
+
+from wire.errors import DeviceLost, MeshError, NodeLost
+
+from . import dispatch
+from .health import Cause, HealthConfig, Transition
+from .plan import Plan
+
+
+def explain(error: MeshError, name: str, node: str, plan: Plan | None) -> frozenset[str]:
+    """Complete the error of the worker `name` for people.  If an engine host died of it: what that was computing."""
+    error.node = error.node or name
+    if plan is None or not error.part.isdigit():
+        return frozenset()
+    work = dispatch.work_of(plan, node, int(error.part))
+    error.op = error.op or dispatch.work_text(work)
+    return work if isinstance(error, DeviceLost) else frozenset()
+
+
+def lost_node(name: str, change: Transition, health: HealthConfig) -> NodeLost:
+    """The error of calls that a death ended, which says what to turn where the worker was only slow."""
+    message = f"worker {name} is gone: {change.reason}"
+    if change.cause is Cause.CLOSED:
+        return NodeLost(message, node=name)
+    return NodeLost(
+        message,
+        node=name,
+        cause=f"last seen {change.silent_s:.2f} s before; the node time-out is {health.node_timeout_s:g} s",
+        next_step="If it was only slow, allow more: --node-timeout {0:g}, or Mesh.builder().node_timeout({0:g})".format(
+            2 * health.node_timeout_s
+        ),
+    )

@@ -1,0 +1,53 @@
+"""What the coordinator's shell keeps of a worker, of a deployed plan and of a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.link import Link
+from wire.messages import Deployed, Joined, Ran
+
+from .plan import Plan
+from .profile import WorkerProfile
+from .program import Program
+from .report import CallReport
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that joined."""
+
+    link: Link
+    joined: Joined
+    profile: WorkerProfile
+    graphs: set[bytes] = field(default_factory=set)  # encodings this link already carried
+    blobs: set[bytes] = field(default_factory=set)  # content this worker is known to hold
+    leaving: bool = False
+
+
+@dataclass(slots=True)
+class Deployment:
+    """A plan on its way to its workers, or there."""
+
+    program: Program
+    plan: Plan | None = None
+    feeds: dict[str, tuple[tuple[int, int, str], ...]] = field(default_factory=dict)
+    results: dict[str, Deployed] = field(default_factory=dict)
+    reported: bool = False  # its weight bytes stand in a call's report
+
+
+@dataclass(slots=True)
+class Call:
+    """A call in progress."""
+
+    program: Program
+    inputs: Mapping[str, NDArray[Any]]
+    future: asyncio.Future[list[NDArray[Any]]]
+    report: CallReport
+    began_s: float
+    ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
