@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from support.links import Recorder, node
+from support.simulated import simulate as simulate_mesh
 
+from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
 from wire.endpoint import Endpoint
-from wire.errors import Busy, ConnectFailed, MeshError
+from wire.errors import Busy, ConnectFailed, MeshError, NodeLost
 from wire.link import Link
 from wire.redial import stay_linked
 from wire.watch import ANSWER_DOUBTFUL_S, ANSWER_S, IDLE_S, TICK_S, LinkWatch
@@ -176,3 +178,24 @@ def test_a_node_that_moved_replaces_its_old_link_at_once() -> None:
         assert old.closed and hub.links["id-wifi"] is not old
 
     simulate(scenario)
+
+
+def test_a_worker_looks_for_the_coordinator_that_dialled_it_and_finds_it_again() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.coordinator.endpoint.listen(COORDINATOR, PORT, PORT)
+        cluster.kill("sim-0")
+        await asyncio.sleep(1)
+        cluster.start("sim-0")
+        await until(lambda: "sim-0" in alive(cluster), 10.0)
+        cluster.coordinator.forget("sim-0", PORT)
+        for _ in range(3):
+            node_id = next(node.node_id for node in cluster.coordinator.nodes() if node.name == "sim-0")
+            cluster.coordinator.endpoint.links[node_id].fail(NodeLost("a fault"))
+            await until(lambda: "sim-0" not in alive(cluster), 1.0)
+            await until(lambda: "sim-0" in alive(cluster), 10.0)
+
+    simulate_mesh(scenario)
+
+
+def alive(cluster: Cluster) -> set[str]:
+    return {node.name for node in cluster.coordinator.nodes() if node.state == "healthy"}
