@@ -13,6 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from wire.address import LAST_PORT, PORT
+from wire.alone import ALONE_S
 from wire.limits import GIB
 
 APP = "graph-mesh"
@@ -38,6 +39,7 @@ class WorkerConfig:
     blob_memory_bytes_max: int = 4 * GIB  # of content that is not kept on disk
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
     discoverable: bool = True  # announce this worker by mDNS
+    alone_s: float = ALONE_S  # without a coordinator for so long: one warning that says what to do
     announce_json: bool = False  # print one line of JSON on stdout once ready: for programs that start workers
     exit_with_stdin: bool = False  # leave when stdin closes: for workers that belong to the process that started them
     parent_pid: int = 0  # leave when this is no longer the parent; 0: do not watch

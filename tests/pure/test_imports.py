@@ -78,6 +78,7 @@ PURE = (
     "wire/address.py",
     "wire/adverts.py",
     "wire/allowed.py",
+    "wire/alone.py",
     "wire/backoff.py",
     "wire/codec.py",
     "wire/dtypes.py",

@@ -13,6 +13,7 @@ from support.simulated import simulate as simulate_mesh
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
+from wire.alone import ALONE_S
 from wire.endpoint import Endpoint
 from wire.errors import Busy, ConnectFailed, MeshError, NodeLost
 from wire.link import Link
@@ -199,3 +200,20 @@ def test_a_worker_looks_for_the_coordinator_that_dialled_it_and_finds_it_again()
 
 def alive(cluster: Cluster) -> set[str]:
     return {node.name for node in cluster.coordinator.nodes() if node.state == "healthy"}
+
+
+def test_a_worker_alone_for_long_warns_once_and_again_only_after_somebody_wanted_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for _ in range(2):
+            cluster.silence("sim-0")
+            await asyncio.sleep(5 * ALONE_S)
+            cluster.heal()
+            await until(lambda: "sim-0" in alive(cluster), 60.0)
+            await asyncio.sleep(ALONE_S)
+
+    simulate_mesh(scenario)
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("no coordinator in")]
+    assert len(said) == 2
+    assert all("sim-0:7100" in each and "mDNS is off" in each for each in said)
