@@ -18,9 +18,10 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wire.address import parse_address
+from wire.alone import alone
 from wire.dtypes import dtype_named
 from wire.errors import (
     BlobCorrupt,
@@ -81,6 +82,9 @@ from .reports import memory_bytes_of, report_of, without_ops
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
 from .tensors import bytes_of, header_of, host_input_of, is_here, push_header_of, tensor_of
+
+if TYPE_CHECKING:
+    from wire.discovery import Announcer
 
 log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
@@ -149,6 +153,8 @@ class Daemon:
         self._pushing: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._seeking: asyncio.Task[None] | None = None  # for the coordinator whose link ended
+        self._announcer: Announcer | None = None
+        self._failures: dict[str, str] = {}  # why an address was not reached when it was last dialled
         self._coordinator: Identity | None = None  # whose worker this is, or was last
         self._arriving: dict[int, str] = {}  # id of a stream's buffer -> name of its file
         self._ticker: asyncio.TimerHandle | None = None
@@ -201,6 +207,8 @@ class Daemon:
         self._spawn(watch.run())
         for peer in self._config.peers:
             self._spawn(self._stay_linked((peer,)))
+        if not self._config.exit_with_stdin:
+            self._spawn(self._tell_if_alone())
         if self._config.discoverable:
             self._spawn(self._advertise(port))
         await self._watch_parent()
@@ -463,13 +471,30 @@ class Daemon:
             self._seeking = self._spawn(self._stay_linked(owner.addresses))
 
     async def _stay_linked(self, addresses: Sequence[str]) -> None:
-        await stay_linked(self._endpoint, lambda: addresses)
+        def failed(error: MeshError) -> None:
+            self._failures[addresses[0]] = str(error)
+
+        await stay_linked(self._endpoint, lambda: addresses, failed=failed)
+
+    async def _tell_if_alone(self) -> None:
+        """One warning when nobody wanted this worker for a while, and another only after somebody did."""
+        since_s, told, alone_s = self._loop.time(), False, self._config.alone_s
+        while True:
+            await asyncio.sleep(alone_s / 10)
+            waited_s = self._loop.time() - since_s
+            if self._state is not None and self._state.owner is not None:
+                since_s, told = self._loop.time(), False
+            elif not told and waited_s >= alone_s:
+                told = True
+                tallies = self._announcer.tallies if self._announcer else ()
+                failures = {peer: self._failures[peer] for peer in self._config.peers if peer in self._failures}
+                log.warning("%s", alone(waited_s, self._endpoint.identity.addresses, tallies, failures))
 
     async def _advertise(self, port: int) -> None:
         """Announce this worker by mDNS until the end."""
         from wire.discovery import Announcer  # loads zeroconf, which the worker is ready without
 
-        async with Announcer(self._identity, port):
+        async with Announcer(self._identity, port) as self._announcer:
             await self._stopped
 
     # -- actions: answers
