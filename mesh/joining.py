@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator
 from wire.address import parse_address
 from wire.adverts import Candidate
 from wire.discovery import Browser
+from wire.errors import MeshError
 from wire.lookout import Lookout
 
 log = logging.getLogger("graph_mesh.joining")
@@ -22,15 +23,22 @@ class AutoJoin:
     """Joins every announced worker of the coordinator's mesh until closed.
 
     Members give the `key` that their mesh knows adverts by, and the `interfaces` to use, if not all.  One that is busy,
-    or about to listen, is asked again for as long as it announces itself.
+    or about to listen, is asked again for as long as it announces itself; `imposter(where, error)` hears of those who
+    are no members.
     """
 
-    def __init__(self, coordinator: Coordinator, key: bytes | None = None, interfaces: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        key: bytes | None = None,
+        interfaces: Sequence[str] = (),
+        imposter: Callable[[str, MeshError], object] | None = None,
+    ) -> None:
         self._coordinator = coordinator
         self._joined: dict[str, tuple[str, int]] = {}  # label -> where it was dialled
         self._changed = asyncio.Event()
         browser = Browser(key or coordinator.config.mesh, on_gone=self._gone, role="worker", interfaces=interfaces)
-        self._lookout = Lookout(browser, self._join, lambda candidate: candidate.label not in self._joined, "join")
+        self._lookout = Lookout(browser, self._join, self._wanted, "join", imposter)
 
     @property
     def joined(self) -> int:
@@ -58,6 +66,9 @@ class AutoJoin:
 
     async def close(self) -> None:
         await self._lookout.close()
+
+    def _wanted(self, candidate: Candidate) -> bool:
+        return candidate.label not in self._joined
 
     async def _join(self, candidate: Candidate) -> None:
         endpoint = self._coordinator.endpoint

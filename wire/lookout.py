@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from .adverts import Candidate
 from .discovery import Browser
 from .endpoint import Endpoint
-from .errors import MeshError
+from .errors import MeshError, NotTrusted
 
 log = logging.getLogger("graph_mesh.discovery")
 
@@ -23,8 +23,8 @@ LINES_PER_MINUTE_MAX = 20  # of failures: whoever has the discovery key may anno
 class Lookout:
     """Calls `dial(candidate)` for every candidate that is `wanted`, at once and then every few seconds.
 
-    A MeshError of a dial is told once, with what the candidate failed to do, and is
-    final unless it says to retry.
+    A MeshError of a dial is told once, with the `aim` that was missed, and is final unless it says to retry.
+    `imposter(where, error)` hears of those who are not whom they announced.
     """
 
     def __init__(
@@ -33,10 +33,11 @@ class Lookout:
         dial: Callable[[Candidate], Awaitable[object]],
         wanted: Callable[[Candidate], bool],
         aim: str,
+        imposter: Callable[[str, MeshError], object] | None = None,
     ) -> None:
         self.browser = browser
         self.failures: dict[str, MeshError] = {}  # of candidates that are there, by label
-        self._dial, self._wanted, self._aim = dial, wanted, aim
+        self._dial, self._wanted, self._aim, self._imposter = dial, wanted, aim, imposter
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._lines: deque[float] = deque(maxlen=LINES_PER_MINUTE_MAX)
         self._task: asyncio.Task[None] | None = None
@@ -87,6 +88,8 @@ class Lookout:
             self._lines.append(now_s)
             where = " and ".join(candidate.addresses)
             log.warning("%s announced itself but did not %s: %s", where, self._aim, error)
+            if isinstance(error, NotTrusted) and self._imposter is not None:
+                self._imposter(where, error)
 
 
 def look_for(endpoint: Endpoint, key: bytes, role: str, interfaces: Sequence[str] = ()) -> Lookout:

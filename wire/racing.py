@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from .errors import ConfigError, ConnectFailed, MeshError
+from .errors import ConfigError, ConnectFailed, MeshError, NotTrusted
 
 T = TypeVar("T")
 
@@ -79,4 +79,6 @@ def _all_failed(failures: Mapping[str, MeshError]) -> MeshError:
         return next(iter(failures.values()))
     causes = "; ".join(f"{address}: {error.cause or error.message}" for address, error in failures.items())
     next_step = next(error.next_step for error in failures.values() if not isinstance(error, ConfigError))
+    if all(isinstance(error, NotTrusted) for error in failures.values()):
+        return NotTrusted(f"no node of this mesh is at any of {', '.join(failures)}", cause=causes, next_step=next_step)
     return ConnectFailed(f"no node answers at any of {', '.join(failures)}", cause=causes, next_step=next_step)
