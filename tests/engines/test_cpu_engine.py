@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.values import ordinary
 
-from wire.dtypes import F32
+from wire.dtypes import F32, F64
 from wire.errors import ExecuteFailed, InputError, MeshError, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph
 from worker.cpu import CpuEngine, evaluate
@@ -127,3 +127,12 @@ def test_the_device_is_measured() -> None:
 def test_the_memory_budget_is_the_owners_or_half_the_machine() -> None:
     assert CpuEngine(memory_bytes=123).info.memory_bytes == 123
     assert CpuEngine().info.memory_bytes > MIB
+
+
+@pytest.mark.parametrize(("value", "rounded"), [(1.00390625, 1.0), (1.0039062500001, 1.0078125), (0.5, 0.5)])
+def test_a_computed_scalar_is_cast_to_bf16_as_an_array_is(value: float, rounded: float) -> None:
+    builder = GraphBuilder()
+    negated = builder.add("neg", builder.input("x", (), F64))
+    graph = builder.build([builder.add("cast", negated, dtype="bf16")])
+    (found,) = evaluate(graph, {"x": np.asarray(value)}, {})
+    assert (str(found.dtype), float(found)) == ("bfloat16", -rounded)
