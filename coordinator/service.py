@@ -1,7 +1,7 @@
 """What a coordinator daemon answers its clients: jobs, previews, nodes.
 
-The shell around `jobs.py`: it performs what the table decides, runs jobs on a Coordinator, moves their tensors, and
-with a Keeper keeps them across restarts.  Any number of clients; a client's jobs are its own unless detached, and end
+The shell around `jobs.py`: it performs what the table decides, runs jobs on a Coordinator, moves their tensors, and has
+a Keeper keep them across restarts.  Any number of clients; a client's jobs are its own unless detached, and end
 with it.
 """
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from wire.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
-from wire.errors import Cancelled, InputError, MeshError, StorageError
+from wire.errors import Cancelled, InputError, MeshError, NotDurable, StorageError
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
 from wire.messages import (
@@ -90,12 +90,12 @@ class JobService:
     def __init__(
         self,
         coordinator: Coordinator,
-        table: JobTable | None = None,
-        keeper: Keeper | None = None,
+        table: JobTable,
+        keeper: Keeper,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._coordinator = coordinator
-        self._table = table or JobTable()
+        self._table = table
         self._keeper = keeper
         self._wall = wall  # Unix time
         self._loop = asyncio.get_running_loop()
@@ -151,15 +151,14 @@ class JobService:
         return addresses
 
     async def close(self) -> None:
-        """End every job's work.  Jobs that are kept go on at the next start; others are cancelled."""
+        """End every job's work; the next start goes on with it."""
         self._closing = True
         tasks = [*self._running.values(), self._timer]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*self._saving, return_exceptions=True)
-        if self._keeper is not None:
-            await self._keeper.close()
+        await self._keeper.close()
 
     # -- answers
 
@@ -221,7 +220,7 @@ class JobService:
 
     async def _recall(self, job: Job) -> None:
         """Have a job's details in memory."""
-        if job.shrunk and self._keeper is not None:
+        if job.shrunk:
             fields = await self._keeper.read(job.job)
             if job.shrunk:  # still
                 self._table.recall(job, fields)
@@ -274,22 +273,25 @@ class JobService:
         task.add_done_callback(self._saving.discard)
 
     def _note(self, note: Note) -> None:
-        if self._keeper is not None:
-            self._keeper.note(note.job.job, note.kind)
+        self._keeper.note(note.job.job, note.kind)
 
     async def _save(self, save: Save) -> None:
-        job, kept = save.job, None
+        job = save.job
         try:
-            if self._keeper is not None:
-                kept = await self._keeper.save(job.job, save.kind, save.fields, _values(save))
+            kept = await self._keeper.save(job.job, save.kind, save.fields, _values(save))
         except StorageError as error:
             log.error("job %s: %s", job.job, error)
             self._feed(self._table.not_saved(save, self._wall(), error))
             return
+        except Exception as error:  # as above
+            log.exception("keeping job %s failed", job.job)
+            failure = NotDurable("the job could not be kept", cause=f"{type(error).__name__}: {error}")
+            self._feed(self._table.not_saved(save, self._wall(), failure))
+            return
         if save.kind == "ended" and kept:
             job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
         self._feed(self._table.saved(save, self._wall()))
-        if save.kind == "ended" and self._keeper is not None:
+        if save.kind == "ended":
             self._remember(job)
 
     def _start_running(self, start: Start) -> None:
@@ -303,6 +305,9 @@ class JobService:
         del self._running[job.job]
         if task.cancelled():  # before it began, and so it could not say so itself
             self._ran(job, {}, "", Cancelled("the job was cancelled"))
+        elif (error := task.exception()) is not None:  # a fault of ours must end the waits for the job
+            log.error("running job %s failed", job.job, exc_info=error)
+            self._ran(job, {}, "", MeshError("the job could not be run", cause=f"{type(error).__name__}: {error}"))
 
     async def _run(self, job: Job) -> None:
         error: MeshError | None = None
@@ -327,7 +332,7 @@ class JobService:
         self._ran(job, outputs, report, error)
 
     def _ran(self, job: Job, outputs: Mapping[str, NDArray[Any]], report: str, error: MeshError | None) -> None:
-        if error is not None and self._closing and self._keeper is not None:
+        if error is not None and self._closing:
             return  # the next start runs it again
         self._feed(self._table.ran(job, self._wall(), outputs, report, error))
 
@@ -394,7 +399,6 @@ class JobService:
     # -- values of before
 
     async def _kept_work(self, job: Job) -> _Work:
-        assert self._keeper is not None
         kept, load = job.kept, self._keeper.load
         graph = decode_graph(bytes(await load(kept["graph"])))
         inputs = {name: tensor_from(await load(leaf), graph.input_types[name]) for name, leaf in kept["inputs"].items()}
@@ -410,7 +414,6 @@ class JobService:
         return _Work(graph, kept["strategy"], inputs, params, consts)
 
     async def _kept_outputs(self, job: Job) -> dict[str, NDArray[Any]]:
-        assert self._keeper is not None
         outputs = {}
         for each in job.kept["outputs"]:
             kind = TensorType(tuple(each["shape"]), dtype_named(each["dtype"]))
@@ -452,7 +455,7 @@ class JobService:
     async def _keep_workers(self, workers: Sequence[NodeView]) -> None:
         """Who is here now, for the next start."""
         rows = [{"node_id": worker.node_id, "addresses": list(worker.addresses)} for worker in workers]
-        if self._keeper is None or rows == self._workers_kept or not rows:
+        if rows == self._workers_kept or not rows:
             return  # when all are gone it is more likely that the network is
         try:
             await self._keeper.save(WORKERS, "workers", {"workers": rows})

@@ -240,7 +240,7 @@ class Remote:
                     self._link = await self._endpoint.dial(*self._address, timeout_s=DIAL_TIMEOUT_S)
                     return self._link
                 except MeshError as error:
-                    if time.monotonic() + wait_s > deadline_s:
+                    if not error.retry or time.monotonic() + wait_s > deadline_s:
                         raise NodeLost(
                             f"the coordinator is gone, and did not come back within {RETURN_S:g} s",
                             cause=str(error),
