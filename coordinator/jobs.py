@@ -335,6 +335,18 @@ class JobTable:
         """Add a line to the job's log."""
         self._tell(self.get(job), now, text)
 
+    def validate(self) -> None:
+        """AssertionError if the state contradicts itself; tests call it after every event."""
+        for name, job in self._jobs.items():
+            assert job.job == name
+            assert job.state != "queued" or job.accepted, f"{name} waits to run and was not accepted"
+            assert job.state != "running" or job.accepted, f"{name} runs and was not accepted"
+            assert job.state not in FINAL or (job.state == job.final and job.work is None), f"{name} is over and is not"
+            assert not job.shrunk or (job.state in FINAL and job.accepted), f"{name} is nowhere but in memory"
+            assert not job.forgetting or job.state in FINAL, f"{name} is forgotten while it runs"
+        running = sum(job.state == "running" for job in self._jobs.values())
+        assert running <= self.limits.running_max, f"{running} jobs run"
+
     # -- helpers
 
     def _over(self, job: Job, now: float) -> list[Action]:

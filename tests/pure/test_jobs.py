@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 
-from coordinator.jobs import Action, Job, JobLimits, JobTable, Note, Save, Start, Stop
+from coordinator.jobs import FINAL, Action, Job, JobLimits, JobTable, Note, Save, Start, Stop
 from wire.errors import Busy, Cancelled, ExecuteFailed, InputError, MeshError, NotDurable
 
 LIMITS = JobLimits(
@@ -44,6 +45,7 @@ class Story:
         self.do(self.table.tick(now))
 
     def do(self, actions: list[Action]) -> None:
+        self.table.validate()
         for action in actions:
             self.told.append(f"{type(action).__name__} {action.job.job}")
             if isinstance(action, Save) and self.full:
@@ -295,3 +297,124 @@ def test_a_job_that_was_never_accepted_is_dropped_without_an_entry() -> None:
     story.do(story.table.refused(job, 0.0, InputError("no")))
     story.at(10.0)
     assert (story.told, story.journal) == (["Tell a", "Free a"], [])
+
+
+# -- any order of events
+
+
+NAMES = ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_no_order_of_events_loses_a_job_or_changes_an_answer(seed: int) -> None:
+    """A table over a journal that refuses and is slow; it is killed at any time, and what it said still holds."""
+    world = World(random.Random(seed))
+    for _ in range(120):
+        world.event()
+        world.table.validate()
+    world.settle()
+    for name in world.promised:
+        job = world.table.get(name)
+        assert job.state in FINAL
+    world.check()
+
+
+class World:
+    """A JobTable, a journal that is a list, and clients who remember what they were told."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.now = 0.0
+        self.limits = JobLimits(running_max=2, keep_s=1e9, grace_s=3.0, retry_s=1.0, gather_s=2.0)
+        self.journal: list[tuple[str, str, Any]] = []
+        self.promised: set[str] = set()
+        self.answers: dict[str, str] = {}
+        self.table = JobTable(self.limits)
+        self.saving: list[Save] = []
+        self.running: list[Job] = []
+
+    def event(self) -> None:
+        self.now += self.rng.uniform(0, 0.5)
+        moves = (self.submit, self.save, self.save, self.save, self.refuse, self.run, self.run, self.cancel)
+        self.rng.choice((*moves, self.leave, self.come, self.tick, self.tick, self.crash))()
+
+    def do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Save):
+                self.saving.append(action)
+            elif isinstance(action, Note):
+                self.journal.append((action.job.job, action.kind, {}))
+            elif isinstance(action, Start):
+                assert action.job not in self.running
+                self.running.append(action.job)
+            elif isinstance(action, Stop):
+                self.running.remove(action.job)
+                self.do(self.table.ran(action.job, self.now, error=Cancelled("stopped")))
+            elif action.job.accepted:
+                self.promised.add(action.job.job)
+        self.check()
+
+    def check(self) -> None:
+        """Who asks hears the same as before, once the end is kept."""
+        for name in self.promised:
+            job = self.table.get(name)
+            if job.state in FINAL and job.retry_s is None:
+                assert self.answers.setdefault(name, job.state) == job.state, f"{name} was answered differently"
+        assert self.promised >= self.answers.keys()
+
+    def submit(self) -> None:
+        name = self.rng.choice(NAMES)
+        job = self.table.submit(Job(name, "", self.rng.choice("xy"), self.rng.random() < 0.5, self.now, "content"))
+        if job.state == "arriving" and all(save.job is not job for save in self.saving):
+            fails = self.rng.random() < 0.2
+            error = InputError("the client went away")
+            self.do(self.table.refused(job, self.now, error) if fails else self.table.arrived(job, self.now, "work"))
+
+    def save(self) -> None:
+        if self.saving:
+            save = self.saving.pop(0)
+            self.journal.append((save.job.job, save.kind, json.loads(json.dumps(save.fields))))
+            self.do(self.table.saved(save, self.now))
+
+    def refuse(self) -> None:
+        if self.saving:
+            self.do(self.table.not_saved(self.saving.pop(0), self.now, NotDurable("the disk is full")))
+
+    def run(self) -> None:
+        if self.running:
+            job = self.running.pop(self.rng.randrange(len(self.running)))
+            self.do(self.table.ran(job, self.now, {"y": 1}))
+
+    def cancel(self) -> None:
+        jobs = [job for job in self.table.all() if job.state not in FINAL]
+        if jobs:
+            self.do(self.table.cancel(self.rng.choice(jobs), self.now))
+
+    def leave(self) -> None:
+        self.do(self.table.left(self.rng.choice("xy"), self.now, self.rng.random() < 0.3))
+
+    def come(self) -> None:
+        self.table.seen(self.rng.choice("xy"))
+
+    def tick(self) -> None:
+        self.do([*self.table.tick(self.now), *self.table.workers(self.now, True, [])])
+
+    def crash(self) -> None:
+        """What was being saved may be on the disk or not; whatever else was in memory is gone."""
+        for save in self.saving[: self.rng.randrange(len(self.saving) + 1)]:
+            self.journal.append((save.job.job, save.kind, json.loads(json.dumps(save.fields))))
+        self.table, self.saving, self.running = JobTable(self.limits), [], []
+        for entry in self.journal:
+            self.table.restore(*entry, self.now)
+        self.table.gather(self.now)
+        self.check()
+
+    def settle(self) -> None:
+        for _ in range(40):
+            self.now += 1.0
+            self.tick()
+            while self.saving:
+                self.save()
+            while self.running:
+                self.run()
+        assert all(job.state in FINAL for job in self.table.all())
