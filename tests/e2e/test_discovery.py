@@ -141,7 +141,7 @@ async def test_what_a_member_announces_names_nobody() -> None:
 @needs_multicast
 async def test_an_interface_that_fails_is_tried_again_for_ever() -> None:
     ghost = [Interface("ghost", ("10.99.99.99",))]
-    seen = [ghost, OSError(errno.EHOSTUNREACH, "no"), ghost]
+    seen = [ghost, OSError(errno.EHOSTUNREACH, "no")]
 
     def look() -> list[Interface]:
         now = seen.pop(0) if seen else []
