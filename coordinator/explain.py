@@ -23,7 +23,7 @@ def lost_node(name: str, change: Transition, health: HealthConfig) -> NodeLost:
     """The error of calls that a death ended, which says what to turn where the worker was only slow."""
     message = f"worker {name} is gone: {change.reason}"
     if change.cause is Cause.CLOSED:
-        return NodeLost(message, node=name)
+        return NodeLost(message, node=name, next_step="Its log says why; start it again with mesh-worker")
     return NodeLost(
         message,
         node=name,

@@ -23,7 +23,7 @@ from wire.address import shown
 from wire.codec import tensor_bytes, tensor_from
 from wire.dtypes import dtype_named
 from wire.endpoint import Endpoint as AnyEndpoint
-from wire.errors import Cancelled, MeshError, NodeLost, ProtocolError, StaleGeneration
+from wire.errors import LOG_LINES_MAX, Cancelled, MeshError, NodeLost, ProtocolError, StaleGeneration
 from wire.exchange import BlobExchange, room_for
 from wire.graph import WireGraph
 from wire.link import Handler, Link
@@ -122,6 +122,7 @@ class Coordinator:
         self.events: list[Event] = []
         self.watchers: list[Callable[[Event], None]] = []
         self.unlinked: list[Callable[[Link, MeshError | None], None]] = []  # told of every link that ends, and why
+        self.last_words: Callable[[int], tuple[str, ...]] = lambda pid: ()  # the log of a lost worker that we started
         self.endpoint = endpoint(identity, self)
         self.blobs = BlobExchange(shared, self._find_blob)
         self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
@@ -402,7 +403,7 @@ class Coordinator:
     def _on_leaving(self, link: Link, body: Leaving) -> None:
         member = self._members.get(link.peer.node_id)
         if member is not None:
-            member.leaving = True
+            member.leaving, member.last_words = True, body.log
         self._tell("leaving", link.peer.node_id, body.reason)
         for line in body.log:
             log.warning("%s: %s", link.peer.name, line)
@@ -455,6 +456,7 @@ class Coordinator:
             self.prober.left(change.node)
             member.link.close(change.reason)
             error = lost_node(member.profile.name, change, self.config.health)
+            error.log_lines = (member.last_words or self.last_words(member.link.peer.pid))[-LOG_LINES_MAX:]
             crashed = change.cause is Cause.CLOSED and not member.leaving
             self._feed(state.NodeGone(change.node, error, self._work_of(change.node) if crashed else {}))
 

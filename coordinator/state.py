@@ -700,6 +700,7 @@ class CoordinatorState:
                     cause=str(call.last_error or ""),
                     next_step="Start mesh-worker on a machine of this mesh",
                 )
+                error.log_lines = call.last_error.log_lines if call.last_error else ()
                 actions += self._reject(call, error)
             elif call.parked_until_s is not None and now >= call.parked_until_s:
                 actions += self._place(call, now)
@@ -710,10 +711,12 @@ class CoordinatorState:
 
 
 def _poison(call: _Call, error: MeshError) -> PoisonTask:
-    return PoisonTask(
+    poison = PoisonTask(
         f"engines or workers died {sum(call.crashes.values())} times while they computed this",
         op=work_text(call.suspects),
         node=error.node,
         cause=str(error),
         next_step="Run the graph without these ops, or on another engine, to see which one does it",
     )
+    poison.log_lines = error.log_lines
+    return poison

@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.errors import ConfigError, ConnectFailed
+from wire.limits import KIB
 from wire.sharedmem import SharedDir
 
 from .gathering import gather_all
 
 READY_TIMEOUT_S = 30.0  # a first start on a cold disk; a warm one takes about one second
 STOP_TIMEOUT_S = 2.5  # SIGTERM gets an orderly exit within 2 s
-LOG_TAIL_BYTES = 4096
+LOG_TAIL_BYTES = 16 * KIB  # some 150 lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class LocalWorkers:
         self._memory_bytes = memory_bytes
         self._folder: SharedDir | None = None
         self._processes: list[asyncio.subprocess.Process] = []
+        self._logs: dict[int, Path] = {}
 
     async def start(self, devices: Sequence[Sequence[str]]) -> list[LocalWorker]:
         """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails."""
@@ -62,6 +64,15 @@ class LocalWorkers:
         except BaseException:
             await self.close()
             raise
+
+    def last_words(self, pid: int) -> tuple[str, ...]:
+        """The last lines that a worker of ours wrote; none for another's."""
+        log = self._logs.get(pid)
+        if log is None:
+            return ()
+        with contextlib.suppress(OSError):
+            return tuple(_tail(log).splitlines())
+        return ()
 
     async def close(self) -> None:
         """End every worker in order, or by force after 2.5 s, and remove their folder."""
@@ -91,14 +102,14 @@ class LocalWorkers:
                 *command, stdin=pipe, stdout=pipe, stderr=errors, env=environment(), start_new_session=True
             )
         self._processes.append(process)
+        self._logs[process.pid] = log
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 return await _ready(process, name)
         except (TimeoutError, ValueError, KeyError):
             await self._await_end(process)
-            text = log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
             raise ConnectFailed(
-                f"local worker {name} did not start (exit code {process.returncode})", node=name, cause=text
+                f"local worker {name} did not start (exit code {process.returncode})", node=name, cause=_tail(log)
             ) from None
 
     async def _await_end(self, process: asyncio.subprocess.Process) -> None:
@@ -108,6 +119,12 @@ class LocalWorkers:
         except TimeoutError:
             _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))
             await process.wait()
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES, 0))
+        return file.read().decode("utf-8", "replace").strip()
 
 
 def _signal(process: asyncio.subprocess.Process, number: int) -> None:

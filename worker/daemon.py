@@ -13,8 +13,6 @@ import json
 import logging
 import math
 import os
-import signal
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -24,6 +22,7 @@ from wire.address import parse_address
 from wire.alone import alone
 from wire.dtypes import dtype_named
 from wire.errors import (
+    LOG_LINES_MAX,
     BlobCorrupt,
     DeviceLost,
     MeshError,
@@ -78,10 +77,11 @@ from . import host_messages as hm
 from .blobs import BlobStore
 from .config import WorkerConfig
 from .devices import BEST, selections
-from .reports import memory_bytes_of, report_of, without_ops
+from .lifelines import watch_parent, watch_signals
+from .reports import devices_text, memory_bytes_of, ready_fields, report_of, without_ops
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
-from .tensors import bytes_of, header_of, host_input_of, is_here, push_header_of, tensor_of
+from .tensors import bytes_of, header_of, host_input_of, is_here, made_of, push_header_of, tensor_of
 
 if TYPE_CHECKING:
     from wire.discovery import Announcer
@@ -90,7 +90,6 @@ log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
 FETCH_S_MIN = 10.0  # a holder that is alive answers within a round trip; this is for one that is not
 FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is tried
-PARENT_CHECK_S = 0.5
 LEAVING_LOG_LINES = 64
 OWNER_ANSWER_S = 10.0  # the machine decides much earlier whether the coordinator is gone
 LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
@@ -195,7 +194,7 @@ class Daemon:
         for peer in self._config.peers:
             parse_address(peer)  # a wrong one must be known now
         if self._surroundings.signals:
-            self._watch_signals()
+            watch_signals(self._loop, self.leave)
         opening = [self._start_host(selection) for selection in selections(self._config.devices)]
         hosts = await asyncio.gather(*opening)
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
@@ -211,7 +210,7 @@ class Daemon:
             self._spawn(self._tell_if_alone())
         if self._config.discoverable:
             self._spawn(self._advertise(port))
-        await self._watch_parent()
+        await watch_parent(self._loop, self._config, self.leave)
         return await self._stopped
 
     # -- start and end
@@ -255,43 +254,11 @@ class Daemon:
         self._reports = tuple(reports)
 
     def _announce(self, port: int) -> None:
-        devices = ", ".join(f"{each.engine} {each.adapter} ({each.gflops:.0f} GFLOP/s)" for each in self._reports)
         address = f"{self._config.host}:{port}"
-        log.info("mesh-worker %s ready on %s with %s", self._folder.name, address, devices)
-        if not self._config.announce_json:
-            return
-        line = {
-            "event": "ready",
-            "name": self._folder.name,
-            "node_id": self._identity.node_id,
-            "mesh": self._config.mesh_name,
-            "address": address,
-            "port": port,
-            "pid": os.getpid(),
-            "devices": [{"index": r.index, "engine": r.engine, "adapter": r.adapter} for r in self._reports],
-        }
-        print(json.dumps(line), flush=True)
-
-    def _watch_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            reason = f"asked to stop by {number.name}"
-            try:
-                self._loop.add_signal_handler(number, self.leave, reason)
-            except NotImplementedError:  # Windows
-                signal.signal(number, lambda *_, reason=reason: self._loop.call_soon_threadsafe(self.leave, reason))
-
-    async def _watch_parent(self) -> None:
-        if self._config.exit_with_stdin:
-            at_end = partial(self.leave, "its parent closed stdin")
-            await self._loop.connect_read_pipe(lambda: _EndOfInput(at_end), sys.stdin)
-        if self._config.parent_pid:
-            self._check_parent()
-
-    def _check_parent(self) -> None:
-        if os.getppid() != self._config.parent_pid:
-            self.leave("its parent is gone")
-        else:
-            self._loop.call_later(PARENT_CHECK_S, self._check_parent)
+        log.info("mesh-worker %s ready on %s with %s", self._folder.name, address, devices_text(self._reports))
+        if self._config.announce_json:
+            fields = ready_fields(self._identity, address, port, os.getpid(), self._reports)
+            print(json.dumps(fields), flush=True)
 
     @property
     def queue_depth(self) -> int:
@@ -707,7 +674,7 @@ class Daemon:
         device = host.device
         match message:
             case hm.Executed(run, compute_s, outputs):
-                made = tuple(self._made(device, output) for output in outputs)
+                made = tuple(made_of(output, device, str(self._shared.path)) for output in outputs)
                 self._feed(ev.PartExecuted(run, made, compute_s))
             case hm.ExecuteFailed(run, error):
                 self._feed(ev.ExecuteFailed(run, from_fields(error)))
@@ -716,16 +683,9 @@ class Daemon:
             case hm.PrepareFailed(prepared, error):
                 self._feed(ev.PrepareFailed(prepared, from_fields(error)))
 
-    def _made(self, device: int, output: hm.Output) -> ev.Made:
-        dtype, shape = output.dtype, output.shape
-        return ev.Made(
-            inline=None if output.data is None else ev.Inline(dtype, shape, output.data),
-            files=tuple(ev.SharedFile(dtype, shape, str(self._shared.path), name) for name in output.files),
-            kept=ev.Kept(dtype, shape, device, output.kept) if output.kept else None,
-        )
-
     def _host_lost(self, host: EngineHost, error: MeshError) -> None:
         log.error("device %d: %s", host.device, error)
+        error.log_lines = tuple(self._log_lines)[-LOG_LINES_MAX:]
         self._feed(ev.HostLost(host.device, error))
 
     async def _restart_host(self, device: int) -> None:
@@ -833,16 +793,6 @@ class Daemon:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-class _EndOfInput(asyncio.Protocol):
-    """Calls back when stdin ends; what it says does not matter."""
-
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        self._on_end = on_end
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._on_end()
 
 
 __all__ = ["WorkerConfig", "run_worker"]

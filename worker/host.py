@@ -295,12 +295,27 @@ class Host:
     def _as_mesh_error(self, error: Exception) -> MeshError:
         """What to report; a lost device ends this process after the report."""
         self.lost = self.lost or isinstance(error, DeviceLost)
-        if isinstance(error, MeshError):
-            return error
-        if isinstance(error, MemoryError):
-            return OutOfMemory("the host's memory is used up", cause=str(error))
-        traceback.print_exc()
-        return ExecuteFailed("the engine raised an error it should not", cause=f"{type(error).__name__}: {error}")
+        known = mesh_error_of(error)
+        if known is not error and isinstance(known, ExecuteFailed):
+            traceback.print_exc()
+        return known
+
+
+def mesh_error_of(error: Exception) -> MeshError:
+    """An engine's error as users are told of it."""
+    if isinstance(error, MeshError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory(
+            "the machine has no memory left for this",
+            cause=str(error),
+            next_step="Give the worker a smaller --max-memory, or the machine more memory",
+        )
+    return ExecuteFailed(
+        "the engine raised an error it should not",
+        cause=f"{type(error).__name__}: {error}",
+        next_step="Report it with the graph; the worker's log has the traceback",
+    )
 
 
 def _map_tensor(path: str, kind: TensorType) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from wire.errors import DeviceLost, MeshError, OutOfMemory
+from wire.errors import MeshError
 
 from .config import WorkerConfig
 from .host_messages import (
@@ -36,7 +36,7 @@ from .host_messages import (
     unpack_from_host,
 )
 from .launch import python_command
-from .watchdog import Watchdog
+from .watchdog import Watchdog, loss_of
 
 log = logging.getLogger("graph_mesh.worker")
 STDERR_LINE_BYTES_MAX = 4096
@@ -169,11 +169,8 @@ class HostProcess(asyncio.SubprocessProtocol):
         if self._over:
             return
         self.kill()
-        message = f"the engine host of {self.selection} is gone: {reason}"
-        error: MeshError = DeviceLost(message, next_step="The worker starts it again; its log says more")
-        if killed_by == getattr(signal, "SIGKILL", 9) and _killed_for_memory() > self._killed_for_memory:
-            message = f"{message}, as the system had no memory left"
-            error = OutOfMemory(message, next_step="Give the worker a smaller --max-memory, or the machine more memory")
+        no_memory = killed_by == getattr(signal, "SIGKILL", 9) and _killed_for_memory() > self._killed_for_memory
+        error = loss_of(self.selection, reason, no_memory)
         if not self.opened.done():
             self.opened.set_result(OpenFailed(error.to_fields()))
         else:

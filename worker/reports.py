@@ -1,8 +1,12 @@
-"""What a worker tells of its devices.  Pure."""
+"""What a worker tells of itself and its devices.  Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from wire.messages import DeviceReport
+from wire.protocol import Identity
 
 from .host_messages import Device
 
@@ -35,3 +39,24 @@ def memory_bytes_of(reports: tuple[DeviceReport, ...]) -> int:
     """The budget of all devices together: software adapters compute in the cpu's memory, which counts once."""
     own = sum(report.memory_bytes for report in reports if not report.software)
     return own + max((report.memory_bytes for report in reports if report.software), default=0)
+
+
+def devices_text(reports: Sequence[DeviceReport]) -> str:
+    """The devices for people."""
+    return ", ".join(f"{each.engine} {each.adapter} ({each.gflops:.0f} GFLOP/s)" for each in reports)
+
+
+def ready_fields(
+    identity: Identity, address: str, port: int, pid: int, reports: Sequence[DeviceReport]
+) -> dict[str, Any]:
+    """What a program that started this worker reads of it once it is ready."""
+    return {
+        "event": "ready",
+        "name": identity.name,
+        "node_id": identity.node_id,
+        "mesh": identity.mesh,
+        "address": address,
+        "port": port,
+        "pid": pid,
+        "devices": [{"index": each.index, "engine": each.engine, "adapter": each.adapter} for each in reports],
+    }

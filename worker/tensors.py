@@ -8,7 +8,7 @@ from wire.messages import Push, Value
 from wire.sharedmem import check_name, take
 
 from . import events as ev
-from .host_messages import Input
+from .host_messages import Input, Output
 
 
 def is_here(value: Value) -> bool:
@@ -56,3 +56,13 @@ def host_input_of(use: ev.Use) -> Input:
             return Input(use.position, dtype, shape, use.last, None, directory, name)
         case ev.Kept(dtype, shape, _, kept):
             return Input(use.position, dtype, shape, use.last, None, "", "", kept)
+
+
+def made_of(output: Output, device: int, directory: str) -> ev.Made:
+    """An output as the engine host of a device left it; its files are in `directory`."""
+    dtype, shape = output.dtype, output.shape
+    return ev.Made(
+        inline=None if output.data is None else ev.Inline(dtype, shape, output.data),
+        files=tuple(ev.SharedFile(dtype, shape, directory, name) for name in output.files),
+        kept=ev.Kept(dtype, shape, device, output.kept) if output.kept else None,
+    )

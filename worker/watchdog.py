@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from wire.errors import DeviceLost, MeshError, OutOfMemory
+
 
 @dataclass(slots=True)
 class Watchdog:
@@ -60,3 +62,14 @@ class Watchdog:
         if self._asked and self._stop_asked_s is not None and now - self._stop_asked_s > self.stop_s_max:
             return f"a run went on for {self.stop_s_max:g} s after it was cancelled"
         return ""
+
+
+def loss_of(selection: str, reason: str, no_memory: bool = False) -> MeshError:
+    """The error of an engine host that is gone; `no_memory` says that the system ended it for want of memory."""
+    message = f"the engine host of {selection} is gone: {reason}"
+    if no_memory:
+        return OutOfMemory(
+            f"{message}, as the system had no memory left",
+            next_step="Give the worker a smaller --max-memory, or the machine more memory",
+        )
+    return DeviceLost(message, next_step="The worker starts it again; its log says why")

@@ -31,7 +31,7 @@ from ..node import Node
 from ..preview import PlanPreview, size_text
 from ..remote import Remote
 from .arrays import check_folder, read_inputs, write_outputs
-from .exit_codes import INTERRUPTED, OK, run_command
+from .exit_codes import INTERRUPTED, OK, print_log, run_command
 from .flags import add_common, add_health, add_listening, command, mesh_name, node_timeout_s, verbosity
 from .progress import progress
 from .tables import print_table
@@ -154,7 +154,11 @@ async def status(options: Options, remote: Remote) -> int:
 
 async def logs(options: Options, remote: Remote) -> int:
     (job,) = await remote.jobs(options.job)
-    _say(options, {"job": job.job, "log": job.log}, "\n".join(map(_log_line, job.log)))
+    error = from_fields(job.error)
+    data = {"job": job.job, "log": job.log, "error_log": error.log_lines}
+    _say(options, data, "\n".join(map(_log_line, job.log)))
+    if not options.json:
+        print_log(error)
     return OK
 
 

@@ -54,7 +54,7 @@ def epilog() -> str:
 
 
 def run_command(name: str, work: Callable[[], int], interrupted: int = OK) -> int:
-    """Run a command's work; an error becomes one line on stderr and its exit code.
+    """Run a command's work; an error becomes one line on stderr, with the log lines it brings, and its exit code.
 
     Ctrl-C and SIGTERM give `interrupted`, also before an event loop handles them.
     """
@@ -63,12 +63,21 @@ def run_command(name: str, work: Callable[[], int], interrupted: int = OK) -> in
         return work()
     except errors.MeshError as error:
         print(f"{name}: {_line(error)}", file=sys.stderr)
+        print_log(error)
         return code_of(error)
     except KeyboardInterrupt:
         return interrupted
     except BrokenPipeError:  # whoever read our output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is there anybody for what is left
         return OK
+
+
+def print_log(error: errors.MeshError) -> None:
+    """The last log lines of the worker that an error is about, where they came with it, on stderr."""
+    if error.log_lines:
+        print(f"  the last {len(error.log_lines)} log lines of {error.node or 'the worker'}:", file=sys.stderr)
+    for line in error.log_lines:
+        print(f"    {line}", file=sys.stderr)
 
 
 def _line(error: errors.MeshError) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.codec import decode_graph
-from wire.errors import DeviceLost
 from wire.limits import GIB
 from wire.sharedmem import SharedDir
 from worker import host_messages as hm
@@ -21,7 +20,7 @@ from worker.config import WorkerConfig
 from worker.devices import open_engine
 from worker.host import Host
 from worker.surroundings import OnLost, OnMessage
-from worker.watchdog import Watchdog
+from worker.watchdog import Watchdog, loss_of
 
 COMPILE_S = 0.005
 ANSWER_S = 0.00005  # of a pipe between two processes
@@ -215,7 +214,7 @@ class SimulatedHost:
 
     def _lose(self, reason: str) -> None:
         self.kill()
-        self._on_lost(self, DeviceLost(f"the engine host of {self.selection} is gone: {reason}"))
+        self._on_lost(self, loss_of(self.selection, reason))
 
 
 def host_on(device: Device) -> Callable[[hm.Open, memoryview, WorkerConfig, OnMessage, OnLost], SimulatedHost]:

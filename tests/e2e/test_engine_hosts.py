@@ -18,6 +18,7 @@ from support.faults import WIDTH, tower, weights
 from support.worker_process import children
 
 from mesh import Mesh
+from mesh.errors import NodeLost
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 ANSWER_S = 30.0  # a machine under load; without, a killed host costs some 0.1 s and a stopped one 2.2 s
@@ -47,6 +48,20 @@ def rounds(kind: str, count: int) -> list[float]:
                     os.kill(host, signal.SIGCONT)
         assert all(node.state != "dead" for node in mesh.nodes), "a worker left"
     return took
+
+
+def test_the_last_log_lines_of_a_killed_worker_come_with_the_error() -> None:
+    x = np.ones((64, WIDTH), np.float32)
+    with Mesh.builder().local(1, engine="cpu").build() as mesh:
+        mesh.run(tower, weights(1), x)
+        (node,) = mesh.nodes
+        (host,) = children(node.pid)
+        os.kill(host, signal.SIGSTOP)  # so that the call is not over before the worker is
+        job = mesh.submit(tower, weights(1), x)
+        os.kill(node.pid, signal.SIGKILL)
+        with pytest.raises(NodeLost) as caught:
+            job.result(timeout_s=ANSWER_S)
+        assert any("ready on" in line for line in caught.value.log_lines)
 
 
 @pytest.mark.parametrize("kind", SIGNALS)
