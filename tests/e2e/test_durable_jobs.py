@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from support.commands import Daemon, asked, command, daemon, environment, job_log, jobs, node_states, run, wait_for
 from support.durable import MESH, attached, free_port, killed_often, workers
+from support.small_disk import fill, small_disk
 
 import mesh.numpy as mnp
 from mesh import errors, trace
@@ -156,6 +157,7 @@ def test_a_stop_in_good_order_ends_no_job_either(tmp_path: Path) -> None:
         with serving(tmp_path, port) as second:
             wait_for(lambda: jobs(second) == {"endless": "running"})
             asked(second, lambda remote: remote.cancel("endless"))
+            assert not kept(tmp_path), "what it needed is freed"
             second.stop(signal.SIGKILL)
         with serving(tmp_path, port) as third:
             assert jobs(third) == {"endless": "cancelled"}
@@ -238,6 +240,29 @@ def files_up_to(size_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_job_that_ends_on_a_full_disk_is_answered_and_kept_once_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "6m") as disk, site(tmp_path, 1) as port:
+        where = ("--state-dir", str(disk))
+        with serving(tmp_path, port, *where) as first:
+            wait_for(lambda: len(node_states(first)) == 1)
+            submitted(first, LONG, "a")
+            wait_for(lambda: "began" in job_log(first, "a"))
+            fill(disk / "filler")
+            before = result(first, "a")
+            np.testing.assert_allclose(before, expected(TIMES_LONG), rtol=1e-3, atol=1e-4)
+            assert "not kept yet" in job_log(first, "a")
+            with pytest.raises(errors.NotDurable, match="Make room"):
+                submitted(first, SHORT, "b")
+            (disk / "filler").unlink()
+            submitted(first, SHORT, "c")
+            ends = {hash_array(array).hex() for array in (before, result(first, "c"))}
+            wait_for(lambda: {path.name for path in disk.rglob("content/*")} == ends)  # inputs are not needed any more
+            first.stop(signal.SIGKILL)
+        with serving(tmp_path, port, *where) as second:
+            assert jobs(second) == {"a": "done", "c": "done"}
+            np.testing.assert_array_equal(result(second, "a"), before)
 
 
 def test_a_damaged_journal_is_refused_with_its_name_and_the_next_step(tmp_path: Path) -> None:
