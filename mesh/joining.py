@@ -75,7 +75,7 @@ class AutoJoin:
         linked = set(endpoint.links.values())
         link = await endpoint.reach(candidate.addresses, timeout_s=DIAL_TIMEOUT_S)
         where = parse_address(link.address or candidate.addresses[0])
-        if link not in linked:  # one that dialled us, or was named, has joined already
+        if link not in linked or link.address:  # one that dialled us has joined already, and will dial again
             view = await self._coordinator.adopt(link, *where)
             log.info("%s joined from %s", view.name, link.address or "where it dialled from")
         self._joined[candidate.label] = where
