@@ -175,9 +175,18 @@ class Authority:
         if self._is_noise(host):
             return
         log.warning("turned away a caller from %s: %s", host, why)
+        self._note("turned away", host, why)
+
+    def distrusted(self, host: str, why: str) -> None:
+        """Someone announced itself as a node of this mesh, and is none."""
+        if not self._is_noise(host):
+            self._note("imposter", host, why)
+
+    def _note(self, event: str, host: str, why: str) -> None:
+        """Write down what a stranger did, as far as the disk takes it."""
         try:
             with self._locked():
-                self._tell("turned away", host=host, reason=why)
+                self._tell(event, host=host, reason=why)
         except (OSError, MeshError) as error:
             log.error("the audit log cannot be written: %s", error)
 
@@ -187,6 +196,16 @@ class Authority:
             grant = self._grant(key, "coordinator", roster)
             self._tell("coordinator certified", node=key.node_id)
         return Admitted(grant, self.certificate)
+
+    def admit_here(self, key: PublicKey, role: str, name: str) -> Admitted:
+        """Let in a node of whoever may write this folder; ConfigError if it was revoked."""
+        with self._changing() as roster:
+            now_s = self._clock()
+            if not roster.admit_here(key.node_id, role, check_name("node", name), now_s, now_s + CERTIFICATE_S):
+                raise ConfigError(f"{name} was revoked", next_step="Remove its state folder to make it a new node")
+            self._write(roster)
+            self._tell("joined", role=role, name=name, node=key.node_id, host="this machine")
+            return Admitted(self._grant(key, role, roster), self.certificate)
 
     # -- inside
 

@@ -64,6 +64,14 @@ class Roster:
             self.members[node_id] = MemberRecord(node_id, name, record.role, record.key_id, host, now_s, ends_s)
         return reason
 
+    def admit_here(self, node_id: str, role: str, name: str, now_s: float, ends_s: float) -> bool:
+        """Let in a node of this machine, without a token; False if it was revoked."""
+        known = self.members.get(node_id)
+        if known is not None and known.revoked:
+            return False
+        self.members[node_id] = MemberRecord(node_id, name, role, "", "this machine", now_s, ends_s)
+        return True
+
     def renew(self, node_id: str, ends_s: float) -> MemberRecord | str:
         """The member to certify anew, or a reason of `joining.REFUSALS`."""
         member = self.members.get(node_id)

@@ -13,7 +13,7 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from wire.endpoint import Endpoint as AnyEndpoint
 from wire.errors import LOG_LINES_MAX, Cancelled, MeshError, NodeLost, ProtocolError, StaleGeneration
 from wire.exchange import BlobExchange, room_for
 from wire.graph import WireGraph
+from wire.identity import member_id
 from wire.link import Handler, Link
 from wire.measuring import Meter
 from wire.messages import (
@@ -52,6 +53,7 @@ from wire.messages import (
     Push,
     Ran,
     Relay,
+    Revocations,
     Run,
     Suspected,
     Value,
@@ -63,7 +65,7 @@ from wire.sharedmem import SharedDir, take
 from wire.transport import Endpoint
 from wire.types import TensorType
 from wire.versions import usable_ops
-from wire.watch import LinkWatch
+from wire.watch import ANSWER_S, LinkWatch
 
 from . import dispatch, state
 from .explain import explain, lost_node
@@ -144,6 +146,7 @@ class Coordinator:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
         self._closing = False
+        self._revocations = b""  # the newest list, where the mesh has one
         self._joins: dict[Link, asyncio.Task[NodeView]] = {}
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
@@ -173,6 +176,7 @@ class Coordinator:
             Landed: self._meter.landed,
         }
         self.link_watch = LinkWatch(self.endpoint)
+        self.link_watch.answer_s = max(ANSWER_S, 2 * config.health.node_timeout_s)
         self._spawn(self.link_watch.run())
         self._spawn(self.prober.run())
         self._spawn(self._watch_time())
@@ -198,6 +202,16 @@ class Coordinator:
         staying = self._staying.pop((host, port), None)
         if staying is not None:
             staying.cancel()
+
+    def revoke(self, revocations: bytes, node_ids: Collection[str]) -> None:
+        """Those nodes are out: end their links, and tell the list (DER) to all others, now and when they join."""
+        self._revocations = revocations
+        for link in list(self.endpoint.links.values()):
+            if member_id(link.peer.node_id) in node_ids:
+                log.warning("%s was revoked", link.peer.name)
+                link.close("this node was revoked")
+            elif link.peer.role == "worker":
+                link.notify(Revocations(revocations))
 
     def nodes(self) -> list[NodeView]:
         """Every worker that joined since the start, with its present state, by name."""
@@ -376,6 +390,8 @@ class Coordinator:
         self._known[peer.node_id] = view
         self._stragglers.forget(peer.node_id)
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
+        if self._revocations:
+            link.notify(Revocations(self._revocations))
         self._feed(state.NodeJoined(peer.node_id))
         if not again:
             self.prober.joined(peer.node_id)
@@ -589,6 +605,13 @@ class Coordinator:
             raise StaleGeneration("only between workers of this mesh, and for plans of now")
         return await pass_on(self._link_to(body.node), link.peer.node_id, body)
 
+    def _lost_between(self, node: str, error: MeshError) -> None:
+        """A worker's error that names another worker by its id: see how the two stand, and name it for people."""
+        other = self._members.get(error.node)
+        if isinstance(error, NodeLost) and other is not None and error.node != node:
+            self.prober.doubt(node, error.node)
+            error.node = other.profile.name
+
     def _links_changed(self) -> None:
         self._links_version += 1
         self._plans.clear()
@@ -627,6 +650,8 @@ class Coordinator:
             self._feed(state.DeployFailed(action.generation, action.node, error, work))
             return
         deployment.results[action.node] = answer
+        for other in answer.unreached:
+            self.prober.doubt(action.node, other)
         self._tell(
             "deployed",
             action.node,
@@ -673,6 +698,7 @@ class Coordinator:
                 if output.value.data is not None or output.value.shared:
                     self._output(action.generation, action.step, output.slot, self._tensor(member.link, output.value))
         except MeshError as error:
+            self._lost_between(action.node, error)
             work = explain(error, member.profile.name, action.node, deployment.plan)
             self._feed(state.RunFailed(action.generation, action.step, action.node, error, work))
             return

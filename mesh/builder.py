@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from wire.address import check_name, parse_address
 from wire.errors import ConfigError
 from wire.timeouts import check_node_timeout, node_timeout_of_beat
+from wire.tokens import parse_token
 
 from .config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec
+from .enrolment import ask_for_token
 from .sizes import parse_size
 
 if TYPE_CHECKING:
@@ -91,6 +93,13 @@ class MeshBuilder:
     def mesh(self, name: str) -> MeshBuilder:
         """The mesh's name (default MESH_NAME, else "default-<user>"); nodes of another name are refused."""
         return self._with(mesh=check_name("mesh", name))
+
+    def token(self, text: str = "", file: str | Path = "") -> MeshBuilder:
+        """The join token, for the first time that this user of this machine uses a mesh whose coordinator is elsewhere.
+
+        Given as text or as a file; with neither it comes from MESH_TOKEN.  TokenError if it is none.
+        """
+        return self._with(token=parse_token(text) if text else ask_for_token(str(file)))
 
     def build(self) -> Mesh:
         """Connect to everything; raises ConnectFailed naming every node that failed."""

@@ -10,10 +10,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from wire.address import check_name
 from wire.timeouts import NODE_TIMEOUT_S
+from wire.tokens import Token
+
+from .enrolment import joined_mesh, state_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +51,17 @@ class MeshConfig:
     discover: DiscoverSpec | None = None
     simulate: SimulateSpec | None = None
     node_timeout_s: float = NODE_TIMEOUT_S
+    token: Token | None = None  # makes this user a client of the mesh where it is none yet
 
 
 def default_mesh_name() -> str:
     """The mesh this user belongs to unless told otherwise; ConfigError if MESH_NAME is no name."""
-    return check_name("mesh", os.environ.get("MESH_NAME") or f"default-{getpass.getuser()}")
+    return check_name("mesh", os.environ.get("MESH_NAME") or joined_mesh() or f"default-{getpass.getuser()}")
 
 
 def coordinator_folder(mesh: str, name: str, state_dir: str) -> Path:
     """Where a coordinator daemon of this name keeps its identity and its jobs; no worker's folder begins with @."""
-    root = Path(state_dir) if state_dir else platformdirs.user_state_path("graph-mesh", appauthor=False)
-    return root / mesh / f"@{name}"
+    return state_root(state_dir) / mesh / f"@{name}"
 
 
 def default_name() -> str:

@@ -6,20 +6,35 @@ failure is collected, so that the error names each node that failed and not only
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from coordinator.authority import Authority
 from coordinator.health import HealthConfig
 from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
-from wire.errors import ConfigError, ConnectFailed
+from wire.address import shown
+from wire.allowed import is_loopback
+from wire.errors import ConfigError, ConnectFailed, NotTrusted
 from wire.link import Link
 
+from .admission import Admission
 from .backend import Backend
 from .config import DiscoverSpec, LocalSpec, MeshConfig, default_mesh_name, default_name
 from .embedded import Embedded, start_coordinator
+from .enrolment import (
+    as_client,
+    at_home,
+    authority_folder,
+    client_folder,
+    client_membership,
+    is_client,
+    join_mesh,
+    machine_name,
+)
 from .gathering import gather_all
 from .local import LocalWorkers, devices_per_worker
-from .remote import Remote
+from .remote import NoCoordinator, Remote
 
 if TYPE_CHECKING:
     from .joining import AutoJoin
@@ -34,30 +49,34 @@ async def connect(config: MeshConfig) -> Backend:
 
         return await connect_simulated(config, config.simulate)
     mesh = config.mesh or default_mesh_name()
+    if config.addresses and await _is_member(mesh, config):
+        remote = await _as_member(mesh, config)
+        if remote is not None:
+            return remote
     health = HealthConfig.from_node_timeout(config.node_timeout_s)
-    coordinator = await start_coordinator(CoordinatorConfig(mesh, default_name(), health))
+    admission = await _as_coordinator(mesh, config)
+    credentials = admission.credentials if admission else None
+    coordinator = await start_coordinator(CoordinatorConfig(mesh, default_name(), health), credentials)
+    if admission is not None:
+        admission.begin(coordinator)
     local: LocalWorkers | None = None
     auto: AutoJoin | None = None
     try:
         links = await _dial_all(coordinator, config.addresses)
-        remote = [address for address, link in links.items() if link.peer.role == "coordinator"]
-        if remote:
-            await coordinator.close()
-            return await _as_client(mesh, remote, config)
-        local = _local_workers(mesh, config.local)
+        local = _local_workers(mesh, config.local, admission is not None)
         joins: list[Awaitable[Any]] = [coordinator.adopt(link, *address) for address, link in links.items()]
         if local is not None and config.local is not None:
             joins.append(_start_local(coordinator, local, config.local))
         if config.discover is not None:
             from .joining import AutoJoin  # zeroconf is loaded only where somebody looks for announcements
 
-            auto = AutoJoin(coordinator)
+            auto = AutoJoin(coordinator, credentials.discovery_key if credentials else None)
             joins.append(_discover(auto, config.discover, mesh))
         await gather_all(joins)
     except BaseException:
-        await Embedded(coordinator, local, auto).close()
+        await Embedded(coordinator, local, auto, admission).close()
         raise
-    return Embedded(coordinator, local, auto)
+    return Embedded(coordinator, local, auto, admission)
 
 
 async def _dial_all(coordinator: Coordinator, addresses: Sequence[Address]) -> dict[Address, Link]:
@@ -69,19 +88,51 @@ async def _dial_all(coordinator: Coordinator, addresses: Sequence[Address]) -> d
     return {at: link for at, link in links.items() if not (link.closed and link.peer.node_id in standing)}
 
 
-async def _as_client(mesh: str, coordinators: Sequence[Address], config: MeshConfig) -> Backend:
-    others = len(config.addresses) - 1 + bool(config.local) + bool(config.discover)
-    if others:
-        host, port = coordinators[0]
-        raise ConfigError(
-            f"{host}:{port} is a coordinator with workers of its own, so it cannot be mixed with other nodes",
-            next_step="Name it alone, or name its workers instead",
-        )
-    return await Remote.connect(mesh, *coordinators[0])
+async def _is_member(mesh: str, config: MeshConfig) -> bool:
+    """Whether this user is a client of the mesh, or becomes one now by the token it was given."""
+    if config.token and not (client_folder(mesh) / "certificate.pem").exists():
+        peers = [f"{shown(host)}:{port}" for host, port in config.addresses]
+        joined = await join_mesh(config.token, "client", machine_name(), peers, (), "", as_client)
+        if joined != mesh:
+            raise ConfigError(f"the token is for mesh {joined!r}, not {mesh!r}", next_step=f"Say .mesh({joined!r})")
+    return await asyncio.to_thread(is_client, mesh)
 
 
-def _local_workers(mesh: str, spec: LocalSpec | None) -> LocalWorkers | None:
-    return LocalWorkers(mesh, spec.cache_dir, spec.memory_bytes) if spec else None
+async def _as_member(mesh: str, config: MeshConfig) -> Backend | None:
+    """The coordinator at the first address that has one; None where there are only workers."""
+    membership = await asyncio.to_thread(client_membership, mesh)
+    for host, port in config.addresses:
+        try:
+            remote = await Remote.connect(mesh, host, port, membership)
+        except NoCoordinator:
+            return None
+        except (ConnectFailed, NotTrusted):
+            if is_loopback(host):
+                continue  # perhaps a worker without a token, of this machine
+            raise
+        if len(config.addresses) > 1 or config.local or config.discover:
+            await remote.close()
+            raise ConfigError(
+                f"{host}:{port} is a coordinator with workers of its own, so it cannot be mixed with other nodes",
+                next_step="Name it alone, or name its workers instead",
+            )
+        return remote
+    return None
+
+
+async def _as_coordinator(mesh: str, config: MeshConfig) -> Admission | None:
+    """Where the mesh's authority is this user's, its workers are members, and work for a member only."""
+    if not (config.addresses or config.discover) or not await asyncio.to_thread(at_home, mesh):
+        return None
+
+    def certified() -> Admission:
+        return Admission(Authority(authority_folder(mesh), mesh))
+
+    return await asyncio.to_thread(certified)
+
+
+def _local_workers(mesh: str, spec: LocalSpec | None, members: bool) -> LocalWorkers | None:
+    return LocalWorkers(mesh, spec.cache_dir, spec.memory_bytes, members) if spec else None
 
 
 async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: LocalSpec) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -17,9 +18,11 @@ from numpy.typing import NDArray
 from coordinator.program import Program
 from coordinator.report import Event
 from coordinator.runtime import Coordinator, CoordinatorConfig
+from wire.credentials import Credentials
 from wire.graph import WireGraph
 from wire.identity import identity_here
 from wire.sharedmem import SharedDir
+from wire.transport import Endpoint
 
 from .backend import Started, Work
 from .handle import Handle
@@ -27,6 +30,7 @@ from .local import LocalWorkers
 from .node import Node, node_from
 
 if TYPE_CHECKING:
+    from .admission import Admission
     from .joining import AutoJoin
 
 
@@ -34,10 +38,15 @@ class Embedded:
     """Backend over a coordinator of our own and the local workers started for it."""
 
     def __init__(
-        self, coordinator: Coordinator, local: LocalWorkers | None = None, auto: AutoJoin | None = None
+        self,
+        coordinator: Coordinator,
+        local: LocalWorkers | None = None,
+        auto: AutoJoin | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.coordinator = coordinator
         self._auto = auto
+        self._admission = admission
         self._local = local
         self._programs: WeakKeyDictionary[Work, Program] = WeakKeyDictionary()
         self._loop = asyncio.get_running_loop()
@@ -74,6 +83,8 @@ class Embedded:
     async def close(self) -> None:
         if self._auto is not None:
             await self._auto.close()
+        if self._admission is not None:
+            await self._admission.close()
         await self.coordinator.close()
         if self._local is not None:
             await self._local.close()
@@ -105,7 +116,9 @@ class Embedded:
             self._loop.call_soon_threadsafe(work, *args)
 
 
-async def start_coordinator(config: CoordinatorConfig, node_id: str = "") -> Coordinator:
-    """A coordinator on this loop that listens to nobody yet, new unless it is given the id it had before."""
+async def start_coordinator(config: CoordinatorConfig, credentials: Credentials | None = None) -> Coordinator:
+    """A coordinator on this loop that listens to nobody yet: of the members of its mesh, or of this machine alone."""
     shared = await asyncio.to_thread(SharedDir.create)
-    return Coordinator(config, identity_here("coordinator", config.mesh, config.name, shared, node_id), shared)
+    node_id = credentials.node_id if credentials else ""
+    identity = identity_here("coordinator", config.mesh, config.name, shared, node_id)
+    return Coordinator(config, identity, shared, partial(Endpoint, credentials=credentials))

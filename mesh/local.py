@@ -27,6 +27,7 @@ from wire.errors import ConfigError, ConnectFailed
 from wire.limits import KIB
 from wire.sharedmem import SharedDir
 
+from .enrolment import authority_folder
 from .gathering import gather_all
 
 READY_TIMEOUT_S = 30.0  # a first start on a cold disk; a warm one takes about one second
@@ -44,10 +45,16 @@ class LocalWorker:
 
 
 class LocalWorkers:
-    """The workers of one mesh object; `start`, then `close`."""
+    """The workers of one mesh object; `start`, then `close`.
 
-    def __init__(self, mesh: str, cache_dir: Path | None = None, memory_bytes: int | None = None) -> None:
+    With `members` they are let in by the mesh's authority, which is on this machine, and speak TLS as its others do.
+    """
+
+    def __init__(
+        self, mesh: str, cache_dir: Path | None = None, memory_bytes: int | None = None, members: bool = False
+    ) -> None:
         self._mesh = mesh
+        self._members = members
         self._cache_dir = cache_dir
         self._memory_bytes = memory_bytes
         self._folder: SharedDir | None = None
@@ -93,6 +100,7 @@ class LocalWorkers:
         command = [sys.executable, "-P", "-m", "mesh.commands.worker", "--local", "--port", "0"]
         command += ["--name", name, "--mesh", self._mesh]
         command += ["--state-dir", str(folder / name), "--cache-dir", str(cache)]
+        command += ["--authority", str(authority_folder(self._mesh))] if self._members else []
         command += ["--max-memory", str(self._memory_bytes)] if self._memory_bytes else []
         for device in devices:
             command += ["--device", device]

@@ -21,8 +21,9 @@ from wire.codec import tensor_bytes
 from wire.errors import BlobMissing, ConfigError, ConnectFailed, MeshError, NodeLost, ProtocolError, RemoteError
 from wire.exchange import BlobExchange
 from wire.graph import WireGraph
-from wire.identity import identity_here
+from wire.identity import identity_here, process_id
 from wire.link import Link
+from wire.membership import Membership
 from wire.messages import (
     AskJobs,
     AskNodes,
@@ -49,6 +50,7 @@ from wire.transport import Endpoint
 
 from .backend import Started, Work
 from .config import default_name
+from .enrolment import client_membership
 from .handle import Handle
 from .node import Node, node_from
 
@@ -58,11 +60,16 @@ RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
 M = TypeVar("M", bound=Message)
 
 
+class NoCoordinator(ConfigError):
+    """Another kind of node answers."""
+
+
 class Remote:
     """Backend over a link to a coordinator, and the job verbs of `mesh-coord`.  Made by `Remote.connect`."""
 
-    def __init__(self, identity: Identity, shared: SharedDir) -> None:
-        self._endpoint = Endpoint(identity, self)
+    def __init__(self, identity: Identity, shared: SharedDir, membership: Membership) -> None:
+        self._endpoint = Endpoint(identity, self, credentials=membership.credentials)
+        self._membership = membership
         self._shared = shared
         self._offered: dict[str, dict[bytes, NDArray[Any]]] = {}  # what jobs need, until they were accepted with it
         self._exchange = BlobExchange(shared, self._find)
@@ -73,14 +80,21 @@ class Remote:
         self._farewell = False  # the coordinator said goodbye, or we did: the link does not come back
 
     @staticmethod
-    async def connect(mesh: str, host: str, port: int) -> Remote:
-        """The coordinator at an address; ConfigError if a worker answers there."""
+    async def connect(mesh: str, host: str, port: int, membership: Membership | None = None) -> Remote:
+        """The coordinator at an address, as a member of its mesh (by default this user of this machine).
+
+        NotTrusted for somebody else's, NoCoordinator if a worker answers there.
+        """
+        if membership is None:
+            membership = await asyncio.to_thread(client_membership, mesh)
+        await membership.refresh()
         shared = await asyncio.to_thread(SharedDir.create)
-        remote = Remote(identity_here("client", mesh, default_name(), shared), shared)
+        node_id = process_id(membership.credentials.node_id)
+        remote = Remote(identity_here("client", mesh, default_name(), shared, node_id), shared, membership)
         try:
             link = await remote._endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S)
             if link.peer.role != "coordinator":
-                raise ConfigError(
+                raise NoCoordinator(
                     f"{host}:{port} is a {link.peer.role}, not a coordinator",
                     next_step="Give the address that mesh-coord serve printed (--coordinator or MESH_ADDRESS)",
                 )
@@ -90,6 +104,8 @@ class Remote:
                 error.next_step = "Is mesh-coord serve running there?"
             raise
         remote._link, remote._address = link, (host, port)
+        membership.met(link.peer.addresses or (link.address,))
+        remote._tasks.add(asyncio.create_task(membership.keep()))
         return remote
 
     # -- Backend

@@ -23,9 +23,9 @@ class Allowed:
         """The address, if this node may `what` it ("dial", "listen on"); ConfigError for any other."""
         if not self.anywhere and not is_loopback(address):
             raise ConfigError(
-                f"will not {what} {address}: it is not a loopback address, and there is no join token yet "
-                "that would keep strangers from running work here",
-                next_step="Use 127.0.0.1; other machines can join with a token from the next version on",
+                f"will not {what} {address}: it is not a loopback address, and this node has joined no mesh, so "
+                "nothing would keep strangers from running work here",
+                next_step="Join a mesh with a token: mesh-worker join, or mesh-coord join for a client",
             )
         return address
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import random
 import sys
 import time
@@ -34,6 +35,7 @@ from .disk import Disk
 from .errors import ConfigError, MeshError, ProtocolError
 from .joining import Admitted, Grant
 from .security import TLSContext, TLSFiles, client_context, join_server_context, reload, server_context
+from .tokens import discovery_key, pin_of
 
 log = logging.getLogger("graph_mesh.identity")
 
@@ -79,6 +81,11 @@ class Credentials:
         return self.admitted.grant.mesh
 
     @property
+    def discovery_key(self) -> bytes:
+        """What its mesh's announcements are made and read with."""
+        return discovery_key(pin_of(self.admitted.authority))
+
+    @property
     def certificate(self) -> bytes:
         return self.admitted.grant.certificate
 
@@ -108,6 +115,12 @@ class Credentials:
         )  # last: with it, it is a member
         self._use(admitted)
         return self.member
+
+    def move_to(self, folder: Path) -> None:
+        """Make this the identity in another folder, instead of what was there; of no use itself from then on."""
+        (folder / self.files.certificate.name).unlink(missing_ok=True)
+        for path in (self.files.key, self.files.trust, self._mesh_file, self.files.certificate):
+            os.replace(path, folder / path.name)  # last what makes it a member
 
     def take_revocations(self, data: bytes) -> bool:
         """Use a newer revocation list from the next handshake on; False for one that is not newer."""

@@ -23,6 +23,7 @@ from .allowed import LOOPBACK_ONLY, Allowed
 from .certificates import Member
 from .errors import Busy, ConfigError, ConnectFailed, MeshError, NotTrusted, ProtocolError
 from .frames import Hello, decode
+from .identity import member_id
 from .limits import DEFAULT, KIB, Limits
 from .link import Handler, Link
 from .pairing import Pairing
@@ -453,7 +454,7 @@ def _write_all(peer: Peer, channel: Channel, socket: Socket) -> None:
 def _check_member(socket: Socket, said: Identity) -> None:
     """NotTrusted for a node that says it is another than its certificate does."""
     member = socket.member
-    if member is not None and (member.node_id, member.role) != (said.node_id, said.role):
+    if member is not None and (member.node_id, member.role) != (member_id(said.node_id), said.role):
         raise NotTrusted(
             f"{said.name} says it is {said.role} {said.node_id[:8]}, but shows the certificate of "
             f"{member.role} {member.node_id[:8]}"

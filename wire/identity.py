@@ -43,6 +43,16 @@ def identity_here(role: str, mesh: str, name: str, shared: SharedDir | None, nod
     )
 
 
+def process_id(member_id: str) -> str:
+    """A node id for one of several processes of a member, so that they do not end each other's links."""
+    return f"{member_id}/{secrets.token_hex(4)}"
+
+
+def member_id(node_id: str) -> str:
+    """The member that a node is, or is a process of."""
+    return node_id.partition("/")[0]
+
+
 def kept_node_id(folder: Path) -> str:
     """The node id kept in a state folder, made at the first start."""
     path = folder / "node_id"

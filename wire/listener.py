@@ -24,6 +24,18 @@ TURN_S = 0.005  # from one begin of TLS to the next: a flood takes a part of the
 PAUSE_S = 0.1  # after a failed accept: no file descriptor is free, most of the time
 
 
+def addresses_of(host: str) -> tuple[str, ...]:
+    """What to listen on for `host`: for "::" every address, of IPv6 too where this machine has it."""
+    if host != "::":
+        return (host,)
+    try:
+        with socket.socket(socket.AF_INET6) as here:
+            here.bind(("::1", 0))
+    except OSError:
+        return ("0.0.0.0",)
+    return ("0.0.0.0", "::")
+
+
 class Listener:
     """Calls `serve(connection, host)` for each caller; it counts as a stranger until that returns.
 

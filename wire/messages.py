@@ -29,7 +29,9 @@ Index = Annotated[int, Meta(ge=0, le=1 << 20)]
 Dims = Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...], Meta(max_length=8)]
 Seconds = Annotated[float, Meta(ge=0)]
 Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
+REVOCATIONS_BYTES_MAX = 64 * KIB  # of 1,024 nodes: 37 KiB
 INLINE_BYTES_MAX = 64 * KIB  # a tensor up to this size rides along in its message
+RevocationList = Annotated[bytes, Meta(max_length=REVOCATIONS_BYTES_MAX)]
 Inline = Annotated[bytes, Meta(max_length=INLINE_BYTES_MAX)]
 RELAY_BYTES_MAX = 512 * KIB  # a tensor that is relayed goes in pieces of so many bytes
 
@@ -61,12 +63,13 @@ class PlanKey(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 class Source(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where a part's input comes from: kind "input" (a call's input, sent with Run), "edge" (output `slot` of part
-    `part`) or "param" (the blob `blob`)."""
+    `part`, on node `node`) or "param" (the blob `blob`)."""
 
     kind: Name
     part: Index = 0
     slot: Index = 0
     blob: Hash | None = None
+    node: Name = ""
 
 
 class Target(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -114,7 +117,8 @@ class Deploy(Message, frozen=True, array_like=True, tag=True):
 
 
 class Deployed(Message, frozen=True, array_like=True, tag=True):
-    """All parts are compiled.  Bytes of weights by where they came from, seconds spent, kernels from the cache."""
+    """All parts are compiled.  Bytes of weights by where they came from, seconds spent, kernels from the cache; the
+    workers of the plan that could not be dialled, so that what is meant for them will be relayed."""
 
     bytes_socket: Count
     bytes_shared: Count
@@ -123,6 +127,7 @@ class Deployed(Message, frozen=True, array_like=True, tag=True):
     compile_s: Seconds
     compiled: Count
     from_cache: Count
+    unreached: tuple[Name, ...] = ()
 
 
 class MissingGraphs(Message, frozen=True, array_like=True, tag=True):
@@ -308,6 +313,12 @@ class Beat(Message, frozen=True, array_like=True, tag=True):
     working: Annotated[tuple[Working, ...], Meta(max_length=256)] = ()
 
 
+class Revocations(Message, frozen=True, array_like=True, tag=True):
+    """Coordinator to all, one-way: the certificate revocation list (DER) of now; links to nodes on it end."""
+
+    data: RevocationList
+
+
 class Suspected(Message, frozen=True, array_like=True, tag=True):
     """Coordinator to worker, one-way: you are suspected at this incarnation; a Beat with a higher one refutes it."""
 
@@ -487,7 +498,7 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
 
 AnyMessage = (
     Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Began | CancelStep
-    | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Suspected | Probe | Probed
+    | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Revocations | Suspected | Probe | Probed
     | Ballast | Landed | Leaving
     | TailLog | LogLines
     | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob

@@ -31,7 +31,7 @@ from .frames import frame_bytes_max
 from .gate import Gate, GateLimits
 from .limits import DEFAULT, Limits
 from .link import Handler, Link
-from .listener import Listener
+from .listener import Listener, addresses_of
 from .protocol import Identity
 from .security import HANDSHAKE_S, explain, is_tls_error, peer_member
 
@@ -58,8 +58,8 @@ class Endpoint(AnyEndpoint):
         admit: Callable[[Identity], None] | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        carrier = WebSockets(limits, credentials)
-        super().__init__(identity, handler, carrier, limits, admit, carrier.allowed)
+        self._sockets = WebSockets(limits, credentials)
+        super().__init__(identity, handler, self._sockets, limits, admit, self._sockets.allowed)
 
     async def listen(self, host: str = "127.0.0.1", port: int = PORT, last_port: int = LAST_PORT) -> int:
         """Listen on the first free port from `port` to `last_port` (0: any); the port.
@@ -67,6 +67,10 @@ class Endpoint(AnyEndpoint):
         ConfigError for an address that is not allowed, or if no port is free.
         """
         return await super().listen(host, port, last_port)
+
+    def audit_strangers(self, turned_away: Callable[[str, str], None]) -> None:
+        """From now on `turned_away(host, why)` hears of callers that proved not to be members; it may write files."""
+        self._sockets.audit = turned_away
 
 
 class WebSockets:
@@ -78,6 +82,7 @@ class WebSockets:
         self._credentials = credentials
         self._servers: list[asyncio.Server] = []
         self._listener: Listener | None = None
+        self.audit: Callable[[str, str], None] | None = None
         self._strangers = 0  # callers that were turned away
         self._told_s = float("-inf")
         self._web: web.Server | None = None
@@ -124,7 +129,7 @@ class WebSockets:
         """As `_bind`; a caller reaches the HTTP parser once TLS has proved that it is a member."""
         gate = Gate(GateLimits(strangers_per_origin_max=STRANGERS_PER_ORIGIN_MAX))
         listener = Listener(self._admit_member, self._turned_away, gate)
-        bound = listener.listen(("0.0.0.0", "::") if address == "::" else (address,), port)
+        bound = listener.listen(addresses_of(address), port)
         self._listener = listener
         return bound
 
@@ -143,6 +148,9 @@ class WebSockets:
 
     async def _turned_away(self, host: str, why: str) -> None:
         """One line for the first of many: a flood of strangers must fill no log."""
+        if self.audit is not None:
+            await asyncio.to_thread(self.audit, host, why)
+            return
         now_s = asyncio.get_running_loop().time()
         self._strangers += 1
         if now_s - self._told_s >= STRANGERS_TOLD_S:
@@ -218,7 +226,10 @@ class WebSockets:
             refusal.force_close()
             return refusal
         websocket = web.WebSocketResponse(compress=False, max_msg_size=self._frame_bytes_max, timeout=CLOSE_TIMEOUT_S)
-        await websocket.prepare(request)
+        try:
+            await websocket.prepare(request)
+        except ConnectionError:  # the caller tried several addresses of ours, and another one was quicker
+            return web.Response()
         assert request.transport is not None
         served = _Socket(
             websocket, request.transport, self._member(request.transport), lambda: self._settled(request.protocol)

@@ -20,8 +20,9 @@ from .waking import Waking
 log = logging.getLogger("graph_mesh.transport")
 
 TICK_S = 1.0
-IDLE_S = 15.0  # of silence until a link is asked whether it lives; a worker's heartbeats keep most from being asked
-ANSWER_S = 10.0  # of an idle link: its other end may be busy, and a home's network slow
+IDLE_S = 2.0  # of silence until a link is asked whether it lives; traffic of any kind keeps it from being asked
+ANSWER_S = 3.0  # of an idle link: twice the node time-out of a LAN
+ANSWER_CLIENT_S = 60.0  # a user's process may be stopped, or busy in something that lets nothing else run
 ANSWER_DOUBTFUL_S = 2.0  # of a link that is doubtful: dialling anew costs little
 
 
@@ -29,7 +30,7 @@ class LinkWatch:
     """Watches one endpoint while `run` runs.
 
     `moved()` says whether the machine's addresses changed since it was last asked; `wall` is the time of day; `woke` is
-    told when either made all links doubtful.
+    told when either made all links doubtful; an idle node has `answer_s` to answer.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class LinkWatch:
         self.moved = moved
         self.wall = wall
         self.woke: list[Callable[[], object]] = []
+        self.answer_s = ANSWER_S
         self._endpoint = endpoint
         self._waking = Waking()
         self._asked: dict[Link, asyncio.Task[None]] = {}
@@ -58,7 +60,8 @@ class LinkWatch:
                     if reason:
                         self._ask(link, ANSWER_DOUBTFUL_S, reason)
                     elif loop.time() - link.heard_s >= IDLE_S:
-                        self._ask(link, ANSWER_S, f"silent for {IDLE_S:g} s")
+                        answer_s = ANSWER_CLIENT_S if link.peer.role == "client" else self.answer_s
+                        self._ask(link, answer_s, f"silent for {IDLE_S:g} s")
                 await asyncio.sleep(TICK_S)
         finally:
             for task in self._asked.values():

@@ -25,7 +25,7 @@ class WorkerConfig:
 
     name: str = ""  # for people, unique on this machine: taken ones get a number; "": the machine's name
     mesh: str = ""  # only nodes of one mesh talk to each other; "": default-<user>
-    host: str = "127.0.0.1"  # loopback until there are tokens
+    host: str = ""  # "": every address for a member of the mesh, loopback for any other node
     port: int = PORT  # 0: any free one
     last_port: int = LAST_PORT
     interfaces: tuple[str, ...] = ()  # of those others may reach, the only ones to use; (): all

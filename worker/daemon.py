@@ -15,10 +15,11 @@ import math
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wire.address import parse_address
+from wire.address import parse_address, shown
 from wire.alone import alone
 from wire.dtypes import dtype_named
 from wire.errors import (
@@ -27,6 +28,7 @@ from wire.errors import (
     DeviceLost,
     MeshError,
     NodeLost,
+    NotTrusted,
     ProtocolError,
     StaleGeneration,
     from_fields,
@@ -37,6 +39,7 @@ from wire.limits import KIB
 from wire.link import Link
 from wire.logs import start_logging
 from wire.measuring import Meter
+from wire.membership import Membership
 from wire.messages import (
     INLINE_BYTES_MAX,
     Ballast,
@@ -61,6 +64,7 @@ from wire.messages import (
     Push,
     Ran,
     Relay,
+    Revocations,
     Run,
     Suspected,
     TailLog,
@@ -70,6 +74,7 @@ from wire.protocol import Identity
 from wire.redial import stay_linked
 from wire.relaying import RelayReceiver, RelaySender
 from wire.sharedmem import SharedDir, remove, take
+from wire.watch import ANSWER_S, LinkWatch
 
 from . import events as ev
 from . import folder as state_folder
@@ -92,16 +97,20 @@ FETCH_S_MIN = 10.0  # a holder that is alive answers within a round trip; this i
 FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is tried
 LEAVING_LOG_LINES = 64
 OWNER_ANSWER_S = 10.0  # the machine decides much earlier whether the coordinator is gone
+MEMBERSHIP_LOOK_S = 1.0
+AGAIN = -1  # instead of an exit code: start once more in the same process
 LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
 
 
-async def run_worker(config: WorkerConfig) -> int:
+async def run_worker(config: WorkerConfig, surroundings: Surroundings = REAL) -> int:
     """Serve until told to stop; the exit code: 0 drained, 3 no device is left.  MeshError if it cannot start."""
     ring = start_logging(config.verbosity, config.log_json)
     try:
-        async with contextlib.AsyncExitStack() as stack:
-            daemon = Daemon(config, ring.lines, stack)
-            return await daemon.run()
+        while True:
+            async with contextlib.AsyncExitStack() as stack:
+                code = await Daemon(config, ring.lines, stack, surroundings).run()
+            if code != AGAIN:
+                return code
     finally:
         ring.close()
 
@@ -134,10 +143,13 @@ class Daemon:
         self._meter = Meter()
         self._relay_out = RelaySender()
         self._relay_in = RelayReceiver(self._room_for_relayed, self._release_relayed)
-        self._identity = identity_here(
-            "worker", config.mesh_name, self._folder.name, self._shared, self._folder.node_id
-        )
-        self._endpoint = surroundings.endpoint(self._identity, self)
+        credentials = surroundings.credentials(self._folder.path, self._folder.name)
+        self._membership = Membership(credentials, self._folder.path) if credentials else None
+        if not config.host:
+            self._config = config = replace(config, host="::" if credentials else "127.0.0.1")
+        node_id = credentials.node_id if credentials else self._folder.node_id
+        self._identity = identity_here("worker", config.mesh_name, self._folder.name, self._shared, node_id)
+        self._endpoint = surroundings.endpoint(self._identity, self, credentials)
         stack.push_async_callback(self._close)
         self._hosts: list[EngineHost] = []
         self._reports: tuple[DeviceReport, ...] = ()
@@ -152,6 +164,7 @@ class Daemon:
         self._pushing: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._seeking: asyncio.Task[None] | None = None  # for the coordinator whose link ended
+        self._watch: LinkWatch | None = None
         self._announcer: Announcer | None = None
         self._failures: dict[str, str] = {}  # why an address was not reached when it was last dialled
         self._coordinator: Identity | None = None  # whose worker this is, or was last
@@ -201,13 +214,19 @@ class Daemon:
         await self._open_devices(hosts)
         self._state = self._surroundings.machine(self._identity.node_id, len(self._hosts), self._identity.incarnation)
         self._ready.set()
-        watch = self._surroundings.watch(self._endpoint, self._config, port)
+        self._watch = self._surroundings.watch(self._endpoint, self._config, port)
         self._announce(port)
-        self._spawn(watch.run())
+        self._spawn(self._watch.run())
         for peer in self._config.peers:
             self._spawn(self._stay_linked((peer,)))
         if not self._config.exit_with_stdin:
             self._spawn(self._tell_if_alone())
+        if self._membership is None and not self._config.exit_with_stdin:
+            self._spawn(self._look_for_membership())
+        if self._membership:
+            self._spawn(self._membership.keep())
+            if self._membership.coordinator and not self._config.peers:
+                self._seeking = self._spawn(self._stay_linked(self._membership.coordinator))
         if self._config.discoverable:
             self._spawn(self._advertise(port))
         await watch_parent(self._loop, self._config, self.leave)
@@ -254,7 +273,7 @@ class Daemon:
         self._reports = tuple(reports)
 
     def _announce(self, port: int) -> None:
-        address = f"{self._config.host}:{port}"
+        address = next(iter(self._endpoint.identity.addresses), f"{shown(self._config.host)}:{port}")
         log.info("mesh-worker %s ready on %s with %s", self._folder.name, address, devices_text(self._reports))
         if self._config.announce_json:
             fields = ready_fields(self._identity, address, port, os.getpid(), self._reports)
@@ -364,12 +383,18 @@ class Daemon:
 
     async def _join(self, link: Link, body: Join) -> Message:
         peer, held = link.peer, self._store.held()
+        if peer.role != "coordinator":
+            raise NotTrusted(f"{peer.name} is a {peer.role}: a worker works for coordinators only")
         joined = await self._ask(
             lambda request: ev.JoinAsked(
                 peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held
             )
         )
         self._coordinator = peer
+        if self._watch is not None:
+            self._watch.answer_s = max(ANSWER_S, 1.5 * body.silence_s)
+        if self._membership:
+            self._membership.met(peer.addresses or ((link.address,) if link.address else ()))
         if self._seeking is not None:
             self._seeking.cancel()
             self._seeking = None
@@ -382,6 +407,9 @@ class Daemon:
                 self._feed(ev.Heard(node))
                 tensor = tensor_of(link, body.value)
                 self._feed(ev.TensorArrived(node, body.plan, body.step, body.part, body.slot, tensor))
+            case Revocations(data):
+                if self._membership and link.peer.role == "coordinator":
+                    self._membership.revoked(self._endpoint, data)
             case CancelStep():
                 self._relay_in.forget(body.plan, body.step)
                 self._feed(ev.CancelAsked(node, body.plan, body.step))
@@ -457,11 +485,29 @@ class Daemon:
                 failures = {peer: self._failures[peer] for peer in self._config.peers if peer in self._failures}
                 log.warning("%s", alone(waited_s, self._endpoint.identity.addresses, tallies, failures))
 
-    async def _advertise(self, port: int) -> None:
-        """Announce this worker by mDNS until the end."""
-        from wire.discovery import Announcer  # loads zeroconf, which the worker is ready without
+    async def _look_for_membership(self) -> None:
+        """A worker that started before its mesh had an authority starts again once it is let in, if nobody needs it."""
+        find = self._surroundings.credentials
+        while self._state is None or self._state.owner is not None or not find(self._folder.path, self._folder.name):
+            await asyncio.sleep(MEMBERSHIP_LOOK_S)
+        log.info("this worker is a member of mesh %s now, and starts again as one", self._config.mesh_name)
+        if not self._stopped.done():
+            self._stopped.set_result(AGAIN)
 
-        async with Announcer(self._identity, port) as self._announcer:
+    async def _advertise(self, port: int) -> None:
+        """Announce this worker by mDNS until the end; a member also looks for its coordinator."""
+        from wire.discovery import Announcer  # loads zeroconf, which the worker is ready without
+        from wire.lookout import look_for
+
+        key = self._membership.credentials.discovery_key if self._membership else None
+        config = self._config
+        async with contextlib.AsyncExitStack() as stack:
+            announcer = Announcer(self._identity, port, key, config.host, config.interfaces)
+            self._announcer = await stack.enter_async_context(announcer)
+            if key:
+                lookout = look_for(self._endpoint, key, "coordinator", config.interfaces)
+                stack.push_async_callback(lookout.close)
+                await lookout.start()
             await self._stopped
 
     # -- actions: answers

@@ -94,11 +94,13 @@ class Plan:
     same_source: dict[Slot, tuple[Slot, ...]]
     routes: dict[int, tuple[Route, ...]]
     waiting_blobs: set[bytes]
+    neighbours: frozenset[str]  # the workers it sends to or gets from
     waiting_links: set[str]
     waiting_parts: set[int]
     graphs: dict[bytes, bytes] = field(default_factory=dict)  # encodings, for an engine host that starts again
     prepared: dict[int, int] = field(default_factory=dict)  # part -> number
     bytes_by_source: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
+    unreached: set[str] = field(default_factory=set)  # workers that could not be dialled
     compile_s: float = 0.0
     compiled: int = 0
     from_cache: int = 0
@@ -113,7 +115,13 @@ class Plan:
     def answer(self) -> Deployed:
         """What the coordinator hears once the plan is deployed."""
         by_source = {f"bytes_{source}": self.bytes_by_source[source] for source in SOURCES}
-        return Deployed(**by_source, compile_s=self.compile_s, compiled=self.compiled, from_cache=self.from_cache)
+        return Deployed(
+            **by_source,
+            compile_s=self.compile_s,
+            compiled=self.compiled,
+            from_cache=self.from_cache,
+            unreached=tuple(sorted(self.unreached)),
+        )
 
 
 def plan_of(deploy: Deploy, request: int, node: str, links: set[str]) -> Plan:
@@ -137,6 +145,9 @@ def plan_of(deploy: Deploy, request: int, node: str, links: set[str]) -> Plan:
         same_source={slot: tuple(slots) for slots in readers.values() for slot in slots},
         routes=routes,
         waiting_blobs=set(blobs),
+        neighbours=frozenset(
+            (others | {source.node for part in parts.values() for source in part.sources}) - {"", node}
+        ),
         waiting_links=reached - links,
         waiting_parts=set(parts),
     )

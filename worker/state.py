@@ -101,7 +101,17 @@ EXIT_DRAINED = 0
 EXIT_ENGINE_LOST = 3  # the last device was given up
 BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
 ASK_SHARE = 1 / 8  # of the silence after which the coordinator is given up; then it is asked whether it lives
+LOST_LINK_GRACE_S = 1.0  # where the worker at its other end died, the coordinator ends its plans sooner
 DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
+
+
+@dataclass(frozen=True, slots=True)
+class _LostLink:
+    """A link to a worker ended while these steps might have needed it."""
+
+    node: str
+    steps: tuple[tuple[PlanKey, int], ...]
+    fail_at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +146,7 @@ class WorkerState:
         self._graphs = KnownGraphs(self._bounds.graphs_bytes_max)
         self._fetches = Fetches(node, self._bounds.fetches_max)
         self._links: set[str] = set()
+        self._lost_links: deque[_LostLink] = deque()
         self._prepared: dict[int, tuple[PlanKey, int]] = {}
         self._runs: dict[int, tuple[PlanKey, int, int]] = {}
         self._pushes: dict[int, tuple[PlanKey, int]] = {}
@@ -178,6 +189,7 @@ class WorkerState:
         due = [each.repair.restart_at_s for each in self._devices if each.repair.restart_at_s is not None]
         if self.owner is not None and self._silence_s:
             due.append(self._heard_s + self._silence_s * (1 if self._asked_owner else ASK_SHARE))
+        due += [lost.fail_at_s for lost in self._lost_links]
         return min(due, default=None)
 
     @property
@@ -264,13 +276,31 @@ class WorkerState:
 
     def _node_unlinked(self, event: NodeUnlinked, now: float) -> list[Action]:
         self._links.discard(event.node)
+        plans = [plan for plan in self._plans.values() if event.node in plan.neighbours]
+        steps = tuple((plan.key, step) for plan in plans for step in plan.steps)
+        if steps:
+            self._lost_links.append(_LostLink(event.node, steps, now + LOST_LINK_GRACE_S))
         if self.owner is None or event.node != self.owner.node:
             return []
         return self._lose_owner(now, "its link ended")
 
+    def _fail_steps_of_lost_links(self, now: float) -> list[Action]:
+        """What was on its way over a link that ended may be lost, and whoever waits for it would wait for ever."""
+        actions: list[Action] = []
+        while self._lost_links and self._lost_links[0].fail_at_s <= now:
+            lost = self._lost_links.popleft()
+            for key, number in lost.steps:
+                plan = self._plans.get(key)
+                if plan is not None and number in plan.steps:
+                    error = NodeLost("the link to a worker of the plan ended", node=lost.node)
+                    actions += self._close_step(plan, number, error)
+        return [*actions, *self._dispatch(now)] if actions else []
+
     def _link_failed(self, event: LinkFailed, now: float) -> list[Action]:
         """What is meant for that node goes through the coordinator, who knows whether it is there at all."""
         self._tell(now, f"no link to {event.node[:16]}, so through the coordinator: {event.error}")
+        for plan in self._plans.values():
+            plan.unreached |= {event.node} & plan.waiting_links
         return self._await_link_no_more(event.node, now)
 
     def _await_link_no_more(self, node: str, now: float) -> list[Action]:
@@ -281,7 +311,7 @@ class WorkerState:
         return actions
 
     def _tick(self, event: Tick, now: float) -> list[Action]:
-        return [*self._restart_hosts(now), *self._watch_owner(event, now)]
+        return [*self._restart_hosts(now), *self._fail_steps_of_lost_links(now), *self._watch_owner(event, now)]
 
     def _watch_owner(self, event: Tick, now: float) -> list[Action]:
         if self.owner is None or not self._silence_s:

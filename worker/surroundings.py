@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from wire.credentials import Credentials
 from wire.endpoint import Endpoint
 from wire.errors import MeshError
 from wire.link import Handler
@@ -55,17 +57,27 @@ def _watch_here(endpoint: Endpoint, config: WorkerConfig, port: int) -> LinkWatc
     return LinkWatch(endpoint, whereabouts.moved)
 
 
+def _no_member(folder: Path, name: str) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """`signals` says whether the process is the daemon's own, so that it may answer SIGTERM; `machine` makes what
     decides, from its node id, its devices and its incarnation; `watch` what notices that links died, for an endpoint
-    that listens on a port."""
+    that listens on a port; `credentials` gives the identity in a state folder of the worker of that name, None where it
+    is no member of its mesh."""
 
-    endpoint: Callable[[Identity, Handler], Endpoint]
+    endpoint: Callable[[Identity, Handler, Credentials | None], Endpoint]
     host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
     machine: Callable[[str, int, int], WorkerState] = WorkerState
     signals: bool = False
     watch: Callable[[Endpoint, WorkerConfig, int], LinkWatch] = _watch_here
+    credentials: Callable[[Path, str], Credentials | None] = _no_member
 
 
-REAL = Surroundings(WebSocketEndpoint, HostProcess, signals=True)
+def _endpoint_here(identity: Identity, handler: Handler, credentials: Credentials | None) -> Endpoint:
+    return WebSocketEndpoint(identity, handler, credentials=credentials)
+
+
+REAL = Surroundings(_endpoint_here, HostProcess, signals=True)

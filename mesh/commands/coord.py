@@ -20,19 +20,21 @@ from typing import Any
 
 from coordinator.health import HealthConfig
 from wire.address import LAST_PORT, PORT, parse_address
-from wire.errors import ConfigError, ConnectFailed, MeshError, WrongMesh, from_fields
+from wire.errors import ConfigError, ConnectFailed, MeshError, NotTrusted, WrongMesh, from_fields
 from wire.file import load_params
 from wire.graph import WireGraph
 from wire.limits import MIB
 from wire.logs import start_logging
 from wire.messages import JobReport, PairReport
 
+from ..enrolment import client_membership
 from ..node import Node
 from ..preview import PlanPreview, size_text
 from ..remote import Remote
 from .arrays import check_folder, read_inputs, write_outputs
 from .exit_codes import INTERRUPTED, OK, print_log, run_command
 from .flags import add_common, add_health, add_listening, command, mesh_name, node_timeout_s, verbosity
+from .members import join, join_arguments, nodes_arguments, token_arguments
 from .progress import progress
 from .tables import print_table
 
@@ -229,7 +231,9 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "serve": Verb("run a coordinator on this machine", _serve_arguments, local=serve, interrupted=OK),
-    "nodes": Verb("show the workers and their devices", _no_arguments, remote=nodes),
+    "nodes": Verb("show the workers and their devices, or throw one out", nodes_arguments, remote=nodes),
+    "token": Verb("make, list and withdraw join tokens", token_arguments),
+    "join": Verb("become a client of a mesh elsewhere, with a token", join_arguments, local=join),
     "plan": Verb("show what would go where, before a byte moves", _graph_argument, remote=plan),
     "submit": Verb("run a graph", _submit_arguments, remote=submit),
     "status": Verb("show jobs", _status_arguments, remote=status),
@@ -250,7 +254,10 @@ def parser() -> argparse.ArgumentParser:
         add_common(one, keep=True)  # flags may stand before the verb or after it
         if verb.remote is not None:
             one.add_argument("--coordinator", metavar="HOST:PORT", help="default MESH_ADDRESS, else this machine's")
-        one.set_defaults(run=verb.local or _on_a_coordinator(verb), interrupted=verb.interrupted)
+        one.set_defaults(interrupted=verb.interrupted)
+        run = verb.local or (_on_a_coordinator(verb) if verb.remote else None)
+        if run is not None:  # a verb of several actions has a function for each
+            one.set_defaults(run=run)
     return made
 
 
@@ -282,12 +289,18 @@ async def _connect(options: Options) -> Remote:
     """The coordinator named by flag or environment, else the one of this mesh on this machine."""
     mesh = mesh_name(options)
     named = options.coordinator or os.environ.get("MESH_ADDRESS")
+    membership = await asyncio.to_thread(client_membership, mesh)
     if named:
-        return await Remote.connect(mesh, *parse_address(named))
+        return await Remote.connect(mesh, *parse_address(named), membership)
+    for address in membership.coordinator:
+        try:
+            return await Remote.connect(mesh, *parse_address(address), membership)
+        except (ConnectFailed, NotTrusted):
+            continue  # it is elsewhere now
     for port in range(PORT, LAST_PORT + 1):
         try:
-            return await Remote.connect(mesh, "127.0.0.1", port)
-        except (ConnectFailed, ConfigError, WrongMesh):
+            return await Remote.connect(mesh, "127.0.0.1", port, membership)
+        except (ConnectFailed, ConfigError, WrongMesh, NotTrusted):
             continue  # nobody there, a worker, or another mesh
     raise ConnectFailed(
         f"no coordinator of mesh {mesh!r} on this machine (ports {PORT} to {LAST_PORT})",

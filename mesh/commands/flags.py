@@ -33,7 +33,7 @@ def add_common(made: argparse.ArgumentParser, keep: bool = False) -> None:
 
 def add_listening(made: argparse.ArgumentParser, peer: str) -> None:
     """--host, --port, --interface, --advertise, --peer and --no-mdns, for daemons."""
-    made.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    made.add_argument("--host", default="", help="address to listen on (default: all; loopback if no mesh was joined)")
     made.add_argument("--port", type=port, help="port (default 7100, or the next free one up to 7131; 0: any)")
     made.add_argument(
         "--interface",

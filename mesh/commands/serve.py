@@ -10,7 +10,9 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from coordinator.authority import Authority
 from coordinator.health import HealthConfig
 from coordinator.jobs import JobLimits, JobTable
 from coordinator.keeping import Keeper
@@ -18,14 +20,21 @@ from coordinator.runtime import Coordinator, CoordinatorConfig
 from coordinator.service import JobService
 from wire.address import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
-from wire.identity import kept_node_id
+from wire.tokens import Token
 from wire.whereabouts import Whereabouts
 
+from ..admission import FIRST_TOKEN_S, FIRST_TOKEN_USES, Admission
 from ..config import coordinator_folder
 from ..durations import parse_duration
 from ..embedded import start_coordinator
+from ..enrolment import authority_folder
 from .exit_codes import OK
 from .flags import mesh_name, node_name, node_timeout_s
+
+if TYPE_CHECKING:
+    from wire.discovery import Announcer
+
+    from ..joining import AutoJoin
 
 log = logging.getLogger("graph_mesh.serve")
 
@@ -41,28 +50,40 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     limits = JobLimits(keep_s=parse_duration(options.keep_results))
     folder = coordinator_folder(mesh, config.name, options.state_dir)
     keeper, found = await asyncio.to_thread(Keeper.open, folder / "jobs", time.time_ns() // 1000)
-    coordinator = await start_coordinator(config, kept_node_id(folder))
+    authority = await asyncio.to_thread(Authority, authority_folder(mesh, options.state_dir), mesh, epoch=keeper.epoch)
+    admission = await asyncio.to_thread(Admission, authority, folder / "identity")
+    coordinator = await start_coordinator(config, admission.credentials)
     coordinator.epoch = keeper.epoch
     service = JobService(coordinator, JobTable(limits), keeper)
     stopped = _stop_event()
     returning: asyncio.Task[None] | None = None
     try:
         workers = service.resume(found)
-        first = PORT if options.port is None else options.port
-        last = LAST_PORT if options.port is None else options.port
-        port = await coordinator.endpoint.listen(options.host, first, last)
-        whereabouts = Whereabouts(coordinator.endpoint, options.host, port, options.interface, options.advertise)
+        host = options.host or "::"
+        port = await admission.listen(
+            coordinator, host, range(PORT, LAST_PORT + 1) if options.port is None else [options.port]
+        )
+        whereabouts = Whereabouts(coordinator.endpoint, host, port, options.interface, options.advertise)
         coordinator.link_watch.moved = whereabouts.moved
-        _tell_ready(options, mesh, port, health)
+        admission.begin(coordinator)
+        _tell_ready(options, coordinator, port, health, await asyncio.to_thread(admission.first_token))
         returning = asyncio.create_task(_dial_again(coordinator, workers))
         await asyncio.gather(*(coordinator.connect(*peer) for peer in peers))
         if options.no_mdns:
             await stopped.wait()
         else:
-            await _announced(coordinator, port, stopped)
+            from wire.discovery import Announcer
+
+            from ..joining import AutoJoin
+
+            key = admission.credentials.discovery_key
+            announcer = Announcer(coordinator.identity, port, key, host, options.interface)
+            join = AutoJoin(coordinator, key, options.interface, admission.imposter)
+            await _announced(announcer, join, stopped)
     finally:
         if returning is not None:
             returning.cancel()
+        await admission.close()
         await service.close()
         await coordinator.close()
     return OK
@@ -84,13 +105,8 @@ async def _dial_again(coordinator: Coordinator, workers: Mapping[str, Sequence[s
     await asyncio.gather(*(dial(node_id, addresses) for node_id, addresses in workers.items() if addresses))
 
 
-async def _announced(coordinator: Coordinator, port: int, stopped: asyncio.Event) -> None:
-    from wire.discovery import Announcer
-
-    from ..joining import AutoJoin
-
-    join = AutoJoin(coordinator)
-    async with Announcer(coordinator.identity, port):
+async def _announced(announcer: Announcer, join: AutoJoin, stopped: asyncio.Event) -> None:
+    async with announcer:
         await join.start()
         try:
             await stopped.wait()
@@ -98,18 +114,25 @@ async def _announced(coordinator: Coordinator, port: int, stopped: asyncio.Event
             await join.close()
 
 
-def _tell_ready(options: argparse.Namespace, mesh: str, port: int, health: HealthConfig) -> None:
-    address = f"{options.host}:{port}"
+def _tell_ready(
+    options: argparse.Namespace, coordinator: Coordinator, port: int, health: HealthConfig, token: Token | None
+) -> None:
+    mesh = coordinator.config.mesh
+    address = next(iter(coordinator.endpoint.identity.addresses), f"127.0.0.1:{port}")
     if options.json:
-        print(
-            json.dumps({"event": "ready", "mesh": mesh, "address": address, "port": port, "pid": os.getpid()}),
-            flush=True,
-        )
+        ready = {"event": "ready", "mesh": mesh, "address": address, "port": port, "pid": os.getpid()}
+        print(json.dumps(ready | ({"token": token.text} if token else {})), flush=True)
     log.info("mesh-coord %s of mesh %s ready on %s", options.name, mesh, address)
     log.info("%s", health.describe())
-    log.info(
-        "add a machine's devices: mesh-worker --peer %s; submit: mesh-coord submit GRAPH.wire --output DIR", address
-    )
+    log.info("lend this machine's devices: mesh-worker; submit: mesh-coord submit GRAPH.wire --output DIR")
+    if token is None:
+        log.info("let another machine in: mesh-coord token create here, then mesh-worker join there")
+    elif not options.json:  # on stdout and never in a log, where it would be a key under the mat
+        print(
+            f"On each other machine type\n\n    mesh-worker join\n\nand paste this token, good for "
+            f"{FIRST_TOKEN_USES} machines and {FIRST_TOKEN_S / 3600:g} h:\n\n    {token.text}\n",
+            flush=True,
+        )
 
 
 def _stop_event() -> asyncio.Event:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 
+from wire.credentials import Credentials
+
+from ..enrolment import ask_for_token, authority_folder, enrolled, join_mesh, machine_name, state_root
 from ..sizes import parse_size
 from .exit_codes import OK, run_command
 from .flags import add_common, add_listening, command, mesh_name, node_name, verbosity
@@ -25,6 +30,10 @@ def parser() -> argparse.ArgumentParser:
     )
     add_common(made)
     add_listening(made, peer="a node to connect to (repeatable)")
+    made.add_argument("verb", nargs="?", choices=("join",), help="enter a mesh with a join token, then serve it")
+    made.add_argument(
+        "--token-file", default="", metavar="FILE", help="join: where the token is, instead of MESH_TOKEN"
+    )
     made.add_argument(
         "--device",
         action="append",
@@ -38,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
     made.add_argument("--state-dir", default="", metavar="DIR", help="where this worker's identity is kept")
     made.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
+    made.add_argument("--authority", default="", help=argparse.SUPPRESS)  # of the mesh, where it is this user's
     return made
 
 
@@ -46,11 +56,13 @@ def work(options: argparse.Namespace) -> int:
         return list_devices(options.json)
     from worker.config import WorkerConfig
     from worker.daemon import run_worker
+    from worker.surroundings import REAL
 
+    mesh = join(options) if options.verb == "join" else mesh_name(options)
     ports = {} if options.port is None else {"port": options.port, "last_port": options.port}
     config = WorkerConfig(
         name=node_name(options),
-        mesh=mesh_name(options),
+        mesh=mesh,
         host=options.host,
         interfaces=tuple(options.interface),
         advertise=tuple(options.advertise),
@@ -66,7 +78,34 @@ def work(options: argparse.Namespace) -> int:
         verbosity=verbosity(options),
         **ports,
     )
-    return asyncio.run(run_worker(config))
+
+    def credentials(folder: Path, name: str) -> Credentials | None:
+        if options.local and not options.authority:
+            return None  # it works for the process that started it, and for nobody else
+        authority = Path(options.authority) if options.authority else authority_folder(mesh, options.state_dir)
+        return enrolled(folder, mesh, "worker", name, authority)
+
+    return asyncio.run(run_worker(config, replace(REAL, credentials=credentials)))
+
+
+def join(options: argparse.Namespace) -> str:
+    """Enter the mesh that a token is for; its name."""
+    from worker.folder import claim
+
+    name = node_name(options) or machine_name()
+
+    @contextlib.contextmanager
+    def place(mesh: str) -> Iterator[Path]:
+        claimed = claim(state_root(options.state_dir) / mesh, name)
+        try:
+            yield claimed.path
+        finally:
+            claimed.lock.release()
+
+    token = ask_for_token(options.token_file)
+    mesh = asyncio.run(join_mesh(token, "worker", name, options.peer, options.interface, options.state_dir, place))
+    print(f"{name} is a member of mesh {mesh} now", file=sys.stderr)
+    return mesh
 
 
 def list_devices(as_json: bool) -> int:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import Daemon, daemon, environment, node_states, run, wait_for
+from support.commands import Daemon, client_of, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors, trace
 from mesh.commands import exit_codes
-from mesh.remote import Remote
 from wire.messages import NamedValue, PlanGraph, SubmitJob
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
@@ -120,13 +119,17 @@ def test_an_input_in_the_other_byte_order_is_taken(site: Site) -> None:
         (("--mesh", "a/../b"), "a mesh's name does not begin with a dot and has no slash"),
         (("--mesh", "m" * 65), "a mesh's name has 1 to 64 bytes"),
         (("--name", "two\nlines"), "a node's name has 1 to 64 bytes of printable text"),
-        (("--host", "10.1.2.3"), "without"),
     ],
 )
 def test_names_and_addresses_are_checked_by_both_commands(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    said = "it is not a loopback address, and there is no join token yet" if said == "without" else said
     for command in (("coord", "serve"), ("worker", "--device", "cpu")):
         assert_refused(run(*command, *words, "--no-mdns", "--port", "0", env=environment(tmp_path)), said)
+
+
+def test_a_worker_that_joined_no_mesh_listens_on_loopback_only(tmp_path: Path) -> None:
+    words = ("--device", "cpu", "--host", "10.1.2.3", "--no-mdns", "--port", "0")
+    said = "will not listen on 10.1.2.3: it is not a loopback address, and this node has joined no mesh"
+    assert_refused(run("worker", *words, env=environment(tmp_path)), said)
 
 
 def test_a_coordinator_that_is_not_there_is_named_with_what_to_start(site: Site) -> None:
@@ -214,7 +217,7 @@ def test_malformed_messages_are_refused_with_a_typed_error_and_the_coordinator_g
     ]
 
     async def send(message: SubmitJob | PlanGraph) -> None:
-        remote = await Remote.connect("bad-input", "127.0.0.1", site.coordinator.ready["port"])
+        remote = await client_of(site.coordinator)
         try:
             await (await remote._open()).request(message)
         finally:

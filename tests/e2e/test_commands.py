@@ -167,14 +167,10 @@ def test_a_detached_job_is_asked_for_later(served: Served) -> None:
         (("submit", "g.wire", "--output", "o", "--input", "x=g.wire"), exit_codes.USAGE, "is not a .npy file"),
         (("submit", "g.wire", "--output", "o", "--input", "x"), exit_codes.USAGE, "is not NAME=FILE.npy"),
         (("status", "nonsense"), exit_codes.USAGE, "no job 'nonsense' here"),
-        (("nodes", "--mesh", "other"), exit_codes.UNREACHABLE, "Give both the same --mesh NAME"),
+        (("nodes", "--mesh", "other"), exit_codes.USAGE, "is no member of mesh 'other'"),
         (("nodes", "--coordinator", "127.0.0.1:1"), exit_codes.UNREACHABLE, "no node answers at 127.0.0.1:1"),
         (("nodes", "--coordinator", "nonsense:port"), exit_codes.USAGE, "Write HOST:PORT"),
-        (
-            ("serve", "--name", "x", "--host", "0.0.0.0"),
-            exit_codes.USAGE,
-            "not a loopback address, and there is no join token",
-        ),
+        (("serve", "--name", "x", "--host", "203.0.113.1"), exit_codes.USAGE, "cannot listen on port"),
         (("serve", "--heartbeat", "0"), exit_codes.USAGE, "outside 0.01 to 60"),
         (("serve", "--node-timeout", "0.1"), exit_codes.USAGE, "outside 0.15 to 900"),
     ],
@@ -201,7 +197,7 @@ def test_a_port_in_use_is_named(served: Served) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--host", "0.0.0.0"), "not a loopback address, and there is no join token"),
+        (("--host", "0.0.0.0"), "not a loopback address, and this node has joined no mesh"),
         (("--device", "nonsense"), "there is no device 'nonsense'. This machine has: cpu"),
         (("--max-memory", "much"), "'much' is not a size"),
         (("--peer", "nonsense:port"), "Write HOST:PORT"),

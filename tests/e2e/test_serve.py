@@ -160,7 +160,13 @@ def read_all(terminal: int) -> str:
             return b"".join(parts).decode()
 
 
-def test_a_python_program_is_a_client_of_the_same_coordinator(site: Site) -> None:
+@pytest.fixture
+def at_home(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is of the user who runs the coordinator."""
+    monkeypatch.setenv("XDG_STATE_HOME", site.coordinator.env["XDG_STATE_HOME"])
+
+
+def test_a_python_program_is_a_client_of_the_same_coordinator(site: Site, at_home: None) -> None:
     with Mesh.builder().mesh("serve").node(site.coordinator.address).build() as mesh:
         assert [node.name for node in mesh.nodes] == ["one", "two"]
         expected = mesh.run(repeated(2), X, mode="off")
@@ -185,7 +191,7 @@ def test_a_python_program_is_a_client_of_the_same_coordinator(site: Site) -> Non
 # -- a second coordinator
 
 
-def test_results_and_inputs_of_many_jobs_are_not_held_open(site: Site) -> None:
+def test_results_and_inputs_of_many_jobs_are_not_held_open(site: Site, at_home: None) -> None:
     files = Path(f"/proc/{site.coordinator.process.pid}/fd")
     with Mesh.builder().mesh("serve").node(site.coordinator.address).build() as mesh:
         before = len(list(files.iterdir()))
@@ -204,9 +210,9 @@ def test_results_and_inputs_of_many_jobs_are_not_held_open(site: Site) -> None:
     assert first.returncode == 0, first.stderr
 
 
-def test_a_second_coordinator_for_the_same_worker_is_refused_and_told_who_has_it(site: Site, tmp_path: Path) -> None:
+def test_a_second_coordinator_for_the_same_worker_is_refused_and_told_who_has_it(site: Site, at_home: None) -> None:
     worker = site.workers[0].address
-    second = run("coord", "serve", "--port", "0", "--no-mdns", "--peer", worker, "--name", "second", env=site.env)
+    second = run("coord", *SERVE[1:], "--host", "127.0.0.1", "--peer", worker, "--name", "second", env=site.env)
     assert second.returncode == exit_codes.UNREACHABLE
     told = "this worker serves coordinator coordinator [worker one]. Stop that one, or use its workers"
     assert second.stderr.splitlines()[-1] == f"mesh-coord: {told}"

@@ -197,10 +197,14 @@ def _verbs() -> dict[str, argparse.ArgumentParser]:
 
 
 def _options(parser: argparse.ArgumentParser) -> set[str]:
-    """Every option and argument of a parser, help aside, as people write it."""
+    """Every option and argument of a parser and of its actions, help aside, as people write it."""
     found: set[str] = set()
     for action in parser._actions:
-        if action.help != argparse.SUPPRESS and "--help" not in action.option_strings:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {option for name, each in action.choices.items() for option in _options(each)}
+        elif not action.option_strings and action.choices:
+            found |= {str(choice) for choice in action.choices}
+        elif action.help != argparse.SUPPRESS and "--help" not in action.option_strings:
             found |= set(action.option_strings) or {str(action.metavar or action.dest).upper()}
     return found
 

@@ -21,12 +21,15 @@ BELOW = {
 
 # The composition root: the files that make the parts of a program and connect them, and what each may reach.
 ROOT = {
+    "mesh/admission.py": {"coordinator"},
+    "mesh/commands/members.py": {"coordinator"},
     "mesh/commands/coord.py": {"coordinator"},  # to derive the times that a node time-out means
     "mesh/commands/serve.py": {"coordinator"},
     "mesh/commands/worker.py": {"worker"},
     "mesh/connect.py": {"coordinator"},
     "mesh/demo/show.py": {"coordinator", "worker"},  # to tell the times of its judge, to list this machine's adapters
     "mesh/embedded.py": {"coordinator"},
+    "mesh/enrolment.py": {"coordinator"},
     "mesh/inprocess.py": {"worker"},  # the cpu engine, for programs without a mesh
     "mesh/joining.py": {"coordinator"},
     "mesh/simulation/backend.py": {"coordinator"},
@@ -42,7 +45,7 @@ DOORS = {
     "ml_dtypes": {"wire/dtypes.py", "mesh/numpy/dtypes.py"},
     "msgpack": {"wire/codec.py"},
     "msgspec": {"wire/messages.py", "wire/frames.py", "worker/host_messages.py"},
-    "platformdirs": {"worker/config.py", "mesh/config.py", "mesh/demo/show.py"},
+    "platformdirs": {"worker/config.py", "mesh/enrolment.py", "mesh/demo/show.py"},
     "psutil": {"wire/interfaces.py", "worker/cpu/engine.py"},
     "rich": {"mesh/commands/progress.py", "mesh/commands/tables.py", "mesh/demo/show.py"},
     "safetensors": {"wire/file.py"},

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mesh.enrolment import client_membership
 from mesh.remote import Remote
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class Daemon:
     process: subprocess.Popen[str]
     ready: dict[str, Any]
     log: Path
+    env: Mapping[str, str]
 
     @property
     def address(self) -> str:
@@ -61,11 +63,18 @@ def run(
     )
 
 
+async def client_of(coordinator: Daemon) -> Remote:
+    """A client of a coordinator, as the user who runs it."""
+    mesh = coordinator.ready["mesh"]
+    membership = client_membership(mesh, str(Path(coordinator.env["XDG_STATE_HOME"]) / "graph-mesh"))
+    return await Remote.connect(mesh, "127.0.0.1", coordinator.ready["port"], membership)
+
+
 def asked(coordinator: Daemon, ask: Callable[[Remote], Awaitable[T]]) -> T:
     """What a coordinator answers, asked from this process: a command takes half a second to start."""
 
     async def connected() -> T:
-        remote = await Remote.connect(coordinator.ready["mesh"], "127.0.0.1", coordinator.ready["port"])
+        remote = await client_of(coordinator)
         try:
             return await ask(remote)
         finally:
@@ -100,10 +109,11 @@ def wait_for(holds: Callable[[], bool], within_s: float = 20.0) -> None:
 
 @contextmanager
 def daemon(name: str, *arguments: str, env: Mapping[str, str], log: Path) -> Iterator[Daemon]:
-    """`mesh-worker` or `mesh-coord serve`, killed at the end if it still runs."""
+    """`mesh-worker` or `mesh-coord serve` on loopback, killed at the end if it still runs."""
+    host = () if "--host" in arguments else ("--host", "127.0.0.1")
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command(name, *arguments, "--json"), env=env, stdout=subprocess.PIPE, stderr=errors, text=True
+            command(name, *arguments, *host, "--json"), env=env, stdout=subprocess.PIPE, stderr=errors, text=True
         )
     try:
         assert process.stdout is not None
@@ -112,7 +122,7 @@ def daemon(name: str, *arguments: str, env: Mapping[str, str], log: Path) -> Ite
         line = process.stdout.readline()
         patience.cancel()
         assert line, f"{name} did not start:\n{log.read_text()}"
-        yield Daemon(process, json.loads(line), log)
+        yield Daemon(process, json.loads(line), log, env)
     finally:
         if process.poll() is None:
             process.kill()

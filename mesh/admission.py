@@ -1,0 +1,125 @@
+"""The authority of a mesh at work beside a coordinator: its certificate, the join port, revocations.
+
+Part of the composition root.  `mesh-coord serve` has one with a join port; a program that is its own coordinator, and
+runs as the user whose mesh it is, has one without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from coordinator.authority import Authority, Revoked
+from coordinator.runtime import Coordinator
+from wire.credentials import Credentials, keep_renewed
+from wire.errors import ConfigError, MeshError
+from wire.join_link import PORT_OFFSET, serve_joining
+from wire.joining import Admitted
+from wire.listener import Listener, addresses_of
+from wire.tokens import Token
+from wire.transport import Endpoint
+
+FIRST_TOKEN_USES = 8  # a home's machines, joined in one go
+FIRST_TOKEN_S = 3600.0
+PORTS_TRIED = 20
+
+
+class Admission:
+    """Of the coordinator whose identity is in `folder`, new and for this process alone without one.
+
+    Blocks for a few disk writes when it is made.
+    """
+
+    def __init__(self, authority: Authority, folder: Path | None = None) -> None:
+        self.authority = authority
+        self._own = tempfile.TemporaryDirectory(prefix="graph-mesh-") if folder is None else None
+        self.credentials = Credentials(folder or Path(self._own.name if self._own else ""))
+        self.credentials.adopt(self._certify())
+        self._join_port: Listener | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def first_token(self) -> Token | None:
+        """A token for a mesh that has nobody yet and no open token, to be shown once."""
+        if self.authority.members() or self.authority.tokens():
+            return None
+        return self.authority.create_token("worker", FIRST_TOKEN_USES, FIRST_TOKEN_S)
+
+    async def listen(self, coordinator: Coordinator, host: str, ports: Sequence[int]) -> int:
+        """Open the first of these ports that is free together with its join port; the port."""
+        failure: ConfigError | None = None
+        for port in ports if ports[0] else _free_ports():
+            try:
+                return await self._listen(coordinator, host, port)
+            except ConfigError as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
+
+    def begin(self, coordinator: Coordinator) -> None:
+        """From now on the certificate stays valid and revocations work."""
+        revoked = self.authority.revoked()
+        coordinator.revoke(revoked.data, revoked.node_ids)
+        if isinstance(coordinator.endpoint, Endpoint):
+            coordinator.endpoint.audit_strangers(self.authority.turned_away)
+
+        def changed(revoked: Revoked) -> None:
+            self.credentials.take_revocations(revoked.data)
+            coordinator.revoke(revoked.data, revoked.node_ids)
+
+        async def renew() -> Admitted:
+            return await asyncio.to_thread(self._certify)
+
+        self._tasks = [
+            asyncio.create_task(self.authority.watch(changed)),
+            asyncio.create_task(keep_renewed(self.credentials, renew)),
+        ]
+
+    def imposter(self, where: str, error: MeshError) -> None:
+        """Someone at that address announced itself as a node of this mesh, and could not prove it."""
+        asyncio.get_running_loop().run_in_executor(None, self.authority.distrusted, where, str(error))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._join_port is not None:
+            await self._join_port.close()
+        if self._own is not None:
+            self._own.cleanup()
+
+    async def _listen(self, coordinator: Coordinator, host: str, port: int) -> int:
+        credentials, authority = self.credentials, self.authority
+        join_port, _ = await serve_joining(
+            addresses_of(host),
+            port + PORT_OFFSET,
+            credentials.join_server_context(),
+            authority.certificate,
+            lambda: credentials.certificate,
+            authority,
+        )
+        try:
+            bound = await coordinator.endpoint.listen(host, port, port)
+        except ConfigError:
+            await join_port.close()
+            raise
+        self._join_port = join_port
+        return bound
+
+    def _certify(self) -> Admitted:
+        return self.authority.certify_coordinator(self.credentials.key.public)
+
+
+def _free_ports() -> Sequence[int]:
+    """Ports of the system's choice whose join port is one, too."""
+    found = []
+    for _ in range(PORTS_TRIED):
+        with contextlib.closing(socket.socket()) as here:
+            here.bind(("127.0.0.1", 0))
+            port = here.getsockname()[1]
+        found.append(port if port + PORT_OFFSET < 1 << 16 else 20_000 + secrets.randbelow(10_000))
+    return found

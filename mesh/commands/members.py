@@ -1,0 +1,124 @@
+"""Verbs about who is in a mesh: tokens, throwing a node out, and joining as a client.
+
+All but `join` work in the folder of the mesh's authority, whether its coordinator runs or not; so they are for the user
+who runs it, on its machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from wire.errors import ConfigError
+
+from ..durations import parse_duration
+from ..enrolment import as_client, ask_for_token, at_home, authority_folder, join_mesh, machine_name
+from .exit_codes import OK
+from .flags import mesh_name
+from .tables import print_table
+
+if TYPE_CHECKING:
+    from coordinator.authority import Authority
+
+Options = argparse.Namespace
+
+
+def token_create(options: Options) -> int:
+    """Make a token and show it, this once."""
+    made = _authority(options).create_token(options.role, options.uses, parse_duration(options.ttl))
+    return _say(options, {"id": made.key_id, "token": made.text}, made.text)
+
+
+def token_list(options: Options) -> int:
+    now_s = time.time()
+    header = ("id", "role", "state", "used", "expires")
+    rows = [
+        (each.key_id, each.role, each.state(now_s), f"{len(each.nodes)} of {each.uses}", _moment(each.expires_s))
+        for each in _authority(options).tokens()
+    ]
+    if options.json:
+        print(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))
+    else:
+        print_table(header, rows)
+    return OK
+
+
+def token_revoke(options: Options) -> int:
+    record = _authority(options).revoke_token(options.id)
+    said = f"token {record.key_id} lets nobody in any more; the nodes it let in stay"
+    return _say(options, {"id": record.key_id, "state": "withdrawn"}, said)
+
+
+def nodes_revoke(options: Options) -> int:
+    """Throw a node out: its links end within a second, and it cannot come back with the key it has."""
+    member = _authority(options).revoke_node(options.node)
+    return _say(options, {"node": member.node_id, "name": member.name}, f"{member.name} ({member.node_id}) is out")
+
+
+def join(options: Options) -> int:
+    """Make this user of this machine a client of a mesh elsewhere."""
+    peers = [options.coordinator] if options.coordinator else []
+    token = ask_for_token(options.token_file)
+    mesh = asyncio.run(join_mesh(token, "client", machine_name(), peers, (), "", as_client))
+    return _say(options, {"mesh": mesh}, f"you are a client of mesh {mesh} now; see it with: mesh-coord nodes")
+
+
+# -- arguments --------------------------------------------------------------------------------------------
+
+
+def token_arguments(made: argparse.ArgumentParser) -> None:
+    actions = made.add_subparsers(required=True, metavar="ACTION")
+    create = _action(actions, "create", token_create)
+    create.add_argument("--uses", type=int, default=1, metavar="N", help="machines it lets in (default %(default)s)")
+    create.add_argument("--ttl", default="15m", metavar="TIME", help="how long it is good (default %(default)s)")
+    create.add_argument("--role", choices=("worker", "client"), default="worker", help="what they become")
+    _action(actions, "list", token_list)
+    _action(actions, "revoke", token_revoke).add_argument("id", metavar="ID", help="as token list shows it")
+
+
+def nodes_arguments(made: argparse.ArgumentParser) -> None:
+    actions = made.add_subparsers(metavar="[revoke NODE]")
+    revoke = _action(actions, "revoke", nodes_revoke)
+    revoke.add_argument("node", metavar="NODE", help="its name, its id, or the first characters of that")
+
+
+def join_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--coordinator", default="", metavar="HOST:PORT", help="whom to ask (default: who announces it)")
+    made.add_argument("--token-file", default="", metavar="FILE", help="where the token is (else MESH_TOKEN)")
+
+
+def _action(actions: Any, name: str, run: Callable[[Options], int]) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = actions.add_parser(name, help=run.__doc__)
+    made.set_defaults(run=run)
+    if run is not join:
+        made.add_argument("--state-dir", default="", metavar="DIR", help="where the mesh's authority is kept")
+    return made
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _authority(options: Options) -> Authority:
+    mesh = mesh_name(options)
+    if not at_home(mesh, options.state_dir):
+        raise ConfigError(
+            f"the authority of mesh {mesh!r} is not on this machine, or not this user's",
+            next_step="Ask on the machine, and as the user, that runs mesh-coord serve",
+        )
+    from coordinator.authority import Authority
+
+    return Authority(authority_folder(mesh, options.state_dir), mesh)
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
+
+
+def _say(options: Options, data: dict[str, str], text: str) -> int:
+    print(json.dumps(data) if options.json else text)
+    return OK

@@ -1,0 +1,166 @@
+"""How a process of this machine becomes a member of a mesh: it was let in before, has a token, or is at home here.
+
+Part of the composition root.  Whoever may write the folder of a mesh's authority decides who is in; so where that
+folder is this user's, a worker or a client needs no token.  Elsewhere one is asked for, and never taken from the
+command line, which every user of a machine can read.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from pathlib import Path
+
+import platformdirs
+
+from wire.address import parse_address, shown
+from wire.credentials import Credentials
+from wire.errors import ConfigError
+from wire.lock import FileLock
+from wire.membership import Membership, ask_to_join, remember_coordinator
+from wire.tokens import Token, discovery_key, parse_token
+
+FIND_S = 5.0  # for a coordinator to be heard
+LEFT_S_MIN = 6 * 3600.0  # at home a certificate with less time left is renewed on the way
+AUTHORITY_FOLDER = "@authority"  # beside the folders of workers, none of which begins with @
+CLIENT_FOLDER = "@client"
+JOINED_FILE = "joined"  # in the folder of all meshes: the one that this user joined last
+
+
+def state_root(state_dir: str = "") -> Path:
+    """The folder with one folder for each mesh."""
+    return Path(state_dir) if state_dir else platformdirs.user_state_path("graph-mesh", appauthor=False)
+
+
+def authority_folder(mesh: str, state_dir: str = "") -> Path:
+    return state_root(state_dir) / mesh / AUTHORITY_FOLDER
+
+
+def client_folder(mesh: str, state_dir: str = "") -> Path:
+    return state_root(state_dir) / mesh / CLIENT_FOLDER
+
+
+def at_home(mesh: str, state_dir: str = "") -> bool:
+    """Whether the mesh's authority is on this machine and this user's."""
+    return _may_write(authority_folder(mesh, state_dir))
+
+
+def _may_write(authority: Path) -> bool:
+    return os.access(authority / "members.json", os.W_OK)
+
+
+def enrolled(folder: Path, mesh: str, role: str, name: str, authority: Path) -> Credentials | None:
+    """The identity in `folder` of a member, None where nobody let it in; who may write in `authority` is let in now."""
+    home = _may_write(authority)
+    if not home and not (folder / "certificate.pem").exists():
+        return None
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with FileLock(folder / "enrolling"):  # several commands of one user may start at once
+        credentials = Credentials(folder)
+        if home and (not credentials.enrolled or credentials.member.ends_s < time.time() + LEFT_S_MIN):
+            from coordinator.authority import Authority
+
+            credentials.adopt(Authority(authority, mesh).admit_here(credentials.key.public, role, name))
+    return credentials if credentials.enrolled else None
+
+
+def client_membership(mesh: str, state_dir: str = "") -> Membership:
+    """This user as a client of the mesh; ConfigError where nobody let it in."""
+    folder = client_folder(mesh, state_dir)
+    credentials = enrolled(folder, mesh, "client", machine_name(), authority_folder(mesh, state_dir))
+    if credentials is None:
+        raise ConfigError(
+            f"this user of this machine is no member of mesh {mesh!r}, and its coordinator is not here",
+            next_step="Start one here: mesh-coord serve; or join one: mesh-coord join --coordinator HOST:PORT",
+        )
+    return Membership(credentials, folder)
+
+
+def is_client(mesh: str) -> bool:
+    """Whether this user of this machine is a client of the mesh, or at home there."""
+    return at_home(mesh) or (client_folder(mesh) / "certificate.pem").exists()
+
+
+@contextmanager
+def as_client(mesh: str) -> Iterator[Path]:
+    """Where a client's identity is kept, for `join_mesh`."""
+    yield client_folder(mesh)
+
+
+def machine_name() -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().split(".")[0]) or "machine"
+
+
+def joined_mesh(state_dir: str = "") -> str:
+    """The mesh that this user joined last, "" for none."""
+    try:
+        return (state_root(state_dir) / JOINED_FILE).read_text().strip()
+    except OSError:
+        return ""
+
+
+def ask_for_token(file: str = "") -> Token:
+    """A join token from a file, MESH_TOKEN, a pipe on stdin, or typed without echo; TokenError if it is none."""
+    if file:
+        try:
+            text = Path(file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the token file {file}", cause=str(error)) from None
+    elif "MESH_TOKEN" in os.environ:
+        text = os.environ["MESH_TOKEN"]
+    elif sys.stdin is not None and sys.stdin.isatty():
+        text = getpass.getpass("Join token: ")
+    else:
+        text = sys.stdin.readline() if sys.stdin is not None else ""
+    if not text.strip():
+        raise ConfigError("no join token was given", next_step="Set MESH_TOKEN, or name a file: --token-file FILE")
+    return parse_token(text)
+
+
+async def join_mesh(
+    token: Token,
+    role: str,
+    name: str,
+    peers: Sequence[str],
+    interfaces: Sequence[str],
+    state_dir: str,
+    place: Callable[[str], AbstractContextManager[Path]],
+) -> str:
+    """Enter the mesh that a token is for; its name.
+
+    `place(mesh)` gives the folder that the identity is kept in: which mesh it is, only the answer says.  Asked are the
+    `peers` ("host:port"), else whoever announces itself as a coordinator of the token's mesh.
+    """
+    root = state_root(state_dir)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".joining-", dir=root) as folder:
+        fresh = Credentials(Path(folder))
+        async with aclosing(_whom(token, peers, interfaces)) as whom:
+            admitted, address = await ask_to_join(whom, token, fresh.key, role, name)
+        fresh.adopt(admitted)
+        mesh = admitted.grant.mesh
+        with place(mesh) as kept:
+            kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fresh.move_to(kept)
+            remember_coordinator(kept, [address])
+    (root / JOINED_FILE).write_text(mesh + "\n")
+    return mesh
+
+
+async def _whom(token: Token, peers: Sequence[str], interfaces: Sequence[str]) -> AsyncGenerator[str, None]:
+    for host, port in map(parse_address, peers):
+        yield f"{shown(host)}:{port}"
+    if not peers:
+        from wire.discovery import discover
+
+        async with aclosing(discover(discovery_key(token.pin), "coordinator", FIND_S, interfaces)) as found:
+            async for candidate in found:
+                for address in candidate.addresses:
+                    yield address

@@ -1,0 +1,114 @@
+"""A node as a member of its mesh, while it runs: its certificate stays valid, its coordinator stays known.
+
+Workers and clients have one.  It knows no message and decides nothing about work.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterable, Sequence
+from pathlib import Path
+
+from .address import parse_address
+from .certificates import NodeKey
+from .credentials import Credentials, keep_renewed
+from .disk import Disk
+from .endpoint import Endpoint
+from .errors import ConfigError, ConnectFailed, JoinRefused, MeshError
+from .identity import member_id
+from .join_link import PORT_OFFSET, join, renew
+from .joining import Admitted
+from .tokens import Token
+
+log = logging.getLogger("graph_mesh.identity")
+
+COORDINATOR_FILE = "coordinator.json"
+
+
+class Membership:
+    """Of the node whose identity is in `folder`."""
+
+    def __init__(self, credentials: Credentials, folder: Path) -> None:
+        self.credentials = credentials
+        self._file = folder / COORDINATOR_FILE
+        self.coordinator = _read(self._file)
+
+    def met(self, addresses: Sequence[str]) -> None:
+        """The coordinator can be dialled at these "host:port": it renews certificates, and is looked for after a
+        restart."""
+        if addresses and tuple(addresses) != self.coordinator:
+            self.coordinator = tuple(addresses)
+            remember_coordinator(self._file.parent, self.coordinator)
+
+    async def keep(self) -> None:
+        """Keep the certificate renewed, for ever; at once if it has run out."""
+        await self.refresh()
+        await keep_renewed(self.credentials, self._renewed)
+
+    async def refresh(self) -> None:
+        """Renew a certificate that ran out: a machine that was off for days needs no new token."""
+        if self.credentials.member.ends_s < time.time() and self.coordinator:
+            try:
+                self.credentials.adopt(await self._renewed())
+            except MeshError as error:
+                log.warning("the certificate has run out and is not renewed: %s", error)
+
+    def revoked(self, endpoint: Endpoint, data: bytes) -> None:
+        """A revocation list came from the coordinator: who is on it has no link from now on."""
+        if not self.credentials.take_revocations(data):
+            return
+        out = self.credentials.revocations
+        for link in list(endpoint.links.values()):
+            if out.includes(member_id(link.peer.node_id)):
+                log.warning("%s was revoked", link.peer.name)
+                link.close("this node was revoked")
+
+    async def _renewed(self) -> Admitted:
+        failure: MeshError = ConnectFailed("no coordinator is known that could renew the certificate")
+        for address in self.coordinator:
+            host, port = parse_address(address)
+            try:
+                found = self.credentials
+                return await renew(host, port + PORT_OFFSET, found.client_context(), found.admitted.authority)
+            except MeshError as error:
+                failure = error
+        raise failure
+
+
+async def ask_to_join(
+    addresses: AsyncIterable[str], token: Token, key: NodeKey, role: str, name: str
+) -> tuple[Admitted, str]:
+    """Ask the coordinators at these addresses, one after another, to let a node in; also the address that did.
+
+    Raises what the coordinator said that knows the token, else what the last one said.
+    """
+    failure: MeshError = ConfigError(
+        "no coordinator of the token's mesh announces itself here",
+        next_step="Name it: --peer HOST:PORT (a client: --coordinator HOST:PORT)",
+    )
+    async for address in addresses:
+        host, port = parse_address(address)
+        try:
+            return await join(host, port + PORT_OFFSET, token, key, role, name), address
+        except JoinRefused:
+            raise
+        except MeshError as error:
+            failure = error
+    raise failure
+
+
+def remember_coordinator(folder: Path, addresses: Sequence[str]) -> None:
+    """For the node whose identity is in `folder`; losing it costs a --peer, so a disk that refuses is only told of."""
+    try:
+        Disk().write_whole(folder / COORDINATOR_FILE, [json.dumps(list(addresses)).encode()])
+    except OSError as error:
+        log.warning("cannot remember the coordinator: %s", error)
+
+
+def _read(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(str(address) for address in json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return ()
