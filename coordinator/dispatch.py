@@ -84,7 +84,7 @@ def deploy(
             part.index,
             part.device,
             part.graph.hash,
-            tuple(_wire_source(source, bindings) for source in part.sources),
+            tuple(_wire_source(source, bindings, plan) for source in part.sources),
             tuple(tuple(targets.get((part.index, slot), ())) for slot in range(len(part.graph.outputs))),
         )
         for part in mine
@@ -147,12 +147,12 @@ def _targets(plan: Plan) -> dict[tuple[int, int], list[Target]]:
     return targets
 
 
-def _wire_source(source: Source, bindings: Bindings) -> WireSource:
+def _wire_source(source: Source, bindings: Bindings, plan: Plan) -> WireSource:
     match source:
         case FromInput():
             return WireSource("input")
         case FromPart(part, slot):
-            return WireSource("edge", part, slot)
+            return WireSource("edge", part, slot, node=plan.parts[part].node)
         case FromParam(name):
             return WireSource("param", blob=bindings[name][0])
 

@@ -20,6 +20,7 @@ from .profile import CLIENT, LAN, SAME_HOST, Link
 Pair = tuple[str, str]  # from, to
 
 PEERS_MAX = 32  # a node is probed with so many others: in a larger mesh the rest is assumed
+REST_S = 0.5  # after joining: what a worker joined for comes first
 RETRY_S_FIRST, RETRY_S_MAX = 30.0, 300.0
 HOP_S = SAME_HOST.latency_s  # what a hop costs where the way itself costs nothing
 ALIKE = 1.5  # a factor that does not matter
@@ -50,10 +51,12 @@ class Pairs:
     _waiting: dict[Pair, None] = field(default_factory=dict)
     _asked: set[Pair] = field(default_factory=set)
     _retries: dict[Pair, tuple[float, float]] = field(default_factory=dict)  # when, and after how long the last was
+    _resting: dict[str, float] = field(default_factory=dict)  # until when a worker that has just joined is left alone
 
-    def joined(self, node: str) -> None:
+    def joined(self, node: str, now: float) -> None:
         """A worker is there, or there again: whatever was known of it is old."""
         self.left(node)
+        self._resting[node] = now + REST_S
         others = list(self._nodes)
         for other in dict.fromkeys([CLIENT, *others[-PEERS_MAX:]]):
             self._waiting[node, other] = None
@@ -62,17 +65,28 @@ class Pairs:
     def left(self, node: str) -> None:
         """A worker is gone."""
         self._nodes.pop(node, None)
+        self._resting.pop(node, None)
         for known in (self._ways, self._links, self._waiting, self._retries):
             for pair in [pair for pair in known if node in pair]:
                 del known[pair]
         self._asked = {pair for pair in self._asked if node not in pair}
+
+    def doubt(self, pair: Pair) -> None:
+        """Something was lost between two workers: see again whether they reach each other."""
+        if not self._nodes.keys() >= set(pair):
+            return
+        for way in (pair, (pair[1], pair[0])):
+            self._ways.pop(way, None)
+            self._retries.pop(way, None)
+        self._waiting[pair] = None
 
     def due(self, now: float) -> list[Pair]:
         """What to probe now; tell `found` of each."""
         for pair in [pair for pair, (at_s, _) in self._retries.items() if at_s <= now]:
             self._waiting.setdefault(pair)
             self._retries[pair] = (math.inf, self._retries[pair][1])
-        busy = {node for pair in self._asked for node in pair}
+        self._resting = {node: until_s for node, until_s in self._resting.items() if until_s > now}
+        busy = {node for pair in self._asked for node in pair} | self._resting.keys()
         begun = []
         for pair in list(self._waiting):
             if busy.isdisjoint(pair):
@@ -84,7 +98,7 @@ class Pairs:
 
     def next_deadline(self) -> float | None:
         """When to ask for what is due, if nothing happens before."""
-        at_s = min((at_s for at_s, _ in self._retries.values()), default=math.inf)
+        at_s = min([*(at_s for at_s, _ in self._retries.values()), *self._resting.values()], default=math.inf)
         return None if at_s == math.inf else at_s
 
     def found(self, pair: Pair, way: Way, now: float, assumed: Link) -> bool:

@@ -46,11 +46,16 @@ class Prober:
 
     def joined(self, node: str) -> None:
         """A worker is there, or there again."""
-        self.pairs.joined(node)
+        self.pairs.joined(node, asyncio.get_running_loop().time())
         self._news.set()
 
     def left(self, node: str) -> None:
         self.pairs.left(node)
+        self._news.set()
+
+    def doubt(self, source: str, target: str) -> None:
+        """Something was lost between two workers."""
+        self.pairs.doubt((source, target))
         self._news.set()
 
     def known(self, nodes: Iterable[str]) -> dict[Pair, Link]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coordinator.pairs import ALIKE, RETRY_S_FIRST, RETRY_S_MAX, Pair, Pairs, Way
+from coordinator.pairs import ALIKE, REST_S, RETRY_S_FIRST, RETRY_S_MAX, Pair, Pairs, Way
 from coordinator.profile import CLIENT, LAN, SAME_HOST, Link
 
 FAST = Way(True, 0.001, 1e8, address="10.0.0.2:7100")
@@ -32,7 +32,7 @@ def settle(pairs: Pairs, ways: dict[Pair, Way] | None = None, now: float = 0.0) 
 def joined(*nodes: str) -> Pairs:
     pairs = Pairs()
     for node in nodes:
-        pairs.joined(node)
+        pairs.joined(node, -REST_S)
     return pairs
 
 
@@ -40,6 +40,13 @@ def test_every_pair_is_probed_both_ways_and_with_the_coordinator() -> None:
     asked = settle(joined("a", "b", "c"))
     nodes = ["a", "b", "c", CLIENT]
     assert sorted(asked) == sorted((one, other) for one in nodes for other in nodes if one != other)
+
+
+def test_a_worker_that_has_just_joined_is_left_alone_for_a_moment() -> None:
+    pairs = Pairs()
+    pairs.joined("a", 10.0)
+    assert pairs.due(10.0) == [] and pairs.next_deadline() == 10.0 + REST_S
+    assert pairs.due(10.0 + REST_S) == [("a", CLIENT)] and pairs.next_deadline() is None
 
 
 def test_no_node_is_in_two_probes_at_once() -> None:
@@ -126,9 +133,19 @@ def test_who_leaves_is_forgotten_and_a_late_answer_is_dropped() -> None:
 def test_who_comes_back_is_probed_anew() -> None:
     pairs = joined("a", "b")
     settle(pairs, {("b", "a"): CUT, ("a", "b"): CUT})
-    pairs.joined("b")
+    pairs.joined("b", -REST_S)
     assert pairs.relayed("a") == frozenset()
     assert ("b", "a") in settle(pairs)
+
+
+def test_a_pair_that_lost_something_is_probed_again_and_may_turn_out_cut() -> None:
+    pairs = joined("a", "b")
+    settle(pairs)
+    pairs.doubt(("a", "b"))
+    assert settle(pairs, {("b", "a"): CUT, ("a", "b"): CUT}) == [("a", "b"), ("b", "a")]
+    assert pairs.relayed("a") == {"b"} and pairs.next_deadline() is not None
+    pairs.doubt(("a", "gone"))
+    assert pairs.due(0.0) == []
 
 
 def test_a_large_mesh_is_not_probed_by_the_square() -> None:
@@ -146,7 +163,7 @@ def test_whatever_happens_every_pair_that_is_there_is_known_in_the_end(seed: int
         match chance.randrange(4):
             case 0:
                 node = chance.choice("abcdef")
-                pairs.joined(node)
+                pairs.joined(node, now)
                 there.add(node)
             case 1 if there:
                 node = chance.choice(sorted(there))

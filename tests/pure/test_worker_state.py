@@ -43,6 +43,7 @@ from wire.errors import (
 from wire.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Source, Target
 from worker import events as ev
 from worker.holding import Bounds
+from worker.state import LOST_LINK_GRACE_S
 
 # -- ownership
 
@@ -192,7 +193,26 @@ def test_a_peer_that_cannot_be_dialled_holds_nothing_up_since_the_coordinator_re
     drive = Driver()
     actions = drive.ask_deploy(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
     drive(ev.PartPrepared(one(ev.Prepare, actions).prepared, 0.0, True))
-    assert isinstance(one(ev.Reply, drive(ev.LinkFailed(PEER, NodeLost("refused")))).message, Deployed)
+    deployed = one(ev.Reply, drive(ev.LinkFailed(PEER, NodeLost("refused")))).message
+    assert isinstance(deployed, Deployed) and deployed.unreached == (PEER,)
+
+
+def test_a_link_that_ends_under_a_step_fails_it_after_a_moment_since_something_may_be_lost() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [Source("edge", 1, 0, node=PEER)], [[]])))
+    drive.run(1)
+    assert of(ev.Refuse, drive(ev.NodeUnlinked(PEER))) == []
+    assert drive.machine.next_deadline() == drive.now + LOST_LINK_GRACE_S
+    error = one(ev.Refuse, drive(ev.Tick(), LOST_LINK_GRACE_S)).error
+    assert isinstance(error, NodeLost) and error.retry and error.node == PEER
+
+
+def test_a_link_that_ends_under_a_step_that_does_not_need_it_is_nothing() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    drive.run(1)
+    drive(ev.NodeUnlinked(PEER))
+    assert drive.machine.next_deadline() is None
 
 
 def test_a_peer_that_is_known_to_be_out_of_reach_is_not_dialled() -> None:

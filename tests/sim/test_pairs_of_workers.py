@@ -127,3 +127,23 @@ def test_a_cut_that_heals_is_noticed() -> None:
         assert not any(link.relayed for link in cluster.coordinator.prober.known(ids.values()).values())
 
     simulate(scenario)
+
+
+def test_workers_that_are_cut_off_from_each_other_while_they_work_go_on_through_the_coordinator() -> None:
+    """Nobody is told of the silence, and small tensors are on their way without an answer."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await probed(cluster)
+        assert await Job.of(1, "pipeline").ask(cluster)
+        for pair in (("sim-0", "sim-1"), ("sim-0", "sim-2"), ("sim-1", "sim-2")):
+            cut(cluster, *pair)
+        for seed in range(6):
+            assert await Job.of(seed, "pipeline").ask(cluster)
+        await asyncio.sleep(30)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        assert await Job.of(9, "pipeline").ask(cluster)
+        assert loop.time() - began_s < 1.0
+        assert not any(line for line in cluster.trace if " dead " in line)
+
+    simulate(scenario)
