@@ -49,7 +49,7 @@ def layers(times: int) -> Any:
 
 
 TIMES_LONG = 40
-SHORT, LONG, ENDLESS = layers(1), layers(TIMES_LONG), layers(20_000)
+SHORT, LONG, ENDLESS = layers(1), layers(TIMES_LONG), layers(4_000)
 
 
 @contextmanager
