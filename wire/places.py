@@ -61,7 +61,7 @@ class Tally:
 
 
 def places(interfaces: Sequence[Interface], names: Sequence[str] = ()) -> list[Place]:
-    """Where a member speaks: every interface that others can reach, or loopback where there is none.
+    """Where a member speaks: every interface that others can reach, and loopback for this machine's own nodes.
 
     `names` are the interfaces to use and no others.
     """
@@ -74,7 +74,7 @@ def places(interfaces: Sequence[Interface], names: Sequence[str] = ()) -> list[P
         for version in GROUPS
         if (own := tuple(address for address in each.addresses if _version(address) == version))
     ]
-    return found or [LOOPBACK]
+    return [*found, LOOPBACK]
 
 
 def listened(told: Sequence[str], host: str) -> list[str]:

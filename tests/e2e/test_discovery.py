@@ -154,7 +154,7 @@ async def test_an_interface_that_fails_is_tried_again_for_ever() -> None:
         browsing(key, look=list) as present,
         Announcer(identity_here("worker", "m", "n", None), 7129, key, look=look) as us,
     ):
-        (tally,) = us.tallies
+        tally = us.tallies[0]
         assert (tally.interface, tally.sent) == ("ghost", 0) and tally.last_errno
         await until(lambda: bool(present), 15.0)
         assert hosts(present) == [(("127.0.0.1:7129",), "worker")]

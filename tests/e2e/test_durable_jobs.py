@@ -321,15 +321,15 @@ def returning(folder: Path, count: int, rounds: int) -> list[float]:
     times = []
     with site(folder, count) as port:
         with serving(folder, port) as first:
-            asyncio.run(attached(port, count, within_s=120))
+            asyncio.run(attached(folder, port, count, within_s=120))
             first.stop(signal.SIGKILL)
         for _ in range(rounds):
             env = environment(folder, MESH_NAME=MESH)
-            words = command("coord", "serve", "--port", str(port), "--no-mdns", "--json")
+            words = command("coord", "serve", "--port", str(port), "--host", "127.0.0.1", "--no-mdns", "--json")
             with (folder / "again.log").open("ab") as log:
                 process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=log)
             try:
-                times.append(asyncio.run(attached(port, count)))
+                times.append(asyncio.run(attached(folder, port, count)))
             finally:
                 process.kill()
                 process.wait()

@@ -96,5 +96,5 @@ def test_a_coordinator_daemon_takes_in_workers_as_they_announce_themselves(tmp_p
         with daemon(*worker, env=env, log=tmp_path / "again.log"):
             wait_for(lambda: node_states(coordinator) == {"w": "healthy"})
         asked = run("coord", "nodes", "--mesh", "other", "--coordinator", coordinator.address, env=env)
-        assert asked.returncode == exit_codes.UNREACHABLE
-        assert "belongs to mesh 'other'" in asked.stderr
+        assert asked.returncode == exit_codes.USAGE
+        assert "is no member of mesh 'other'" in asked.stderr

@@ -1,4 +1,4 @@
-"""Where mDNS is spoken: on what others can reach, in both families, and on loopback where there is nothing else."""
+"""Where mDNS is spoken: on what others can reach, in both families, and on loopback for this machine's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ DOCKER = Interface("docker0", ("172.17.0.1",))
 
 
 def test_every_interface_that_others_reach_has_a_place_per_family() -> None:
-    four, six = places([LO, DOCKER, HOME])
+    four, six, own = places([LO, DOCKER, HOME])
+    assert own == LOOPBACK
     assert (four.interface, four.group, four.own) == ("eth0", "224.0.0.251", ("192.168.1.5",))
     assert (six.interface, six.group, six.own) == ("eth0", "ff02::fb", ("fd00::5", "fe80::5%eth0"))
     assert four.told == six.told == ("192.168.1.5", "fd00::5", "fe80::5")
@@ -22,7 +23,7 @@ def test_every_interface_that_others_reach_has_a_place_per_family() -> None:
 def test_an_interface_that_is_down_or_not_named_has_none() -> None:
     wifi = Interface("wlan0", ("192.168.1.6",))
     assert places([Interface("eth0", ("192.168.1.5",), up=False), wifi]) == places([HOME, wifi], ["wlan0"])
-    assert [place.interface for place in places([HOME, wifi], ["wlan0"])] == ["wlan0"]
+    assert [place.interface for place in places([HOME, wifi], ["wlan0"])] == ["wlan0", "loopback"]
 
 
 def test_without_any_it_is_loopback() -> None:
@@ -30,7 +31,7 @@ def test_without_any_it_is_loopback() -> None:
 
 
 def test_addresses_of_the_world_are_not_told() -> None:
-    four, six = places([Interface("eth0", ("8.8.8.8", "2001:db8::1", "10.0.0.1"))])
+    four, six, _ = places([Interface("eth0", ("8.8.8.8", "2001:db8::1", "10.0.0.1"))])
     assert four.told == six.told == ("10.0.0.1",)
 
 
@@ -43,7 +44,7 @@ def test_a_node_tells_what_it_listens_on() -> None:
 
 
 def test_an_advert_leads_nowhere_but_to_the_network_it_was_heard_on() -> None:
-    four, six = places([HOME])
+    four, six, _ = places([HOME])
     said = ("192.168.1.9", "8.8.8.8", "127.0.0.1", "::1", "2001:db8::9", "fd00::9", "fe80::9")
     assert dialled(said, 7100, 0, four) == ["192.168.1.9:7100", "[fd00::9]:7100"]
     assert dialled(said, 7100, 3, six) == ["192.168.1.9:7100", "[fd00::9]:7100", "[fe80::9%3]:7100"]

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 import mesh.numpy as mnp
 from mesh import trace
+from mesh.enrolment import client_membership
 from mesh.remote import Remote
 from wire.errors import MeshError
 
@@ -51,6 +52,15 @@ def workers(folder: Path, port: int, count: int) -> Iterator[list[Daemon]]:
             stack.enter_context(daemon(*WORKER, *peer, "--name", f"w{place}", env=env, log=folder / f"w{place}.log"))
             for place in range(count)
         ]
+
+
+def home(folder: Path) -> str:
+    """The state folder of workers, clients and coordinator: they are one user's."""
+    return str(Path(environment(folder)["XDG_STATE_HOME"]) / "graph-mesh")
+
+
+async def client(folder: Path, port: int) -> Remote:
+    return await Remote.connect(MESH, "127.0.0.1", port, client_membership(MESH, home(folder)))
 
 
 # -- a coordinator that dies
@@ -90,7 +100,7 @@ class Lives:
 async def lives(folder: Path, port: int) -> AsyncIterator[Lives]:
     log = folder / "coordinator.log"
     log.touch()
-    words = (sys.executable, "-m", "support.dying_coordinator", str(port), str(folder / "state"), str(log))
+    words = (sys.executable, "-m", "support.dying_coordinator", str(port), home(folder), str(log))
     env = environment(folder, MESH_NAME=MESH)
     env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
     with log.open("ab") as errors:
@@ -169,7 +179,7 @@ async def killed_often(folder: Path, steps: Iterable[int], seed: int = 1) -> Pro
     with workers(folder, port, 2):
         async with lives(folder, port) as coordinator:
             assert await coordinator.begin()
-            promises = Promises(await Remote.connect(MESH, "127.0.0.1", port), random.Random(seed))
+            promises = Promises(await client(folder, port), random.Random(seed))
             tasks = [asyncio.create_task(promises.client(f"{seed}-{place}")) for place in range(CLIENTS)]
             began_s = time.monotonic()
             while len(promises.answered) < CLIENTS:
@@ -196,12 +206,12 @@ async def killed_often(folder: Path, steps: Iterable[int], seed: int = 1) -> Pro
     return promises
 
 
-async def attached(port: int, count: int, within_s: float = 30.0) -> float:
+async def attached(folder: Path, port: int, count: int, within_s: float = 30.0) -> float:
     """Seconds from now until a coordinator on the port has so many healthy workers."""
     began_s = time.monotonic()
     while time.monotonic() - began_s < within_s:
         try:
-            remote = await Remote.connect(MESH, "127.0.0.1", port)
+            remote = await client(folder, port)
         except MeshError:
             await asyncio.sleep(0.01)
             continue

@@ -81,7 +81,7 @@ def live(at: int, port: str, state_dir: str, log: Path) -> None:
     """One life of a coordinator, in a process of its own."""
     os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), 2)
     arm(Bomb(at))
-    main(["serve", "--port", port, "--no-mdns", "--json", "--state-dir", state_dir])
+    main(["serve", "--port", port, "--no-mdns", "--json", "--state-dir", state_dir, "--host", "127.0.0.1"])
 
 
 def run(port: str, state_dir: str, log: Path) -> None:
