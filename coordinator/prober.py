@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from wire.errors import MeshError, ProtocolError
+from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.link import Link as Wire
 from wire.measuring import Meter
 from wire.messages import Probe, Probed
 
 from .pairs import Pair, Pairs, Way
-from .profile import CLIENT, Link
+from .profile import CLIENT, Link, Profiles
+from .report import PairView
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -25,22 +26,20 @@ ANSWER_SHARE = 1.2  # the answer is waited for a little longer than the worker t
 
 
 class Prober:
-    """`node_id` is this process's; `links` gives the link to a worker that is there; `assumed` the way where nothing
-    was measured; `changed` is called when plans may have to be others."""
+    """`node_id` is this process's; `links` gives the link to a worker that is there; `changed` is called when plans may
+    have to be others."""
 
     def __init__(
         self,
         node_id: str,
         meter: Meter,
         links: Callable[[str], Wire | None],
-        assumed: Callable[[str, str], Link],
         changed: Callable[[], object],
     ) -> None:
         self.pairs = Pairs()
         self._node_id = node_id
         self._meter = meter
         self._links = links
-        self._assumed = assumed
         self._changed = changed
         self._news = asyncio.Event()
 
@@ -58,6 +57,21 @@ class Prober:
         self.pairs.doubt((source, target))
         self._news.set()
 
+    def lost_between(self, node: str, error: MeshError) -> None:
+        """A worker's error that names another one by its id: see how the two stand, and name it for people."""
+        other = self._links(error.node)
+        if isinstance(error, NodeLost) and other is not None and error.node != node:
+            self.doubt(node, error.node)
+            error.node = other.peer.name
+
+    def views(self, names: Mapping[str, str]) -> list[PairView]:
+        """What is known, for people; `names` are those of the workers that are there, by their ids."""
+        rows = [
+            PairView(names[pair[0]], names[pair[1]], path, way.rtt_s, way.bytes_per_s, way.address, way.cause)
+            for pair, way, path in self.pairs.table()
+        ]
+        return sorted(rows, key=lambda row: (row.source, row.target))
+
     def known(self, nodes: Iterable[str]) -> dict[Pair, Link]:
         """The links between these workers and the client that are other than assumed."""
         return self.pairs.links(nodes, self._assumed)
@@ -74,6 +88,11 @@ class Prober:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(due_s):
                         await self._news.wait()
+
+    def _assumed(self, source: str, target: str) -> Link:
+        """What planning goes by where nothing is measured."""
+        near = frozenset(node for node in (source, target) if (link := self._links(node)) and link.same_host)
+        return Profiles((), near).link(source, target)
 
     async def _probe(self, pair: Pair) -> None:
         source, target = pair

@@ -75,7 +75,6 @@ from .plan import Plan
 from .planner import make_plan
 from .prober import Prober
 from .profile import CLIENT, Profiles, worker_profile
-from .profile import Link as Way
 from .program import Program
 from .records import Call, Deployment, Member
 from .report import CallReport, Event, NodeView, PairView, worker_report
@@ -150,7 +149,7 @@ class Coordinator:
         self._joins: dict[Link, asyncio.Task[NodeView]] = {}
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
-        self.prober = Prober(identity.node_id, self._meter, self._link_to, self._assumed_link, self._links_changed)
+        self.prober = Prober(identity.node_id, self._meter, self._link_to, self._links_changed)
         self._links_version = 0  # of what the prober found: plans made by another are old
         self._perform: dict[type, Callable[[Any], None]] = {
             state.MakePlan: self._make_plan,
@@ -228,12 +227,7 @@ class Coordinator:
     def pairs(self) -> list[PairView]:
         """What is known of the ways between the workers that are there and this process, by names."""
         names = {node: member.profile.name for node, member in self._members.items()} | {CLIENT: self.identity.name}
-        table = self.prober.pairs.table()
-        rows = [
-            PairView(names[pair[0]], names[pair[1]], path, way.rtt_s, way.bytes_per_s, way.address, way.cause)
-            for pair, way, path in table
-        ]
-        return sorted(rows, key=lambda row: (row.source, row.target))
+        return self.prober.views(names)
 
     async def plan(self, graph: WireGraph, strategy: str = "auto") -> Plan:
         """The plan a call would use now, nothing sent."""
@@ -594,23 +588,11 @@ class Coordinator:
         member = self._members.get(node)
         return None if member is None else member.link
 
-    def _assumed_link(self, source: str, target: str) -> Way:
-        """What planning goes by where nothing is measured."""
-        near = {node for node, member in self._members.items() if member.link.same_host}
-        return Profiles((), frozenset(near)).link(source, target)
-
     async def _relay(self, link: Link, body: Relay) -> Done:
         """A piece of a tensor between two workers that cannot connect."""
         if self._link_to(link.peer.node_id) is not link or body.push.plan.epoch != self.epoch:
             raise StaleGeneration("only between workers of this mesh, and for plans of now")
         return await pass_on(self._link_to(body.node), link.peer.node_id, body)
-
-    def _lost_between(self, node: str, error: MeshError) -> None:
-        """A worker's error that names another worker by its id: see how the two stand, and name it for people."""
-        other = self._members.get(error.node)
-        if isinstance(error, NodeLost) and other is not None and error.node != node:
-            self.prober.doubt(node, error.node)
-            error.node = other.profile.name
 
     def _links_changed(self) -> None:
         self._links_version += 1
@@ -698,7 +680,7 @@ class Coordinator:
                 if output.value.data is not None or output.value.shared:
                     self._output(action.generation, action.step, output.slot, self._tensor(member.link, output.value))
         except MeshError as error:
-            self._lost_between(action.node, error)
+            self.prober.lost_between(action.node, error)
             work = explain(error, member.profile.name, action.node, deployment.plan)
             self._feed(state.RunFailed(action.generation, action.step, action.node, error, work))
             return

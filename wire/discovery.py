@@ -417,7 +417,7 @@ class _Channel:
         self.tally = tally
         self.zeroconf = zeroconf
         self.lost = False  # a socket ended by itself
-        self._own = set() if place == LOOPBACK else {address.partition("%")[0] for address in place.own}
+        self._own = {address.partition("%")[0] for address in place.own}
         self._hear = hear
         self._heard_asking_s = float("-inf")
         self._soon: list[float] = []
@@ -488,7 +488,9 @@ class _Channel:
         if not packet[2] & _ANSWER_BIT:
             self._heard_asking_s = asyncio.get_running_loop().time()
             inner.datagram_received(packet, source)
-        elif self._hear is not None:
+            return
+        self.tally.adverts += 1
+        if self._hear is not None:
             self._hear(self, packet, source[3] if len(source) == 4 else 0)
 
 

@@ -39,13 +39,14 @@ LOOPBACK = Place("loopback", 4, ("127.0.0.1",), ("127.0.0.1",))
 
 @dataclass(slots=True)
 class Tally:
-    """What came of mDNS at one place since the start; packets, of whatever service, but not this machine's own."""
+    """What came of mDNS at one place since the start; `heard` are packets of other machines, of whatever service."""
 
     interface: str
     group: str
     sent: int = 0
     heard: int = 0
-    known: int = 0  # adverts of this mesh, this node's own among them
+    adverts: int = 0  # of any mesh, this machine's among them
+    known: int = 0  # of them, those of this mesh
     last_errno: int = 0
     port: int = PORT
 

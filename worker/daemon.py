@@ -38,7 +38,6 @@ from wire.identity import identity_here
 from wire.limits import KIB
 from wire.link import Link
 from wire.logs import start_logging
-from wire.measuring import Meter
 from wire.membership import Membership
 from wire.messages import (
     INLINE_BYTES_MAX,
@@ -60,7 +59,6 @@ from wire.messages import (
     Message,
     Output,
     Probe,
-    Probed,
     Push,
     Ran,
     Relay,
@@ -72,7 +70,6 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.redial import stay_linked
-from wire.relaying import RelayReceiver, RelaySender
 from wire.sharedmem import SharedDir, remove, take
 from wire.watch import ANSWER_S, LinkWatch
 
@@ -83,6 +80,8 @@ from .blobs import BlobStore
 from .config import WorkerConfig
 from .devices import BEST, selections
 from .lifelines import watch_parent, watch_signals
+from .lonely import tell_if_alone
+from .neighbours import Neighbours
 from .reports import devices_text, memory_bytes_of, ready_fields, report_of, without_ops
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
@@ -140,9 +139,6 @@ class Daemon:
         )
         self._kernel_dir = cache / "kernels"
         self._exchange = BlobExchange(self._shared, self._store.view)
-        self._meter = Meter()
-        self._relay_out = RelaySender()
-        self._relay_in = RelayReceiver(self._room_for_relayed, self._release_relayed)
         credentials = surroundings.credentials(self._folder.path, self._folder.name)
         self._membership = Membership(credentials, self._folder.path) if credentials else None
         if not config.host:
@@ -150,6 +146,7 @@ class Daemon:
         node_id = credentials.node_id if credentials else self._folder.node_id
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, self._shared, node_id)
         self._endpoint = surroundings.endpoint(self._identity, self, credentials)
+        self._neighbours = Neighbours(self._endpoint, self._shared, self._owner_id, self._check_stream)
         stack.push_async_callback(self._close)
         self._hosts: list[EngineHost] = []
         self._reports: tuple[DeviceReport, ...] = ()
@@ -220,7 +217,7 @@ class Daemon:
         for peer in self._config.peers:
             self._spawn(self._stay_linked((peer,)))
         if not self._config.exit_with_stdin:
-            self._spawn(self._tell_if_alone())
+            self._spawn(tell_if_alone(self._config.alone_s, lambda: bool(self._owner_id()), self._alone))
         if self._membership is None and not self._config.exit_with_stdin:
             self._spawn(self._look_for_membership())
         if self._membership:
@@ -278,6 +275,10 @@ class Daemon:
         if self._config.announce_json:
             fields = ready_fields(self._identity, address, port, os.getpid(), self._reports)
             print(json.dumps(fields), flush=True)
+
+    def _owner_id(self) -> str:
+        owner = self._state.owner if self._state else None
+        return owner.node if owner else ""
 
     @property
     def queue_depth(self) -> int:
@@ -366,9 +367,12 @@ class Daemon:
             case Deploy():
                 return await self._ask(lambda request: ev.DeployAsked(node, request, body))
             case Relay():
-                return self._take_relayed(node, body)
+                arrived = self._neighbours.take(node, body)
+                if arrived is not None:
+                    self._feed(arrived)
+                return Done()
             case Drop():
-                self._relay_in.forget(body.plan)
+                self._neighbours.forget(body.plan)
                 return await self._ask(lambda request: ev.DropAsked(node, request, body.plan))
             case Join():
                 return await self._join(link, body)
@@ -376,7 +380,7 @@ class Daemon:
                 await self._store.find(body.blob)
                 return await self._exchange.serve(link, body)
             case Probe():
-                return await self._probe(node, body)
+                return await self._neighbours.probe(node, body)
             case TailLog(lines):
                 return LogLines(tuple(self._log_lines)[-lines:] if lines else ())
         raise ProtocolError(f"a worker does not answer {type(body).__name__}")
@@ -411,10 +415,10 @@ class Daemon:
                 if self._membership and link.peer.role == "coordinator":
                     self._membership.revoked(self._endpoint, data)
             case CancelStep():
-                self._relay_in.forget(body.plan, body.step)
+                self._neighbours.forget(body.plan, body.step)
                 self._feed(ev.CancelAsked(node, body.plan, body.step))
             case Landed():
-                self._meter.landed(link, body)
+                self._neighbours.meter.landed(link, body)
             case Suspected():
                 self._feed(ev.SuspectedBy(node, body.incarnation))
             case _:
@@ -425,7 +429,7 @@ class Daemon:
             case BlobStream():
                 return self._exchange.open_stream(header, size_bytes)
             case Ballast():
-                return self._meter.open_stream(size_bytes)
+                return self._neighbours.meter.open_stream(size_bytes)
             case Push(plan, _, _, _, value):
                 self._check_stream(plan, value, size_bytes)
                 segment = self._shared.allocate(size_bytes)
@@ -445,7 +449,7 @@ class Daemon:
             case BlobStream():
                 self._exchange.stream_done(header, buffer, error)
             case Ballast():
-                self._meter.stream_done(link, header, error)
+                self._neighbours.meter.stream_done(link, header, error)
             case Push(plan, step, part, slot, value):
                 name = self._arriving.pop(id(buffer))
                 tensor = ev.SharedFile(value.dtype, value.shape, str(self._shared.path), name)
@@ -471,19 +475,10 @@ class Daemon:
 
         await stay_linked(self._endpoint, lambda: addresses, failed=failed)
 
-    async def _tell_if_alone(self) -> None:
-        """One warning when nobody wanted this worker for a while, and another only after somebody did."""
-        since_s, told, alone_s = self._loop.time(), False, self._config.alone_s
-        while True:
-            await asyncio.sleep(alone_s / 10)
-            waited_s = self._loop.time() - since_s
-            if self._state is not None and self._state.owner is not None:
-                since_s, told = self._loop.time(), False
-            elif not told and waited_s >= alone_s:
-                told = True
-                tallies = self._announcer.tallies if self._announcer else ()
-                failures = {peer: self._failures[peer] for peer in self._config.peers if peer in self._failures}
-                log.warning("%s", alone(waited_s, self._endpoint.identity.addresses, tallies, failures))
+    def _alone(self, waited_s: float) -> str:
+        tallies = self._announcer.tallies if self._announcer else ()
+        failures = {peer: self._failures[peer] for peer in self._config.peers if peer in self._failures}
+        return alone(waited_s, self._endpoint.identity.addresses, tallies, failures)
 
     async def _look_for_membership(self) -> None:
         """A worker that started before its mesh had an authority starts again once it is let in, if nobody needs it."""
@@ -570,7 +565,7 @@ class Daemon:
         self._beat(action, self._loop.time())
 
     def _stop_beats(self, _action: Any) -> None:
-        self._relay_in.forget()
+        self._neighbours.forget()
         if self._beater is not None:
             self._beater.cancel()
             self._beater = None
@@ -621,35 +616,11 @@ class Daemon:
 
     async def _dial(self, action: ev.LinkTo) -> None:
         try:
-            await self._linked(action.node, action.addresses)
+            await self._neighbours.linked(action.node, action.addresses)
         except MeshError as error:
             self._feed(ev.LinkFailed(action.node, error))
         else:
             self._feed(ev.NodeLinked(action.node))
-
-    async def _linked(self, node: str, addresses: Sequence[str]) -> Link:
-        """The link to a node, dialled if there is none; MeshError."""
-        link = self._endpoint.links.get(node)
-        return link if link is not None and not link.closed else await self._endpoint.reach(addresses, node)
-
-    async def _probe(self, asker: str, body: Probe) -> Probed:
-        """Whether a node that our coordinator suspects answers us."""
-        owner = self._state.owner if self._state else None
-        if owner is None or owner.node != asker:
-            raise ProtocolError("only the coordinator of a worker may have it probe others")
-        began_s = self._loop.time()
-        try:
-            async with asyncio.timeout(body.wait_s):
-                link = await self._linked(body.node, body.addresses)
-                left_s = body.wait_s - (self._loop.time() - began_s)
-                if not body.measure:
-                    return Probed(True, await link.ping(left_s), 0.0, link.same_host, link.address)
-                found = await self._meter.measure(link, left_s)
-                return Probed(True, found.rtt_s, found.bytes_per_s, link.same_host, link.address)
-        except TimeoutError:
-            return Probed(False, cause=f"no answer within {body.wait_s:g} s")
-        except MeshError as error:
-            return Probed(False, cause=(error.cause or error.message)[:4096])
 
     # -- actions: blobs
 
@@ -679,7 +650,7 @@ class Daemon:
             if found is None:
                 raise BlobCorrupt("not in the own store")
             return found
-        node = action.holder or (self._state.owner.node if self._state and self._state.owner else "")
+        node = action.holder or self._owner_id()
         link = self._endpoint.links.get(node)
         if link is None:
             raise NodeLost("no link to this holder", node=node)
@@ -760,7 +731,7 @@ class Daemon:
     def _send_push(self, action: ev.SendPush) -> None:
         link = self._endpoint.links.get(action.node)
         if link is None or link.closed:
-            self._pushing[action.push] = self._loop.create_task(self._push_apart(self._relay, action))
+            self._pushing[action.push] = self._loop.create_task(self._push_apart(self._neighbours.relay, action))
             return
         tensor = action.tensor
         match tensor:
@@ -790,34 +761,6 @@ class Daemon:
 
     async def _stream(self, link: Link, action: ev.SendPush) -> None:
         await link.send_stream(push_header_of(action), bytes_of(action.tensor))
-
-    async def _relay(self, action: ev.SendPush) -> None:
-        """To a worker without a link, through the coordinator."""
-        owner = self._state.owner if self._state else None
-        link = self._endpoint.links.get(owner.node) if owner else None
-        data = bytes_of(action.tensor)
-        if link is None:
-            raise NodeLost("no link to a worker of the plan, nor to the coordinator", node=action.node)
-        await self._relay_out.send(link, action.node, push_header_of(action), data)
-
-    def _take_relayed(self, asker: str, piece: Relay) -> Done:
-        owner = self._state.owner if self._state else None
-        if owner is None or owner.node != asker:
-            raise ProtocolError("only the coordinator of a worker relays to it")
-        name = self._relay_in.take(piece)
-        if name is not None:
-            push = piece.push
-            tensor = ev.SharedFile(push.value.dtype, push.value.shape, str(self._shared.path), name)
-            self._feed(ev.TensorArrived(piece.node, push.plan, push.step, push.part, push.slot, tensor))
-        return Done()
-
-    def _room_for_relayed(self, push: Push, size_bytes: int) -> tuple[memoryview, str]:
-        self._check_stream(push.plan, push.value, size_bytes)
-        segment = self._shared.allocate(size_bytes)
-        return segment.buffer, segment.name
-
-    def _release_relayed(self, push: Push, name: str) -> None:
-        remove(self._shared.path, name)
 
     def _stop_push(self, action: ev.StopPush) -> None:
         task = self._pushing.get(action.push)

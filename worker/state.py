@@ -94,6 +94,7 @@ from .events import (
 from .fetches import Fetches
 from .holding import Bounds, EarlyTensors, KnownGraphs
 from .lanes import Lane
+from .lost_links import LostLinks
 from .plans import Held, Plan, Route, Slot, Step, plan_of, wrong_in
 from .story import STORY_LINES_MAX, Told
 
@@ -101,17 +102,7 @@ EXIT_DRAINED = 0
 EXIT_ENGINE_LOST = 3  # the last device was given up
 BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
 ASK_SHARE = 1 / 8  # of the silence after which the coordinator is given up; then it is asked whether it lives
-LOST_LINK_GRACE_S = 1.0  # where the worker at its other end died, the coordinator ends its plans sooner
 DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
-
-
-@dataclass(frozen=True, slots=True)
-class _LostLink:
-    """A link to a worker ended while these steps might have needed it."""
-
-    node: str
-    steps: tuple[tuple[PlanKey, int], ...]
-    fail_at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +137,7 @@ class WorkerState:
         self._graphs = KnownGraphs(self._bounds.graphs_bytes_max)
         self._fetches = Fetches(node, self._bounds.fetches_max)
         self._links: set[str] = set()
-        self._lost_links: deque[_LostLink] = deque()
+        self._lost_links = LostLinks()
         self._prepared: dict[int, tuple[PlanKey, int]] = {}
         self._runs: dict[int, tuple[PlanKey, int, int]] = {}
         self._pushes: dict[int, tuple[PlanKey, int]] = {}
@@ -189,8 +180,7 @@ class WorkerState:
         due = [each.repair.restart_at_s for each in self._devices if each.repair.restart_at_s is not None]
         if self.owner is not None and self._silence_s:
             due.append(self._heard_s + self._silence_s * (1 if self._asked_owner else ASK_SHARE))
-        due += [lost.fail_at_s for lost in self._lost_links]
-        return min(due, default=None)
+        return min([*due, *self._lost_links.deadlines()], default=None)
 
     @property
     def queue_depth(self) -> int:
@@ -277,23 +267,18 @@ class WorkerState:
     def _node_unlinked(self, event: NodeUnlinked, now: float) -> list[Action]:
         self._links.discard(event.node)
         plans = [plan for plan in self._plans.values() if event.node in plan.neighbours]
-        steps = tuple((plan.key, step) for plan in plans for step in plan.steps)
-        if steps:
-            self._lost_links.append(_LostLink(event.node, steps, now + LOST_LINK_GRACE_S))
+        self._lost_links.ended(event.node, ((plan.key, step) for plan in plans for step in plan.steps), now)
         if self.owner is None or event.node != self.owner.node:
             return []
         return self._lose_owner(now, "its link ended")
 
     def _fail_steps_of_lost_links(self, now: float) -> list[Action]:
-        """What was on its way over a link that ended may be lost, and whoever waits for it would wait for ever."""
         actions: list[Action] = []
-        while self._lost_links and self._lost_links[0].fail_at_s <= now:
-            lost = self._lost_links.popleft()
-            for key, number in lost.steps:
-                plan = self._plans.get(key)
-                if plan is not None and number in plan.steps:
-                    error = NodeLost("the link to a worker of the plan ended", node=lost.node)
-                    actions += self._close_step(plan, number, error)
+        for node, key, number in self._lost_links.due(now):
+            plan = self._plans.get(key)
+            if plan is not None and number in plan.steps:
+                error = NodeLost("the link to a worker of the plan ended", node=node)
+                actions += self._close_step(plan, number, error)
         return [*actions, *self._dispatch(now)] if actions else []
 
     def _link_failed(self, event: LinkFailed, now: float) -> list[Action]:

@@ -48,7 +48,7 @@ def layers(times: int) -> Any:
     return trace(work, X, X)
 
 
-TIMES_LONG = 40
+TIMES_LONG = 200
 SHORT, LONG, ENDLESS = layers(1), layers(TIMES_LONG), layers(4_000)
 
 
@@ -243,9 +243,8 @@ def files_up_to(size_bytes: int) -> Iterator[None]:
 
 
 def test_a_job_that_ends_on_a_full_disk_is_answered_and_kept_once_there_is_room(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "6m") as disk, site(tmp_path, 1) as port:
-        where = ("--state-dir", str(disk))
-        with serving(tmp_path, port, *where) as first:
+    with small_disk(Path(environment(tmp_path)["XDG_STATE_HOME"]), "6m") as disk, site(tmp_path, 1) as port:
+        with serving(tmp_path, port) as first:
             wait_for(lambda: len(node_states(first)) == 1)
             submitted(first, LONG, "a")
             wait_for(lambda: "began" in job_log(first, "a"))
@@ -260,7 +259,7 @@ def test_a_job_that_ends_on_a_full_disk_is_answered_and_kept_once_there_is_room(
             ends = {hash_array(array).hex() for array in (before, result(first, "c"))}
             wait_for(lambda: {path.name for path in disk.rglob("content/*")} == ends)  # inputs are not needed any more
             first.stop(signal.SIGKILL)
-        with serving(tmp_path, port, *where) as second:
+        with serving(tmp_path, port) as second:
             assert jobs(second) == {"a": "done", "c": "done"}
             np.testing.assert_array_equal(result(second, "a"), before)
 

@@ -69,7 +69,7 @@ async def test_another_mesh_and_a_forged_record_are_nobody(key: bytes, caplog: p
             await nobody(browser)
             async with member(key, 7103):
                 assert (await soon(browser)).addresses == ("127.0.0.1:7103",)
-            assert browser.tallies[0].heard > browser.tallies[0].known > 0
+            assert browser.tallies[0].adverts > browser.tallies[0].known > 0
     finally:
         await stranger.async_close()
     assert caplog.messages == []
@@ -90,7 +90,7 @@ async def test_ten_thousand_forged_adverts_cost_nothing(key: bytes, caplog: pyte
         finally:
             tracemalloc.stop()
         assert grown < 1 << 20
-        assert len(browser._candidates) == 0 and browser.tallies[0].heard > 5_000
+        assert len(browser._candidates) == 0 and browser.tallies[0].adverts > 5_000
         assert all(len(channel.zeroconf.cache.cache) == 0 for channel in browser._channels.open)
         async with member(key, 7104):
             assert (await soon(browser)).addresses == ("127.0.0.1:7104",)

@@ -108,6 +108,7 @@ PURE = (
     "worker/events.py",
     "worker/fetches.py",
     "worker/holding.py",
+    "worker/lost_links.py",
     "worker/lanes.py",
     "worker/plans.py",
     "worker/repair.py",

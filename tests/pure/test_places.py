@@ -41,6 +41,7 @@ def test_a_node_tells_what_it_listens_on() -> None:
     assert listened(told, "::") == ["192.168.1.5", "fd00::5"]
     assert listened(told, "fd00::5") == ["fd00::5"]
     assert listened(told, "10.0.0.1") == listened(told, "127.0.0.1") == []
+    assert listened(LOOPBACK.told, "127.0.0.1") == listened(LOOPBACK.told, "0.0.0.0") == ["127.0.0.1"]
 
 
 def test_an_advert_leads_nowhere_but_to_the_network_it_was_heard_on() -> None:

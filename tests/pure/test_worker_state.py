@@ -43,7 +43,7 @@ from wire.errors import (
 from wire.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Source, Target
 from worker import events as ev
 from worker.holding import Bounds
-from worker.state import LOST_LINK_GRACE_S
+from worker.lost_links import GRACE_S
 
 # -- ownership
 
@@ -202,8 +202,8 @@ def test_a_link_that_ends_under_a_step_fails_it_after_a_moment_since_something_m
     drive.deployed(deploy(part(0, [Source("edge", 1, 0, node=PEER)], [[]])))
     drive.run(1)
     assert of(ev.Refuse, drive(ev.NodeUnlinked(PEER))) == []
-    assert drive.machine.next_deadline() == drive.now + LOST_LINK_GRACE_S
-    error = one(ev.Refuse, drive(ev.Tick(), LOST_LINK_GRACE_S)).error
+    assert drive.machine.next_deadline() == drive.now + GRACE_S
+    error = one(ev.Refuse, drive(ev.Tick(), GRACE_S)).error
     assert isinstance(error, NodeLost) and error.retry and error.node == PEER
 
 

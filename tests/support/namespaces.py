@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -69,11 +70,18 @@ class Host:
     def lose_what_goes_to(self, other: Host) -> None:
         """What this host sends to `other` vanishes and neither is told; what comes from there still comes."""
         neighbour = ("lladdr", NOBODY, "dev", DEVICE, "nud", "permanent")
-        _do("ip", "-n", self.namespace, "neigh", "replace", other.address, *neighbour)
+        for address in other.addresses():
+            _do("ip", "-n", self.namespace, "neigh", "replace", address, *neighbour)
 
     def reach(self, other: Host) -> None:
         """Undo `lose_what_goes_to`."""
-        _do("ip", "-n", self.namespace, "neigh", "del", other.address, "dev", DEVICE)
+        for address in other.addresses():
+            _do("ip", "-n", self.namespace, "neigh", "del", address, "dev", DEVICE)
+
+    def addresses(self) -> list[str]:
+        """All it has on the network, of both families."""
+        (device,) = json.loads(_do("ip", "-n", self.namespace, "-j", "addr", "show", "dev", DEVICE))
+        return [each["local"] for each in device["addr_info"]]
 
     def limit_rate(self, bits_per_s: int) -> None:
         """Slow both directions of this host's cable."""
