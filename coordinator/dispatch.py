@@ -52,6 +52,12 @@ def work_text(work: frozenset[str]) -> str:
     return ", ".join(names[:WORK_SHOWN]) + more
 
 
+def audited_text(plan: Plan) -> str:
+    """Which part of a plan is audited, for people."""
+    assert plan.audit is not None
+    return f"part {plan.audit.part} ({work_text(work_of(plan, plan.audit.node, plan.audit.part))})"
+
+
 def output_count(plan: Plan) -> int:
     """How many outputs come back from workers."""
     return sum(isinstance(source, FromPart) for source in plan.outputs)
@@ -103,7 +109,13 @@ def outputs(
     params: Mapping[str, NDArray[Any]],
 ) -> list[NDArray[Any]]:
     """A call's outputs in graph order; what is merely passed through is copied."""
-    return [_output(source, slot, plan.graph, arrived, inputs, params) for slot, source in enumerate(plan.outputs)]
+    mine = plan.outputs[: len(plan.graph.outputs)]
+    return [_output(source, slot, plan.graph, arrived, inputs, params) for slot, source in enumerate(mine)]
+
+
+def counts(plan: Plan, arrived: Mapping[int, NDArray[Any]]) -> list[int]:
+    """What the auditors of a plan found, in their order."""
+    return [int(arrived[slot]) for slot in range(len(plan.graph.outputs), len(plan.outputs))]
 
 
 def _output(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.errors import DeviceLost, MeshError, NodeLost
+from wire.errors import DeviceLost, ExecuteFailed, MeshError, NodeLost
 
 from . import dispatch
 from .health import Cause, HealthConfig, Transition
@@ -31,4 +31,21 @@ def lost_node(name: str, change: Transition, health: HealthConfig) -> NodeLost:
         next_step="If it was only slow, allow more: --node-timeout {0:g}, or Mesh.builder().node_timeout({0:g})".format(
             2 * health.node_timeout_s
         ),
+    )
+
+
+def in_quarantine(name: str) -> NodeLost:
+    """The error of work that a worker in quarantine had."""
+    return NodeLost(
+        f"worker {name} is in quarantine: it was wrong twice",
+        node=name,
+        next_step="Test its memory and its device, then start it and the coordinator again",
+    )
+
+
+def disagreement(times: int) -> ExecuteFailed:
+    """The error of a call whose answer was doubted again and again."""
+    return ExecuteFailed(
+        f"workers disagreed about the answer {times} times",
+        next_step="Add a worker: among three or more the one that is wrong is found",
     )

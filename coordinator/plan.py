@@ -95,8 +95,18 @@ class ParamPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Audit:
+    """A part that is computed again: by which auditors, whose counts of differences are the plan's last outputs."""
+
+    part: int
+    node: str
+    auditors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """`graph` is what is carried out, simplified; `outputs` says for each of its outputs where the value comes from."""
+    """`graph` is what is carried out, simplified; `outputs` says for each of its outputs where the value comes from,
+    and then for the counts of an audit."""
 
     strategy: str
     graph: WireGraph
@@ -108,6 +118,7 @@ class Plan:
     seconds: float
     cut_bytes: int
     reasons: tuple[str, ...]
+    audit: Audit | None = None
 
     def describe(self) -> dict[str, Any]:
         """The plan as plain data for tables and JSON; graphs by their size and hash."""

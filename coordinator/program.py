@@ -36,3 +36,17 @@ class Program:
 
     def __hash__(self) -> int:
         return self._hash
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A program one of whose parts is computed again elsewhere; `variant` says which and where (`samples.py`)."""
+
+    program: Program
+    variant: int
+
+
+def program_of(job: object) -> Program:
+    """What the machine's job computes."""
+    assert isinstance(job, Program | Sampled)
+    return job if isinstance(job, Program) else job.program

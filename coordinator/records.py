@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from wire.link import Link
 from wire.messages import Deployed, Joined, Ran
 
+from .dispatch import work_of
 from .plan import Plan
 from .profile import WorkerProfile
 from .program import Program
@@ -51,4 +52,11 @@ class Call:
     future: asyncio.Future[list[NDArray[Any]]]
     report: CallReport
     began_s: float
+    doubts: int = 0  # how often auditors disagreed with its answer
     ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
+
+
+def work_by_plan(deployments: Mapping[int, Deployment], node: str) -> dict[int, frozenset[str]]:
+    """What a worker has to compute in every plan that uses it, by generation."""
+    plans = ((generation, each.plan) for generation, each in deployments.items() if each.plan is not None)
+    return {generation: work_of(plan, node) for generation, plan in plans}

@@ -14,13 +14,13 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from wire.address import shown
-from wire.codec import tensor_bytes, tensor_from
+from wire.codec import tensor_from
 from wire.dtypes import dtype_named
 from wire.endpoint import Endpoint as AnyEndpoint
 from wire.errors import LOG_LINES_MAX, Cancelled, MeshError, NodeLost, ProtocolError, StaleGeneration
@@ -68,37 +68,31 @@ from wire.versions import usable_ops
 from wire.watch import ANSWER_S, LinkWatch
 
 from . import dispatch, state
-from .explain import explain, lost_node
+from .config import CoordinatorConfig
+from .explain import disagreement, explain, in_quarantine, lost_node
 from .feeding import feeds_of
-from .health import AskPeer, Cause, Decision, Health, HealthConfig, HealthDetector, ProbeSelf, Transition
+from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
+from .held import HeldTensors
 from .plan import Plan
 from .planner import make_plan
 from .prober import Prober
 from .profile import CLIENT, Profiles, worker_profile
-from .program import Program
-from .records import Call, Deployment, Member
-from .report import CallReport, Event, NodeView, PairView, worker_report
+from .program import Program, Sampled, program_of
+from .records import Call, Deployment, Member, work_by_plan
+from .report import CallReport, NodeView, PairView
+from .samples import TRUSTED, Auditor, audited
 from .stragglers import Stragglers
+from .teller import Teller
 
 log = logging.getLogger("graph_mesh.coordinator")
 T = TypeVar("T")
 
-EVENTS_MAX = 1000
 DIAL_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 30.0  # a worker answers once its devices are probed
-PLANS_REMEMBERED = 256
 ANSWER_SHARE = 1.2  # a peer's answer is waited for a little longer than the peer tries
+DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
+PLANS_REMEMBERED = 256
 READ_PASSES = 3  # passes of the loop until what the sockets hold was taken: it is polled, parsed and delivered
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorConfig:
-    """How a coordinator behaves; `identity` fields that matter are the mesh and the name."""
-
-    mesh: str
-    name: str
-    health: HealthConfig = field(default_factory=HealthConfig)
-    alone_s: float = 5.0  # how long a call waits for any worker before it fails
 
 
 class Coordinator:
@@ -120,12 +114,12 @@ class Coordinator:
         self.config = config
         self.identity = identity
         self.epoch = time.time_ns() // 1000  # grows across restarts, also on a machine whose monotonic clock restarts
-        self.events: list[Event] = []
-        self.watchers: list[Callable[[Event], None]] = []
         self.unlinked: list[Callable[[Link, MeshError | None], None]] = []  # told of every link that ends, and why
         self.last_words: Callable[[int], tuple[str, ...]] = lambda pid: ()  # the log of a lost worker that we started
         self.endpoint = endpoint(identity, self)
-        self.blobs = BlobExchange(shared, self._find_blob)
+        self._held = HeldTensors()
+        self.hold, self.release = self._held.hold, self._held.release
+        self.blobs = BlobExchange(shared, self._held.find)
         self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
             FetchBlob: self.blobs.serve,
             Relay: self._relay,
@@ -135,12 +129,15 @@ class Coordinator:
         self._detector = HealthDetector(config.health)
         self._state = machine(config.alone_s)
         self._stragglers = Stragglers()
+        self._auditor = Auditor(config.audit)
+        self.quarantined: set[str] = set()  # node ids of workers that were wrong too often
         self._members: dict[str, Member] = {}
         self._known: dict[str, NodeView] = {}  # every worker that ever joined, for people
         self._deployments: dict[int, Deployment] = {}
         self._calls: dict[int, Call] = {}
+        self._teller = Teller(self._known, self._calls)
+        self._tell, self.events, self.watchers = self._teller.tell, self._teller.events, self._teller.watchers
         self._call_numbers = itertools.count(1)
-        self._blobs: dict[bytes, tuple[NDArray[Any], int]] = {}  # with the number of holds
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
@@ -220,6 +217,8 @@ class Coordinator:
             present = health.value if health else Health.DEAD.value
             if health is Health.HEALTHY and node_id in self._state.stuck:
                 present = "stuck"
+            if node_id in self.quarantined:
+                present = "quarantined"
             heard_s = self._detector.heard_s(node_id)
             views.append(replace(view, state=present, silent_s=0.0 if heard_s is None else self._now() - heard_s))
         return sorted(views, key=lambda view: view.name)
@@ -233,18 +232,7 @@ class Coordinator:
         """The plan a call would use now, nothing sent."""
         if not self._members:
             raise NodeLost("no worker is connected, so there is nothing to plan for", next_step="Start mesh-worker")
-        return await self._planned(graph, strategy, frozenset(self._members))
-
-    def hold(self, address: bytes, array: NDArray[Any]) -> None:
-        """Hold a tensor for workers to fetch, until `release` was called as often."""
-        found = self._blobs.get(address)
-        self._blobs[address] = (array if found is None else found[0], 1 if found is None else found[1] + 1)
-
-    def release(self, address: bytes) -> None:
-        """Undo one `hold`; workers keep what they cached."""
-        array, holds = self._blobs.pop(address)
-        if holds > 1:
-            self._blobs[address] = (array, holds - 1)
+        return await self._planned(graph, strategy, frozenset(self._members) - self.quarantined)
 
     def submit(
         self, program: Program, inputs: Mapping[str, NDArray[Any]]
@@ -260,7 +248,8 @@ class Coordinator:
         self._calls[number] = Call(program, inputs, future, report, now)
         if self._stragglers.forgive(now):
             self._feed(state.ProfilesChanged())
-        self._feed(state.CallSubmitted(number, program))
+        variant = self._auditor.pick(self._parts_of(program)) if self.config.audit else None
+        self._feed(state.CallSubmitted(number, program if variant is None else Sampled(program, variant)))
         return number, future, report
 
     async def call(self, program: Program, inputs: Mapping[str, NDArray[Any]]) -> tuple[list[NDArray[Any]], CallReport]:
@@ -386,7 +375,8 @@ class Coordinator:
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
         if self._revocations:
             link.notify(Revocations(self._revocations))
-        self._feed(state.NodeJoined(peer.node_id))
+        if peer.node_id not in self.quarantined:
+            self._feed(state.NodeJoined(peer.node_id))
         if not again:
             self.prober.joined(peer.node_id)
         self._wake.set()
@@ -468,12 +458,9 @@ class Coordinator:
             error = lost_node(member.profile.name, change, self.config.health)
             error.log_lines = (member.last_words or self.last_words(member.link.peer.pid))[-LOG_LINES_MAX:]
             crashed = change.cause is Cause.CLOSED and not member.leaving
-            self._feed(state.NodeGone(change.node, error, self._work_of(change.node) if crashed else {}))
-
-    def _work_of(self, node: str) -> dict[int, frozenset[str]]:
-        """What a worker has to compute in every plan that uses it."""
-        plans = ((generation, each.plan) for generation, each in self._deployments.items() if each.plan is not None)
-        return {generation: dispatch.work_of(plan, node) for generation, plan in plans}
+            self._feed(
+                state.NodeGone(change.node, error, work_by_plan(self._deployments, change.node) if crashed else {})
+            )
 
     async def _ask_peer(self, ask: AskPeer) -> None:
         """Have a worker try to reach one that is silent to us."""
@@ -530,11 +517,10 @@ class Coordinator:
             self._perform[type(action)](action)
 
     def _make_plan(self, action: state.MakePlan) -> None:
-        program = action.job
-        assert isinstance(program, Program)
+        program = program_of(action.job)
         self._deployments[action.generation] = Deployment(program)
         cached = self._plans.get((program.graph.hash, program.strategy, self._site_key(action.nodes)))
-        if cached is not None:
+        if cached is not None and action.job is program:
             self._loop.call_soon(self._plan_made, action.generation, cached)
         else:
             self._spawn(self._plan_then_tell(action, program))
@@ -542,6 +528,9 @@ class Coordinator:
     async def _plan_then_tell(self, action: state.MakePlan, program: Program) -> None:
         try:
             plan = await self._planned(program.graph, program.strategy, action.nodes)
+            if isinstance(action.job, Sampled):
+                profiles = self._profiles(self._members_of(action.nodes))
+                plan = await asyncio.to_thread(audited, plan, action.job.variant, profiles)
         except MeshError as error:
             self._feed(state.PlanFailed(action.generation, error))
         except Exception as error:  # a fault of the planner must end its calls, not leave them waiting
@@ -551,13 +540,16 @@ class Coordinator:
         else:
             self._plan_made(action.generation, plan)
 
+    def _members_of(self, nodes: frozenset[str]) -> list[Member]:
+        """By name: ids change with every start, and caches go by names."""
+        members = (self._members[node] for node in nodes if node in self._members)
+        return sorted(members, key=lambda member: member.profile.name)
+
     async def _planned(self, graph: WireGraph, strategy: str, nodes: frozenset[str]) -> Plan:
-        members = [self._members[node] for node in nodes if node in self._members]
-        members.sort(key=lambda member: member.profile.name)  # ids change with every start, and caches go by name
         key = (graph.hash, strategy, self._site_key(nodes))
         found = self._plans.get(key)
         if found is None:
-            profiles = self._profiles(members)
+            profiles = self._profiles(self._members_of(nodes))
             found = await asyncio.to_thread(make_plan, graph, profiles, strategy)
             if len(self._plans) >= PLANS_REMEMBERED:
                 self._plans.pop(next(iter(self._plans)))
@@ -605,7 +597,7 @@ class Coordinator:
             deployment.plan = plan
             deployment.feeds = dispatch.feeds(plan)
             self._tell("planned", "", "; ".join(plan.reasons), generation)
-            self._report_generation(generation)
+            self._teller.planned(deployment.program, generation)
         nodes, outputs = dispatch.nodes(plan), dispatch.output_count(plan)
         self._feed(state.PlanMade(generation, nodes, outputs, dispatch.part_seconds(plan)))
 
@@ -685,7 +677,7 @@ class Coordinator:
             self._feed(state.RunFailed(action.generation, action.step, action.node, error, work))
             return
         call.ran[action.generation, action.node] = answer
-        self._tell_progress("ran", action.node, f"its parts of step {action.step}", action.generation)
+        self._teller.progress("ran", action.node, f"its parts of step {action.step}", action.generation)
         seconds = {run.part: run.compute_s for run in answer.parts}
         self._took(action.node, deployment.plan, seconds)
         self._feed(state.NodeRan(action.generation, action.step, action.node, seconds))
@@ -726,9 +718,12 @@ class Coordinator:
         call = self._calls.pop(action.call)
         deployment = self._deployments[action.generation]
         assert deployment.plan is not None
-        self._finish_report(call, action.generation, deployment)
+        if not self._audit(deployment.plan, action.outputs):
+            self._ask_again(action.call, call)
+            return
+        self._teller.finish(call, action.generation, deployment)
         bindings = call.program.bindings
-        params = {name: self._blobs[blob][0] for name, (blob, _) in bindings.items() if blob in self._blobs}
+        params = {name: self._held[blob] for name, (blob, _) in bindings.items() if blob in self._held}
         outputs = dispatch.outputs(deployment.plan, action.outputs, call.inputs, params)
         if not call.future.done():
             call.future.set_result(outputs)
@@ -743,45 +738,44 @@ class Coordinator:
         else:
             call.future.set_exception(action.error)
 
+    # -- audits
+
+    def _parts_of(self, program: Program) -> int:
+        plans = (each.plan for each in self._deployments.values() if each.plan is not None and each.program == program)
+        return max((len(plan.parts) for plan in plans if plan.audit is None), default=1)
+
+    def _audit(self, plan: Plan, outputs: Mapping[int, NDArray[Any]]) -> bool:
+        """Whether the answer can be trusted; who was wrong is told, and who was wrong twice gets no more work."""
+        verdict = self._auditor.judge(plan.audit, dispatch.counts(plan, outputs)) if plan.audit else TRUSTED
+        if verdict.event:
+            self._tell(verdict.event, verdict.node, f"about {dispatch.audited_text(plan)}: {verdict.text}")
+        if verdict.quarantined and verdict.node not in self.quarantined:
+            self._quarantine(verdict.node)
+        return verdict.trusted
+
+    def _quarantine(self, node: str) -> None:
+        self.quarantined.add(node)
+        self._tell("quarantined", node, "it was wrong twice, and gets no work any more")
+        for generation, deployment in self._deployments.items():
+            if deployment.plan is not None and node in dispatch.nodes(deployment.plan):
+                self._send_drop(state.SendDrop(generation, node))
+        self._feed(state.NodeGone(node, in_quarantine(self._known[node].name)))
+
+    def _ask_again(self, number: int, call: Call) -> None:
+        """Nobody gets an answer that is known to be wrong or doubted."""
+        call.doubts += 1
+        self._calls[number] = call
+        if call.doubts > DOUBTS_MAX:
+            self._reject(state.Reject(number, disagreement(call.doubts)))
+        else:
+            self._feed(state.CallSubmitted(number, Sampled(call.program, self._auditor.again())))
+
     # -- telling people
 
     def _on_began(self, link: Link, body: Began) -> None:
         if body.plan.epoch == self.epoch:
             self._feed(state.NodeBegan(body.plan.generation, body.step, link.peer.node_id))
-        self._tell_progress("began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation)
-
-    def _tell(self, kind: str, node: str, text: str, generation: int = 0) -> None:
-        view = self._known.get(node)
-        event = Event(self._now(), kind, view.name if view else node, text, generation)
-        self.events.append(event)
-        del self.events[:-EVENTS_MAX]
-        for call in self._calls.values():
-            call.report.events.append(event)
-        for watcher in self.watchers:
-            watcher(event)
-
-    def _tell_progress(self, kind: str, node: str, text: str, generation: int) -> None:
-        """Events of every ordinary call: told only where somebody watches, or where something went wrong before."""
-        if self.watchers or any(len(call.report.generations) > 1 for call in self._calls.values()):
-            self._tell(kind, node, text, generation)
-
-    def _report_generation(self, generation: int) -> None:
-        deployment = self._deployments[generation]
-        for call in self._calls.values():
-            if call.program == deployment.program:
-                call.report.begins(generation)
-
-    def _finish_report(self, call: Call, generation: int, deployment: Deployment) -> None:
-        report = call.report
-        report.seconds = self._now() - call.began_s
-        report.generation = generation
-        assert deployment.plan is not None
-        report.reasons = deployment.plan.reasons
-        for node, ran in [(node, ran) for (made, node), ran in call.ran.items() if made == generation]:
-            deployed = None if deployment.reported else deployment.results.get(node)
-            view = self._known[node]
-            report.workers[view.name] = worker_report(deployment.plan, view, ran, deployed)
-        deployment.reported = True
+        self._teller.progress("began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation)
 
     # -- helpers
 
@@ -799,10 +793,9 @@ class Coordinator:
         if not task.cancelled() and task.exception() is not None and not isinstance(task.exception(), MeshError):
             log.error("a coordinator task failed", exc_info=task.exception())
 
-    def _find_blob(self, address: bytes) -> memoryview | None:
-        found = self._blobs.get(address)
-        return None if found is None else tensor_bytes(found[0])
-
 
 def _type_of(value: Value) -> TensorType:
     return TensorType(value.shape, dtype_named(value.dtype))
+
+
+__all__ = ["Coordinator", "CoordinatorConfig"]

@@ -52,6 +52,7 @@ class MeshConfig:
     simulate: SimulateSpec | None = None
     node_timeout_s: float = NODE_TIMEOUT_S
     token: Token | None = None  # makes this user a client of the mesh where it is none yet
+    audit: float = 0.0
 
 
 def default_mesh_name() -> str:

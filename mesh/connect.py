@@ -56,7 +56,8 @@ async def connect(config: MeshConfig) -> Backend:
     health = HealthConfig.from_node_timeout(config.node_timeout_s)
     admission = await _as_coordinator(mesh, config)
     credentials = admission.credentials if admission else None
-    coordinator = await start_coordinator(CoordinatorConfig(mesh, default_name(), health), credentials)
+    settings = CoordinatorConfig(mesh, default_name(), health, audit=config.audit)
+    coordinator = await start_coordinator(settings, credentials)
     if admission is not None:
         admission.begin(coordinator)
     local: LocalWorkers | None = None

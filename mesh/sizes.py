@@ -1,4 +1,4 @@
-"""Sizes as people type them: 8GiB, 500MB, 1073741824."""
+"""Sizes as people type them: 8GiB, 500MB, 1073741824; and fractions."""
 
 from __future__ import annotations
 
@@ -19,3 +19,10 @@ def parse_size(text: str) -> int:
     if match is None or unit is None or float(match[1]) <= 0:
         raise ConfigError(f"{text!r} is not a size", next_step="Write a number and a unit, such as 8GiB or 500MB")
     return int(float(match[1]) * unit)
+
+
+def check_fraction(what: str, fraction: float) -> float:
+    """A number from 0 to 1; ConfigError for another."""
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"{what}({fraction}): a fraction is a number from 0 to 1, such as 0.02")
+    return fraction

@@ -194,6 +194,8 @@ def _serve_arguments(made: argparse.ArgumentParser) -> None:
     add_listening(made, peer="a worker to join (repeatable)")
     made.add_argument("--name", default="coordinator", help="what people call it")
     made.add_argument("--state-dir", default="", metavar="DIR", help="where its identity and its jobs are kept")
+    audits = "compute this fraction of the parts again elsewhere and compare: 0.02, say"
+    made.add_argument("--audit", type=float, default=0.0, metavar="FRACTION", help=audits)
     made.add_argument("--keep-results", default="24h", metavar="TIME", help="how long jobs are kept once over")
     add_health(made)
 

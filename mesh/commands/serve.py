@@ -28,6 +28,7 @@ from ..config import coordinator_folder
 from ..durations import parse_duration
 from ..embedded import start_coordinator
 from ..enrolment import authority_folder
+from ..sizes import check_fraction
 from .exit_codes import OK
 from .flags import mesh_name, node_name, node_timeout_s
 
@@ -46,7 +47,8 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     mesh = mesh_name(options)
     peers = [parse_address(peer) for peer in options.peer]
     health = HealthConfig.from_node_timeout(node_timeout_s(options))
-    config = CoordinatorConfig(mesh, node_name(options) or "coordinator", health)
+    audit = check_fraction("--audit", options.audit)
+    config = CoordinatorConfig(mesh, node_name(options) or "coordinator", health, audit=audit)
     limits = JobLimits(keep_s=parse_duration(options.keep_results))
     folder = coordinator_folder(mesh, config.name, options.state_dir)
     keeper, found = await asyncio.to_thread(Keeper.open, folder / "jobs", time.time_ns() // 1000)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from wire.codec import decode_graph
 from wire.limits import GIB
@@ -18,9 +19,12 @@ from wire.sharedmem import SharedDir
 from worker import host_messages as hm
 from worker.config import WorkerConfig
 from worker.devices import open_engine
+from worker.engine import Engine
 from worker.host import Host
 from worker.surroundings import OnLost, OnMessage
 from worker.watchdog import Watchdog, loss_of
+
+from .flipping import FlippingEngine
 
 COMPILE_S = 0.005
 ANSWER_S = 0.00005  # of a pipe between two processes
@@ -38,6 +42,7 @@ class Device:
     stuck: bool = False  # it takes messages, beats, and never answers one
     silent: bool = False  # it does not even beat
     fails_after: int | None = None  # parts until the device is lost, once; None: never
+    wrong: float = 0.0  # how likely each result has a flipped bit
     dies_of: str = ""  # an op that ends the host whenever a part with it runs
     lost: int = 0  # how often it was
 
@@ -73,7 +78,12 @@ class SimulatedHost:
         engine = open_engine("cpu", Path(opening.cache_dir), device.memory_bytes)
         assert engine is not None, "there is always a cpu"
         self._info = engine.info
-        self._host = Host(engine, SharedDir.attach(Path(opening.shared_dir)), stop_cell, opening.memory_bytes)
+        self._host = Host(
+            cast(Engine, FlippingEngine(engine, device)),
+            SharedDir.attach(Path(opening.shared_dir)),
+            stop_cell,
+            opening.memory_bytes,
+        )
         self._waiting: deque[hm.ToHost] = deque()
         self._busy: asyncio.TimerHandle | None = None
         self._running = 0  # the run that is under way

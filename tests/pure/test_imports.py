@@ -35,6 +35,7 @@ ROOT = {
     "mesh/simulation/backend.py": {"coordinator"},
     "mesh/simulation/checks.py": {"coordinator", "worker"},
     "mesh/simulation/cluster.py": {"coordinator", "worker"},
+    "mesh/simulation/flipping.py": {"worker"},
     "mesh/simulation/host.py": {"worker"},
 }
 
@@ -75,6 +76,7 @@ PURE = (
     "coordinator/program.py",
     "coordinator/report.py",
     "coordinator/roster.py",
+    "coordinator/samples.py",
     "coordinator/state.py",
     "coordinator/stragglers.py",
     "coordinator/tokens.py",

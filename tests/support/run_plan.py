@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.cost import DUPLICATED
-from coordinator.dispatch import outputs
+from coordinator.dispatch import counts, outputs
 from coordinator.plan import FromInput, FromParam, FromPart, Plan, Source
 from wire.graph import WireGraph
 from worker.cpu import evaluate
@@ -17,7 +18,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
-    """The graph's outputs; a KeyError if a part reads what no earlier part made or no edge brings."""
+    """The graph's outputs, then auditors' counts; a KeyError if a part reads what nobody made or no edge brings."""
     edges = {(edge.source, edge.part, edge.slot) for edge in plan.edges}
     made: dict[FromPart, NDArray[Any]] = {}
 
@@ -37,7 +38,7 @@ def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
         for slot, array in enumerate(evaluate(part.graph, given)):
             made[FromPart(part.index, slot)] = array
     arrived = {slot: made[source] for slot, source in enumerate(plan.outputs) if isinstance(source, FromPart)}
-    return outputs(plan, arrived, inputs, params)
+    return [*outputs(plan, arrived, inputs, params), *(np.array(count) for count in counts(plan, arrived))]
 
 
 def memory_by_device(plan: Plan) -> dict[tuple[str, int], int]:

@@ -1,0 +1,18 @@
+"""What can be chosen about a coordinator, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .health import HealthConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """How a coordinator behaves; `identity` fields that matter are the mesh and the name."""
+
+    mesh: str
+    name: str
+    health: HealthConfig = field(default_factory=HealthConfig)
+    alone_s: float = 5.0  # how long a call waits for any worker before it fails
+    audit: float = 0.0  # which fraction of the parts is computed again on other workers and compared

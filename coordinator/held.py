@@ -1,0 +1,37 @@
+"""HeldTensors: the tensors of this process that workers may fetch, by their content's address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.codec import tensor_bytes
+
+
+class HeldTensors:
+    """Each is held as often as `hold` was called for it and `release` was not."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, tuple[NDArray[Any], int]] = {}  # with the number of holds
+
+    def __contains__(self, address: bytes) -> bool:
+        return address in self._held
+
+    def __getitem__(self, address: bytes) -> NDArray[Any]:
+        return self._held[address][0]
+
+    def hold(self, address: bytes, array: NDArray[Any]) -> None:
+        """Hold a tensor for workers to fetch, until `release` was called as often."""
+        found = self._held.get(address)
+        self._held[address] = (array if found is None else found[0], 1 if found is None else found[1] + 1)
+
+    def release(self, address: bytes) -> None:
+        """Undo one `hold`; workers keep what they cached."""
+        array, holds = self._held.pop(address)
+        if holds > 1:
+            self._held[address] = (array, holds - 1)
+
+    def find(self, address: bytes) -> memoryview | None:
+        """Its bytes, None if it is not held."""
+        return tensor_bytes(self[address]) if address in self else None

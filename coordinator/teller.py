@@ -1,0 +1,58 @@
+"""Teller: events for whoever watches, and the reports of calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from .program import Program
+from .records import Call, Deployment
+from .report import Event, NodeView, worker_report
+
+EVENTS_MAX = 1000
+
+
+class Teller:
+    """Tells of the workers that are `known`, to the calls in progress and to `watchers`.  Made on the event loop."""
+
+    def __init__(self, known: Mapping[str, NodeView], calls: Mapping[int, Call]) -> None:
+        self.events: list[Event] = []
+        self.watchers: list[Callable[[Event], None]] = []
+        self._known = known
+        self._calls = calls
+        self._now = asyncio.get_running_loop().time
+
+    def tell(self, kind: str, node: str, text: str, generation: int = 0) -> None:
+        """Tell of an event; `kind` is one of those of `Event`."""
+        view = self._known.get(node)
+        event = Event(self._now(), kind, view.name if view else node, text, generation)
+        self.events.append(event)
+        del self.events[:-EVENTS_MAX]
+        for call in self._calls.values():
+            call.report.events.append(event)
+        for watcher in self.watchers:
+            watcher(event)
+
+    def progress(self, kind: str, node: str, text: str, generation: int) -> None:
+        """Events of every ordinary call: told only where somebody watches, or where something went wrong before."""
+        if self.watchers or any(len(call.report.generations) > 1 for call in self._calls.values()):
+            self.tell(kind, node, text, generation)
+
+    def planned(self, program: Program, generation: int) -> None:
+        """Calls of a program have a plan."""
+        for call in self._calls.values():
+            if call.program == program:
+                call.report.begins(generation)
+
+    def finish(self, call: Call, generation: int, deployment: Deployment) -> None:
+        """Complete the report of a call that this plan answered."""
+        report = call.report
+        report.seconds = self._now() - call.began_s
+        report.generation = generation
+        assert deployment.plan is not None
+        report.reasons = deployment.plan.reasons
+        for node, ran in [(node, ran) for (made, node), ran in call.ran.items() if made == generation]:
+            deployed = None if deployment.reported else deployment.results.get(node)
+            view = self._known[node]
+            report.workers[view.name] = worker_report(deployment.plan, view, ran, deployed)
+        deployment.reported = True

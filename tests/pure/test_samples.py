@@ -1,0 +1,160 @@
+"""Parts computed again elsewhere: what counts as wrong, who is to blame, and how the plan changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.profiles import device, near, worker
+from support.random_graphs import random_graph
+from support.run_plan import run_plan
+
+from coordinator import dispatch
+from coordinator.plan import Audit, FromPart
+from coordinator.planner import make_plan
+from coordinator.samples import AUDITORS, FREIVALDS_FLOPS_MIN, Auditor, audit_graph, audited
+from wire.dtypes import F32
+from wire.graph import GraphBuilder, WireGraph
+from worker.cpu import evaluate
+
+MATMUL = {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (1,), "rhs_contract": (0,)}
+RNG = np.random.default_rng(1)
+
+
+def layer(size: int) -> WireGraph:
+    """A product that leaves, and something built on it."""
+    made = GraphBuilder()
+    x, w = made.input("0", (size, size), F32), made.input("1", (size, size), F32)
+    product = made.add("dot", x, w, **MATMUL)
+    return made.build([product, made.add("tanh", product)])
+
+
+def differences(
+    graph: WireGraph, inputs: list[NDArray[np.generic]], claimed: list[NDArray[np.generic]], exact: bool
+) -> int:
+    given = {str(slot): np.ascontiguousarray(value) for slot, value in enumerate([*inputs, *claimed])}
+    return int(evaluate(audit_graph(graph, exact), given, {})[0])
+
+
+def flipped(array: NDArray[np.generic], place: int, bit: int) -> NDArray[np.generic]:
+    changed = array.copy()
+    changed.reshape(-1).view(np.uint32)[place] ^= np.uint32(1 << bit)
+    return changed
+
+
+def run(size: int) -> tuple[WireGraph, list[NDArray[np.generic]], list[NDArray[np.generic]]]:
+    graph = layer(size)
+    inputs: list[NDArray[np.generic]] = [RNG.standard_normal((size, size)).astype(np.float32) for _ in range(2)]
+    return graph, inputs, evaluate(graph, {str(slot): value for slot, value in enumerate(inputs)}, {})
+
+
+@pytest.mark.parametrize("bit", [0, 11, 22, 30, 31])
+def test_one_flipped_bit_is_found_where_engines_are_alike(bit: int) -> None:
+    graph, inputs, right = run(8)
+    assert differences(graph, inputs, right, exact=True) == 0
+    assert differences(graph, inputs, [right[0], flipped(right[1], 5, bit)], exact=True) == 1
+
+
+@pytest.mark.parametrize(("bit", "found"), [(0, False), (18, True), (30, True)])
+def test_other_engines_may_round_and_no_more(bit: int, found: bool) -> None:
+    graph, inputs, right = run(8)
+    assert differences(graph, inputs, right, exact=False) == 0
+    largest = int(np.abs(right[1]).argmax())
+    assert bool(differences(graph, inputs, [right[0], flipped(right[1], largest, bit)], exact=False)) is found
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_nan_agrees_with_nan_only(exact: bool) -> None:
+    graph, inputs, _ = run(8)
+    inputs[0][3, 3] = np.nan
+    right = evaluate(graph, {str(slot): value for slot, value in enumerate(inputs)}, {})
+    assert differences(graph, inputs, right, exact) == 0
+    assert differences(graph, inputs, [right[0], np.nan_to_num(right[1])], exact)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_large_product_is_checked_by_a_few_columns_and_what_follows_by_the_claim(exact: bool) -> None:
+    graph, inputs, right = run(256)
+    assert graph.flops > FREIVALDS_FLOPS_MIN
+    assert audit_graph(graph, exact).flops < graph.flops / 4, "it costs as much as computing it again"
+    assert differences(graph, inputs, right, exact) == 0
+    wrong = right[0].copy()
+    wrong[7, 9] += 1.0
+    assert differences(graph, inputs, [wrong, np.tanh(wrong)], exact) > 0, "consistent, and wrong"
+    assert differences(graph, inputs, [right[0], flipped(right[1], 0, 30)], exact) > 0
+
+
+@pytest.mark.parametrize("size", [232, 512])
+def test_a_right_product_is_never_doubted(size: int) -> None:
+    for scale in (1e-3, 1.0, 1e3):
+        graph, inputs, _ = run(size)
+        inputs = [value * np.float32(scale) for value in inputs]
+        product = (inputs[0] @ inputs[1]).astype(np.float32)  # another order of summation
+        claimed = evaluate(graph, {"0": inputs[0], "1": inputs[1]}, {})
+        assert differences(graph, inputs, claimed, exact=True) == 0
+        assert differences(graph, inputs, [product, np.tanh(product)], exact=False) == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_audited_plan_gives_the_same_answer_and_no_differences(seed: int) -> None:
+    made = random_graph(seed, 6, 24)
+    profiles = near(*(worker(number, device(0, 1e-3, 1e-3)) for number in range(4)))
+    plan = make_plan(made.graph, profiles, "pipeline")
+    expected = evaluate(made.graph, made.inputs, made.params)
+    for variant in range(len(plan.parts) + 1):
+        sampled = audited(plan, variant, profiles)
+        assert sampled.audit is not None and len(sampled.audit.auditors) == AUDITORS
+        assert sampled.audit.node not in sampled.audit.auditors
+        arrived = run_plan(sampled, made.inputs, made.params)
+        for one, other in zip(arrived[: len(expected)], expected, strict=True):
+            assert one.tobytes() == other.tobytes()
+        assert [int(count) for count in arrived[len(expected) :]] == [0] * AUDITORS
+
+
+def test_every_part_and_every_worker_gets_its_turn() -> None:
+    made = random_graph(3, 6, 24)
+    profiles = near(*(worker(number, device(0, 1e-3, 1e-3)) for number in range(4)))
+    plan = make_plan(made.graph, profiles, "pipeline")
+    audits = [audited(plan, variant, profiles).audit for variant in range(24)]
+    assert {audit.part for audit in audits if audit} == {part.index for part in plan.parts}
+    assert {node for audit in audits if audit for node in audit.auditors} == {each.node_id for each in profiles.workers}
+
+
+def test_where_nobody_else_can_compute_it_there_is_no_audit() -> None:
+    made = random_graph(3, 6, 24)
+    profiles = near(worker(0, device(0, 1.0, 1.0)))
+    plan = make_plan(made.graph, profiles)
+    assert audited(plan, 0, profiles) is plan
+    assert all(isinstance(source, FromPart) or source for source in plan.outputs) and not dispatch.counts(plan, {})
+
+
+# -- who is wrong
+
+ABC = Audit(0, "a", ("b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("counts", "culprit", "trusted"),
+    [((0, 0), "", True), ((9, 9), "a", False), ((3, 0), "b", True), ((0, 3), "c", True)],
+)
+def test_two_against_one_say_who_is_wrong(counts: tuple[int, int], culprit: str, trusted: bool) -> None:
+    verdict = Auditor(0.1).judge(ABC, counts)
+    assert (verdict.node, verdict.trusted, verdict.quarantined) == (culprit, trusted, False)
+    assert (verdict.event == "wrong") == bool(culprit)
+
+
+def test_a_single_doubt_blames_nobody_and_is_not_believed() -> None:
+    verdict = Auditor(0.1).judge(Audit(0, "a", ("b",)), [1])
+    assert (verdict.event, verdict.trusted, verdict.quarantined) == ("doubted", False, False)
+
+
+def test_who_is_wrong_twice_is_quarantined() -> None:
+    auditor = Auditor(0.1)
+    assert [auditor.judge(ABC, (1, 1)).quarantined for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize(("fraction", "parts", "audits"), [(0.0, 5, 0), (0.02, 1, 20), (0.02, 5, 100), (1.0, 1, 1000)])
+def test_so_many_parts_are_audited_as_was_said(fraction: float, parts: int, audits: int) -> None:
+    auditor = Auditor(fraction)
+    picked = [auditor.pick(parts) for _ in range(1000)]
+    assert abs(sum(variant is not None for variant in picked) - audits) <= 1
