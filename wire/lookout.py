@@ -23,7 +23,7 @@ LINES_PER_MINUTE_MAX = 20  # of failures: whoever has the discovery key may anno
 class Lookout:
     """Calls `dial(candidate)` for every candidate that is `wanted`, at once and then every few seconds.
 
-    A MeshError of a dial is told once, with the `aim` that was missed, and is final unless it says to retry.
+    A MeshError of a dial is told once, with the `aim` that was missed; where retrying is hopeless, it is final.
     `imposter(where, error)` hears of those who are not whom they announced.
     """
 
@@ -63,8 +63,8 @@ class Lookout:
         while True:
             candidate = await self.browser.next()
             failure = self.failures.get(candidate.label)
-            final = failure is not None and not failure.retry
-            if not final and candidate.label not in self._dialling and self._wanted(candidate):
+            hopeless = not (failure is None or failure.retry or isinstance(failure, NotTrusted))  # who may be renewed
+            if not hopeless and candidate.label not in self._dialling and self._wanted(candidate):
                 self._dialling[candidate.label] = asyncio.get_running_loop().create_task(self._try(candidate))
 
     async def _try(self, candidate: Candidate) -> None:

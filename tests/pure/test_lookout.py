@@ -1,0 +1,134 @@
+"""A lookout dials every candidate in turn, tells of each new failure once and of few in all, and knows imposters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from wire.adverts import Candidate
+from wire.discovery import Browser
+from wire.errors import Busy, ConnectFailed, MeshError, NotTrusted, VersionMismatch
+from wire.lookout import LINES_PER_MINUTE_MAX, Lookout
+
+
+class Found:
+    """A browser whose candidates a test names."""
+
+    def __init__(self) -> None:
+        self.candidates: asyncio.Queue[Candidate] = asyncio.Queue()
+        self.closed = False
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def next(self) -> Candidate:
+        return await self.candidates.get()
+
+
+def node(number: int) -> Candidate:
+    return Candidate((f"10.0.0.{number}:7100",), "worker", f"{number}")
+
+
+@asynccontextmanager
+async def looking(dial: Callable[[Candidate], Any], **options: Any) -> AsyncIterator[tuple[Found, Lookout]]:
+    found = Found()
+
+    async def dialled(candidate: Candidate) -> None:
+        answer = dial(candidate)
+        if isinstance(answer, MeshError):
+            raise answer
+        if answer is not None:
+            await answer
+
+    wanted = options.pop("wanted", lambda candidate: True)
+    lookout = Lookout(cast(Browser, found), dialled, wanted, "join", **options)
+    await lookout.start()
+    yield found, lookout
+    await lookout.close()
+    assert found.closed
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def show(found: Found, *candidates: Candidate) -> None:
+    for candidate in candidates:
+        found.candidates.put_nowait(candidate)
+        await settle()
+
+
+async def test_every_candidate_is_dialled_each_time_it_is_due_and_wanted() -> None:
+    dialled: list[str] = []
+    async with looking(lambda each: dialled.append(each.label), wanted=lambda each: each.label != "2") as (found, _):
+        await show(found, node(1), node(2), node(3), node(1))
+    assert dialled == ["1", "3", "1"]
+
+
+async def test_one_that_is_being_dialled_is_not_dialled_twice_and_may_be_forgotten() -> None:
+    dialled: list[str] = []
+    never = asyncio.Event()
+
+    async def wait(candidate: Candidate) -> None:
+        dialled.append(candidate.label)
+        await never.wait()
+
+    async with looking(wait) as (found, lookout):
+        await show(found, node(1), node(1), node(2))
+        assert dialled == ["1", "2"]
+        lookout.forget(node(1))
+        await show(found, node(1), node(2))
+        assert dialled == ["1", "2", "1"]
+
+
+async def test_a_failure_is_told_once_and_tried_again_if_that_may_help(caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[str] = []
+    failures = {"1": Busy("has an owner"), "2": VersionMismatch("too old")}
+
+    def dial(candidate: Candidate) -> MeshError:
+        tries.append(candidate.label)
+        return failures[candidate.label]
+
+    async with looking(dial) as (found, lookout):
+        await show(found, node(1), node(2), node(1), node(2), node(1))
+        assert tries == ["1", "2", "1", "1"]
+        assert [str(error) for error in lookout.failures.values()] == [str(error) for error in failures.values()]
+        lookout.forget(node(2))
+        await show(found, node(2))
+        assert tries[-1] == "2"
+    assert [line.split(" announced")[0] for line in caplog.messages] == [
+        f"10.0.0.{number}:7100" for number in (1, 2, 2)
+    ]
+
+
+async def test_who_announces_many_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with looking(lambda candidate: ConnectFailed(f"nobody at {candidate.label}")) as (found, lookout):
+        for number in range(200):
+            await show(found, node(number))
+            lookout.forget(node(number))
+    assert len(caplog.messages) == LINES_PER_MINUTE_MAX
+
+
+async def test_an_imposter_is_told_of_by_name_and_once() -> None:
+    told: list[tuple[str, str]] = []
+    tries: list[str] = []
+    errors = {"1": NotTrusted("belongs to another mesh"), "2": ConnectFailed("nobody there")}
+
+    def dial(candidate: Candidate) -> MeshError:
+        tries.append(candidate.label)
+        return errors[candidate.label]
+
+    async with looking(dial, imposter=lambda where, error: told.append((where, error.code))) as (found, _):
+        await show(found, node(1), node(2), node(1))
+    assert tries == ["1", "2", "1"]  # a certificate that ran out is renewed
+    assert told == [("10.0.0.1:7100", NotTrusted("x").code)]
