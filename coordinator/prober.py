@@ -124,3 +124,18 @@ class Prober:
         if not isinstance(answer, Probed):
             raise ProtocolError(f"expected Probed, got {type(answer).__name__}", node=asked.peer.name)
         return Way(answer.reached, answer.rtt_s, answer.bytes_per_s, answer.shared, answer.address, answer.cause)
+
+
+async def second_opinion(asked: Wire | None, silent: Wire, wait_s: float) -> tuple[bool | None, str]:
+    """Whether another worker reaches one that is silent to us, None if it cannot be asked; and that in words."""
+    if asked is None:
+        return None, "cannot be asked"
+    try:
+        body = Probe(silent.peer.node_id, silent.peer.addresses, wait_s)
+        answer = await asked.request(body, timeout_s=wait_s * ANSWER_SHARE)
+    except MeshError as error:
+        log.debug("probing %s: %s", silent.peer.name, error)
+        return None, "cannot be asked"
+    if not isinstance(answer, Probed):
+        return None, "gave no answer of that kind"
+    return answer.reached, f"reached it in {answer.rtt_s * 1e3:.1f} ms" if answer.reached else "could not reach it"

@@ -48,8 +48,6 @@ from wire.messages import (
     Message,
     MissingGraphs,
     PlanKey,
-    Probe,
-    Probed,
     Push,
     Ran,
     Relay,
@@ -75,7 +73,7 @@ from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf,
 from .held import HeldTensors
 from .plan import Plan
 from .planner import make_plan
-from .prober import Prober
+from .prober import Prober, second_opinion
 from .profile import CLIENT, Profiles, worker_profile
 from .program import Program, Sampled, program_of
 from .records import Call, Deployment, Member, work_by_plan
@@ -89,7 +87,6 @@ T = TypeVar("T")
 
 DIAL_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 30.0  # a worker answers once its devices are probed
-ANSWER_SHARE = 1.2  # a peer's answer is waited for a little longer than the peer tries
 DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
 PLANS_REMEMBERED = 256
 READ_PASSES = 3  # passes of the loop until what the sockets hold was taken: it is polled, parsed and delivered
@@ -467,16 +464,7 @@ class Coordinator:
         peer, member = self._members.get(ask.peer), self._members.get(ask.node)
         if member is None:
             return
-        reached, text = None, "cannot be asked"
-        try:
-            if peer is not None:
-                body = Probe(ask.node, member.link.peer.addresses, ask.wait_s)
-                answer = await peer.link.request(body, timeout_s=ask.wait_s * ANSWER_SHARE)
-                if isinstance(answer, Probed):
-                    reached = answer.reached
-                    text = f"reached it in {answer.rtt_s * 1e3:.1f} ms" if reached else "could not reach it"
-        except MeshError as error:
-            log.debug("probing %s: %s", member.profile.name, error)
+        reached, text = await second_opinion(self._link_to(ask.peer), member.link, ask.wait_s)
         self._tell("probed", ask.node, f"{peer.profile.name if peer else 'a peer that left'} {text}")
         self._judge(self._detector.probed(ask, reached, self._now()))
         self._wake.set()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from wire.errors import InputError, MeshError
 from wire.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
 
-from .events import Kept, Tensor
+from .events import Action, Kept, Made, Release, Tensor
 
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
 SOURCES = ("socket", "shared", "disk", "resident")  # where a blob may come from
@@ -198,3 +198,22 @@ def _routes(part: PartSpec, node: str, parts: dict[int, PartSpec], readers: Read
             )
         )
     return tuple(routes)
+
+
+def release_all(outputs: tuple[Made, ...]) -> list[Action]:
+    """Nobody wants what a part made."""
+    tensors: list[Tensor] = []
+    for made in outputs:
+        tensors += made.files
+        tensors += [made.kept] if made.kept is not None else []
+    return [Release(tensor) for tensor in tensors]
+
+
+def label(key: PlanKey) -> str:
+    """A plan's key, for people."""
+    return f"{key.epoch}.{key.generation}"
+
+
+def order(key: PlanKey) -> tuple[int, int]:
+    """Later plans come after earlier ones."""
+    return key.epoch, key.generation

@@ -95,7 +95,7 @@ from .fetches import Fetches
 from .holding import Bounds, EarlyTensors, KnownGraphs
 from .lanes import Lane
 from .lost_links import LostLinks
-from .plans import Held, Plan, Route, Slot, Step, plan_of, wrong_in
+from .plans import Held, Plan, Route, Slot, Step, label, order, plan_of, release_all, wrong_in
 from .story import STORY_LINES_MAX, Told
 
 EXIT_DRAINED = 0
@@ -342,7 +342,7 @@ class WorkerState:
         deploy = event.deploy
         error = self._not_owned_by(event.node, deploy.plan)
         if deploy.plan in self._plans:
-            error = error or StaleGeneration(f"plan {_label(deploy.plan)} is already here")
+            error = error or StaleGeneration(f"plan {label(deploy.plan)} is already here")
         error = error or wrong_in(deploy, self.node, len(self._devices)) or self._given_up(deploy)
         if error is not None:
             return [Refuse(event.request, error)]
@@ -353,7 +353,7 @@ class WorkerState:
         plan.graphs = {part.graph: self._graphs[part.graph] for part in deploy.parts}
         self._plans[plan.key] = plan
         self._requests[event.request] = (plan.key, None)
-        self._tell(now, f"deploy {_label(plan.key)}: {len(plan.parts)} parts, {len(plan.blobs)} blobs")
+        self._tell(now, f"deploy {label(plan.key)}: {len(plan.parts)} parts, {len(plan.blobs)} blobs")
         actions: list[Action] = [LinkTo(node, deploy.peers[node]) for node in sorted(plan.waiting_links)]
         for spec in deploy.blobs:
             actions += self._fetches.want(spec, plan.key)
@@ -361,7 +361,7 @@ class WorkerState:
 
     def _blob_found(self, event: BlobFound, now: float) -> list[Action]:
         blob, size_bytes, waiting, actions = self._fetches.found(event.attempt)
-        for plan in [self._plans[key] for key in sorted(waiting, key=_order) if key in self._plans]:
+        for plan in [self._plans[key] for key in sorted(waiting, key=order) if key in self._plans]:
             plan.waiting_blobs.discard(blob)
             plan.bytes_by_source[event.source] += size_bytes
             actions += [PinBlobs(frozenset((blob,)))] if not self._pins(blob, plan) else []
@@ -375,7 +375,7 @@ class WorkerState:
 
     def _blob_not_found(self, event: BlobNotFound, now: float) -> list[Action]:
         waiting, error, actions = self._fetches.failed(event.attempt, event.error)
-        for plan in [self._plans[key] for key in sorted(waiting, key=_order) if key in self._plans]:
+        for plan in [self._plans[key] for key in sorted(waiting, key=order) if key in self._plans]:
             actions += self._fail_deploy(plan, error, now)
         return actions
 
@@ -432,11 +432,11 @@ class WorkerState:
             return []
         request, plan.request = plan.request, None
         del self._requests[request]
-        self._tell(now, f"deployed {_label(plan.key)}")
+        self._tell(now, f"deployed {label(plan.key)}")
         return [Reply(request, plan.answer)]
 
     def _fail_deploy(self, plan: Plan, error: MeshError, now: float) -> list[Action]:
-        self._tell(now, f"deploy {_label(plan.key)} failed: {error}")
+        self._tell(now, f"deploy {label(plan.key)} failed: {error}")
         return self._drop(plan, error)
 
     def _drop_asked(self, event: DropAsked, now: float) -> list[Action]:
@@ -447,8 +447,8 @@ class WorkerState:
             self._dropped.popitem(last=False)
         actions: list[Action] = []
         if event.plan in self._plans:
-            self._tell(now, f"drop {_label(event.plan)}")
-            actions = self._drop(self._plans[event.plan], StaleGeneration(f"plan {_label(event.plan)} was dropped"))
+            self._tell(now, f"drop {label(event.plan)}")
+            actions = self._drop(self._plans[event.plan], StaleGeneration(f"plan {label(event.plan)} was dropped"))
         for key, step in self._early.steps(event.plan):
             actions += self._release_early(key, step)
         return [*actions, Reply(event.request, Done())]
@@ -477,9 +477,9 @@ class WorkerState:
         plan = self._plans.get(event.plan)
         error = self._not_owned_by(event.node, event.plan)
         if error is None and (plan is None or not plan.deployed):
-            error = StaleGeneration(f"plan {_label(event.plan)} is not deployed here")
+            error = StaleGeneration(f"plan {label(event.plan)} is not deployed here")
         if error is None and plan is not None and (event.step in plan.steps or event.step in plan.closed):
-            error = StaleGeneration(f"step {event.step} of plan {_label(event.plan)} is over or under way")
+            error = StaleGeneration(f"step {event.step} of plan {label(event.plan)} is over or under way")
         if error is None and self._early.overflowed(event.plan, event.step):
             error = LimitExceeded(
                 f"more than {self._bounds.early_bytes_max} bytes came for steps that had not begun",
@@ -492,7 +492,7 @@ class WorkerState:
         waiting = {part: set(slots) for part, slots in plan.fed.items()}
         plan.steps[event.step] = Step(event.request, now, waiting)
         self._requests[event.request] = (plan.key, event.step)
-        self._tell(now, f"run {_label(plan.key)} step {event.step}", routine=True)
+        self._tell(now, f"run {label(plan.key)} step {event.step}", routine=True)
         for part in sorted(part for part, slots in waiting.items() if not slots):
             self._ready(plan, event.step, part, now)
         actions: list[Action] = []
@@ -507,7 +507,7 @@ class WorkerState:
             return self._arrive(plan, event.step, event.part, event.slot, event.tensor, now)
         owned = self.owner is not None and event.plan.epoch == self.owner.epoch and event.plan not in self._dropped
         if not owned or (plan is not None and event.step in plan.closed):
-            self._tell(now, f"stale tensor for {_label(event.plan)} step {event.step} part {event.part}", routine=True)
+            self._tell(now, f"stale tensor for {label(event.plan)} step {event.step} part {event.part}", routine=True)
             return [Release(event.tensor)]
         held = self._early.add(event.plan, event.step, event.part, event.slot, event.tensor)
         return [] if held else [Release(event.tensor)]
@@ -572,7 +572,7 @@ class WorkerState:
     def _part_executed(self, event: PartExecuted, now: float) -> list[Action]:
         plan, number, part = self._end_run(event.run)
         if plan is None:
-            return _release_all(event.outputs)
+            return release_all(event.outputs)
         step = plan.steps[number]
         step.done.append(PartRun(part, event.compute_s, step.wait_s[part]))
         actions: list[Action] = []
@@ -608,7 +608,7 @@ class WorkerState:
         if plan is None:
             return []
         event.error.part = str(part)
-        self._tell(now, f"part {part} of {_label(plan.key)} step {number} failed: {event.error}")
+        self._tell(now, f"part {part} of {label(plan.key)} step {number} failed: {event.error}")
         return self._close_step(plan, number, event.error)
 
     def _end_run(self, run: int) -> tuple[Plan | None, int, int]:
@@ -634,7 +634,7 @@ class WorkerState:
         plan = self._plans.get(key) if key is not None else None
         if plan is None or number not in plan.steps:
             return []
-        self._tell(now, f"a push of {_label(plan.key)} step {number} failed: {event.error}")
+        self._tell(now, f"a push of {label(plan.key)} step {number} failed: {event.error}")
         plan.steps[number].pushes.discard(event.push)
         return self._close_step(plan, number, event.error)
 
@@ -645,7 +645,7 @@ class WorkerState:
         del plan.steps[number]
         del self._requests[step.request]
         plan.closed.add(number)
-        self._tell(now, f"ran {_label(plan.key)} step {number}", routine=True)
+        self._tell(now, f"ran {label(plan.key)} step {number}", routine=True)
         outputs, parts = tuple(step.outputs), tuple(step.done)
         node = self.owner.node
         return [ReplyRan(step.request, node, plan.key, number, outputs, parts, step.bytes_in, step.bytes_out)]
@@ -657,7 +657,7 @@ class WorkerState:
         actions = self._release_early(event.plan, event.step)
         if plan is None or event.step in plan.closed:
             return actions
-        self._tell(now, f"cancel {_label(event.plan)} step {event.step}", routine=True)
+        self._tell(now, f"cancel {label(event.plan)} step {event.step}", routine=True)
         if event.step not in plan.steps:  # the Run is still on its way
             plan.closed.add(event.step)
             return actions
@@ -793,19 +793,3 @@ class WorkerState:
     def _tell(self, now: float, text: str, routine: bool = False) -> None:
         self.story.append(Told(now, text, routine))
         self.told += 1
-
-
-def _release_all(outputs: tuple[Made, ...]) -> list[Action]:
-    tensors: list[Tensor] = []
-    for made in outputs:
-        tensors += made.files
-        tensors += [made.kept] if made.kept is not None else []
-    return [Release(tensor) for tensor in tensors]
-
-
-def _label(key: PlanKey) -> str:
-    return f"{key.epoch}.{key.generation}"
-
-
-def _order(key: PlanKey) -> tuple[int, int]:
-    return key.epoch, key.generation
