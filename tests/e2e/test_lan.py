@@ -126,6 +126,25 @@ def test_an_imposter_hears_no_secret_and_keeps_nobody_out(tmp_path: Path) -> Non
         assert mesh.nodes() == {"honest": HEALTHY}
 
 
+@pytest.mark.long
+def test_who_moves_to_another_address_is_found_there(tmp_path: Path) -> None:
+    with serving(tmp_path, 3) as (mesh, hosts):
+        workers = [mesh.worker(host, name) for host, name in zip(hosts, ("desk", "attic"), strict=True)]
+        everyone = {"desk": HEALTHY, "attic": HEALTHY}
+        until(lambda: mesh.nodes() == everyone)
+        for host, address in ((hosts[0], "10.77.0.50"), (mesh.host, "10.77.0.60")):
+            links = [sum("linked to coordinator" in line for line in worker.lines()) for worker in workers]
+            host.change_address(address)
+            moved = workers[:1] if host is hosts[0] else workers
+            until(
+                lambda moved=moved, links=links: all(
+                    sum("linked to coordinator" in line for line in worker.lines()) > before
+                    for worker, before in zip(moved, links, strict=False)
+                )
+            )
+            until(lambda: mesh.nodes() == everyone)
+
+
 @pytest.mark.parametrize("connects", [1_500, pytest.param(5_000, marks=pytest.mark.long)])
 def test_a_flood_costs_little_and_keeps_nobody_out(tmp_path: Path, connects: int) -> None:
     report = flood(tmp_path, connects, PATIENCE)
