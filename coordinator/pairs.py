@@ -53,6 +53,8 @@ class Pairs:
     _retries: dict[Pair, tuple[float, float]] = field(default_factory=dict)  # when, and after how long the last was
     _resting: dict[str, float] = field(default_factory=dict)  # until when a worker that has just joined is left alone
 
+    _again: dict[Pair, float] = field(default_factory=dict)  # when a slow way is measured once more; inf when it was
+
     def joined(self, node: str, now: float) -> None:
         """A worker is there, or there again: whatever was known of it is old."""
         self.left(node)
@@ -66,7 +68,7 @@ class Pairs:
         """A worker is gone."""
         self._nodes.pop(node, None)
         self._resting.pop(node, None)
-        for known in (self._ways, self._links, self._waiting, self._retries):
+        for known in (self._ways, self._links, self._waiting, self._retries, self._again):
             for pair in [pair for pair in known if node in pair]:
                 del known[pair]
         self._asked = {pair for pair in self._asked if node not in pair}
@@ -85,6 +87,9 @@ class Pairs:
         for pair in [pair for pair, (at_s, _) in self._retries.items() if at_s <= now]:
             self._waiting.setdefault(pair)
             self._retries[pair] = (math.inf, self._retries[pair][1])
+        for pair in [pair for pair, at_s in self._again.items() if at_s <= now]:
+            self._waiting.setdefault(pair)
+            self._again[pair] = math.inf
         self._resting = {node: until_s for node, until_s in self._resting.items() if until_s > now}
         busy = {node for pair in self._asked for node in pair} | self._resting.keys()
         begun = []
@@ -98,7 +103,8 @@ class Pairs:
 
     def next_deadline(self) -> float | None:
         """When to ask for what is due, if nothing happens before."""
-        at_s = min([*(at_s for at_s, _ in self._retries.values()), *self._resting.values()], default=math.inf)
+        retries = (at_s for at_s, _ in self._retries.values())
+        at_s = min((*retries, *self._again.values(), *self._resting.values()), default=math.inf)
         return None if at_s == math.inf else at_s
 
     def found(self, pair: Pair, way: Way, now: float, assumed: Link) -> bool:
@@ -122,6 +128,8 @@ class Pairs:
             wait_s = min(wait_s * 2, RETRY_S_MAX)
             self._retries[pair] = (now + wait_s, wait_s)
         changed = self._use(pair, assumed)
+        if changed:  # so slow, or only while somebody was busy?
+            self._again.setdefault(pair, now + RETRY_S_FIRST)
         if way.shared:
             changed = self._use(back, assumed) or changed
         return changed or was_cut != (self._connected(pair) is False)

@@ -44,14 +44,21 @@ class Meter:
             return Measured(rtt_s, 0.0 if link.same_host else await self._bytes_per_s(link, rtt_s))
 
     async def _bytes_per_s(self, link: Link, rtt_s: float) -> float:
-        loop, size_bytes = asyncio.get_running_loop(), BYTES_FIRST
+        size_bytes = BYTES_FIRST
         while True:
-            began_s = loop.time()
-            await self._send(link, size_bytes)
-            took_s = max(loop.time() - began_s - rtt_s, 1e-9)
+            took_s = await self._seconds(link, size_bytes, rtt_s)
+            if took_s * GROWTH > SECONDS:  # a slow line, or a moment in which somebody was busy
+                took_s = min(took_s, await self._seconds(link, size_bytes, rtt_s))
             if size_bytes * GROWTH > BYTES_MAX or took_s * GROWTH > SECONDS:
                 return size_bytes / took_s
             size_bytes *= GROWTH
+
+    async def _seconds(self, link: Link, size_bytes: int, rtt_s: float) -> float:
+        """How long so many bytes take, over and above a round trip."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await self._send(link, size_bytes)
+        return max(loop.time() - began_s - rtt_s, 1e-9)
 
     async def _send(self, link: Link, size_bytes: int) -> None:
         """Return when the other side has all of it."""

@@ -78,6 +78,15 @@ def test_a_slow_way_is_told_rounded_and_only_once() -> None:
     assert pairs.found(("b", "a"), Way(True, 0.02, 2e6 / ALIKE**2), 0.0, LAN)
 
 
+def test_what_was_measured_to_be_slow_is_measured_once_more() -> None:
+    pairs = joined("a", "b")
+    settle(pairs, {("b", "a"): SLOW})
+    assert pairs.next_deadline() == RETRY_S_FIRST
+    assert settle(pairs, {}, RETRY_S_FIRST) == [("b", "a")]
+    assert pairs.links(["a", "b"], assumed)["b", "a"].bytes_per_s == pytest.approx(1e8, rel=0.2)
+    assert pairs.next_deadline() is None
+
+
 def test_shared_memory_is_a_way_of_its_own_and_the_same_both_ways() -> None:
     pairs = joined("a", "b")
     asked = settle(pairs, {("b", "a"): NEAR})

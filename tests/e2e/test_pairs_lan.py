@@ -1,0 +1,84 @@
+"""`mesh-coord nodes -v` on a home's network: every pair is measured as it is, and one that is cut is relayed.
+
+`python tests/e2e/test_pairs_lan.py` prints the table.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.lan_mesh import LanMesh, until
+from support.namespaces import Lan, needs_namespaces, needs_rate_limit
+
+pytestmark = needs_namespaces
+COORDINATOR = "coordinator"
+NODES = (COORDINATOR, "desk", "attic")
+Pair = tuple[str, str]
+
+
+def pairs(mesh: LanMesh) -> dict[Pair, dict[str, Any]]:
+    """What is known so far, by the ends' names."""
+    return {(row["source"], row["target"]): row for row in mesh.coord("nodes", "-v")["pairs"]}
+
+
+def known(mesh: LanMesh, within_s: float = 30.0) -> dict[Pair, dict[str, Any]]:
+    """The same once every pair is known."""
+    wanted = {(source, target) for source in NODES for target in NODES if source != target}
+    found: dict[Pair, dict[str, Any]] = {}
+
+    def all_there() -> bool:
+        found.update(pairs(mesh))
+        return found.keys() >= wanted and all(row["path"] != "?" for row in found.values())
+
+    until(all_there, within_s)
+    return found
+
+
+@needs_rate_limit
+def test_a_slow_cable_is_measured_as_slow_and_the_others_are_not(tmp_path: Path) -> None:
+    with Lan(3) as lan:
+        lan.hosts[2].limit_rate(100_000_000)
+        mesh = LanMesh(lan.hosts[0], tmp_path)
+        for host, name in zip(lan.hosts[1:], NODES[1:], strict=True):
+            mesh.worker(host, name)
+        fastest: dict[Pair, float] = {}
+        for (source, target), row in known(mesh).items():
+            assert row["path"] == "direct"
+            if "attic" in (source, target):
+                assert 30e6 < row["bytes_per_s"] * 8 < 150e6, row
+            fastest[source, target] = row["bytes_per_s"] * 8
+            assert row["rtt_s"] > 0
+        assert max(fastest.values()) > 150e6, "nothing is slow between the others, whatever else this machine does"
+
+
+def test_two_workers_that_do_not_hear_each_other_are_shown_as_relayed_with_the_reason(tmp_path: Path) -> None:
+    with Lan(3) as lan:
+        desk, attic = lan.hosts[1:]
+        desk.lose_what_goes_to(attic)
+        attic.lose_what_goes_to(desk)
+        mesh = LanMesh(lan.hosts[0], tmp_path)
+        for host, name in zip(lan.hosts[1:], NODES[1:], strict=True):
+            mesh.worker(host, name)
+        found = known(mesh)
+        for pair in (("desk", "attic"), ("attic", "desk")):
+            assert found[pair]["path"] == "relay" and found[pair]["cause"]
+        assert {row["path"] for pair, row in found.items() if COORDINATOR in pair} == {"direct"}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, Lan(3) as lan:
+        lan.hosts[2].limit_rate(100_000_000)
+        mesh = LanMesh(lan.hosts[0], Path(folder))
+        for host, name in zip(lan.hosts[1:], NODES[1:], strict=True):
+            mesh.worker(host, name)
+        for (source, target), row in known(mesh).items():
+            speed = f"{row['rtt_s'] * 1e3:.2f} ms, {row['bytes_per_s'] * 8 / 1e6:.0f} Mbit/s"
+            print(f"{source:12} {target:12} {row['path']:10} {speed} {row['address']} {row['cause']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main() if len(sys.argv) == 1 else pytest.main(sys.argv))
