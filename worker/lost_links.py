@@ -3,6 +3,9 @@
 A small tensor is on its way without an answer.  So where a link to a worker ends, what was under way may be gone, and
 whoever waits for it would wait for ever: the steps that needed the link fail, to be done again.  Not at once, since
 where the other worker died its coordinator ends the plan, and knows better what to do.
+
+One end of a link may know of its end long before the other, which goes on sending into it until a new one takes over.
+So a link that comes anew is treated like one that ends, and so are steps that begin in its first moment.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field
 from wire.messages import PlanKey
 
 GRACE_S = 1.0  # a coordinator on a LAN has noticed a death long before
+NODES_MAX = 1024  # whose links are remembered, the latest ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +30,36 @@ class _Lost:
 @dataclass(slots=True)
 class LostLinks:
     _lost: deque[_Lost] = field(default_factory=deque)
+    _ended_s: dict[str, float] = field(default_factory=dict)  # or came anew, after it had ended
+    _missing: set[str] = field(default_factory=set)  # nodes whose link ended and did not come anew
 
     def ended(self, node: str, steps: Iterable[tuple[PlanKey, int]], now: float) -> None:
         """The link to `node` ended under these steps."""
+        self._missing.add(node)
+        self._changed(node, steps, now)
+
+    def linked(self, node: str, steps: Iterable[tuple[PlanKey, int]], now: float) -> None:
+        """There is a link to `node`, perhaps again."""
+        if node in self._missing:
+            self._missing.remove(node)
+            self._changed(node, steps, now)
+
+    def began(self, nodes: Iterable[str], plan: PlanKey, step: int, now: float) -> None:
+        """A step begins that needs links to these nodes."""
+        for node in nodes:
+            if now - self._ended_s.get(node, -GRACE_S) < GRACE_S:
+                self._may_have_lost(node, [(plan, step)], now)
+
+    def _changed(self, node: str, steps: Iterable[tuple[PlanKey, int]], now: float) -> None:
+        self._ended_s.pop(node, None)
+        self._ended_s[node] = now
+        while len(self._ended_s) > NODES_MAX:
+            oldest = next(iter(self._ended_s))
+            del self._ended_s[oldest]
+            self._missing.discard(oldest)
+        self._may_have_lost(node, steps, now)
+
+    def _may_have_lost(self, node: str, steps: Iterable[tuple[PlanKey, int]], now: float) -> None:
         needed = tuple(steps)
         if needed:
             self._lost.append(_Lost(node, needed, now + GRACE_S))

@@ -261,16 +261,20 @@ class WorkerState:
         return [SendBeat()]
 
     def _node_linked(self, event: NodeLinked, now: float) -> list[Action]:
+        self._lost_links.linked(event.node, self._steps_with(event.node), now)
         self._links.add(event.node)
         return self._await_link_no_more(event.node, now)
 
     def _node_unlinked(self, event: NodeUnlinked, now: float) -> list[Action]:
         self._links.discard(event.node)
-        plans = [plan for plan in self._plans.values() if event.node in plan.neighbours]
-        self._lost_links.ended(event.node, ((plan.key, step) for plan in plans for step in plan.steps), now)
+        self._lost_links.ended(event.node, self._steps_with(event.node), now)
         if self.owner is None or event.node != self.owner.node:
             return []
         return self._lose_owner(now, "its link ended")
+
+    def _steps_with(self, node: str) -> list[tuple[PlanKey, int]]:
+        plans = [plan for plan in self._plans.values() if node in plan.neighbours]
+        return [(plan.key, step) for plan in plans for step in plan.steps]
 
     def _fail_steps_of_lost_links(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -491,6 +495,7 @@ class WorkerState:
             return [*released, *self._release_early(event.plan, event.step), Refuse(event.request, error)]
         waiting = {part: set(slots) for part, slots in plan.fed.items()}
         plan.steps[event.step] = Step(event.request, now, waiting)
+        self._lost_links.began(plan.neighbours, plan.key, event.step, now)
         self._requests[event.request] = (plan.key, event.step)
         self._tell(now, f"run {label(plan.key)} step {event.step}", routine=True)
         for part in sorted(part for part, slots in waiting.items() if not slots):

@@ -207,6 +207,33 @@ def test_a_link_that_ends_under_a_step_fails_it_after_a_moment_since_something_m
     assert isinstance(error, NodeLost) and error.retry and error.node == PEER
 
 
+def test_a_link_that_comes_anew_under_a_step_fails_it_too_since_the_other_end_may_have_sent_into_the_old_one() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [Source("edge", 1, 0, node=PEER)], [[]])))
+    drive(ev.NodeLinked(PEER))
+    drive.run(1)
+    assert drive.machine.next_deadline() is None, "a first link has lost nothing"
+    drive(ev.NodeUnlinked(PEER))
+    assert one(ev.Refuse, drive(ev.Tick(), GRACE_S)).error.retry
+    drive.run(2)
+    assert drive.machine.next_deadline() is None
+    drive(ev.NodeLinked(PEER), 10.0)
+    assert drive.machine.next_deadline() == drive.now + GRACE_S
+    assert isinstance(one(ev.Refuse, drive(ev.Tick(), GRACE_S)).error, NodeLost)
+
+
+def test_a_step_that_begins_when_a_link_has_just_come_back_is_not_waited_for_long() -> None:
+    drive = Driver()
+    drive.deployed(deploy(part(0, [Source("edge", 1, 0, node=PEER)], [[]])))
+    for event in (ev.NodeLinked(PEER), ev.NodeUnlinked(PEER), ev.NodeLinked(PEER)):
+        drive(event)
+    drive.now += GRACE_S / 2
+    drive.run(1)
+    assert isinstance(one(ev.Refuse, drive(ev.Tick(), GRACE_S)).error, NodeLost)
+    drive.run(2)
+    assert drive.machine.next_deadline() is None
+
+
 def test_a_link_that_ends_under_a_step_that_does_not_need_it_is_nothing() -> None:
     drive = Driver()
     drive.deployed(deploy(ONE_PART))
