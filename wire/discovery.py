@@ -69,6 +69,7 @@ TALLIES_MAX = 64
 
 _LABEL = b"\x0b_graph-mesh\x04_tcp"  # as a packet that is about us has it
 _PTR, _IN, _QUERY = 12, 1, 0  # RFC 1035
+_TO_ME = 0x8000  # of a question's class: the answer may be unicast, RFC 6762
 _ANSWER_BIT = 0x80  # of a packet's third byte
 _MULTICAST_ALL = {4: (socket.IPPROTO_IP, 49), 6: (socket.IPPROTO_IPV6, 29)}  # Linux
 
@@ -464,11 +465,14 @@ class _Channel:
         task.add_done_callback(self._sending.discard)
 
     def ask(self) -> None:
-        """Ask who is there, a few times soon and then now and again."""
-        self._soon = list(ASK_SOON_S)
-        self._ask()
+        """Ask who is there, a few times soon and then now and again.
 
-    def _ask(self) -> None:
+        The first answers may come to this node alone: who has just told all may not tell all again for a second.
+        """
+        self._soon = list(ASK_SOON_S)
+        self._ask(_TO_ME)
+
+    def _ask(self, whom: int = 0) -> None:
         loop = asyncio.get_running_loop()
         if self._asking is not None:
             self._asking.cancel()
@@ -476,7 +480,7 @@ class _Channel:
         self._asking = loop.call_later(self._soon.pop(0) if soon else ASK_S, self._ask)
         if soon or loop.time() - self._heard_asking_s > ASK_S / 2:
             question = DNSOutgoing(_QUERY)
-            question.add_question(DNSQuestion(SERVICE, _PTR, _IN))
+            question.add_question(DNSQuestion(SERVICE, _PTR, _IN | whom))
             self.zeroconf.async_send(question)
 
     def received(self, packet: bytes, source: tuple[Any, ...], inner: asyncio.DatagramProtocol) -> None:
