@@ -164,6 +164,10 @@ class AsyncMesh:
         self._last = started
         return started
 
+    def attend(self, started: Started) -> None:
+        """Somebody in another thread waits for a call."""
+        self._backend.attend(started)
+
     async def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
         started = self.start(form, *form.bind(args))
         try:

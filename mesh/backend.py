@@ -57,6 +57,10 @@ class Backend(Protocol):
         """Begin a call."""
         ...
 
+    def attend(self, started: Started) -> None:
+        """Somebody in another thread waits for a call: where time is simulated, it flows until the call is over."""
+        ...
+
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
         """Call `watcher` with every event from now on."""
         ...

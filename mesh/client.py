@@ -188,6 +188,7 @@ class _Waiter:
     def outputs(self, timeout_s: float | None) -> Sequence[NDArray[Any]]:
         if not self.arrived.done():
             self._mesh._loop.check_may_wait()
+            self._mesh._loop.soon(self._attend)
         try:
             return self.arrived.result(timeout_s)
         except concurrent.futures.CancelledError:
@@ -206,6 +207,11 @@ class _Waiter:
 
     def report(self) -> Report:
         return Report.of(self._started.report() if self._started else {})
+
+    def _attend(self) -> None:
+        """On the loop: somebody waits, which lets simulated time flow."""
+        if self._started is not None:
+            self._mesh._async.attend(self._started)
 
     def _start(self, inputs: Mapping[str, NDArray[Any]], work: Work) -> None:
         try:

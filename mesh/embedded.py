@@ -74,6 +74,9 @@ class Embedded:
         outputs.add_done_callback(lambda _: work)  # its handles live until the call is over
         return Started(outputs, lambda: dataclasses.asdict(report), lambda: self.coordinator.cancel(number))
 
+    def attend(self, started: Started) -> None:
+        return  # real time needs nobody
+
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
         def tell(event: Event) -> None:
             watcher(dataclasses.asdict(event))

@@ -139,6 +139,9 @@ class Remote:
         task = asyncio.get_running_loop().create_task(self._run(work, inputs, job, told))
         return Started(task, lambda: told, lambda: self._cancel_run(task, job))
 
+    def attend(self, started: Started) -> None:
+        return
+
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
         raise ConfigError("events are told by the process that holds the workers", next_step="Use mesh-coord logs JOB")
 

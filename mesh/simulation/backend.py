@@ -1,22 +1,20 @@
 """The backend of a simulated mesh, and the handle by which its user makes things go wrong.
 
-Part of the composition root: it ties a Cluster to what a Mesh stands on.  Time flows while a call is under way or
-somebody waits, and stands still otherwise.
+Part of the composition root: it ties a Cluster to what a Mesh stands on.  Time flows while somebody waits for a result
+or for time to pass, and stands still otherwise: so a program of another thread replays, however fast that runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-
-from numpy.typing import NDArray
+from collections.abc import Callable
+from typing import TypeVar
 
 from coordinator.health import HealthConfig
 from coordinator.runtime import CoordinatorConfig
 from wire.errors import ConfigError
 
-from ..backend import Started, Work
+from ..backend import Started
 from ..config import MeshConfig, SimulateSpec, default_mesh_name
 from ..embedded import Embedded
 from ..loop_thread import LoopThread
@@ -35,10 +33,8 @@ class Simulated(Embedded):
         self.cluster = cluster
         self._virtual = loop
 
-    def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
-        started = super().start(work, inputs)
+    def attend(self, started: Started) -> None:
         self._virtual.flow_until(started.outputs)
-        return started
 
     async def close(self) -> None:
         with self._virtual.flow():

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import selectors
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 
@@ -22,13 +24,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """`time()` begins at 0 and moves only when everything waits.
 
     With `on_demand`, for a loop that other threads use, time stands still but while somebody is in `flow()`; an idle
-    loop then waits for those threads.  Without, being idle for ever raises Stuck.
+    loop then waits for those threads.  What they ask for is begun only once everything else of the moment is done, so
+    that it does not matter how fast they are.  Without, being idle for ever raises Stuck.
     """
 
     def __init__(self, on_demand: bool = False) -> None:
         self._now_s = 0.0
         self._on_demand = on_demand
         self._flows = 0
+        self._asked: deque[Callable[[], object]] = deque()  # by other threads
         super().__init__(_JumpingSelector(self))
 
     @contextlib.contextmanager
@@ -50,6 +54,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         with self.flow():
             return super().run_until_complete(future)
 
+    def call_soon_threadsafe(  # type: ignore[override]  # as for run_in_executor
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        """As ever, once the loop is idle."""
+        if not self._on_demand:
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        return super().call_soon_threadsafe(self._asked.append, partial(callback, *args))
+
     def time(self) -> float:
         return self._now_s
 
@@ -67,7 +79,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
     def jump(self, seconds: float | None) -> bool:
-        """Nothing is to be done for so long, or ever (None): move the clock; whether it may move."""
+        """Nothing is to be done for so long, or ever (None): move the clock, or do what was asked; else False."""
+        if self._asked:
+            self.call_soon(self._asked.popleft())
+            return True
         if self._on_demand and (seconds is None or not self._flows):
             return False
         if seconds is None:
