@@ -60,7 +60,7 @@ def test_a_cable_that_was_pulled_costs_time_and_no_bytes(tmp_path: Path) -> None
         assert isinstance(near.ask("ask 20"), float)
 
 
-@pytest.mark.parametrize("lost_from", [0, 1])
+@pytest.mark.parametrize("lost_from", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_silence_one_way_is_silence_for_whoever_asks(tmp_path: Path, lost_from: int) -> None:
     with Lan(2) as lan, linked(lan, tmp_path) as nodes:
         loser, other = nodes[lost_from], nodes[1 - lost_from]
