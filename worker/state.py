@@ -177,7 +177,7 @@ class WorkerState:
 
     def next_deadline(self) -> float | None:
         """When a Tick is due, or None."""
-        due = [each.repair.restart_at_s for each in self._devices if each.repair.restart_at_s is not None]
+        due = [at_s for each in self._devices if (at_s := each.repair.restart_at_s) is not None and not self.leaving]
         if self.owner is not None and self._silence_s:
             due.append(self._heard_s + self._silence_s * (1 if self._asked_owner else ASK_SHARE))
         return min([*due, *self._lost_links.deadlines()], default=None)

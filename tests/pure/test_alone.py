@@ -41,7 +41,8 @@ def test_a_peer_that_was_named_and_not_reached_is_told_with_its_reason() -> None
 
 
 def test_one_that_has_joined_no_mesh_is_told_that_it_keeps_to_its_machine() -> None:
-    said = alone(30, ("127.0.0.1:7100",), (), {})
+    said = alone(30, ("127.0.0.1:7100",), (DEAF,), {})
+    assert "multicast" not in said
     assert "mesh-worker join" in said and "on this machine: mesh-coord serve --peer 127.0.0.1:7100" in said
 
 

@@ -242,6 +242,18 @@ def test_a_link_that_ends_under_a_step_that_does_not_need_it_is_nothing() -> Non
     assert drive.machine.next_deadline() is None
 
 
+def test_a_worker_that_leaves_starts_no_host_again_and_waits_for_nothing() -> None:
+    drive = Driver(devices=1)
+    for _ in range(2):
+        drive(ev.HostLost(0, DeviceLost("again")))
+        drive(ev.Tick(), 10.0)
+        drive(ev.HostReady(0))
+    drive(ev.HostLost(0, DeviceLost("again")))
+    assert drive.machine.next_deadline() is not None
+    drive(ev.DrainAsked("asked to stop"))
+    assert drive.machine.next_deadline() is None
+
+
 def test_a_peer_that_is_known_to_be_out_of_reach_is_not_dialled() -> None:
     drive = Driver()
     near = deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]]))
