@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of a worker: `gflops` (f32 matmul) and `gbytes_per_s` were measured when it started."""
+    """One device of a worker: `gflops` (f32 matmul) and `gbytes_per_s` were measured when it started.
+
+    `given_up` says that it was lost too often and computes nothing until its worker starts anew.
+    """
 
     index: int
     engine: str
@@ -20,11 +23,13 @@ class Device:
     gflops: float
     gbytes_per_s: float
     software: bool
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One worker.  `state` is "healthy", "suspect" or "dead"; `pid` is 0 for a worker on another machine.
+    """One worker.  `state` is "healthy", "suspect" or "dead", "stuck" where it is alive and gets nothing done, or
+    "quarantined" where it was wrong in audits; `pid` is 0 for a worker on another machine.
 
     It may be dialled at any of `addresses`, the first of which is `address`.  `engine`, `adapter`, `backend`, `limits`,
     `memory_bytes`, `gflops` and `gbytes_per_s` are those of its first device.
@@ -87,5 +92,5 @@ def node_from(report: Any) -> Node:
 
 
 def _device(report: Any) -> Device:
-    fields: Sequence[str] = Device.__slots__
-    return Device(**{field: getattr(report, field) for field in fields})
+    fields: Sequence[str] = Device.__slots__[:-1]
+    return Device(**{field: getattr(report, field) for field in fields}, given_up=not report.dtypes_by_op)

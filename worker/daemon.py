@@ -293,7 +293,8 @@ class Daemon:
             self._stopped.set_result(0)
 
     async def _close(self) -> None:
-        """Let the last messages out, end the children, release what is ours."""
+        """Let the last messages out, end the children, release what is ours; nothing is decided any more."""
+        self._state = None
         for task in [*self._tasks, *self._fetching.values(), *self._pushing.values()]:
             task.cancel()
         with contextlib.suppress(TimeoutError):

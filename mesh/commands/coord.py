@@ -90,6 +90,7 @@ async def nodes(options: Options, remote: Remote) -> int:
             first = (node.name, node.state) if place == 0 else ("", "")
             last = (node.version, node.address) if place == 0 else ("", "")
             adapter = device.adapter + (" (software)" if device.software and device.engine != "cpu" else "")
+            adapter += " (given up)" if device.given_up else ""
             speed = (f"{device.gflops:.0f}", f"{device.gbytes_per_s:.1f}")
             seen = (f"{node.silent_s:.2f} s ago" if place == 0 else "",) if health else ()
             rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last, *seen))

@@ -105,7 +105,7 @@ class Cluster:
             name=name,
             mesh=self.config.mesh,
             port=PORT,
-            devices=("cpu",),
+            devices=("0",) if self.devices[self.names.index(name)].spare else ("cpu",),
             state_dir=str(self._folder / "state"),
             cache_dir=str(self._folder / "cache" / name),
             discoverable=False,

@@ -43,6 +43,7 @@ class Device:
     silent: bool = False  # it does not even beat
     fails_after: int | None = None  # parts until the device is lost, once; None: never
     wrong: float = 0.0  # how likely each result has a flipped bit
+    spare: bool = False  # its worker has a cpu beside it that nothing is wrong with
     dies_of: str = ""  # an op that ends the host whenever a part with it runs
     lost: int = 0  # how often it was
 
@@ -233,6 +234,7 @@ def host_on(device: Device) -> Callable[[hm.Open, memoryview, WorkerConfig, OnMe
     def make(
         opening: hm.Open, stop_cell: memoryview, config: WorkerConfig, on_message: OnMessage, on_lost: OnLost
     ) -> SimulatedHost:
-        return SimulatedHost(opening, stop_cell, config, on_message, on_lost, device)
+        used = Device() if device.spare and opening.device == "cpu" else device
+        return SimulatedHost(opening, stop_cell, config, on_message, on_lost, used)
 
     return make

@@ -12,12 +12,13 @@ from support.simulated import simulate
 
 from coordinator.program import Program
 from coordinator.state import STUCK_S_MIN
+from mesh.node import node_from
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device
 from wire.dtypes import dtype_named
 from wire.errors import PoisonTask
 from wire.graph import GraphBuilder
-from worker.repair import LOSSES_OF_LAST_MAX
+from worker.repair import LOSSES_MAX, LOSSES_OF_LAST_MAX
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 BEATS_S = 0.3  # a few heartbeats
@@ -95,6 +96,24 @@ def test_a_lone_worker_computes_again_on_its_new_engine_host() -> None:
         all_alive(cluster)
 
     simulate(scenario, workers=1)
+
+
+def test_a_device_that_is_lost_again_and_again_is_given_up_for_the_cpu_beside_it() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        while cluster.devices[0].lost < LOSSES_MAX:
+            cluster.devices[0].fails_after = 0
+            await timed(cluster, chain())
+            await asyncio.sleep(3)
+        nodes = [node_from(view) for view in cluster.coordinator.nodes()]
+        assert [[device.given_up for device in node.devices] for node in nodes] == [[True, False]]
+        (told,) = [event.text for event in cluster.coordinator.events if event.kind == "devices"]
+        assert "device 0 given up after 3 losses" in told
+        cluster.devices[0].fails_after = 0
+        await timed(cluster, chain())
+        assert cluster.devices[0].lost == LOSSES_MAX, "it is still used"
+        all_alive(cluster)
+
+    simulate(scenario, devices=[Device(spare=True)])
 
 
 def test_a_device_that_is_lost_again_and_again_makes_its_worker_leave_and_the_others_go_on() -> None:
