@@ -8,6 +8,7 @@ Pairing; the rules are chosen so that both keep the same link whatever the order
    goes on, and the new link replaces the old.
 3. A dialer that was told of none but has itself accepted a dial from that node goes on if its node id is the smaller,
    and waits otherwise.
+4. A dialer that was told of none but has another dial of its own that is further waits for that one.
 
 It knows no connections: links are their ids.  A node that restarted (another boot id) starts afresh.
 """
@@ -48,6 +49,9 @@ class Pairing:
         """Our dial was answered: the link to wait for instead, or b"" to go on with the bulk connection."""
         if existing in self._links:
             return existing
+        ours = self._find(node_id, boot_id, Stage.COMMITTED)
+        if not existing and ours:
+            return ours
         if not existing and self._node_id > node_id:
             theirs = self._find(node_id, boot_id, Stage.ACCEPTED)
             if theirs:

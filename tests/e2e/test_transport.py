@@ -150,6 +150,14 @@ async def test_simultaneous_dials_settle_on_one_link(mesh: Mesh, dials: int) -> 
         assert await one.request(Done()) == await other.request(Done()) == Done()
 
 
+async def test_several_dials_of_one_node_are_one_link_that_is_never_replaced(mesh: Mesh) -> None:
+    for round_ in range(8):
+        a, b = await mesh.node(f"a{round_}"), await mesh.node(f"b{round_}")
+        links = await asyncio.gather(*[dial(a, b) for _ in range(3)])
+        assert set(links) == set(a.links.values()) and not links[0].closed
+        assert handler(a).unlinked.empty() and handler(b).unlinked.empty()
+
+
 async def test_a_restarted_node_replaces_its_old_link(mesh: Mesh) -> None:
     b = await mesh.node("b")
     old = await dial(await mesh.node("a"), b)
