@@ -80,6 +80,7 @@ PURE = (
     "coordinator/state.py",
     "coordinator/stragglers.py",
     "coordinator/tokens.py",
+    "mesh/diagnosis.py",
     "wire/address.py",
     "wire/adverts.py",
     "wire/allowed.py",

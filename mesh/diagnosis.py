@@ -1,0 +1,461 @@
+"""What is wrong with a mesh, judged from facts: a table of findings, each with the line that mends it.  Pure.
+
+`mesh-coord doctor` gathers the Facts; this file does not know how.  To let it find something new, add what shows it to
+the facts and a row to FINDINGS.  A finding's fix has a line for every system, or one for all of them under EVERY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from wire.address import PORT
+from wire.limits import GIB, MIB
+
+PROBLEM, WARNING, OK, UNKNOWN = "problem", "warning", "ok", "not checked"
+HERE = "this machine"
+EVERY = "every system"
+SYSTEMS = {"Linux": "Linux", "Darwin": "macOS", "Windows": "Windows"}  # as platform.system() names them, and people
+
+CLOCKS_S, CLOCKS_S_MAX = 30.0, 300.0  # apart: worth a word; a new certificate is not valid yet at the slower one
+FREE_BYTES, FREE_BYTES_MIN = 5 * GIB, 200 * MIB  # for weights and results; for anything at all
+RTT_S_MAX, BYTES_PER_S_MIN = 0.05, 10e6 / 8  # beyond that a link is hardly a local network
+
+
+# -- facts ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Multicast:
+    """What mDNS did on one interface of this machine for a few seconds; `error` is the last one, "" for none."""
+
+    interface: str
+    sent: int
+    heard: int  # packets of other machines
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A folder of this machine, for `what` ("state", "cache"), and what its disk has left."""
+
+    what: str
+    folder: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A device of a machine."""
+
+    engine: str
+    name: str
+    software: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This machine.  `adapters` are None where nobody looked, since its workers tell theirs."""
+
+    system: str
+    version: str
+    multicast: tuple[Multicast, ...]
+    rooms: tuple[Room, ...]
+    adapters: tuple[Adapter, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The coordinator that answered; `clock_ahead_s` is its clock less this machine's."""
+
+    name: str
+    address: str
+    system: str
+    version: str
+    clock_ahead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """No coordinator answered, and what the attempt said."""
+
+    why: str
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """Whether a TCP connection to a port of the coordinator opened; `refused` says that nobody listens there."""
+
+    what: str  # "mesh port", "join port"
+    host: str
+    port: int
+    opened: bool
+    refused: bool = False
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker as the coordinator tells of it; `system` is "" where an older one does not say."""
+
+    name: str
+    system: str
+    state: str
+    silent_s: float
+    version: str
+    address: str
+    adapters: tuple[Adapter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """How one node reaches another, by names; the fields are those of `wire.messages.PairReport`."""
+
+    source: str
+    target: str
+    path: str
+    rtt_s: float
+    bytes_per_s: float
+    address: str = ""
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that is known; without a coordinator no workers and no pairs."""
+
+    here: Here
+    coordinator: Reached | Unreached
+    knocks: tuple[Knock, ...] = ()
+    workers: tuple[Worker, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+
+    def system_of(self, name: str) -> str:
+        """The system of a node's machine, "" where it is not known."""
+        found = {worker.name: worker.system for worker in self.workers}
+        if isinstance(self.coordinator, Reached):
+            found.setdefault(self.coordinator.name, self.coordinator.system)
+        return found.get(name, "")
+
+
+# -- findings ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a finding shows: on which machine, what there is to tell, and the words that its fix needs."""
+
+    where: str
+    system: str
+    what: str
+    words: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that can be wrong: the check it belongs to, how it shows, and what to do on which system."""
+
+    name: str
+    check: str
+    level: str
+    shown: Callable[[Facts], Iterator[Spot]]
+    fix: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A finding in one place; `fix` has a line for the system of its machine, or for each where that is not known."""
+
+    name: str
+    check: str
+    level: str
+    where: str
+    what: str
+    fix: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One row of the table of checks."""
+
+    check: str
+    result: str
+    summary: str
+
+
+def diagnose(facts: Facts) -> list[Trouble]:
+    """Everything that is wrong, problems first."""
+    found = [_trouble(finding, spot) for finding in FINDINGS for spot in finding.shown(facts)]
+    return sorted(found, key=lambda trouble: trouble.level != PROBLEM)
+
+
+def checked(facts: Facts, troubles: Sequence[Trouble]) -> list[Checked]:
+    """Every check with its result and what it saw."""
+    rows = []
+    for check, summary in CHECKS.items():
+        levels = {trouble.level for trouble in troubles if trouble.check == check}
+        seen = summary(facts)
+        result = next((level for level in (PROBLEM, WARNING) if level in levels), OK if seen else UNKNOWN)
+        rows.append(Checked(check, result, seen))
+    return rows
+
+
+def _trouble(finding: Finding, spot: Spot) -> Trouble:
+    lines = {system: line.format_map(dict(spot.words)) for system, line in finding.fix.items()}
+    if spot.system in lines:
+        lines = {spot.system: lines[spot.system]}
+    return Trouble(finding.name, finding.check, finding.level, spot.where, spot.what, lines)
+
+
+# -- how each shows ---------------------------------------------------------------------------------------
+
+
+def _no_coordinator(facts: Facts) -> Iterator[Spot]:
+    if isinstance(facts.coordinator, Unreached):
+        step = facts.coordinator.next_step or "Start one: mesh-coord serve; or name it: --coordinator HOST:PORT"
+        yield Spot(HERE, facts.here.system, facts.coordinator.why, {"step": step})
+
+
+def _blocked_port(facts: Facts) -> Iterator[Spot]:
+    """Where nobody listens the machine says so; silence, or "prohibited", is a firewall's."""
+    reached = isinstance(facts.coordinator, Reached)
+    for knock in facts.knocks:
+        if not knock.opened and (reached or not knock.refused):
+            name = facts.coordinator.name if isinstance(facts.coordinator, Reached) else knock.host
+            what = f"its {knock.what} {knock.host}:{knock.port} cannot be reached from here ({knock.cause})"
+            yield Spot(name, facts.system_of(name), what, {"port": knock.port})
+
+
+def _no_worker(facts: Facts) -> Iterator[Spot]:
+    if isinstance(facts.coordinator, Reached) and not facts.workers:
+        yield Spot(facts.coordinator.name, facts.coordinator.system, "no worker is connected")
+
+
+def _in_state(*states: str) -> Callable[[Facts], Iterator[Spot]]:
+    def shown(facts: Facts) -> Iterator[Spot]:
+        for worker in facts.workers:
+            if worker.state in states:
+                what = f"the worker is {worker.state}, last heard {worker.silent_s:.1f} s ago"
+                yield Spot(worker.name, worker.system, what)
+
+    return shown
+
+
+def _not_dialled(path: str, so: str) -> Callable[[Facts], Iterator[Spot]]:
+    def shown(facts: Facts) -> Iterator[Spot]:
+        for pair in facts.pairs:
+            if pair.path == path and pair.cause:
+                what = f"{pair.source} -> {pair.target} is blocked ({pair.cause}); {so}"
+                yield Spot(pair.target, facts.system_of(pair.target), what, {"port": _port_of(facts, pair)})
+
+    return shown
+
+
+def _port_of(facts: Facts, pair: Pair) -> str:
+    known = {worker.name: worker.address for worker in facts.workers}
+    return (pair.address or known.get(pair.target, "")).rpartition(":")[2] or str(PORT)
+
+
+def _slow_pair(facts: Facts) -> Iterator[Spot]:
+    for pair in facts.pairs:
+        if pair.rtt_s > RTT_S_MAX or 0 < pair.bytes_per_s < BYTES_PER_S_MIN:
+            speed = f"{pair.rtt_s * 1e3:.0f} ms there and back, {pair.bytes_per_s * 8 / 1e6:.1f} Mbit/s"
+            yield Spot(f"{pair.source} -> {pair.target}", "", f"the link is slow: {speed}")
+
+
+def _multicast_fails(facts: Facts) -> Iterator[Spot]:
+    for each in facts.here.multicast:
+        if each.error:
+            what = f"multicast cannot be sent on {each.interface} ({each.error})"
+            yield Spot(HERE, facts.here.system, what, {"port": 5353, "interface": each.interface})
+
+
+def _multicast_silent(facts: Facts) -> Iterator[Spot]:
+    seen = facts.here.multicast
+    if any(each.sent for each in seen) and not any(each.heard or each.error for each in seen):
+        what = "nothing was heard by multicast from any other machine, so nodes have to be named: --peer HOST:PORT"
+        yield Spot(HERE, facts.here.system, what, {"port": 5353})
+
+
+def _clock(over_s: float, up_to_s: float) -> Callable[[Facts], Iterator[Spot]]:
+    def shown(facts: Facts) -> Iterator[Spot]:
+        if isinstance(facts.coordinator, Reached):
+            ahead_s = facts.coordinator.clock_ahead_s
+            if over_s < abs(ahead_s) <= up_to_s:
+                side = "behind" if ahead_s > 0 else "ahead of"
+                yield Spot(HERE, facts.here.system, f"the clock is {abs(ahead_s):.0f} s {side} the coordinator's")
+
+    return shown
+
+
+def _version(facts: Facts) -> Iterator[Spot]:
+    if isinstance(facts.coordinator, Reached):
+        wanted = facts.coordinator.version
+        machines = [(worker.name, worker.system, worker.version) for worker in facts.workers]
+        for name, system, version in [(HERE, facts.here.system, facts.here.version), *machines]:
+            if version != wanted:
+                yield Spot(name, system, f"version {version}, and the coordinator has {wanted}", {"version": wanted})
+
+
+def _adapters(facts: Facts) -> Iterator[tuple[str, str, tuple[Adapter, ...]]]:
+    if facts.here.adapters is not None:
+        yield HERE, facts.here.system, facts.here.adapters
+    for worker in facts.workers:
+        yield worker.name, worker.system, worker.adapters
+
+
+def _software(facts: Facts) -> Iterator[Spot]:
+    for name, system, adapters in _adapters(facts):
+        for adapter in adapters:
+            if adapter.software and adapter.engine != "cpu":
+                yield Spot(name, system, f"its adapter {adapter.name} is software: the processor does the work")
+
+
+def _processor_only(facts: Facts) -> Iterator[Spot]:
+    for name, system, adapters in _adapters(facts):
+        if all(adapter.engine == "cpu" for adapter in adapters):
+            yield Spot(name, system, "it has no graphics adapter that could be used, so it computes on its processor")
+
+
+def _little_room(over: float, up_to: float) -> Callable[[Facts], Iterator[Spot]]:
+    def shown(facts: Facts) -> Iterator[Spot]:
+        for room in facts.here.rooms:
+            if over <= room.free_bytes < up_to:
+                what = f"{room.free_bytes / MIB:.0f} MiB are free for the {room.what} folder {room.folder}"
+                yield Spot(HERE, facts.here.system, what, {"folder": room.folder})
+
+    return shown
+
+
+# -- what to do about each --------------------------------------------------------------------------------
+
+
+def _allow(protocol: str) -> dict[str, str]:
+    low = protocol.lower()
+    return {
+        "Linux": f"sudo ufw allow {{port}}/{low}   (with firewalld: "
+        f"sudo firewall-cmd --permanent --add-port={{port}}/{low} && sudo firewall-cmd --reload)",
+        "Darwin": 'sudo /usr/libexec/ApplicationFirewall/socketfilterfw --unblockapp "$(which python3)"'
+        "   (and System Settings > Privacy & Security > Local Network: allow your terminal)",
+        "Windows": f"New-NetFirewallRule -DisplayName graph-mesh-{{port}} -Direction Inbound -Protocol {protocol} "
+        "-LocalPort {port} -Action Allow   (in PowerShell as administrator)",
+    }
+
+
+_SET_CLOCK = {
+    "Linux": "sudo timedatectl set-ntp true",
+    "Darwin": "sudo sntp -sS time.apple.com",
+    "Windows": "Start-Service w32time; w32tm /resync /force   (in PowerShell as administrator)",
+}
+_DRIVER = {
+    "Linux": "sudo apt install mesa-vulkan-drivers vulkan-tools && vulkaninfo --summary   (NVIDIA: the maker's driver; "
+    "then start the worker again)",
+    "Darwin": "mesh-worker --list-devices   (Metal comes with the system; no virtual machine or ssh-only user has it)",
+    "Windows": "mesh-worker --list-devices   (after installing the graphics card's driver from its maker)",
+}
+_MAKE_ROOM = {
+    "Linux": 'du -xh "{folder}" | sort -h | tail   (the cache may be deleted, the state not; or --cache-dir DIR)',
+    "Darwin": 'du -xh "{folder}" | sort -h | tail   (the cache may be deleted, the state not; or --cache-dir DIR)',
+    "Windows": 'Get-ChildItem -Recurse "{folder}" | Sort-Object Length | Select-Object -Last 10   (the cache may be '
+    "deleted, the state not; or --cache-dir DIR)",
+}
+_START_AGAIN = {EVERY: "mesh-worker   (there; where it still runs, look into its log and at the cable)"}
+
+FINDINGS: tuple[Finding, ...] = (
+    Finding("no-coordinator", "coordinator", PROBLEM, _no_coordinator, {EVERY: "{step}"}),
+    Finding("blocked-port", "ports", PROBLEM, _blocked_port, _allow("TCP")),
+    Finding(
+        "no-worker", "workers", PROBLEM, _no_worker,
+        {EVERY: "mesh-worker   (there; on another machine: mesh-coord token create here, mesh-worker join there)"},
+    ),
+    Finding("worker-dead", "workers", PROBLEM, _in_state("dead"), _START_AGAIN),
+    Finding("worker-wrong", "workers", PROBLEM, _in_state("quarantined"), _DRIVER),
+    Finding("worker-silent", "workers", WARNING, _in_state("suspect", "stuck"), _START_AGAIN),
+    Finding(
+        "blocked-pair", "pairs", PROBLEM,
+        _not_dialled("relay", "what they exchange goes through the coordinator; one of the two ways is enough"),
+        _allow("TCP"),
+    ),
+    Finding(
+        "one-way-pair", "pairs", WARNING,
+        _not_dialled("direct", "the other way works, and is used both ways"), _allow("TCP"),
+    ),
+    Finding(
+        "slow-pair", "pairs", WARNING, _slow_pair,
+        {EVERY: "use a cable in place of Wi-Fi; or choose the network: mesh-worker --interface NAME"},
+    ),
+    Finding(
+        "multicast-fails", "multicast", WARNING, _multicast_fails,
+        {**_allow("UDP"), "Linux": "sudo ip link set dev {interface} multicast on && sudo ufw allow {port}/udp   (with "
+         "firewalld: sudo firewall-cmd --permanent --add-service=mdns && sudo firewall-cmd --reload)"},
+    ),
+    Finding("multicast-silent", "multicast", WARNING, _multicast_silent, _allow("UDP")),
+    Finding("clock-wrong", "clock", PROBLEM, _clock(CLOCKS_S_MAX, float("inf")), _SET_CLOCK),
+    Finding("clock-off", "clock", WARNING, _clock(CLOCKS_S, CLOCKS_S_MAX), _SET_CLOCK),
+    Finding("version-differs", "versions", WARNING, _version, {EVERY: "pip install graph-mesh=={version}"}),
+    Finding("adapter-software", "adapters", WARNING, _software, _DRIVER),
+    Finding("processor-only", "adapters", WARNING, _processor_only, _DRIVER),
+    Finding("disk-full", "disk", PROBLEM, _little_room(0, FREE_BYTES_MIN), _MAKE_ROOM),
+    Finding("disk-low", "disk", WARNING, _little_room(FREE_BYTES_MIN, FREE_BYTES), _MAKE_ROOM),
+)  # fmt: skip
+
+
+# -- what each check saw, "" where it could not look -------------------------------------------------------
+
+
+def _saw_coordinator(facts: Facts) -> str:
+    at = facts.coordinator
+    return f"{at.name} at {at.address}, version {at.version}" if isinstance(at, Reached) else "none"
+
+
+def _saw_workers(facts: Facts) -> str:
+    if isinstance(facts.coordinator, Unreached):
+        return ""
+    states = [worker.state for worker in facts.workers]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "none"
+
+
+def _saw_ports(facts: Facts) -> str:
+    words = {True: "open", False: "closed"}
+    return ", ".join(f"{knock.what} {knock.port} {words[knock.opened]}" for knock in facts.knocks)
+
+
+def _saw_pairs(facts: Facts) -> str:
+    paths = [pair.path for pair in facts.pairs]
+    return ", ".join(f"{paths.count(path)} by {path}" for path in dict.fromkeys(paths))
+
+
+def _saw_multicast(facts: Facts) -> str:
+    return ", ".join(f"{each.interface}: sent {each.sent}, heard {each.heard}" for each in facts.here.multicast)
+
+
+def _saw_clock(facts: Facts) -> str:
+    at = facts.coordinator
+    return f"{abs(at.clock_ahead_s):.2f} s from the coordinator's" if isinstance(at, Reached) else ""
+
+
+def _saw_versions(facts: Facts) -> str:
+    return f"{facts.here.version} here"
+
+
+def _saw_adapters(facts: Facts) -> str:
+    names = [adapter.name or adapter.engine for _, _, adapters in _adapters(facts) for adapter in adapters]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _saw_disk(facts: Facts) -> str:
+    return ", ".join(f"{room.what} {room.free_bytes / GIB:.0f} GiB free" for room in facts.here.rooms)
+
+
+CHECKS: dict[str, Callable[[Facts], str]] = {
+    "coordinator": _saw_coordinator,
+    "ports": _saw_ports,
+    "workers": _saw_workers,
+    "pairs": _saw_pairs,
+    "multicast": _saw_multicast,
+    "clock": _saw_clock,
+    "versions": _saw_versions,
+    "adapters": _saw_adapters,
+    "disk": _saw_disk,
+}
