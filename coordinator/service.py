@@ -13,9 +13,10 @@ import dataclasses
 import hashlib
 import json
 import logging
+import platform
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from wire.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
-from wire.errors import Cancelled, InputError, MeshError, NotDurable, StorageError
+from wire.errors import Cancelled, InputError, MeshError, NotDurable, NotTrusted, StorageError
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
 from wire.messages import (
@@ -36,6 +37,7 @@ from wire.messages import (
     JobAccepted,
     JobResult,
     Jobs,
+    Message,
     NamedValue,
     NodeReport,
     Nodes,
@@ -84,6 +86,9 @@ class _Work:
         return [*self.params.values(), *self.consts.items()]
 
 
+Answer = Callable[[Link, Any], Awaitable[Message]]
+
+
 class JobService:
     """Registers itself as the answer to every client message of `coordinator`.  Call `resume` before `listen`."""
 
@@ -118,16 +123,15 @@ class JobService:
             Tell: self._tell,
             Free: self._free,
         }
-        coordinator.requests.update(
-            {
-                SubmitJob: self._submit,
-                PlanGraph: self._plan,
-                AskJobs: self._ask,
-                AwaitJob: self._await,
-                CancelJob: self._cancel,
-                AskNodes: self._nodes,
-            }
-        )
+        answers: dict[type, Answer] = {
+            SubmitJob: self._submit,
+            PlanGraph: self._plan,
+            AskJobs: self._ask,
+            AwaitJob: self._await,
+            CancelJob: self._cancel,
+            AskNodes: self._nodes,
+        }
+        coordinator.requests.update({message: _for_clients(answer) for message, answer in answers.items()})
         coordinator.unlinked.append(self._client_gone)
         coordinator.watchers.append(self._happened)
         self._timer = self._loop.create_task(self._watch_time())
@@ -249,7 +253,8 @@ class JobService:
         ways = tuple(
             PairReport(**{name: getattr(pair, name) for name in PairReport.__struct_fields__}) for pair in pairs
         )
-        return Nodes(reports, self._coordinator.config.health.node_timeout_s, ways)
+        timeout_s = self._coordinator.config.health.node_timeout_s
+        return Nodes(reports, timeout_s, ways, self._wall(), platform.system())
 
     async def _until(self, job: Job, holds: Callable[[Job], bool]) -> None:
         while not holds(job):
@@ -507,3 +512,14 @@ def _digest(body: SubmitJob) -> str:
     ]
     said = json.dumps([hash_bytes(body.graph).hex(), body.strategy, len(body.inputs), values])
     return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+
+def _for_clients(answer: Answer) -> Answer:
+    """A worker computes what it is given; what there is to compute is not its to say or to see."""
+
+    async def checked(link: Link, body: Any) -> Message:
+        if link.peer.role != "client":
+            raise NotTrusted(f"{link.peer.name} is a {link.peer.role}: only clients submit jobs and ask for them")
+        return await answer(link, body)
+
+    return checked

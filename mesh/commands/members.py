@@ -19,7 +19,7 @@ from wire.errors import ConfigError
 from ..durations import parse_duration
 from ..enrolment import as_client, ask_for_token, at_home, authority_folder, join_mesh, machine_name
 from .exit_codes import OK
-from .flags import mesh_name
+from .flags import add_common, mesh_name
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def join_arguments(made: argparse.ArgumentParser) -> None:
 def _action(actions: Any, name: str, run: Callable[[Options], int]) -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = actions.add_parser(name, help=run.__doc__)
     made.set_defaults(run=run)
-    if run is not join:
-        made.add_argument("--state-dir", default="", metavar="DIR", help="where the mesh's authority is kept")
+    made.add_argument("--state-dir", default="", metavar="DIR", help="where the mesh's authority is kept")
+    add_common(made, keep=True)
     return made
 
 
