@@ -25,6 +25,7 @@ class NodeView:
     devices: tuple[DeviceReport, ...]
     memory_bytes: int
     silent_s: float = 0.0  # since it was last heard
+    system: str = ""  # its machine's, as platform.system() says
 
     @property
     def address(self) -> str:

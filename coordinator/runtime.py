@@ -366,6 +366,7 @@ class Coordinator:
             peer.version,
             joined.devices,
             joined.memory_bytes,
+            system=joined.system,
         )
         self._known[peer.node_id] = view
         self._stragglers.forget(peer.node_id)
@@ -412,7 +413,7 @@ class Coordinator:
         member = self._members.get(node)
         if member is None or member.link is not link:
             return
-        member.joined = Joined(body.devices, member.joined.memory_bytes, member.joined.blobs)
+        member.joined = Joined(body.devices, member.joined.memory_bytes, member.joined.blobs, member.joined.system)
         member.profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
         self._known[node] = replace(self._known[node], devices=body.devices)
         self._plans.clear()

@@ -285,6 +285,7 @@ class Joined(Message, frozen=True, array_like=True, tag=True):
     devices: tuple[DeviceReport, ...]
     memory_bytes: Count  # budget for all devices of this worker together
     blobs: tuple[Hash, ...] = ()  # what its cache holds (most recent first, at most 4096)
+    system: Name = ""  # its operating system: Linux, Darwin, Windows
 
 
 class Devices(Message, frozen=True, array_like=True, tag=True):
@@ -475,6 +476,7 @@ class NodeReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     version: Name
     devices: tuple[DeviceReport, ...]
     silent_s: Seconds = 0.0  # since it was last heard
+    system: Name = ""  # its operating system: Linux, Darwin, Windows
 
 
 class PairReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -494,6 +496,8 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
     nodes: tuple[NodeReport, ...]
     node_timeout_s: Seconds = 0.0  # after which a silent one is dead
     pairs: tuple[PairReport, ...] = ()
+    time_s: Seconds = 0.0  # the coordinator's clock, Unix time
+    system: Name = ""  # the coordinator's
 
 
 AnyMessage = (

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import platform
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -524,7 +525,7 @@ class Daemon:
 
     def _reply_joined(self, action: ev.ReplyJoined) -> None:
         budget = self._config.memory_bytes or memory_bytes_of(self._reports)
-        self._answer(action.request, Joined(self._reports, budget, action.blobs))
+        self._answer(action.request, Joined(self._reports, budget, action.blobs, platform.system()))
 
     def _reply_ran(self, action: ev.ReplyRan) -> None:
         link = self._endpoint.links.get(action.node)
