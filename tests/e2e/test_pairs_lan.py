@@ -25,7 +25,7 @@ def pairs(mesh: LanMesh) -> dict[Pair, dict[str, Any]]:
     return {(row["source"], row["target"]): row for row in mesh.coord("nodes", "-v")["pairs"]}
 
 
-def known(mesh: LanMesh, within_s: float = 30.0) -> dict[Pair, dict[str, Any]]:
+def known(mesh: LanMesh, within_s: float = 40.0) -> dict[Pair, dict[str, Any]]:
     """The same once every pair is known."""
     wanted = {(source, target) for source in NODES for target in NODES if source != target}
     found: dict[Pair, dict[str, Any]] = {}
@@ -34,7 +34,11 @@ def known(mesh: LanMesh, within_s: float = 30.0) -> dict[Pair, dict[str, Any]]:
         found.update(pairs(mesh))
         return found.keys() >= wanted and all(row["path"] != "?" for row in found.values())
 
-    until(all_there, within_s)
+    try:
+        until(all_there, within_s)
+    except AssertionError as error:
+        error.add_note(f"known: {found}; nodes: {mesh.coord('nodes')}")
+        raise
     return found
 
 
@@ -49,10 +53,10 @@ def test_a_slow_cable_is_measured_as_slow_and_the_others_are_not(tmp_path: Path)
         for (source, target), row in known(mesh).items():
             assert row["path"] == "direct"
             if "attic" in (source, target):
-                assert 30e6 < row["bytes_per_s"] * 8 < 150e6, row
+                assert 20e6 < row["bytes_per_s"] * 8 < 300e6, row  # the cable lets a burst through at once
             fastest[source, target] = row["bytes_per_s"] * 8
             assert row["rtt_s"] > 0
-        assert max(fastest.values()) > 150e6, "nothing is slow between the others, whatever else this machine does"
+        assert max(fastest.values()) > 300e6, "nothing is slow between the others, whatever else this machine does"
 
 
 def test_two_workers_that_do_not_hear_each_other_are_shown_as_relayed_with_the_reason(tmp_path: Path) -> None:
