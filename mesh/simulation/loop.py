@@ -16,8 +16,11 @@ from functools import partial
 from typing import Any
 
 
+ROUNDS_MAX = 200_000  # a busy moment of a thousand nodes has some thousands
+
+
 class Stuck(RuntimeError):
-    """Everything waits and no timer is left: in a simulation nothing can ever happen again."""
+    """Nothing can ever happen again: everything waits and no timer is left, or a moment never ends."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -32,6 +35,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now_s = 0.0
         self._on_demand = on_demand
         self._flows = 0
+        self._rounds = 0  # of the loop since time moved
         self._asked: deque[Callable[[], object]] = deque()  # by other threads
         super().__init__(_JumpingSelector(self))
 
@@ -87,9 +91,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return False
         if seconds is None:
             raise Stuck("everything waits, and no timer is left")
+        self._rounds = 0
         # A hair too far: rounded down, a timer would find that its time has not come, and be set again for ever.
         self._now_s = (self._now_s + seconds) * (1 + 2 * sys.float_info.epsilon)
         return True
+
+    def busy(self) -> None:
+        """There is more to do at this moment; Stuck if there always is."""
+        self._rounds += 1
+        if self._rounds > ROUNDS_MAX:
+            self._rounds = 0
+            raise Stuck(f"after {ROUNDS_MAX} rounds of the loop it is still {self._now_s:.6f} s")
 
     def _flown(self, _: object) -> None:
         self._flows -= 1
@@ -105,5 +117,6 @@ class _JumpingSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if ready or timeout == 0:
+            self._loop.busy()
             return ready
         return [] if self._loop.jump(timeout) else super().select(None)

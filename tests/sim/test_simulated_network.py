@@ -43,6 +43,21 @@ def test_time_jumps_and_an_end_of_everything_is_noticed() -> None:
     loop.close()
 
 
+def test_a_moment_that_never_ends_is_noticed() -> None:
+    async def spin() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    loop = VirtualLoop()
+    task = loop.create_task(spin())
+    with pytest.raises(Stuck, match=r"still 0\.000000 s"):
+        loop.run_until_complete(task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(task)
+    loop.close()
+
+
 def test_a_request_takes_as_long_as_the_way_there_and_back() -> None:
     async def scenario(network: SimulatedNetwork) -> None:
         network.conditions = Conditions(delay_s=0.05)
