@@ -29,7 +29,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import Cancelled, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
+from wire.errors import Cancelled, DeviceLost, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
 
 from .dispatch import work_text
 
@@ -559,6 +559,8 @@ class CoordinatorState:
         calls = [self._calls[number] for number in plan.waiting]
         for call in calls:
             self._blame(call, event.node, event.work)
+            if isinstance(event.error, DeviceLost):
+                call.avoid.add(event.node)
         return self._fail_or_retry(plan, event.error, now, self._short_of_memory(calls, event.node, event.error))
 
     def _start_waiting(self, plan: _Plan) -> list[Action]:

@@ -25,23 +25,31 @@ class Repair:
     restart_at_s: float | None = None
     _losses: deque[float] = field(default_factory=deque)
 
+    @property
+    def away(self) -> bool:
+        """Whether it will not serve soon, so that work is better done elsewhere."""
+        return self.given_up or self.restart_at_s is not None
+
     def failing(self) -> None:
         """It reported that its device is gone, and is about to end."""
         self.up = False
 
     def lost(self, now: float, last: bool) -> None:
-        """The host is gone; `last` says that the worker has no other device."""
+        """The host is gone; `last` says that the worker has no other device.  Where it is not `away`, start it now."""
         self.up = False
         self._losses.append(now)
         while now - self._losses[0] > WITHIN_S:
             self._losses.popleft()
         self.given_up = len(self._losses) >= (LOSSES_OF_LAST_MAX if last else LOSSES_MAX)
         wait_s = RESTART_S[min(len(self._losses), len(RESTART_S)) - 1]
-        self.restart_at_s = None if self.given_up else now + wait_s
+        self.restart_at_s = now + wait_s if wait_s and not self.given_up else None
 
-    def starting(self) -> None:
-        """The host is being started."""
+    def due(self, now: float) -> bool:
+        """Whether to start the host now; once."""
+        if self.restart_at_s is None or now < self.restart_at_s:
+            return False
         self.restart_at_s = None
+        return True
 
     def back(self) -> None:
         """It has its device again."""

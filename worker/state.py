@@ -300,7 +300,9 @@ class WorkerState:
         return actions
 
     def _tick(self, event: Tick, now: float) -> list[Action]:
-        return [*self._restart_hosts(now), *self._fail_steps_of_lost_links(now), *self._watch_owner(event, now)]
+        lanes = enumerate(() if self.leaving else self._devices)
+        due = [StartHost(index) for index, device in lanes if device.repair.due(now)]
+        return [*due, *self._fail_steps_of_lost_links(now), *self._watch_owner(event, now)]
 
     def _watch_owner(self, event: Tick, now: float) -> list[Action]:
         if self.owner is None or not self._silence_s:
@@ -347,7 +349,7 @@ class WorkerState:
         error = self._not_owned_by(event.node, deploy.plan)
         if deploy.plan in self._plans:
             error = error or StaleGeneration(f"plan {label(deploy.plan)} is already here")
-        error = error or wrong_in(deploy, self.node, len(self._devices)) or self._given_up(deploy)
+        error = error or wrong_in(deploy, self.node, len(self._devices)) or self._away(deploy)
         if error is not None:
             return [Refuse(event.request, error)]
         missing = self._graphs.learn(deploy)
@@ -383,9 +385,9 @@ class WorkerState:
             actions += self._fail_deploy(plan, error, now)
         return actions
 
-    def _given_up(self, deploy: Deploy) -> MeshError | None:
-        gone = [part.device for part in deploy.parts if self._devices[part.device].repair.given_up]
-        return DeviceLost(f"device {gone[0]} was given up") if gone else None
+    def _away(self, deploy: Deploy) -> MeshError | None:
+        away = [part.device for part in deploy.parts if self._devices[part.device].repair.away]
+        return DeviceLost(f"device {away[0]} was lost and is not there again") if away else None
 
     def _prepare_if_fetched(self, plan: Plan, now: float) -> list[Action]:
         """Prepare what is not yet, on every device that is there."""
@@ -705,7 +707,8 @@ class WorkerState:
             self._devices[index].repair.failing()
 
     def _host_lost(self, event: HostLost, now: float) -> list[Action]:
-        """What it held is gone: its run fails, and what waits for tensors it kept; what else is queued waits."""
+        """What it held is gone: its run fails, and what waits for tensors it kept.  What else is queued waits for the
+        new host, if that begins at once; else its plans are dropped, so that others are made without it."""
         device = self._devices[event.device]
         device.repair.lost(now, last=all(each.repair.given_up for each in self._devices if each is not device))
         self._tell(now, f"device {event.device} lost, the {device.repair.losses}. time: {event.error}")
@@ -724,9 +727,11 @@ class WorkerState:
             for part in lost:
                 del self._prepared[plan.prepared.pop(part)]
                 plan.waiting_parts.add(part)
+            if device.repair.away and any(part.device == event.device for part in plan.parts.values()):
+                actions += self._drop(plan, event.error.copy())
         if device.repair.given_up:
-            actions += self._give_up(event, now)
-        return [*actions, *self._restart_hosts(now)]
+            return [*actions, *self._give_up(event, now)]
+        return actions if device.repair.away or self.leaving else [*actions, StartHost(event.device)]
 
     def _fail_run(self, event: HostLost, device: Lane, now: float) -> list[Action]:
         """The part that ran may be what did it, so it is named, and not tried again here."""
@@ -745,20 +750,7 @@ class WorkerState:
             return self._leave(f"the engine host of its last device is gone: {event.error}", EXIT_ENGINE_LOST, now)
         reason = f"given up after {self._devices[event.device].repair.losses} losses, the last: {event.error}"
         self._tell(now, f"device {event.device} {reason}")
-        actions: list[Action] = [GiveUpDevice(event.device, self.owner.node if self.owner else "", reason)]
-        for plan in list(self._plans.values()):
-            if any(part.device == event.device for part in plan.parts.values()):
-                actions += self._drop(plan, event.error.copy())
-        return actions
-
-    def _restart_hosts(self, now: float) -> list[Action]:
-        due = []
-        for index, device in enumerate(self._devices):
-            at_s = device.repair.restart_at_s
-            if at_s is not None and now >= at_s and not self.leaving:
-                device.repair.starting()
-                due.append(StartHost(index))
-        return list(due)
+        return [GiveUpDevice(event.device, self.owner.node if self.owner else "", reason)]
 
     def _host_ready(self, event: HostReady, now: float) -> list[Action]:
         """Give a new host every part that it should have; parts run there once it has them all."""

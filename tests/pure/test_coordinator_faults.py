@@ -200,6 +200,14 @@ def test_one_bad_device_is_not_taken_for_poison() -> None:
     assert isinstance(error_of(crash(drive, 4, "a", "dot")), PoisonTask), "there is nobody else to try"
 
 
+def test_a_device_that_is_away_for_a_while_is_done_without() -> None:
+    drive = Driver(*ABC)
+    drive(s.CallSubmitted(1, "job"))
+    drive(s.PlanMade(1, frozenset(ABC), 1))
+    actions = drive(s.DeployFailed(1, "b", DeviceLost("device 0 was lost and is not there again")))
+    assert of(s.MakePlan, actions) == [s.MakePlan(2, "job", frozenset("ac"))]
+
+
 # -- memory
 
 

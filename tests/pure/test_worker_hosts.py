@@ -80,6 +80,10 @@ def test_a_device_that_is_lost_again_is_started_later_each_time_and_then_given_u
     assert of(ev.StartHost, drive(ev.HostLost(0, GONE)))
     drive(ev.HostReady(0))
     assert not of(ev.StartHost, drive(ev.HostLost(0, GONE)))
+    error = one(ev.Refuse, drive.ask_deploy(deploy(ONE_PART, plan=PlanKey(7, 9)))).error
+    assert isinstance(error, DeviceLost) and error.retry, "work is better done elsewhere"
+    error = one(ev.Refuse, drive.run(0, (0, 0, SMALL))).error
+    assert error.retry, "its plans were dropped"
     assert drive.machine.next_deadline() == drive.now + 0.5
     assert of(ev.StartHost, drive(ev.Tick(), after_s=0.5))
     drive(ev.HostReady(0))
