@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.address import shown
 from wire.codec import tensor_bytes
 from wire.errors import BlobMissing, ConfigError, ConnectFailed, MeshError, NodeLost, ProtocolError, RemoteError
 from wire.exchange import BlobExchange
@@ -120,7 +121,23 @@ class Remote:
 
     async def pairs(self) -> tuple[PairReport, ...]:
         """Who reaches whom, and how fast, as the coordinator had it probed."""
-        return (await self._ask(AskNodes(pairs=True), Nodes)).pairs
+        return (await self.census()).pairs
+
+    async def census(self) -> Nodes:
+        """All that the coordinator tells of its workers, the pairs among it, and of its own machine."""
+        return await self._ask(AskNodes(pairs=True), Nodes)
+
+    @property
+    def coordinator(self) -> Identity:
+        """Who answered."""
+        assert self._link is not None
+        return self._link.peer
+
+    @property
+    def address(self) -> str:
+        """Where it was dialled, "host:port"."""
+        host, port = self._address
+        return f"{shown(host)}:{port}"
 
     def live(self) -> bool:
         return self._link is not None and not self._link.closed

@@ -33,7 +33,7 @@ class Membership:
     def __init__(self, credentials: Credentials, folder: Path) -> None:
         self.credentials = credentials
         self._file = folder / COORDINATOR_FILE
-        self.coordinator = _read(self._file)
+        self.coordinator = coordinator_known(self._file)
 
     def met(self, addresses: Sequence[str]) -> None:
         """The coordinator can be dialled at these "host:port": it renews certificates, and is looked for after a
@@ -107,7 +107,8 @@ def remember_coordinator(folder: Path, addresses: Sequence[str]) -> None:
         log.warning("cannot remember the coordinator: %s", error)
 
 
-def _read(path: Path) -> tuple[str, ...]:
+def coordinator_known(path: Path) -> tuple[str, ...]:
+    """What such a file says, nothing where it cannot be read."""
     try:
         return tuple(str(address) for address in json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):

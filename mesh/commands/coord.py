@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import dataclasses
 import json
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,23 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.health import HealthConfig
-from wire.address import LAST_PORT, PORT, parse_address
-from wire.errors import ConfigError, ConnectFailed, MeshError, NotTrusted, WrongMesh, from_fields
+from wire.errors import MeshError, from_fields
 from wire.file import load_params
 from wire.graph import WireGraph
 from wire.limits import MIB
 from wire.logs import start_logging
-from wire.messages import JobReport, PairReport
+from wire.messages import JobReport
 
-from ..enrolment import client_membership
-from ..node import Node
 from ..preview import PlanPreview, size_text
 from ..remote import Remote
 from .arrays import check_folder, read_inputs, write_outputs
 from .exit_codes import INTERRUPTED, OK, print_log, run_command
-from .flags import add_common, add_health, add_listening, command, mesh_name, node_timeout_s, verbosity
+from .flags import add_common, add_health, add_listening, command, node_timeout_s, verbosity
 from .members import join, join_arguments, nodes_arguments, token_arguments
+from .pairs import print_pairs
 from .progress import progress
+from .reaching import connect
 from .tables import print_table
 
 POLL_S = 0.1
@@ -65,6 +63,13 @@ def serve(options: Options) -> int:
     from .serve import serve_until_stopped
 
     return asyncio.run(serve_until_stopped(options))
+
+
+def doctor(options: Options) -> int:
+    """Look at the mesh and at this machine."""
+    from .doctor import doctor as look
+
+    return look(options)
 
 
 def demo(options: Options) -> int:
@@ -97,27 +102,10 @@ async def nodes(options: Options, remote: Remote) -> int:
     print_table((*header, "last seen") if health else header, rows)
     if health:
         print(health.describe())
-        _print_pairs(found, pairs)
+        for node in found:  # where each worker may be dialled, and who reaches whom
+            print(f"{node.name} may be dialled at {' and '.join(node.addresses) or 'no address'}")
+        print_pairs(pairs)
     return OK
-
-
-def _print_pairs(nodes: Sequence[Node], pairs: Sequence[PairReport]) -> None:
-    """Where each worker may be dialled, and who reaches whom: the path, how fast, and why not."""
-    for node in nodes:
-        print(f"{node.name} may be dialled at {' and '.join(node.addresses) or 'no address'}")
-    rows = [
-        (
-            pair.source,
-            pair.target,
-            pair.path,
-            f"{pair.rtt_s * 1e3:.2f} ms" if pair.rtt_s else "",
-            f"{pair.bytes_per_s * 8 / 1e6:.0f}" if pair.bytes_per_s else "",
-            pair.address,
-            pair.cause,
-        )
-        for pair in pairs
-    ]
-    print_table(("from", "to", "path", "RTT", "Mbit/s", "dialled", "why not"), rows)
 
 
 async def plan(options: Options, remote: Remote) -> int:
@@ -219,8 +207,8 @@ def _demo_arguments(made: argparse.ArgumentParser) -> None:
     add_health(made)
 
 
-def _no_arguments(made: argparse.ArgumentParser) -> None:
-    return
+def _doctor_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--coordinator", metavar="HOST:PORT", help="default MESH_ADDRESS, else this machine's")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +231,7 @@ VERBS: dict[str, Verb] = {
     "logs": Verb("show what happened to a job", _job_argument, remote=logs),
     "result": Verb("wait for a job and write its outputs", _result_arguments, remote=result),
     "cancel": Verb("stop a job", _job_argument, remote=cancel),
+    "doctor": Verb("tell what is wrong with the mesh and what to do about it", _doctor_arguments, local=doctor),
     "demo": Verb("a real model over three workers, one of them killed", _demo_arguments, local=demo),
 }
 
@@ -270,7 +259,7 @@ def parser() -> argparse.ArgumentParser:
 def _on_a_coordinator(verb: Verb) -> Callable[[Options], int]:
     async def ask(options: Options) -> int:
         assert verb.remote is not None
-        remote = await _connect(options)
+        remote = await connect(options)
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -286,29 +275,6 @@ def _on_a_coordinator(verb: Verb) -> Callable[[Options], int]:
             await remote.close()
 
     return lambda options: asyncio.run(ask(options))
-
-
-async def _connect(options: Options) -> Remote:
-    """The coordinator named by flag or environment, else the one of this mesh on this machine."""
-    mesh = mesh_name(options)
-    named = options.coordinator or os.environ.get("MESH_ADDRESS")
-    membership = await asyncio.to_thread(client_membership, mesh)
-    if named:
-        return await Remote.connect(mesh, *parse_address(named), membership)
-    for address in membership.coordinator:
-        try:
-            return await Remote.connect(mesh, *parse_address(address), membership)
-        except (ConnectFailed, NotTrusted):
-            continue  # it is elsewhere now
-    for port in range(PORT, LAST_PORT + 1):
-        try:
-            return await Remote.connect(mesh, "127.0.0.1", port, membership)
-        except (ConnectFailed, ConfigError, WrongMesh, NotTrusted):
-            continue  # nobody there, a worker, or another mesh
-    raise ConnectFailed(
-        f"no coordinator of mesh {mesh!r} on this machine (ports {PORT} to {LAST_PORT})",
-        next_step="Start one with: mesh-coord serve; or name it: --coordinator HOST:PORT",
-    )
 
 
 async def _show_sent(options: Options, remote: Remote, sending: asyncio.Future[str], size_bytes: int) -> None:

@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 MEANINGS: dict[int, str] = {
     OK: "done; a daemon that was told to stop has handed its work back",
-    FAILED: "the work failed: an error of a worker, an engine, a graph or a disk",
+    FAILED: "the work failed: an error of a worker, an engine, a graph or a disk; doctor: there is a problem",
     USAGE: "a flag, an address, a file or an input is wrong; nothing was done",
     ENGINE_LOST: "mesh-worker: its last device was lost again and again",
     UNREACHABLE: "a node did not answer, was lost, is busy, or belongs to another mesh or version",

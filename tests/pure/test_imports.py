@@ -22,6 +22,7 @@ BELOW = {
 # The composition root: the files that make the parts of a program and connect them, and what each may reach.
 ROOT = {
     "mesh/admission.py": {"coordinator"},
+    "mesh/commands/doctor.py": {"worker"},  # where its folders are, and which adapters this machine has
     "mesh/commands/members.py": {"coordinator"},
     "mesh/commands/coord.py": {"coordinator"},  # to derive the times that a node time-out means
     "mesh/commands/serve.py": {"coordinator"},

@@ -1,0 +1,227 @@
+"""`mesh-coord doctor`: gathers facts about a mesh and this machine, and tells what is wrong with them.
+
+What counts as wrong, and what to do then, is in `mesh/diagnosis.py`.  It changes nothing, and works without a running
+coordinator: then it says so and looks at this machine only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import errno
+import json
+import os
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from wire.address import parse_address
+from wire.allowed import is_loopback
+from wire.discovery import Browser
+from wire.errors import MeshError
+from wire.identity import package_version
+from wire.join_link import PORT_OFFSET
+from wire.membership import COORDINATOR_FILE, coordinator_known
+from wire.messages import Nodes
+from wire.places import LOOPBACK, Tally
+from worker.config import WorkerConfig
+from worker.devices import list_devices
+
+from ..diagnosis import (
+    EVERY,
+    PROBLEM,
+    SYSTEMS,
+    Adapter,
+    Checked,
+    Facts,
+    Here,
+    Knock,
+    Multicast,
+    Pair,
+    Reached,
+    Room,
+    Trouble,
+    Unreached,
+    Worker,
+    checked,
+    diagnose,
+)
+from .exit_codes import FAILED, OK
+from .flags import mesh_name
+from .pairs import print_pairs
+from .reaching import connect, named
+from .tables import print_table
+
+LISTEN_S = 2.5  # in which the question goes out three times; what is there answers within a second
+KNOCK_S = 3.0
+KEY_BYTES = 32
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Look at everything; 1 if there is a problem, 0 with warnings or without."""
+    facts = asyncio.run(_gather(options))
+    troubles = diagnose(facts)
+    rows = checked(facts, troubles)
+    wrong = any(trouble.level == PROBLEM for trouble in troubles)
+    if options.json:
+        print(json.dumps(_as_json(facts, rows, troubles, not wrong)))
+    else:
+        _print(facts, rows, troubles, options.quiet)
+    return FAILED if wrong else OK
+
+
+# -- gathering --------------------------------------------------------------------------------------------
+
+
+async def _gather(options: argparse.Namespace) -> Facts:
+    config = WorkerConfig(mesh=mesh_name(options))
+    address = named(options)
+    multicast, asked = await asyncio.gather(_multicast(), _ask(options))
+    coordinator, nodes = asked
+    if isinstance(coordinator, Reached):
+        addresses = [parse_address(coordinator.address)]
+    else:
+        addresses = [address] if address else _known(config.state_base)
+    knocks = await asyncio.gather(*(_knock(*each) for each in _ports(addresses)))
+    adapters = None if nodes else _adapters(await asyncio.to_thread(list_devices))
+    rooms = (_room("state", config.state_base), _room("cache", config.cache_folder("")))
+    here = Here(platform.system(), package_version(), multicast, rooms, adapters)
+    if nodes is None:
+        return Facts(here, coordinator, tuple(knocks))
+    return Facts(here, coordinator, tuple(knocks), _workers(nodes), _pairs(nodes))
+
+
+async def _ask(options: argparse.Namespace) -> tuple[Reached | Unreached, Nodes | None]:
+    """The coordinator, and what it tells of its workers; why not, where nobody answers."""
+    try:
+        remote = await connect(options)
+    except MeshError as error:
+        why = f"{error.message} ({error.cause})" if error.cause else error.message
+        return Unreached(why, error.next_step), None
+    try:
+        asked_s = time.time()
+        nodes = await remote.census()
+        ahead_s = nodes.time_s - (asked_s + time.time()) / 2 if nodes.time_s else 0.0
+        peer = remote.coordinator
+        return Reached(peer.name, remote.address, nodes.system, peer.version, ahead_s), nodes
+    finally:
+        await remote.close()
+
+
+async def _multicast() -> tuple[Multicast, ...]:
+    """Ask and listen for a while, with the key of no mesh: what counts is whether anything goes out and comes in."""
+    browser = Browser(secrets.token_bytes(KEY_BYTES))
+    await browser.start()
+    try:
+        await asyncio.sleep(LISTEN_S)
+        tallies = [tally for tally in browser.tallies if tally.interface != LOOPBACK.interface]
+    finally:
+        await browser.close()
+    names = dict.fromkeys(tally.interface for tally in tallies)
+    return tuple(_heard(name, [tally for tally in tallies if tally.interface == name]) for name in names)
+
+
+def _heard(interface: str, tallies: Sequence[Tally]) -> Multicast:
+    """An interface whose one IP family works is well."""
+    sent = sum(tally.sent for tally in tallies)
+    errors = [errno.errorcode.get(tally.last_errno, "?") for tally in tallies if tally.last_errno]
+    return Multicast(interface, sent, sum(tally.heard for tally in tallies), "" if sent else "".join(errors[:1]))
+
+
+def _known(state: Path) -> list[tuple[str, int]]:
+    """Where the coordinator was when a node of this user last met it, this machine's own addresses aside."""
+    found = dict.fromkeys(each for file in state.glob(f"*/{COORDINATOR_FILE}") for each in coordinator_known(file))
+    return [address for address in map(parse_address, found) if not is_loopback(address[0])]
+
+
+def _ports(addresses: Iterable[tuple[str, int]]) -> Iterable[tuple[str, str, int]]:
+    for host, port in addresses:
+        yield "mesh port", host, port
+        if port + PORT_OFFSET < 1 << 16:
+            yield "join port", host, port + PORT_OFFSET
+
+
+async def _knock(what: str, host: str, port: int) -> Knock:
+    try:
+        async with asyncio.timeout(KNOCK_S):
+            _, writer = await asyncio.open_connection(host, port)
+        writer.transport.abort()
+        return Knock(what, host, port, True)
+    except TimeoutError:
+        return Knock(what, host, port, False, cause=f"no answer in {KNOCK_S:g} s")
+    except OSError as error:
+        nobody = f"[Errno {errno.ECONNREFUSED}]" in str(error)  # a name of several addresses has them all in its text
+        refused = nobody or isinstance(error, ConnectionRefusedError)
+        return Knock(what, host, port, False, refused, os.strerror(error.errno) if error.errno else str(error))
+
+
+def _room(what: str, folder: Path) -> Room:
+    """Of the disk that has the folder, or would have it."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    return Room(what, str(folder), shutil.disk_usage(there).free)
+
+
+class _Device(Protocol):
+    @property
+    def engine(self) -> str: ...
+    @property
+    def adapter(self) -> str: ...
+    @property
+    def software(self) -> bool: ...
+
+
+def _adapters(devices: Iterable[_Device]) -> tuple[Adapter, ...]:
+    return tuple(Adapter(each.engine, each.adapter, each.software) for each in devices)
+
+
+def _workers(nodes: Nodes) -> tuple[Worker, ...]:
+    return tuple(
+        Worker(
+            each.name,
+            each.system,
+            each.state,
+            each.silent_s,
+            each.version,
+            next(iter(each.addresses), ""),
+            _adapters(each.devices),
+        )
+        for each in nodes.nodes
+    )
+
+
+def _pairs(nodes: Nodes) -> tuple[Pair, ...]:
+    names = [each.name for each in dataclasses.fields(Pair)]
+    return tuple(Pair(**{name: getattr(pair, name) for name in names}) for pair in nodes.pairs)
+
+
+# -- telling ----------------------------------------------------------------------------------------------
+
+
+def _print(facts: Facts, rows: Sequence[Checked], troubles: Sequence[Trouble], quiet: bool) -> None:
+    if not quiet:
+        print_table(("check", "result", "seen"), [dataclasses.astuple(row) for row in rows])
+        if facts.pairs:
+            print()
+            print_pairs(facts.pairs)
+        print()
+    for trouble in troubles:
+        if trouble.level == PROBLEM or not quiet:
+            print(f"{trouble.level}: {trouble.where}: {trouble.what}")
+            for system, line in trouble.fix.items():
+                print(f"  to do{'' if system == EVERY else f' on {SYSTEMS[system]}'}: {line}")
+    if not (troubles or quiet):
+        print("nothing is wrong")
+
+
+def _as_json(facts: Facts, rows: Sequence[Checked], troubles: Sequence[Trouble], well: bool) -> dict[str, Any]:
+    return {
+        "ok": well,
+        "checks": [dataclasses.asdict(row) for row in rows],
+        "findings": [{**dataclasses.asdict(trouble), "fix": dict(trouble.fix)} for trouble in troubles],
+        "facts": dataclasses.asdict(facts),
+    }

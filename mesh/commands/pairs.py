@@ -1,0 +1,27 @@
+"""The table of pairs: who reaches whom, by which path, how fast, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wire.messages import PairReport
+
+from ..diagnosis import Pair
+from .tables import print_table
+
+
+def print_pairs(pairs: Sequence[PairReport | Pair]) -> None:
+    """Print a row for every pair."""
+    rows = [
+        (
+            pair.source,
+            pair.target,
+            pair.path,
+            f"{pair.rtt_s * 1e3:.2f} ms" if pair.rtt_s else "",
+            f"{pair.bytes_per_s * 8 / 1e6:.0f}" if pair.bytes_per_s else "",
+            pair.address,
+            pair.cause,
+        )
+        for pair in pairs
+    ]
+    print_table(("from", "to", "path", "RTT", "Mbit/s", "dialled", "why not"), rows)

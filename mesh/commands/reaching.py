@@ -1,0 +1,43 @@
+"""Which coordinator a command asks: the one that is named, the one of before, or the one on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+
+from wire.address import LAST_PORT, PORT, parse_address
+from wire.errors import ConfigError, ConnectFailed, NotTrusted, WrongMesh
+
+from ..enrolment import client_membership
+from ..remote import Remote
+from .flags import mesh_name
+
+
+def named(options: argparse.Namespace) -> tuple[str, int] | None:
+    """The coordinator that a flag or the environment names; ConfigError for what is no address."""
+    text = options.coordinator or os.environ.get("MESH_ADDRESS")
+    return parse_address(text) if text else None
+
+
+async def connect(options: argparse.Namespace) -> Remote:
+    """The coordinator named by flag or environment, else the one of this mesh on this machine."""
+    mesh = mesh_name(options)
+    address = named(options)
+    membership = await asyncio.to_thread(client_membership, mesh)
+    if address is not None:
+        return await Remote.connect(mesh, *address, membership)
+    for known in membership.coordinator:
+        try:
+            return await Remote.connect(mesh, *parse_address(known), membership)
+        except (ConnectFailed, NotTrusted):
+            continue  # it is elsewhere now
+    for port in range(PORT, LAST_PORT + 1):
+        try:
+            return await Remote.connect(mesh, "127.0.0.1", port, membership)
+        except (ConnectFailed, ConfigError, WrongMesh, NotTrusted):
+            continue  # nobody there, a worker, or another mesh
+    raise ConnectFailed(
+        f"no coordinator of mesh {mesh!r} on this machine (ports {PORT} to {LAST_PORT})",
+        next_step="Start one with: mesh-coord serve; or name it: --coordinator HOST:PORT",
+    )

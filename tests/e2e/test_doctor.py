@@ -1,0 +1,128 @@
+"""`mesh-coord doctor` on real processes: all well, a worker that was killed, and no coordinator at all."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import Daemon, asked, daemon, environment, node_states, run, wait_for
+
+from mesh.commands import exit_codes
+
+SERVE = ("coord", "serve", "--port", "0", "--no-mdns")
+WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
+
+
+@dataclass(slots=True)
+class Patient:
+    """A coordinator with the workers one and two, and an environment that finds it."""
+
+    env: dict[str, str]
+    coordinator: Daemon
+    workers: dict[str, Daemon]
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
+    folder = tmp_path_factory.mktemp("patient")
+    env = environment(folder, MESH_NAME="patient")
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(daemon(*SERVE, env=env, log=folder / "coordinator.log"))
+        env["MESH_ADDRESS"] = coordinator.address
+        peer = ("--peer", coordinator.address)
+        workers = {
+            name: stack.enter_context(daemon(*WORKER, *peer, "--name", name, env=env, log=folder / f"{name}.log"))
+            for name in ("one", "two")
+        }
+        wait_for(lambda: len(_probed(coordinator)) == 6)
+        yield Patient(env, coordinator, workers)
+
+
+def _probed(coordinator: Daemon) -> set[tuple[str, str]]:
+    return {(pair.source, pair.target) for pair in asked(coordinator, lambda remote: remote.pairs())}
+
+
+def examined(env: dict[str, str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """What the doctor exits with, and says."""
+    done = run("coord", "doctor", *arguments, "--json", env=env)
+    assert "Traceback" not in done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def results(said: dict[str, Any]) -> dict[str, str]:
+    return {row["check"]: row["result"] for row in said["checks"]}
+
+
+def problems(said: dict[str, Any]) -> list[str]:
+    return [finding["name"] for finding in said["findings"] if finding["level"] == "problem"]
+
+
+def test_all_is_well(patient: Patient) -> None:
+    """Warnings depend on the machine that runs the tests; what the mesh itself is made of, does not."""
+    code, said = examined(patient.env)
+    assert (code, said["ok"], problems(said)) == (exit_codes.OK, True, [])
+    assert {results(said)[check] for check in ("coordinator", "ports", "workers", "pairs", "clock", "versions")} == {
+        "ok"
+    }
+    facts = said["facts"]
+    assert facts["coordinator"]["address"] == patient.coordinator.address
+    assert abs(facts["coordinator"]["clock_ahead_s"]) < 30
+    assert [(knock["what"], knock["opened"]) for knock in facts["knocks"]] == [("mesh port", True), ("join port", True)]
+    assert {(worker["name"], worker["system"]) for worker in facts["workers"]} == {
+        (name, facts["here"]["system"]) for name in patient.workers
+    }
+    assert {(pair["source"], pair["target"]) for pair in facts["pairs"]} == _probed(patient.coordinator)
+    assert {pair["path"] for pair in facts["pairs"]} == {"shared memory"}
+    assert {room["what"] for room in facts["here"]["rooms"]} == {"state", "cache"}
+    alone = [finding for finding in said["findings"] if finding["name"] == "processor-only"]
+    assert [finding["where"] for finding in alone] == ["one", "two"], "they were told to use the cpu: a warning"
+
+
+def test_it_is_told_as_a_table_the_pairs_and_what_to_do(patient: Patient) -> None:
+    done = run("coord", "doctor", env=patient.env)
+    assert done.returncode == exit_codes.OK, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["check", "result", "seen"]
+    assert any(line.split()[:4] == ["one", "two", "shared", "memory"] for line in lines)
+    warned = next(place for place, line in enumerate(lines) if line.startswith("warning: one: "))
+    assert lines[warned + 1].startswith("  to do on ")
+
+
+def test_a_worker_that_was_killed_is_a_problem_with_its_name(patient: Patient) -> None:
+    patient.workers["two"].stop(signal.SIGKILL)
+    wait_for(lambda: node_states(patient.coordinator)["two"] == "dead")
+    code, said = examined(patient.env)
+    assert (code, said["ok"], problems(said)) == (exit_codes.FAILED, False, ["worker-dead"])
+    assert said["findings"][0]["where"] == "two"
+    assert "mesh-worker" in said["findings"][0]["fix"]["every system"]
+    assert results(said)["workers"] == "problem"
+    assert results(said)["coordinator"] == "ok"
+    done = run("coord", "doctor", "--quiet", env=patient.env)
+    first, fix = done.stdout.splitlines()
+    assert first.startswith("problem: two: the worker is dead")
+    assert fix.startswith("  to do: mesh-worker")
+
+
+def test_without_a_coordinator_it_says_so_and_looks_at_this_machine(tmp_path: Path, patient: Patient) -> None:
+    nobody = {**patient.env, "MESH_ADDRESS": "127.0.0.1:9"}  # a member, but nobody listens there
+    code, said = examined(nobody)
+    assert (code, problems(said)) == (exit_codes.FAILED, ["no-coordinator"])
+    assert "127.0.0.1:9" in said["findings"][0]["what"]
+    assert {results(said)[check] for check in ("workers", "pairs", "clock")} == {"not checked"}
+    assert results(said)["disk"] != "not checked" != results(said)["adapters"]
+    stranger = environment(tmp_path, MESH_NAME="nowhere")
+    code, said = examined(stranger)
+    assert (code, problems(said)) == (exit_codes.FAILED, ["no-coordinator"])
+    assert "mesh-coord serve" in said["findings"][0]["fix"]["every system"]
+
+
+def test_an_address_that_is_none_is_a_mistake_and_no_finding(tmp_path: Path) -> None:
+    done = run("coord", "doctor", "--coordinator", "nowhere:port", env=environment(tmp_path))
+    assert done.returncode == exit_codes.USAGE
+    assert len(done.stderr.splitlines()) == 1
