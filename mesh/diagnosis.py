@@ -77,10 +77,11 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
-    """No coordinator answered, and what the attempt said."""
+    """No coordinator answered, and what the attempt said; `client` is False for a user whom none would answer."""
 
     why: str
     next_step: str
+    client: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +213,22 @@ def _trouble(finding: Finding, spot: Spot) -> Trouble:
 
 
 def _no_coordinator(facts: Facts) -> Iterator[Spot]:
-    if isinstance(facts.coordinator, Unreached):
+    if isinstance(facts.coordinator, Unreached) and not _only_no_client(facts):
         step = facts.coordinator.next_step or "Start one: mesh-coord serve; or name it: --coordinator HOST:PORT"
         yield Spot(HERE, facts.here.system, facts.coordinator.why, {"step": step})
+
+
+def _no_client(facts: Facts) -> Iterator[Spot]:
+    if _only_no_client(facts):
+        at = next(knock for knock in facts.knocks if knock.opened)
+        what = f"a coordinator is there, at {at.host}, and this user is no client of it, so it was not asked"
+        yield Spot(HERE, facts.here.system, what, {"host": at.host})
+
+
+def _only_no_client(facts: Facts) -> bool:
+    """As on the machine of a worker: what it takes to serve the mesh is there, and what it takes to ask is not."""
+    at = facts.coordinator
+    return isinstance(at, Unreached) and not at.client and any(knock.opened for knock in facts.knocks)
 
 
 def _blocked_port(facts: Facts) -> Iterator[Spot]:
@@ -364,6 +378,10 @@ _START_AGAIN = {EVERY: "mesh-worker   (there; where it still runs, look into its
 
 FINDINGS: tuple[Finding, ...] = (
     Finding("no-coordinator", "coordinator", PROBLEM, _no_coordinator, {EVERY: "{step}"}),
+    Finding(
+        "no-client", "coordinator", WARNING, _no_client,
+        {EVERY: "mesh-coord join   (with the token that this prints there: mesh-coord token create --role client)"},
+    ),
     Finding("blocked-port", "ports", PROBLEM, _blocked_port, _allow("TCP")),
     Finding(
         "no-worker", "workers", PROBLEM, _no_worker,
@@ -406,7 +424,9 @@ FINDINGS: tuple[Finding, ...] = (
 
 def _saw_coordinator(facts: Facts) -> str:
     at = facts.coordinator
-    return f"{at.name} at {at.address}, version {at.version}" if isinstance(at, Reached) else "none"
+    if isinstance(at, Reached):
+        return f"{at.name} at {at.address}, version {at.version}"
+    return "not asked" if _only_no_client(facts) else "none"
 
 
 def _saw_workers(facts: Facts) -> str:

@@ -51,6 +51,7 @@ from ..diagnosis import (
     checked,
     diagnose,
 )
+from ..enrolment import is_client
 from .exit_codes import FAILED, OK
 from .flags import mesh_name
 from .pairs import print_pairs
@@ -102,7 +103,7 @@ async def _ask(options: argparse.Namespace) -> tuple[Reached | Unreached, Nodes 
         remote = await connect(options)
     except MeshError as error:
         why = f"{error.message} ({error.cause})" if error.cause else error.message
-        return Unreached(why, error.next_step), None
+        return Unreached(why, error.next_step, await asyncio.to_thread(is_client, mesh_name(options))), None
     try:
         asked_s = time.time()
         nodes = await remote.census()

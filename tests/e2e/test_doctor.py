@@ -1,4 +1,4 @@
-"""`mesh-coord doctor` on real processes: all well, a worker that was killed, and no coordinator at all."""
+"""`mesh-coord doctor` on real processes: all well, a worker that was killed, no coordinator, networks that are cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Daemon, asked, daemon, environment, node_states, run, wait_for
+from support.commands import Daemon, asked, command, daemon, environment, node_states, run, wait_for
+from support.lan_mesh import MESH, LanMesh, until
+from support.namespaces import Host, Lan, needs_namespaces
 
 from mesh.commands import exit_codes
 
@@ -126,3 +128,40 @@ def test_an_address_that_is_none_is_a_mistake_and_no_finding(tmp_path: Path) -> 
     done = run("coord", "doctor", "--coordinator", "nowhere:port", env=environment(tmp_path))
     assert done.returncode == exit_codes.USAGE
     assert len(done.stderr.splitlines()) == 1
+
+
+@needs_namespaces
+def test_on_a_network_it_names_the_machine_and_the_port_that_somebody_blocks(tmp_path: Path) -> None:
+    with Lan(3) as lan:
+        boss, desk, attic = lan.hosts
+        desk.lose_what_goes_to(attic)
+        attic.lose_what_goes_to(desk)
+        mesh = LanMesh(boss, tmp_path)
+        mesh.worker(desk, "desk")
+        mesh.worker(attic, "attic")
+        until(lambda: [pair["path"] for pair in mesh.coord("nodes", "-v")["pairs"]].count("relay") == 2)
+        said = on(boss, tmp_path, "coordinator")
+        blocked = {finding["where"]: finding for finding in said["findings"] if finding["name"] == "blocked-pair"}
+        assert set(problems(said)) == {"blocked-pair"} and blocked.keys() == {"desk", "attic"}
+        assert blocked["desk"]["what"].startswith("attic -> desk is blocked (no answer")
+        (fix,) = blocked["desk"]["fix"].values()
+        assert "7100" in fix, "the one line for this system"
+        assert [each["heard"] > 0 for each in said["facts"]["here"]["multicast"]] == [True]
+
+        said = on(desk, tmp_path, "desk")
+        assert (said["ok"], results(said)["ports"]) == (True, "ok"), "a worker's user cannot ask, and needs not"
+        assert "no-client" in [finding["name"] for finding in said["findings"]]
+
+        desk.lose_what_goes_to(boss)
+        said = on(desk, tmp_path, "desk")
+        assert problems(said) == ["no-coordinator", "blocked-port", "blocked-port"]
+        ports = [finding["fix"]["Windows"] for finding in said["findings"] if finding["name"] == "blocked-port"]
+        assert ["-LocalPort 7100" in ports[0], "-LocalPort 8100" in ports[1]] == [True, True]
+
+
+def on(host: Host, folder: Path, name: str) -> dict[str, Any]:
+    """What the doctor says to the user of a node, on its machine."""
+    env = environment(folder / name)
+    done = host.run(*command("coord", "doctor", "--mesh", MESH, "--json"), env=env)
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said

@@ -81,6 +81,10 @@ SHOWN: dict[str, tuple[Facts, tuple[str, ...]]] = {
         Facts(HERE, Unreached("nobody answers", "Start one: mesh-coord serve")),
         ("this machine", "nobody answers", "mesh-coord serve"),
     ),
+    "no-client": (
+        Facts(HERE, Unreached("no member", "Join one", client=False), WELL.knocks),
+        ("this machine", "at 10.0.0.1", "mesh-coord token create --role client"),
+    ),
     "blocked-port": (
         replace(WELL, knocks=(WELL.knocks[0], CLOSED)),
         ("boss", "join port 10.0.0.1:8100", "no answer in 3 s", "socketfilterfw"),
@@ -172,6 +176,13 @@ def test_without_a_coordinator_what_it_alone_knows_is_not_checked() -> None:
     facts = SHOWN["no-coordinator"][0]
     unknown = {row.check for row in checked(facts, diagnose(facts)) if row.result == UNKNOWN}
     assert unknown == {"ports", "workers", "pairs", "clock", "adapters"}
+
+
+def test_who_is_no_client_has_a_problem_only_where_no_coordinator_is() -> None:
+    facts = SHOWN["no-client"][0]
+    shut = tuple(replace(knock, opened=False) for knock in facts.knocks)
+    assert [trouble.name for trouble in diagnose(replace(facts, knocks=()))] == ["no-coordinator"]
+    assert {trouble.name for trouble in diagnose(replace(facts, knocks=shut))} == {"no-coordinator", "blocked-port"}
 
 
 def test_problems_come_before_warnings() -> None:
