@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-
 ROUNDS_MAX = 200_000  # a busy moment of a thousand nodes has some thousands
 
 
