@@ -78,11 +78,13 @@ def test_at_home_nobody_needs_a_token_whoever_starts_first(tmp_path: Path) -> No
     env = environment(tmp_path, MESH_NAME="any-order")
     port = free_port()
     peer = ("--peer", f"127.0.0.1:{port}")
-    with daemon(*WORKER, *peer, "--name", "early", env=env, log=tmp_path / "early.log"):
-        with daemon(*SERVE, "--port", str(port), env=env, log=tmp_path / "serve.log") as coordinator:
-            with daemon(*WORKER, *peer, "--name", "late", env=env, log=tmp_path / "late.log"):
-                wait_for(lambda: len(node_states(coordinator)) == 2)
-                assert node_states(coordinator) == {"early": "healthy", "late": "healthy"}
+    with (
+        daemon(*WORKER, *peer, "--name", "early", env=env, log=tmp_path / "early.log"),
+        daemon(*SERVE, "--port", str(port), env=env, log=tmp_path / "serve.log") as coordinator,
+        daemon(*WORKER, *peer, "--name", "late", env=env, log=tmp_path / "late.log"),
+    ):
+        wait_for(lambda: len(node_states(coordinator)) == 2)
+        assert node_states(coordinator) == {"early": "healthy", "late": "healthy"}
 
 
 def test_several_commands_of_one_user_ask_at_once(home: Home) -> None:
