@@ -15,4 +15,5 @@ class CoordinatorConfig:
     name: str
     health: HealthConfig = field(default_factory=HealthConfig)
     alone_s: float = 5.0  # how long a call waits for any worker before it fails
+    follow_pace: bool = False  # plans go by what parts took of late; without it only by what was measured
     audit: float = 0.0  # which fraction of the parts is computed again on other workers and compared

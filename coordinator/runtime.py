@@ -557,9 +557,10 @@ class Coordinator:
         return Profiles(workers, near, self.prober.known(worker.node_id for worker in workers))
 
     def _took(self, node: str, plan: Plan | None, seconds: Mapping[int, float]) -> None:
-        """Judge devices by what their parts took; later plans go by the verdict."""
-        changes = self._stragglers.took(node, plan, seconds, self._now()) if plan is not None else []
-        for text in changes:
+        """Judge devices by what their parts took, if plans are to go by that."""
+        if plan is None or not self.config.follow_pace:
+            return
+        for text in self._stragglers.took(node, plan, seconds, self._now()):
             self._tell("pace", node, text)
             self._feed(state.ProfilesChanged())
 

@@ -173,7 +173,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         error = loss_of(self.selection, reason, no_memory)
         if not self.opened.done():
             self.opened.set_result(OpenFailed(error.to_fields()))
-        else:
+        elif isinstance(self.opened.result(), Opened):  # one that opened nothing has said why
             self._on_lost(self, error)
 
     def _log(self, data: bytes) -> None:

@@ -144,7 +144,7 @@ def test_a_straggler_loses_its_share_and_gets_it_back(times: float) -> None:
         assert not list(cluster.coordinator._stragglers.slow())
         all_alive(cluster)
 
-    simulate(scenario, devices=[Device(dispatch_s=0.02) for _ in range(3)])
+    simulate(scenario, devices=[Device(dispatch_s=0.02) for _ in range(3)], follow_pace=True)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

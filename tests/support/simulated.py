@@ -34,6 +34,7 @@ def simulate(
     seed: int = 0,
     devices: Sequence[Device] = (),
     audit: float = 0.0,
+    follow_pace: bool = False,
 ) -> str:
     """Run a scenario on a new cluster to its end; the transcript.  A failure shows it too.
 
@@ -41,7 +42,7 @@ def simulate(
     """
 
     async def run() -> str:
-        config = CoordinatorConfig("sim", "me", alone_s=ALONE_S, audit=audit)
+        config = CoordinatorConfig("sim", "me", alone_s=ALONE_S, follow_pace=follow_pace, audit=audit)
         chance = random.Random(seed)
         any_speed = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]
         async with Cluster(config, devices or any_speed, seed) as cluster:
