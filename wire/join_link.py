@@ -33,6 +33,7 @@ from .listener import Listener
 from .security import (
     HANDSHAKE_S,
     TLSContext,
+    drop,
     explain,
     join_client_context,
     peer_certificate,
@@ -234,4 +235,4 @@ async def _close(writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(2 * SHUTDOWN_S):
             await writer.wait_closed()
-    writer.transport.abort()
+    drop(writer.transport)

@@ -7,6 +7,7 @@ next handshake, and links that stand are not touched.  This file alone knows ssl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,12 @@ def reload(context: TLSContext, files: TLSFiles) -> None:
         context.load_verify_locations(cafile=files.trust)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"cannot use the certificate {files.certificate}", cause=str(error)) from None
+
+
+def drop(transport: asyncio.WriteTransport) -> None:
+    """Abort a connection, TLS or not; in Python 3.11.2 the transport of a TLS connection that has ended cannot."""
+    with contextlib.suppress(AttributeError):
+        transport.abort()
 
 
 def peer_certificate(transport: asyncio.BaseTransport | asyncio.StreamWriter) -> bytes:

@@ -33,7 +33,7 @@ from .limits import DEFAULT, Limits
 from .link import Handler, Link
 from .listener import Listener, addresses_of
 from .protocol import Identity
-from .security import HANDSHAKE_S, explain, is_tls_error, peer_member
+from .security import HANDSHAKE_S, drop, explain, is_tls_error, peer_member
 
 log = logging.getLogger("graph_mesh.transport")
 
@@ -265,7 +265,7 @@ class WebSockets:
     def _drop(self, protocol: Any) -> None:
         self._settled(protocol)
         if protocol.transport is not None:
-            protocol.transport.abort()
+            drop(protocol.transport)
 
 
 class _ClientWebSocket(aiohttp.ClientWebSocketResponse):
@@ -321,7 +321,7 @@ class _Socket:
         try:
             await asyncio.wait_for(self._websocket.close(), 2 * CLOSE_TIMEOUT_S)
         except (TimeoutError, ConnectionError):
-            self._transport.abort()
+            drop(self._transport)
 
 
 # -- who may connect ---------------------------------------------------------------------------------------
