@@ -15,9 +15,8 @@ import math
 import os
 import platform
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wire.address import parse_address, shown
@@ -25,10 +24,8 @@ from wire.alone import alone
 from wire.dtypes import dtype_named
 from wire.errors import (
     LOG_LINES_MAX,
-    BlobCorrupt,
     DeviceLost,
     MeshError,
-    NodeLost,
     NotTrusted,
     ProtocolError,
     StaleGeneration,
@@ -41,7 +38,6 @@ from wire.link import Link
 from wire.logs import start_logging
 from wire.membership import Membership
 from wire.messages import (
-    INLINE_BYTES_MAX,
     Ballast,
     Beat,
     BlobStream,
@@ -80,21 +76,21 @@ from . import host_messages as hm
 from .blobs import BlobStore
 from .config import WorkerConfig
 from .devices import BEST, selections
+from .fetching import Fetching
 from .lifelines import watch_parent, watch_signals
 from .lonely import tell_if_alone
 from .neighbours import Neighbours
+from .pushing import Pushing
 from .reports import devices_text, memory_bytes_of, ready_fields, report_of, without_ops
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
-from .tensors import bytes_of, header_of, host_input_of, is_here, made_of, push_header_of, tensor_of
+from .tensors import header_of, host_input_of, is_here, made_of, tensor_of
 
 if TYPE_CHECKING:
     from wire.discovery import Announcer
 
 log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
-FETCH_S_MIN = 10.0  # a holder that is alive answers within a round trip; this is for one that is not
-FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is tried
 LEAVING_LOG_LINES = 64
 OWNER_ANSWER_S = 10.0  # the machine decides much earlier whether the coordinator is gone
 MEMBERSHIP_LOOK_S = 1.0
@@ -148,6 +144,8 @@ class Daemon:
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, self._shared, node_id)
         self._endpoint = surroundings.endpoint(self._identity, self, credentials)
         self._neighbours = Neighbours(self._endpoint, self._shared, self._owner_id, self._check_stream)
+        self._fetching = Fetching(self._endpoint, self._store, self._exchange, self._owner_id, self._feed)
+        self._pushing = Pushing(self._endpoint, self._neighbours.relay, self._feed)
         stack.push_async_callback(self._close)
         self._hosts: list[EngineHost] = []
         self._reports: tuple[DeviceReport, ...] = ()
@@ -158,8 +156,6 @@ class Daemon:
         self._handling = False
         self._answers: dict[int, asyncio.Future[Message]] = {}
         self._next_request = 1
-        self._fetching: dict[int, asyncio.Task[None]] = {}
-        self._pushing: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._seeking: asyncio.Task[None] | None = None  # for the coordinator whose link ended
         self._watch: LinkWatch | None = None
@@ -182,8 +178,8 @@ class Daemon:
             ev.AskOwner: lambda action: self._spawn(self._ask_owner(action)),
             ev.CloseLink: self._close_link,
             ev.LinkTo: self._link_to,
-            ev.Fetch: self._fetch,
-            ev.AbandonFetch: self._abandon_fetch,
+            ev.Fetch: self._fetching.begin,
+            ev.AbandonFetch: self._fetching.abandon,
             ev.PinBlobs: lambda action: self._store.pin(action.blobs),
             ev.UnpinBlobs: lambda action: self._store.unpin(action.blobs),
             ev.Prepare: self._prepare,
@@ -191,8 +187,8 @@ class Daemon:
             ev.Execute: self._execute,
             ev.StopRun: lambda action: self._hosts[action.device].stop_run(action.run),
             ev.Release: self._release,
-            ev.SendPush: self._send_push,
-            ev.StopPush: self._stop_push,
+            ev.SendPush: self._pushing.send,
+            ev.StopPush: self._pushing.stop,
             ev.SendBegan: self._send_began,
             ev.StartHost: lambda action: self._spawn(self._restart_host(action.device)),
             ev.GiveUpDevice: self._give_up_device,
@@ -296,8 +292,10 @@ class Daemon:
     async def _close(self) -> None:
         """Let the last messages out, end the children, release what is ours; nothing is decided any more."""
         self._state = None
-        for task in [*self._tasks, *self._fetching.values(), *self._pushing.values()]:
+        for task in self._tasks:
             task.cancel()
+        self._fetching.close()
+        self._pushing.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._endpoint.close(), self._config.drain_s)
         for host in self._hosts:
@@ -624,46 +622,6 @@ class Daemon:
         else:
             self._feed(ev.NodeLinked(action.node))
 
-    # -- actions: blobs
-
-    def _fetch(self, action: ev.Fetch) -> None:
-        task = self._loop.create_task(self._fetch_blob(action))
-        self._fetching[action.attempt] = task
-        task.add_done_callback(lambda _: self._fetching.pop(action.attempt, None))
-
-    def _abandon_fetch(self, action: ev.AbandonFetch) -> None:
-        task = self._fetching.get(action.attempt)
-        if task is not None:
-            task.cancel()
-
-    async def _fetch_blob(self, action: ev.Fetch) -> None:
-        try:
-            source = await self._obtain(action)
-        except MeshError as error:
-            self._feed(ev.BlobNotFound(action.attempt, error))
-        else:
-            self._feed(ev.BlobFound(action.attempt, source))
-
-    async def _obtain(self, action: ev.Fetch) -> str:
-        """Where the content came from."""
-        own = action.holder == self._identity.node_id
-        if own:
-            found = await self._store.find(action.blob, action.size_bytes)
-            if found is None:
-                raise BlobCorrupt("not in the own store")
-            return found
-        node = action.holder or self._owner_id()
-        link = self._endpoint.links.get(node)
-        if link is None:
-            raise NodeLost("no link to this holder", node=node)
-        time_s = FETCH_S_MIN + action.size_bytes / FETCH_BYTES_PER_S_MIN
-        try:
-            data = await asyncio.wait_for(self._exchange.fetch(link, action.blob, action.size_bytes), time_s)
-        except TimeoutError:
-            raise NodeLost(f"the holder did not send the blob within {time_s:.0f} s", node=link.peer.name) from None
-        await self._store.put(action.blob, data, action.keep)
-        return "shared" if link.same_host and action.size_bytes > INLINE_BYTES_MAX else "socket"
-
     # -- actions: engine hosts
 
     def _prepare(self, action: ev.Prepare) -> None:
@@ -727,47 +685,6 @@ class Daemon:
         log.error("device %d %s", action.device, action.reason)
         self._reports = tuple(without_ops(each) if each.index == action.device else each for each in self._reports)
         self._notify(action.node, Devices(self._reports, f"device {action.device} {action.reason}"[:4096]))
-
-    # -- actions: pushes
-
-    def _send_push(self, action: ev.SendPush) -> None:
-        link = self._endpoint.links.get(action.node)
-        if link is None or link.closed:
-            self._pushing[action.push] = self._loop.create_task(self._push_apart(self._neighbours.relay, action))
-            return
-        tensor = action.tensor
-        match tensor:
-            case ev.Inline(dtype, shape, data):
-                value = Value(dtype, shape, data)
-            case ev.SharedFile(dtype, shape, _, name) if link.same_host:
-                value = Value(dtype, shape, None, name)
-                link.bytes_sent["shared"] += ev.size_bytes_of(tensor)
-            case _:
-                self._pushing[action.push] = self._loop.create_task(
-                    self._push_apart(partial(self._stream, link), action)
-                )
-                return
-        link.notify(Push(action.plan, action.step, action.part, action.slot, value))
-        self._feed(ev.PushSent(action.push))
-
-    async def _push_apart(self, send: Callable[[ev.SendPush], Awaitable[None]], action: ev.SendPush) -> None:
-        """A push that takes its time."""
-        try:
-            await send(action)
-        except MeshError as error:
-            self._feed(ev.PushFailed(action.push, error))
-        else:
-            self._feed(ev.PushSent(action.push))
-        finally:
-            self._pushing.pop(action.push, None)
-
-    async def _stream(self, link: Link, action: ev.SendPush) -> None:
-        await link.send_stream(push_header_of(action), bytes_of(action.tensor))
-
-    def _stop_push(self, action: ev.StopPush) -> None:
-        task = self._pushing.get(action.push)
-        if task is not None:
-            task.cancel()
 
     # -- actions: the end
 

@@ -1,0 +1,75 @@
+"""Pushing: the daemon's part that sends tensors to other workers: in a message, as a file, as a stream, or by relay.
+
+It does not know what a tensor is for; it says which pushes have left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from wire.endpoint import Endpoint
+from wire.errors import MeshError
+from wire.link import Link
+from wire.messages import Push, Value
+
+from . import events as ev
+from .tensors import bytes_of, push_header_of
+
+Send = Callable[[ev.SendPush], Awaitable[None]]
+
+
+class Pushing:
+    """`relay` sends to a worker without a link; `feed` takes PushSent and PushFailed."""
+
+    def __init__(self, endpoint: Endpoint, relay: Send, feed: Callable[[ev.Event], None]) -> None:
+        self._endpoint = endpoint
+        self._relay = relay
+        self._feed = feed
+        self._apart: dict[int, asyncio.Task[None]] = {}  # those that take their time
+
+    def send(self, action: ev.SendPush) -> None:
+        """Send; answered by PushSent or PushFailed."""
+        link = self._endpoint.links.get(action.node)
+        if link is None or link.closed:
+            self._send_apart(self._relay, action)
+            return
+        tensor = action.tensor
+        match tensor:
+            case ev.Inline(dtype, shape, data):
+                value = Value(dtype, shape, data)
+            case ev.SharedFile(dtype, shape, _, name) if link.same_host:
+                value = Value(dtype, shape, None, name)
+                link.bytes_sent["shared"] += ev.size_bytes_of(tensor)
+            case _:
+                self._send_apart(partial(_stream, link), action)
+                return
+        link.notify(Push(action.plan, action.step, action.part, action.slot, value))
+        self._feed(ev.PushSent(action.push))
+
+    def stop(self, action: ev.StopPush) -> None:
+        task = self._apart.get(action.push)
+        if task is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        for task in self._apart.values():
+            task.cancel()
+
+    def _send_apart(self, send: Send, action: ev.SendPush) -> None:
+        self._apart[action.push] = asyncio.get_running_loop().create_task(self._push(send, action))
+
+    async def _push(self, send: Send, action: ev.SendPush) -> None:
+        try:
+            await send(action)
+        except MeshError as error:
+            self._feed(ev.PushFailed(action.push, error))
+        else:
+            self._feed(ev.PushSent(action.push))
+        finally:
+            self._apart.pop(action.push, None)
+
+
+async def _stream(link: Link, action: ev.SendPush) -> None:
+    await link.send_stream(push_header_of(action), bytes_of(action.tensor))
