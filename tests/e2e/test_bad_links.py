@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from support.commands import Daemon, daemon, environment, wait_for
 from support.fault_proxy import DOWN, UP, Conditions, FaultProxy, resets
 from support.faults import EventTap, tower
+from support.meanwhile import meanwhile
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors
@@ -252,7 +253,6 @@ def states(mesh: Mesh) -> dict[str, str]:
 @contextmanager
 def weather(proxies: Proxies, rng: random.Random) -> Iterator[None]:
     """Faults of every kind on one link after the other, until the block ends; then all links are good."""
-    over = threading.Event()
     faults: tuple[Callable[[FaultProxy], None], ...] = (
         lambda proxy: proxy.end(rng.choice(("rst", "fin"))),
         lambda proxy: proxy.change(rng.choice((UP, DOWN)), stalled=True),
@@ -262,20 +262,15 @@ def weather(proxies: Proxies, rng: random.Random) -> Iterator[None]:
         lambda proxy: proxy.change(refused=True),
     )
 
-    def play() -> None:
+    def play(over: threading.Event) -> None:
         while not over.wait(rng.uniform(0.05, 0.5)):
             proxy = rng.choice(proxies)
             rng.choice(faults)(proxy)
             over.wait(rng.uniform(0.05, 1.2))
             proxy.change(**asdict(Conditions()))
 
-    player = threading.Thread(target=play)
-    player.start()
-    try:
+    with meanwhile(play):
         yield
-    finally:
-        over.set()
-        player.join()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from support.faults import WIDTH, tower, weights
+from support.meanwhile import meanwhile
 
 from mesh import Mesh
 
@@ -25,9 +26,8 @@ ROWS = (1, 7, 32, 64)
 def mischief(mesh: Mesh, rng: random.Random) -> Iterator[None]:
     """Signals to random workers, one every third of a second or so, until the block ends; all run again then."""
     alive = {node.name: node.pid for node in mesh.nodes}
-    over = threading.Event()
 
-    def play() -> None:
+    def play(over: threading.Event) -> None:
         while not over.wait(rng.uniform(0.05, 0.6)):
             name = rng.choice(sorted(alive))
             if rng.random() < 0.25 and len(alive) > WORKERS - KILLED_MAX:
@@ -37,13 +37,8 @@ def mischief(mesh: Mesh, rng: random.Random) -> Iterator[None]:
                 over.wait(rng.uniform(0.1, 1.6))
                 os.kill(alive[name], signal.SIGCONT)
 
-    player = threading.Thread(target=play)
-    player.start()
-    try:
+    with meanwhile(play):
         yield
-    finally:
-        over.set()
-        player.join()
 
 
 @pytest.mark.parametrize(

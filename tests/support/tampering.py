@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import resource
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,6 +109,21 @@ def tamper(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
                 extreme = rng.choice(EXTREMES)
                 out[at : at + len(extreme)] = extreme
     return bytes(out)
+
+
+def refuse_tampered(
+    rng: random.Random, originals: list[bytes], attempt: Callable[[bytes], bool], count: int, what: str
+) -> None:
+    """Make `count` attempts with tampered originals: most must be refused, and the memory must stay what it was."""
+    refused, began_s = 0, time.perf_counter()
+    for number in range(count):
+        if number == count // 10:
+            before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        refused += attempt(tamper(rng, rng.choice(originals), originals))
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    print(f"{count} {what}, {refused} refused, {time.perf_counter() - began_s:.0f} s, grown by {grown_kib} KiB")
+    assert refused > count // 2
+    assert grown_kib < 32 << 10
 
 
 EXTREMES = (

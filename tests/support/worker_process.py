@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -256,8 +256,10 @@ async def gone(pid: int, within_s: float) -> bool:
 def children(pid: int) -> list[int]:
     """The processes that this one started and that live: of a worker's daemon its engine hosts."""
     found: list[str] = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        found += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended has none
+                found += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
     return [int(child) for child in found]
 
 
