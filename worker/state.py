@@ -18,15 +18,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from wire.errors import (
-    Busy,
     Cancelled,
     DeviceLost,
     GraphError,
-    InputError,
     LimitExceeded,
     MeshError,
     NodeLost,
@@ -95,21 +92,13 @@ from .fetches import Fetches
 from .holding import Bounds, EarlyTensors, KnownGraphs
 from .lanes import Lane
 from .lost_links import LostLinks
+from .ownership import Owner, Ownership
 from .plans import Held, Plan, Route, Slot, Step, label, order, plan_of, release_all, wrong_in
 from .story import STORY_LINES_MAX, Told
 
 EXIT_DRAINED = 0
 EXIT_ENGINE_LOST = 3  # the last device was given up
-BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
-ASK_SHARE = 1 / 8  # of the silence after which the coordinator is given up; then it is asked whether it lives
 DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    node: str
-    name: str
-    epoch: int
 
 
 # -- the machine ------------------------------------------------------------------------------------------
@@ -121,15 +110,11 @@ class WorkerState:
     def __init__(self, node: str, devices: int, incarnation: int = 1, bounds: Bounds | None = None) -> None:
         self.node = node
         self.incarnation = incarnation
-        self.owner: Owner | None = None
         self.leaving = False
         self.story: deque[Told] = deque(maxlen=STORY_LINES_MAX)
         self.told = 0  # how many entries the story had so far, those that fell out of it included
         self._bounds = bounds or Bounds()
-        self._heard_s = 0.0
-        self._silence_s = 0.0
-        self._asked_owner = False  # since it was last heard
-        self._last_owner: Owner | None = None
+        self._ownership = Ownership()
         self._devices = [Lane() for _ in range(devices)]
         self._plans: dict[PlanKey, Plan] = {}
         self._dropped: OrderedDict[PlanKey, None] = OrderedDict()
@@ -178,9 +163,15 @@ class WorkerState:
     def next_deadline(self) -> float | None:
         """When a Tick is due, or None."""
         due = [at_s for each in self._devices if (at_s := each.repair.restart_at_s) is not None and not self.leaving]
-        if self.owner is not None and self._silence_s:
-            due.append(self._heard_s + self._silence_s * (1 if self._asked_owner else ASK_SHARE))
+        given_up_s = self._ownership.next_deadline()
+        if given_up_s is not None:
+            due.append(given_up_s)
         return min([*due, *self._lost_links.deadlines()], default=None)
+
+    @property
+    def owner(self) -> Owner | None:
+        """The coordinator that this worker serves."""
+        return self._ownership.owner
 
     @property
     def queue_depth(self) -> int:
@@ -233,28 +224,20 @@ class WorkerState:
     def _join_asked(self, event: JoinAsked, now: float) -> list[Action]:
         if self.leaving:
             return [Refuse(event.request, NodeLost("this worker is leaving"))]
-        if not BEAT_S_MIN <= event.beat_s <= BEAT_S_MAX:
-            return [Refuse(event.request, InputError(f"a heartbeat of {event.beat_s} s is not within reason"))]
-        owner = self.owner
-        if owner is not None and owner.node != event.node:
-            busy = Busy(f"this worker serves coordinator {owner.name}", next_step="Stop that one, or use its workers")
-            return [Refuse(event.request, busy)]
-        if self._last_owner and self._last_owner.node == event.node and event.epoch < self._last_owner.epoch:
-            error = StaleGeneration(f"epoch {event.epoch} is over, {self._last_owner.epoch} began")
-            return [Refuse(event.request, error)]
+        refusal = self._ownership.refusal(event)
+        if refusal is not None:
+            return [Refuse(event.request, refusal)]
         actions = self._forget_plans("the coordinator joined anew")
-        self.owner = self._last_owner = Owner(event.node, event.name, event.epoch)
-        self._heard_s, self._silence_s, self._asked_owner = now, event.silence_s, False
+        self._ownership.joined(event, now)
         self._tell(now, f"joined {event.name} epoch {event.epoch}")
         return [*actions, ReplyJoined(event.request, event.blobs), StartBeats(event.node, event.beat_s)]
 
     def _heard(self, event: Heard, now: float) -> list[Action]:
-        if self.owner is not None and event.node == self.owner.node:
-            self._heard_s, self._asked_owner = now, False
+        self._ownership.heard(event.node, now)
         return []
 
     def _suspected_by(self, event: SuspectedBy, now: float) -> list[Action]:
-        if self.owner is None or event.node != self.owner.node:
+        if not self._ownership.by(event.node):
             return []
         self.incarnation = max(self.incarnation, event.incarnation + 1)
         self._tell(now, f"refuted a suspicion, incarnation {self.incarnation}")
@@ -268,7 +251,7 @@ class WorkerState:
     def _node_unlinked(self, event: NodeUnlinked, now: float) -> list[Action]:
         self._links.discard(event.node)
         self._lost_links.ended(event.node, self._steps_with(event.node), now)
-        if self.owner is None or event.node != self.owner.node:
+        if not self._ownership.by(event.node):
             return []
         return self._lose_owner(now, "its link ended")
 
@@ -305,22 +288,21 @@ class WorkerState:
         return [*due, *self._fail_steps_of_lost_links(now), *self._watch_owner(event, now)]
 
     def _watch_owner(self, event: Tick, now: float) -> list[Action]:
-        if self.owner is None or not self._silence_s:
+        owner = self.owner
+        if owner is None:
             return []
-        if event.late_s > 0:  # what delayed us may have delayed its words too
-            self._heard_s = min(now, self._heard_s + event.late_s)
-        quiet_s, node = now - self._heard_s, self.owner.node
-        if quiet_s < self._silence_s:
-            ask = quiet_s >= self._silence_s * ASK_SHARE and not self._asked_owner
-            self._asked_owner = self._asked_owner or ask
-            return [AskOwner(node)] if ask else []
-        reason = f"silent for {quiet_s:.1f} s"
-        return [*self._lose_owner(now, reason), CloseLink(node, f"the coordinator was {reason}")]
+        if event.late_s > 0:
+            self._ownership.excuse(event.late_s, now)
+        silent_s = self._ownership.silent_s(now)
+        if not silent_s:
+            return [AskOwner(owner.node)] if self._ownership.ask_due(now) else []
+        reason = f"silent for {silent_s:.1f} s"
+        return [*self._lose_owner(now, reason), CloseLink(owner.node, f"the coordinator was {reason}")]
 
     def _lose_owner(self, now: float, reason: str) -> list[Action]:
         assert self.owner is not None
         self._tell(now, f"lost coordinator {self.owner.name}: {reason}")
-        self.owner = None
+        self._ownership.owner = None
         return [StopBeats(), *self._forget_plans(f"the coordinator is gone: {reason}")]
 
     def _forget_plans(self, reason: str) -> list[Action]:
@@ -446,7 +428,7 @@ class WorkerState:
         return self._drop(plan, error)
 
     def _drop_asked(self, event: DropAsked, now: float) -> list[Action]:
-        if self.owner is None or self.owner.node != event.node:
+        if not self._ownership.by(event.node):
             return [Refuse(event.request, StaleGeneration("this worker does not belong to you"))]
         self._dropped[event.plan] = None
         while len(self._dropped) > DROPPED_PLANS_MAX:
@@ -658,7 +640,7 @@ class WorkerState:
         return [ReplyRan(step.request, node, plan.key, number, outputs, parts, step.bytes_in, step.bytes_out)]
 
     def _cancel_asked(self, event: CancelAsked, now: float) -> list[Action]:
-        if self.owner is None or self.owner.node != event.node:
+        if not self._ownership.by(event.node):
             return []
         plan = self._plans.get(event.plan)
         actions = self._release_early(event.plan, event.step)

@@ -114,6 +114,7 @@ PURE = (
     "worker/holding.py",
     "worker/lost_links.py",
     "worker/lanes.py",
+    "worker/ownership.py",
     "worker/plans.py",
     "worker/repair.py",
     "worker/state.py",

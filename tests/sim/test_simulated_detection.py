@@ -15,7 +15,7 @@ from support.simulated import Job, simulate
 from coordinator.health import HealthConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from wire.memory_transport import Conditions
-from worker.state import ASK_SHARE
+from worker.ownership import ASK_SHARE
 
 HEALTH = HealthConfig()
 SETTLED_S = 3.3
