@@ -286,6 +286,7 @@ class Joined(Message, frozen=True, array_like=True, tag=True):
     memory_bytes: Count  # budget for all devices of this worker together
     blobs: tuple[Hash, ...] = ()  # what its cache holds (most recent first, at most 4096)
     system: Name = ""  # its operating system: Linux, Darwin, Windows
+    paused: Name = ""  # as in Paused
 
 
 class Devices(Message, frozen=True, array_like=True, tag=True):
@@ -366,6 +367,20 @@ class Leaving(Message, frozen=True, array_like=True, tag=True):
 
     reason: Text
     log: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+
+
+class Pause(Message, frozen=True, array_like=True, tag=True):
+    """Coordinator to worker: take no work from now on, or (`on` false) take it again.  Answered by Done, or by Busy
+    where only its own machine may end the pause."""
+
+    on: bool
+
+
+class Paused(Message, frozen=True, array_like=True, tag=True):
+    """Worker to coordinator, one-way: it stays, takes no work, and hands back what it has, because of whom `by` names:
+    its own "machine" or the "coordinator"; "": it takes work again."""
+
+    by: Name
 
 
 class TailLog(Message, frozen=True, array_like=True, tag=True):
@@ -467,12 +482,20 @@ class AskNodes(Message, frozen=True, array_like=True, tag=True):
     pairs: bool = False
 
 
+class PauseNode(Message, frozen=True, array_like=True, tag=True):
+    """Pause a worker, or end its pause; `node` is its name, its id or the first characters of that.  Answered by Done.
+    """
+
+    node: Name
+    on: bool
+
+
 class NodeReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     name: Name
     node_id: Name
     pid: Count
     addresses: Addresses
-    state: Name  # healthy, suspect, dead
+    state: Name  # healthy, paused, stuck, quarantined, suspect, dead
     version: Name
     devices: tuple[DeviceReport, ...]
     silent_s: Seconds = 0.0  # since it was last heard
@@ -503,10 +526,10 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
 AnyMessage = (
     Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Began | CancelStep
     | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Revocations | Suspected | Probe | Probed
-    | Ballast | Landed | Leaving
+    | Ballast | Landed | Leaving | Pause | Paused
     | TailLog | LogLines
     | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob
-    | AskNodes | Nodes
+    | AskNodes | Nodes | PauseNode
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
