@@ -2,8 +2,9 @@
 
 Content that may be kept lies in a bounded folder on disk and survives the worker; other content, and what the disk has
 no room for, lies in a folder of memory-backed files.  Every file is checked against its address before it is used for
-the first time in this process; a damaged one is removed, and the caller fetches it again.  The least recently used
-files go first; pinned ones never.  The store does not know where content comes from.
+the first time in this process; a damaged one is removed, and the caller fetches it again.  So no write waits for the
+disk (a sync costs milliseconds, a model has a thousand weights): what a power cut tore is damaged.  The least recently
+used files go first; pinned ones never.  The store does not know where content comes from.
 
 All bookkeeping happens on the loop's thread; hashing and writing of more than 1 MiB in others.
 """
@@ -172,7 +173,7 @@ class BlobStore:
         temporary = folder.path / f"writing-{os.getpid()}-{next(self._serial)}"
         for attempt in range(2):
             try:
-                await off_loop(data.nbytes, _write_file, temporary, folder.path / blob.hex(), data, folder.durable)
+                await off_loop(data.nbytes, _write_file, temporary, folder.path / blob.hex(), data)
                 break
             except OSError as error:
                 if attempt or error.errno not in _NO_ROOM or not self._evict_all(folder):
@@ -198,14 +199,11 @@ class BlobStore:
         return entry.folder.path / blob.hex()
 
 
-def _write_file(temporary: Path, final: Path, data: memoryview, durable: bool) -> None:
-    """All of it or nothing, also if the power fails."""
+def _write_file(temporary: Path, final: Path, data: memoryview) -> None:
+    """All of it or nothing, unless the power fails."""
     try:
         with open(temporary, "xb") as file:
             file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
         temporary.replace(final)
     except OSError:
         temporary.unlink(missing_ok=True)
