@@ -143,11 +143,11 @@ class FullDisk:
         self._write = blobs._write_file
         monkeypatch.setattr(blobs, "_write_file", self)
 
-    def __call__(self, temporary: Path, final: Path, data: memoryview, durable: bool) -> None:
+    def __call__(self, temporary: Path, final: Path, data: memoryview) -> None:
         self.writes += 1
         if self._fails(self.writes, final):
             raise OSError(errno.ENOSPC, "No space left on device")
-        self._write(temporary, final, data, durable)
+        self._write(temporary, final, data)
 
 
 async def test_a_full_disk_makes_room_by_forgetting_unused_content(
@@ -184,7 +184,7 @@ async def test_disk_and_memory_full_is_a_clean_error_and_leaves_no_file(
 async def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "temporary").symlink_to("/dev/full")
     with pytest.raises(OSError):
-        blobs._write_file(tmp_path / "temporary", tmp_path / "final", memoryview(b"x" * 100), True)
+        blobs._write_file(tmp_path / "temporary", tmp_path / "final", memoryview(b"x" * 100))
     assert not (tmp_path / "final").exists()
 
 
