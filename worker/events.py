@@ -233,6 +233,32 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseWished:
+    """The state folder says that this worker be paused, by whom, or "" that it be not."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsked:
+    """The coordinator wants this worker paused, or (`on` false) not any more."""
+
+    node: str
+    request: int
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SleepAsked:
+    """The machine is about to sleep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The machine is awake again, or this process goes on after it stood still."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed.  `late_s` is how much later than asked the shell woke up."""
 
@@ -263,6 +289,10 @@ Event = (
     | HostLost
     | HostReady
     | DrainAsked
+    | PauseWished
+    | PauseAsked
+    | SleepAsked
+    | Woke
     | Tick
 )
 
@@ -302,6 +332,7 @@ class ReplyJoined:
 
     request: int
     blobs: tuple[bytes, ...]
+    paused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +511,24 @@ class SendLeaving:
 
 
 @dataclass(frozen=True, slots=True)
+class SendPaused:
+    node: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPause:
+    """Remember who paused this worker, for its next start."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookForOwner:
+    """Dial the coordinator of before now, however often that failed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the process with this exit code."""
 
@@ -513,5 +562,8 @@ Action = (
     | StartHost
     | GiveUpDevice
     | SendLeaving
+    | SendPaused
+    | KeepPause
+    | LookForOwner
     | Stop
 )

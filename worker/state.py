@@ -31,63 +31,8 @@ from wire.errors import (
 )
 from wire.messages import Began, Deploy, Done, MissingGraphs, PartRun, PlanKey, Working
 
-from .events import (
-    Action,
-    AskOwner,
-    BlobFound,
-    BlobNotFound,
-    CancelAsked,
-    CloseLink,
-    DeployAsked,
-    DrainAsked,
-    DropAsked,
-    Event,
-    Execute,
-    ExecuteFailed,
-    GiveUpDevice,
-    Heard,
-    HostLost,
-    HostReady,
-    JoinAsked,
-    LinkFailed,
-    LinkTo,
-    Made,
-    NodeLinked,
-    NodeUnlinked,
-    PartExecuted,
-    PartPrepared,
-    PinBlobs,
-    Prepare,
-    PrepareFailed,
-    PushFailed,
-    PushSent,
-    Refuse,
-    Release,
-    Reply,
-    ReplyJoined,
-    ReplyRan,
-    RequestGone,
-    RunAsked,
-    SendBeat,
-    SendBegan,
-    SendLeaving,
-    SendPush,
-    StartBeats,
-    StartHost,
-    Stop,
-    StopBeats,
-    StopPush,
-    StopRun,
-    SuspectedBy,
-    Tensor,
-    TensorArrived,
-    Tick,
-    UnpinBlobs,
-    Unprepare,
-    Use,
-    Wish,
-    size_bytes_of,
-)
+from . import events as ev
+from .duty import COORDINATOR, Duty
 from .fetches import Fetches
 from .holding import Bounds, EarlyTensors, KnownGraphs
 from .lanes import Lane
@@ -110,11 +55,11 @@ class WorkerState:
     def __init__(self, node: str, devices: int, incarnation: int = 1, bounds: Bounds | None = None) -> None:
         self.node = node
         self.incarnation = incarnation
-        self.leaving = False
         self.story: deque[Told] = deque(maxlen=STORY_LINES_MAX)
         self.told = 0  # how many entries the story had so far, those that fell out of it included
         self._bounds = bounds or Bounds()
         self._ownership = Ownership()
+        self._duty = Duty()
         self._devices = [Lane() for _ in range(devices)]
         self._plans: dict[PlanKey, Plan] = {}
         self._dropped: OrderedDict[PlanKey, None] = OrderedDict()
@@ -129,44 +74,55 @@ class WorkerState:
         self._requests: dict[int, tuple[PlanKey, int | None]] = {}  # -> plan, and step if it is a Run
         self._next_number = 1
         self._handlers: dict[type, Any] = {
-            JoinAsked: self._join_asked,
-            Heard: self._heard,
-            SuspectedBy: self._suspected_by,
-            NodeLinked: self._node_linked,
-            NodeUnlinked: self._node_unlinked,
-            LinkFailed: self._link_failed,
-            DeployAsked: self._deploy_asked,
-            BlobFound: self._blob_found,
-            BlobNotFound: self._blob_not_found,
-            PartPrepared: self._part_prepared,
-            PrepareFailed: self._prepare_failed,
-            RunAsked: self._run_asked,
-            TensorArrived: self._tensor_arrived,
-            PartExecuted: self._part_executed,
-            ExecuteFailed: self._execute_failed,
-            PushSent: self._push_sent,
-            PushFailed: self._push_failed,
-            CancelAsked: self._cancel_asked,
-            DropAsked: self._drop_asked,
-            RequestGone: self._request_gone,
-            HostLost: self._host_lost,
-            HostReady: self._host_ready,
-            DrainAsked: self._drain_asked,
-            Tick: self._tick,
+            ev.JoinAsked: self._join_asked,
+            ev.Heard: self._heard,
+            ev.SuspectedBy: self._suspected_by,
+            ev.NodeLinked: self._node_linked,
+            ev.NodeUnlinked: self._node_unlinked,
+            ev.LinkFailed: self._link_failed,
+            ev.DeployAsked: self._deploy_asked,
+            ev.BlobFound: self._blob_found,
+            ev.BlobNotFound: self._blob_not_found,
+            ev.PartPrepared: self._part_prepared,
+            ev.PrepareFailed: self._prepare_failed,
+            ev.RunAsked: self._run_asked,
+            ev.TensorArrived: self._tensor_arrived,
+            ev.PartExecuted: self._part_executed,
+            ev.ExecuteFailed: self._execute_failed,
+            ev.PushSent: self._push_sent,
+            ev.PushFailed: self._push_failed,
+            ev.CancelAsked: self._cancel_asked,
+            ev.DropAsked: self._drop_asked,
+            ev.RequestGone: self._request_gone,
+            ev.HostLost: self._host_lost,
+            ev.HostReady: self._host_ready,
+            ev.DrainAsked: self._drain_asked,
+            ev.PauseWished: self._pause_wished,
+            ev.PauseAsked: self._pause_asked,
+            ev.SleepAsked: self._sleep_asked,
+            ev.Woke: self._woke,
+            ev.Tick: self._tick,
         }
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
         """The actions that follow from `event`, to be performed in order.  `now` is in monotonic seconds."""
-        actions: list[Action] = self._handlers[type(event)](event, now)
+        actions: list[ev.Action] = self._handlers[type(event)](event, now)
         return [*actions, *self._dispatch(now)]
 
     def next_deadline(self) -> float | None:
         """When a Tick is due, or None."""
         due = [at_s for each in self._devices if (at_s := each.repair.restart_at_s) is not None and not self.leaving]
-        given_up_s = self._ownership.next_deadline()
-        if given_up_s is not None:
-            due.append(given_up_s)
+        due += [at_s for at_s in (self._ownership.next_deadline(), self._duty.awake_at_s) if at_s is not None]
         return min([*due, *self._lost_links.deadlines()], default=None)
+
+    @property
+    def leaving(self) -> bool:
+        return self._duty.leaving
+
+    @property
+    def paused(self) -> str:
+        """Who paused it, "" for nobody."""
+        return self._duty.paused
 
     @property
     def owner(self) -> Owner | None:
@@ -221,34 +177,36 @@ class WorkerState:
 
     # -- ownership
 
-    def _join_asked(self, event: JoinAsked, now: float) -> list[Action]:
-        if self.leaving:
-            return [Refuse(event.request, NodeLost("this worker is leaving"))]
-        refusal = self._ownership.refusal(event)
+    def _join_asked(self, event: ev.JoinAsked, now: float) -> list[ev.Action]:
+        refusal = self._duty.away() or self._ownership.refusal(event)
         if refusal is not None:
-            return [Refuse(event.request, refusal)]
+            return [ev.Refuse(event.request, refusal)]
         actions = self._forget_plans("the coordinator joined anew")
         self._ownership.joined(event, now)
         self._tell(now, f"joined {event.name} epoch {event.epoch}")
-        return [*actions, ReplyJoined(event.request, event.blobs), StartBeats(event.node, event.beat_s)]
+        return [
+            *actions,
+            ev.ReplyJoined(event.request, event.blobs, self.paused),
+            ev.StartBeats(event.node, event.beat_s),
+        ]
 
-    def _heard(self, event: Heard, now: float) -> list[Action]:
+    def _heard(self, event: ev.Heard, now: float) -> list[ev.Action]:
         self._ownership.heard(event.node, now)
         return []
 
-    def _suspected_by(self, event: SuspectedBy, now: float) -> list[Action]:
+    def _suspected_by(self, event: ev.SuspectedBy, now: float) -> list[ev.Action]:
         if not self._ownership.by(event.node):
             return []
         self.incarnation = max(self.incarnation, event.incarnation + 1)
         self._tell(now, f"refuted a suspicion, incarnation {self.incarnation}")
-        return [SendBeat()]
+        return [ev.SendBeat()]
 
-    def _node_linked(self, event: NodeLinked, now: float) -> list[Action]:
+    def _node_linked(self, event: ev.NodeLinked, now: float) -> list[ev.Action]:
         self._lost_links.linked(event.node, self._steps_with(event.node), now)
         self._links.add(event.node)
         return self._await_link_no_more(event.node, now)
 
-    def _node_unlinked(self, event: NodeUnlinked, now: float) -> list[Action]:
+    def _node_unlinked(self, event: ev.NodeUnlinked, now: float) -> list[ev.Action]:
         self._links.discard(event.node)
         self._lost_links.ended(event.node, self._steps_with(event.node), now)
         if not self._ownership.by(event.node):
@@ -259,8 +217,8 @@ class WorkerState:
         plans = [plan for plan in self._plans.values() if node in plan.neighbours]
         return [(plan.key, step) for plan in plans for step in plan.steps]
 
-    def _fail_steps_of_lost_links(self, now: float) -> list[Action]:
-        actions: list[Action] = []
+    def _fail_steps_of_lost_links(self, now: float) -> list[ev.Action]:
+        actions: list[ev.Action] = []
         for node, key, number in self._lost_links.due(now):
             plan = self._plans.get(key)
             if plan is not None and number in plan.steps:
@@ -268,26 +226,28 @@ class WorkerState:
                 actions += self._close_step(plan, number, error)
         return [*actions, *self._dispatch(now)] if actions else []
 
-    def _link_failed(self, event: LinkFailed, now: float) -> list[Action]:
+    def _link_failed(self, event: ev.LinkFailed, now: float) -> list[ev.Action]:
         """What is meant for that node goes through the coordinator, who knows whether it is there at all."""
         self._tell(now, f"no link to {event.node[:16]}, so through the coordinator: {event.error}")
         for plan in self._plans.values():
             plan.unreached |= {event.node} & plan.waiting_links
         return self._await_link_no_more(event.node, now)
 
-    def _await_link_no_more(self, node: str, now: float) -> list[Action]:
-        actions: list[Action] = []
+    def _await_link_no_more(self, node: str, now: float) -> list[ev.Action]:
+        actions: list[ev.Action] = []
         for plan in [plan for plan in self._plans.values() if node in plan.waiting_links]:
             plan.waiting_links.discard(node)
             actions += self._finish_deploy(plan, now)
         return actions
 
-    def _tick(self, event: Tick, now: float) -> list[Action]:
+    def _tick(self, event: ev.Tick, now: float) -> list[ev.Action]:
         lanes = enumerate(() if self.leaving else self._devices)
-        due = [StartHost(index) for index, device in lanes if device.repair.due(now)]
+        due: list[ev.Action] = [ev.StartHost(index) for index, device in lanes if device.repair.due(now)]
+        if self._duty.overslept(now):
+            due += self._woke(ev.Woke(), now)
         return [*due, *self._fail_steps_of_lost_links(now), *self._watch_owner(event, now)]
 
-    def _watch_owner(self, event: Tick, now: float) -> list[Action]:
+    def _watch_owner(self, event: ev.Tick, now: float) -> list[ev.Action]:
         owner = self.owner
         if owner is None:
             return []
@@ -295,29 +255,36 @@ class WorkerState:
             self._ownership.excuse(event.late_s, now)
         silent_s = self._ownership.silent_s(now)
         if not silent_s:
-            return [AskOwner(owner.node)] if self._ownership.ask_due(now) else []
+            return [ev.AskOwner(owner.node)] if self._ownership.ask_due(now) else []
         reason = f"silent for {silent_s:.1f} s"
-        return [*self._lose_owner(now, reason), CloseLink(owner.node, f"the coordinator was {reason}")]
+        return [*self._lose_owner(now, reason), ev.CloseLink(owner.node, f"the coordinator was {reason}")]
 
-    def _lose_owner(self, now: float, reason: str) -> list[Action]:
+    def _lose_owner(self, now: float, reason: str) -> list[ev.Action]:
         assert self.owner is not None
         self._tell(now, f"lost coordinator {self.owner.name}: {reason}")
         self._ownership.owner = None
-        return [StopBeats(), *self._forget_plans(f"the coordinator is gone: {reason}")]
+        return [ev.StopBeats(), *self._forget_plans(f"the coordinator is gone: {reason}")]
 
-    def _forget_plans(self, reason: str) -> list[Action]:
+    def _forget_plans(self, reason: str) -> list[ev.Action]:
         """No plan of the last epoch lives on, and nothing waits for one."""
-        actions: list[Action] = []
-        for plan in list(self._plans.values()):
-            actions += self._drop(plan, NodeLost(reason))
-        for key, step in self._early.steps():
-            actions += self._release_early(key, step)
+        actions = self._hand_back(reason)
         self._dropped.clear()
         return actions
 
+    def _hand_back(self, reason: str) -> list[ev.Action]:
+        """Nothing is under way any more but what a device does not let go of at once."""
+        actions: list[ev.Action] = []
+        for plan in list(self._plans.values()):
+            self._dropped[plan.key] = None
+            actions += self._drop(plan, NodeLost(reason))
+        for key, step in self._early.steps():
+            actions += self._release_early(key, step)
+        return actions
+
     def _not_owned_by(self, node: str, plan: PlanKey) -> MeshError | None:
-        if self.leaving:
-            return NodeLost("this worker is leaving")
+        refusal = self._duty.refusal()
+        if refusal is not None:
+            return refusal
         if self.owner is None or self.owner.node != node:
             return StaleGeneration("this worker does not belong to you", next_step="Join it first")
         if plan.epoch != self.owner.epoch or plan in self._dropped:
@@ -326,33 +293,33 @@ class WorkerState:
 
     # -- deploy
 
-    def _deploy_asked(self, event: DeployAsked, now: float) -> list[Action]:
+    def _deploy_asked(self, event: ev.DeployAsked, now: float) -> list[ev.Action]:
         deploy = event.deploy
         error = self._not_owned_by(event.node, deploy.plan)
         if deploy.plan in self._plans:
             error = error or StaleGeneration(f"plan {label(deploy.plan)} is already here")
         error = error or wrong_in(deploy, self.node, len(self._devices)) or self._away(deploy)
         if error is not None:
-            return [Refuse(event.request, error)]
+            return [ev.Refuse(event.request, error)]
         missing = self._graphs.learn(deploy)
         if missing:
-            return [Reply(event.request, MissingGraphs(missing))]
+            return [ev.Reply(event.request, MissingGraphs(missing))]
         plan = plan_of(deploy, event.request, self.node, self._links)
         plan.graphs = {part.graph: self._graphs[part.graph] for part in deploy.parts}
         self._plans[plan.key] = plan
         self._requests[event.request] = (plan.key, None)
         self._tell(now, f"deploy {label(plan.key)}: {len(plan.parts)} parts, {len(plan.blobs)} blobs")
-        actions: list[Action] = [LinkTo(node, deploy.peers[node]) for node in sorted(plan.waiting_links)]
+        actions: list[ev.Action] = [ev.LinkTo(node, deploy.peers[node]) for node in sorted(plan.waiting_links)]
         for spec in deploy.blobs:
             actions += self._fetches.want(spec, plan.key)
         return actions + self._prepare_if_fetched(plan, now)
 
-    def _blob_found(self, event: BlobFound, now: float) -> list[Action]:
+    def _blob_found(self, event: ev.BlobFound, now: float) -> list[ev.Action]:
         blob, size_bytes, waiting, actions = self._fetches.found(event.attempt)
         for plan in [self._plans[key] for key in sorted(waiting, key=order) if key in self._plans]:
             plan.waiting_blobs.discard(blob)
             plan.bytes_by_source[event.source] += size_bytes
-            actions += [PinBlobs(frozenset((blob,)))] if not self._pins(blob, plan) else []
+            actions += [ev.PinBlobs(frozenset((blob,)))] if not self._pins(blob, plan) else []
             actions += self._prepare_if_fetched(plan, now)
         return actions
 
@@ -361,7 +328,7 @@ class WorkerState:
         others = (plan for plan in self._plans.values() if plan is not asking)
         return any(blob in plan.blobs and blob not in plan.waiting_blobs for plan in others)
 
-    def _blob_not_found(self, event: BlobNotFound, now: float) -> list[Action]:
+    def _blob_not_found(self, event: ev.BlobNotFound, now: float) -> list[ev.Action]:
         waiting, error, actions = self._fetches.failed(event.attempt, event.error)
         for plan in [self._plans[key] for key in sorted(waiting, key=order) if key in self._plans]:
             actions += self._fail_deploy(plan, error, now)
@@ -371,11 +338,11 @@ class WorkerState:
         away = [part.device for part in deploy.parts if self._devices[part.device].repair.away]
         return DeviceLost(f"device {away[0]} was lost and is not there again") if away else None
 
-    def _prepare_if_fetched(self, plan: Plan, now: float) -> list[Action]:
+    def _prepare_if_fetched(self, plan: Plan, now: float) -> list[ev.Action]:
         """Prepare what is not yet, on every device that is there."""
         if plan.waiting_blobs:
             return []
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for part in plan.parts.values():
             if part.part in plan.prepared or not self._devices[part.device].repair.up:
                 continue
@@ -385,10 +352,10 @@ class WorkerState:
             bound = tuple((position, blob) for position, blob in params if blob is not None)
             encoded = plan.graphs[part.graph]
             counts = len(part.sources), len(part.targets)
-            actions.append(Prepare(part.device, number, part.graph, encoded, *counts, bound, plan.blobs, plan.force))
+            actions.append(ev.Prepare(part.device, number, part.graph, encoded, *counts, bound, plan.blobs, plan.force))
         return actions or self._finish_deploy(plan, now)
 
-    def _part_prepared(self, event: PartPrepared, now: float) -> list[Action]:
+    def _part_prepared(self, event: ev.PartPrepared, now: float) -> list[ev.Action]:
         plan, part = self._preparing(event.prepared)
         if plan is None:
             return []
@@ -401,7 +368,7 @@ class WorkerState:
         plan.from_cache += event.from_cache
         return self._finish_deploy(plan, now)
 
-    def _prepare_failed(self, event: PrepareFailed, now: float) -> list[Action]:
+    def _prepare_failed(self, event: ev.PrepareFailed, now: float) -> list[ev.Action]:
         plan, part = self._preparing(event.prepared)
         if plan is None:
             return []
@@ -415,53 +382,53 @@ class WorkerState:
         key, part = self._prepared.get(prepared, (None, 0))
         return (self._plans.get(key), part) if key is not None else (None, 0)
 
-    def _finish_deploy(self, plan: Plan, now: float) -> list[Action]:
+    def _finish_deploy(self, plan: Plan, now: float) -> list[ev.Action]:
         if plan.request is None or plan.waiting_blobs or plan.waiting_links or plan.waiting_parts:
             return []
         request, plan.request = plan.request, None
         del self._requests[request]
         self._tell(now, f"deployed {label(plan.key)}")
-        return [Reply(request, plan.answer)]
+        return [ev.Reply(request, plan.answer)]
 
-    def _fail_deploy(self, plan: Plan, error: MeshError, now: float) -> list[Action]:
+    def _fail_deploy(self, plan: Plan, error: MeshError, now: float) -> list[ev.Action]:
         self._tell(now, f"deploy {label(plan.key)} failed: {error}")
         return self._drop(plan, error)
 
-    def _drop_asked(self, event: DropAsked, now: float) -> list[Action]:
+    def _drop_asked(self, event: ev.DropAsked, now: float) -> list[ev.Action]:
         if not self._ownership.by(event.node):
-            return [Refuse(event.request, StaleGeneration("this worker does not belong to you"))]
+            return [ev.Refuse(event.request, StaleGeneration("this worker does not belong to you"))]
         self._dropped[event.plan] = None
         while len(self._dropped) > DROPPED_PLANS_MAX:
             self._dropped.popitem(last=False)
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         if event.plan in self._plans:
             self._tell(now, f"drop {label(event.plan)}")
             actions = self._drop(self._plans[event.plan], StaleGeneration(f"plan {label(event.plan)} was dropped"))
         for key, step in self._early.steps(event.plan):
             actions += self._release_early(key, step)
-        return [*actions, Reply(event.request, Done())]
+        return [*actions, ev.Reply(event.request, Done())]
 
-    def _drop(self, plan: Plan, error: MeshError) -> list[Action]:
+    def _drop(self, plan: Plan, error: MeshError) -> list[ev.Action]:
         """Forget a plan; whoever waits for its deploy or its steps gets `error`."""
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for number in list(plan.steps):
             actions += self._close_step(plan, number, error)
         del self._plans[plan.key]
         self._fetches.forget(plan.key)
         if plan.request is not None and self._requests.pop(plan.request, None) is not None:
-            actions.append(Refuse(plan.request, error))
+            actions.append(ev.Refuse(plan.request, error))
         for part, number in plan.prepared.items():
             del self._prepared[number]
             self._devices[plan.parts[part].device].preparing.discard(number)
-            actions.append(Unprepare(plan.parts[part].device, number))
+            actions.append(ev.Unprepare(plan.parts[part].device, number))
         unpinned = frozenset(blob for blob in plan.blobs - plan.waiting_blobs if not self._pins(blob, plan))
         if unpinned:
-            actions.append(UnpinBlobs(unpinned))
+            actions.append(ev.UnpinBlobs(unpinned))
         return actions
 
     # -- run
 
-    def _run_asked(self, event: RunAsked, now: float) -> list[Action]:
+    def _run_asked(self, event: ev.RunAsked, now: float) -> list[ev.Action]:
         plan = self._plans.get(event.plan)
         error = self._not_owned_by(event.node, event.plan)
         if error is None and (plan is None or not plan.deployed):
@@ -475,8 +442,8 @@ class WorkerState:
             )
         if error is not None or plan is None:
             assert error is not None
-            released = [Release(tensor) for _, _, tensor in event.feeds]
-            return [*released, *self._release_early(event.plan, event.step), Refuse(event.request, error)]
+            released = [ev.Release(tensor) for _, _, tensor in event.feeds]
+            return [*released, *self._release_early(event.plan, event.step), ev.Refuse(event.request, error)]
         waiting = {part: set(slots) for part, slots in plan.fed.items()}
         plan.steps[event.step] = Step(event.request, now, waiting)
         self._lost_links.began(plan.neighbours, plan.key, event.step, now)
@@ -484,37 +451,37 @@ class WorkerState:
         self._tell(now, f"run {label(plan.key)} step {event.step}", routine=True)
         for part in sorted(part for part, slots in waiting.items() if not slots):
             self._ready(plan, event.step, part, now)
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for part, slot, tensor in (*event.feeds, *self._early.take(event.plan, event.step)):
             actions += self._arrive(plan, event.step, part, slot, tensor, now)
         return [*actions, *self._finish_if_done(plan, event.step, now)]
 
-    def _tensor_arrived(self, event: TensorArrived, now: float) -> list[Action]:
+    def _tensor_arrived(self, event: ev.TensorArrived, now: float) -> list[ev.Action]:
         plan = self._plans.get(event.plan)
         step = plan.steps.get(event.step) if plan else None
         if plan is not None and step is not None:
             return self._arrive(plan, event.step, event.part, event.slot, event.tensor, now)
         owned = self.owner is not None and event.plan.epoch == self.owner.epoch and event.plan not in self._dropped
-        if not owned or (plan is not None and event.step in plan.closed):
+        if not owned or self.paused or (plan is not None and event.step in plan.closed):
             self._tell(now, f"stale tensor for {label(event.plan)} step {event.step} part {event.part}", routine=True)
-            return [Release(event.tensor)]
+            return [ev.Release(event.tensor)]
         held = self._early.add(event.plan, event.step, event.part, event.slot, event.tensor)
-        return [] if held else [Release(event.tensor)]
+        return [] if held else [ev.Release(event.tensor)]
 
-    def _release_early(self, key: PlanKey, step: int) -> list[Action]:
-        return [Release(tensor) for _, _, tensor in self._early.take(key, step)]
+    def _release_early(self, key: PlanKey, step: int) -> list[ev.Action]:
+        return [ev.Release(tensor) for _, _, tensor in self._early.take(key, step)]
 
-    def _arrive(self, plan: Plan, number: int, part: int, slot: int, tensor: Tensor, now: float) -> list[Action]:
+    def _arrive(self, plan: Plan, number: int, part: int, slot: int, tensor: ev.Tensor, now: float) -> list[ev.Action]:
         """A tensor from another node: every slot with the same source gets it."""
         slots = plan.same_source.get((part, slot), ((part, slot),))
-        plan.steps[number].bytes_in += size_bytes_of(tensor)
+        plan.steps[number].bytes_in += ev.size_bytes_of(tensor)
         return self._fill(plan, number, slots, tensor, now)
 
-    def _fill(self, plan: Plan, number: int, slots: Iterable[Slot], tensor: Tensor, now: float) -> list[Action]:
+    def _fill(self, plan: Plan, number: int, slots: Iterable[Slot], tensor: ev.Tensor, now: float) -> list[ev.Action]:
         step = plan.steps[number]
         vacant = [(part, slot) for part, slot in slots if slot in step.waiting.get(part, ())]
         if not vacant:
-            return [Release(tensor)]
+            return [ev.Release(tensor)]
         held = Held(tensor, len(vacant))
         for part, slot in vacant:
             step.inputs[part, slot] = held
@@ -528,15 +495,15 @@ class WorkerState:
         step.wait_s[part] = max(0.0, now - step.started_s)
         self._devices[plan.parts[part].device].queue.append((plan.key, number, part))
 
-    def _dispatch(self, now: float) -> list[Action]:
+    def _dispatch(self, now: float) -> list[ev.Action]:
         """Give every idle device its next part."""
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for index, device in enumerate(self._devices):
             if device.idle and device.queue:
                 actions += self._start(index, device, *device.queue.popleft(), now)
         return actions
 
-    def _start(self, index: int, device: Lane, key: PlanKey, number: int, part: int, now: float) -> list[Action]:
+    def _start(self, index: int, device: Lane, key: PlanKey, number: int, part: int, now: float) -> list[ev.Action]:
         plan = self._plans[key]
         step = plan.steps[number]
         run = device.running = self._number()
@@ -546,42 +513,42 @@ class WorkerState:
         for slot in sorted(plan.fed[part]):
             held = step.inputs.pop((part, slot))
             held.uses -= 1
-            inputs.append(Use(slot, held.tensor, held.uses == 0))
+            inputs.append(ev.Use(slot, held.tensor, held.uses == 0))
         wishes = tuple(
-            Wish(self._number() if route.near else 0, len(route.nodes) + len(route.positions) + len(route.far))
+            ev.Wish(self._number() if route.near else 0, len(route.nodes) + len(route.positions) + len(route.far))
             for route in plan.routes[part]
         )
         device.inputs = tuple(inputs)
-        execute = Execute(index, run, plan.prepared[part], device.inputs, wishes)
+        execute = ev.Execute(index, run, plan.prepared[part], device.inputs, wishes)
         if step.began or self.owner is None:
             return [execute]
         step.began = True
-        return [execute, SendBegan(self.owner.node, Began(key, number, part))]
+        return [execute, ev.SendBegan(self.owner.node, Began(key, number, part))]
 
-    def _part_executed(self, event: PartExecuted, now: float) -> list[Action]:
+    def _part_executed(self, event: ev.PartExecuted, now: float) -> list[ev.Action]:
         plan, number, part = self._end_run(event.run)
         if plan is None:
             return release_all(event.outputs)
         step = plan.steps[number]
         step.done.append(PartRun(part, event.compute_s, step.wait_s[part]))
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for route, made in zip(plan.routes[part], event.outputs, strict=True):
             actions += self._route(plan, number, route, made, now)
         return [*actions, *self._finish_if_done(plan, number, now)]
 
-    def _route(self, plan: Plan, number: int, route: Route, made: Made, now: float) -> list[Action]:
+    def _route(self, plan: Plan, number: int, route: Route, made: ev.Made, now: float) -> list[ev.Action]:
         step = plan.steps[number]
         files = iter(made.files)
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for node, part, slot in route.nodes:
             push, tensor = self._number(), made.inline or next(files)
             self._pushes[push] = (plan.key, number)
             step.pushes.add(push)
-            step.bytes_out += size_bytes_of(tensor)
-            actions.append(SendPush(push, node, plan.key, number, part, slot, tensor))
+            step.bytes_out += ev.size_bytes_of(tensor)
+            actions.append(ev.SendPush(push, node, plan.key, number, part, slot, tensor))
         for position in route.positions:
             tensor = made.inline or next(files)
-            step.bytes_out += size_bytes_of(tensor)
+            step.bytes_out += ev.size_bytes_of(tensor)
             step.outputs.append((position, tensor))
         for slot_here in route.far:
             actions += self._fill(plan, number, (slot_here,), made.inline or next(files), now)
@@ -589,7 +556,7 @@ class WorkerState:
             actions += self._fill(plan, number, route.near, made.kept, now)
         return actions
 
-    def _execute_failed(self, event: ExecuteFailed, now: float) -> list[Action]:
+    def _execute_failed(self, event: ev.ExecuteFailed, now: float) -> list[ev.Action]:
         for index, device in enumerate(self._devices):
             if device.running == event.run:
                 self._expect_loss(index, event.error)
@@ -610,7 +577,7 @@ class WorkerState:
             return None, 0, 0
         return plan, found[1], found[2]
 
-    def _push_sent(self, event: PushSent, now: float) -> list[Action]:
+    def _push_sent(self, event: ev.PushSent, now: float) -> list[ev.Action]:
         key, number = self._pushes.pop(event.push, (None, 0))
         plan = self._plans.get(key) if key is not None else None
         if plan is None or number not in plan.steps:
@@ -618,7 +585,7 @@ class WorkerState:
         plan.steps[number].pushes.discard(event.push)
         return self._finish_if_done(plan, number, now)
 
-    def _push_failed(self, event: PushFailed, now: float) -> list[Action]:
+    def _push_failed(self, event: ev.PushFailed, now: float) -> list[ev.Action]:
         key, number = self._pushes.pop(event.push, (None, 0))
         plan = self._plans.get(key) if key is not None else None
         if plan is None or number not in plan.steps:
@@ -627,7 +594,7 @@ class WorkerState:
         plan.steps[number].pushes.discard(event.push)
         return self._close_step(plan, number, event.error)
 
-    def _finish_if_done(self, plan: Plan, number: int, now: float) -> list[Action]:
+    def _finish_if_done(self, plan: Plan, number: int, now: float) -> list[ev.Action]:
         step = plan.steps.get(number)
         if step is None or step.pushes or len(step.done) < len(plan.parts) or self.owner is None:
             return []
@@ -637,9 +604,9 @@ class WorkerState:
         self._tell(now, f"ran {label(plan.key)} step {number}", routine=True)
         outputs, parts = tuple(step.outputs), tuple(step.done)
         node = self.owner.node
-        return [ReplyRan(step.request, node, plan.key, number, outputs, parts, step.bytes_in, step.bytes_out)]
+        return [ev.ReplyRan(step.request, node, plan.key, number, outputs, parts, step.bytes_in, step.bytes_out)]
 
-    def _cancel_asked(self, event: CancelAsked, now: float) -> list[Action]:
+    def _cancel_asked(self, event: ev.CancelAsked, now: float) -> list[ev.Action]:
         if not self._ownership.by(event.node):
             return []
         plan = self._plans.get(event.plan)
@@ -652,26 +619,26 @@ class WorkerState:
             return actions
         return actions + self._close_step(plan, event.step, Cancelled("the step was cancelled"))
 
-    def _close_step(self, plan: Plan, number: int, error: MeshError) -> list[Action]:
+    def _close_step(self, plan: Plan, number: int, error: MeshError) -> list[ev.Action]:
         """End a step early: nothing more is dispatched, its tensors are freed, its Run is refused with `error`."""
         step = plan.steps.pop(number)
         plan.closed.add(number)
         for device in self._devices:
             device.forget(plan.key, number)
-        actions: list[Action] = [StopPush(push) for push in sorted(step.pushes)]
+        actions: list[ev.Action] = [ev.StopPush(push) for push in sorted(step.pushes)]
         for index, device in enumerate(self._devices):
             if device.running is not None and self._runs[device.running][:2] == (plan.key, number):
-                actions.append(StopRun(index, device.running))
+                actions.append(ev.StopRun(index, device.running))
         for push in step.pushes:
             self._pushes.pop(push, None)
         unread = {id(held): held.tensor for held in step.inputs.values()}
-        actions += [Release(tensor) for tensor in unread.values()]
-        actions += [Release(tensor) for _, tensor in step.outputs]
+        actions += [ev.Release(tensor) for tensor in unread.values()]
+        actions += [ev.Release(tensor) for _, tensor in step.outputs]
         if self._requests.pop(step.request, None) is not None:
-            actions.append(Refuse(step.request, error))
+            actions.append(ev.Refuse(step.request, error))
         return actions
 
-    def _request_gone(self, event: RequestGone, now: float) -> list[Action]:
+    def _request_gone(self, event: ev.RequestGone, now: float) -> list[ev.Action]:
         found = self._requests.pop(event.request, None)
         if found is None:
             return []
@@ -688,7 +655,7 @@ class WorkerState:
         if isinstance(error, DeviceLost):
             self._devices[index].repair.failing()
 
-    def _host_lost(self, event: HostLost, now: float) -> list[Action]:
+    def _host_lost(self, event: ev.HostLost, now: float) -> list[ev.Action]:
         """What it held is gone: its run fails, and what waits for tensors it kept.  What else is queued waits for the
         new host, if that begins at once; else its plans are dropped, so that others are made without it."""
         device = self._devices[event.device]
@@ -713,13 +680,13 @@ class WorkerState:
                 actions += self._drop(plan, event.error.copy())
         if device.repair.given_up:
             return [*actions, *self._give_up(event, now)]
-        return actions if device.repair.away or self.leaving else [*actions, StartHost(event.device)]
+        return actions if device.repair.away or self.leaving else [*actions, ev.StartHost(event.device)]
 
-    def _fail_run(self, event: HostLost, device: Lane, now: float) -> list[Action]:
+    def _fail_run(self, event: ev.HostLost, device: Lane, now: float) -> list[ev.Action]:
         """The part that ran may be what did it, so it is named, and not tried again here."""
         if device.running is None:
             return []
-        actions: list[Action] = [Release(use.tensor) for use in device.inputs if use.last]
+        actions: list[ev.Action] = [ev.Release(use.tensor) for use in device.inputs if use.last]
         plan, number, part = self._end_run(device.running)
         if plan is not None:
             error = event.error.copy()
@@ -727,19 +694,19 @@ class WorkerState:
             actions += self._close_step(plan, number, error)
         return actions
 
-    def _give_up(self, event: HostLost, now: float) -> list[Action]:
+    def _give_up(self, event: ev.HostLost, now: float) -> list[ev.Action]:
         if all(device.repair.given_up for device in self._devices):
             return self._leave(f"the engine host of its last device is gone: {event.error}", EXIT_ENGINE_LOST, now)
         reason = f"given up after {self._devices[event.device].repair.losses} losses, the last: {event.error}"
         self._tell(now, f"device {event.device} {reason}")
-        return [GiveUpDevice(event.device, self.owner.node if self.owner else "", reason)]
+        return [ev.GiveUpDevice(event.device, self.owner.node if self.owner else "", reason)]
 
-    def _host_ready(self, event: HostReady, now: float) -> list[Action]:
+    def _host_ready(self, event: ev.HostReady, now: float) -> list[ev.Action]:
         """Give a new host every part that it should have; parts run there once it has them all."""
         device = self._devices[event.device]
         device.repair.back()
         self._tell(now, f"device {event.device} is back")
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for plan in list(self._plans.values()):
             before = set(plan.prepared.values())
             actions += self._prepare_if_fetched(plan, now)
@@ -747,20 +714,57 @@ class WorkerState:
                 device.preparing |= set(plan.prepared.values()) - before
         return actions
 
+    # -- pauses and sleep
+
+    def _pause_wished(self, event: ev.PauseWished, now: float) -> list[ev.Action]:
+        return self._set_pause(event.by, now)
+
+    def _pause_asked(self, event: ev.PauseAsked, now: float) -> list[ev.Action]:
+        error: MeshError | None = None
+        if not self._ownership.by(event.node):
+            error = StaleGeneration("this worker does not belong to you")
+        elif not event.on:
+            error = self._duty.cannot_resume()
+        if error is not None:
+            return [ev.Refuse(event.request, error)]
+        by = (self.paused or COORDINATOR) if event.on else ""
+        kept: list[ev.Action] = [ev.KeepPause(by)] if by != self.paused else []
+        return [*kept, *self._set_pause(by, now), ev.Reply(event.request, Done())]
+
+    def _set_pause(self, by: str, now: float) -> list[ev.Action]:
+        """The coordinator hears of it before its work comes back, so that it is not tried here again."""
+        was, self._duty.paused = self._duty.paused, by
+        if by == was:
+            return []
+        self._tell(now, f"paused by its {by}" if by else "takes work again")
+        told: list[ev.Action] = [ev.SendPaused(self.owner.node, by)] if self.owner else []
+        return [*told, *self._hand_back("this worker was paused")] if by and not was else told
+
+    def _sleep_asked(self, event: ev.SleepAsked, now: float) -> list[ev.Action]:
+        self._duty.sleeps(now)
+        return self._part("its machine goes to sleep", now)
+
+    def _woke(self, event: ev.Woke, now: float) -> list[ev.Action]:
+        self._duty.awake_at_s = None
+        return [ev.LookForOwner()] if self.owner is None and not self.leaving else []
+
     # -- the end
 
-    def _drain_asked(self, event: DrainAsked, now: float) -> list[Action]:
+    def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[ev.Action]:
         return self._leave(event.reason, EXIT_DRAINED, now)
 
-    def _leave(self, reason: str, code: int, now: float) -> list[Action]:
+    def _leave(self, reason: str, code: int, now: float) -> list[ev.Action]:
         if self.leaving:
             return []
-        self.leaving = True
+        self._duty.leaving = True
         self._tell(now, f"leaving: {reason}")
-        actions: list[Action] = []
-        if self.owner is not None:
-            actions = [SendLeaving(self.owner.node, reason), *self._lose_owner(now, reason)]
-        return [*actions, Stop(code, reason)]
+        return [*self._part(reason, now), ev.Stop(code, reason)]
+
+    def _part(self, reason: str, now: float) -> list[ev.Action]:
+        """Leave the coordinator in good order."""
+        if self.owner is None:
+            return []
+        return [ev.SendLeaving(self.owner.node, reason), *self._lose_owner(now, reason)]
 
     # -- helpers
 

@@ -109,6 +109,7 @@ PURE = (
     "wire/verify.py",
     "wire/versions.py",
     "wire/waking.py",
+    "worker/duty.py",
     "worker/events.py",
     "worker/fetches.py",
     "worker/holding.py",
