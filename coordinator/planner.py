@@ -6,7 +6,7 @@ The graph is simplified first (`wire/simplify.py`): the values stay the same to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from wire.errors import InputError, PlacementError
 from wire.graph import GraphBuilder, WireGraph
@@ -19,6 +19,19 @@ from .plan import Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, P
 from .profile import Profiles
 
 STRATEGIES = ("auto", "single", "pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a plan follows from, all of it: equal questions have equal plans."""
+
+    graph: WireGraph
+    strategy: str
+    profiles: Profiles
+
+    def answer(self) -> Plan:
+        """The plan; PlacementError if nothing fits."""
+        return make_plan(self.graph, self.profiles, self.strategy)
 
 
 def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> Plan:

@@ -72,9 +72,9 @@ from .feeding import feeds_of
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
 from .plan import Plan
-from .planner import make_plan
+from .planning import Planning
 from .prober import Prober, second_opinion
-from .profile import CLIENT, Profiles, worker_profile
+from .profile import CLIENT, worker_profile
 from .program import Program, Sampled, program_of
 from .records import Call, Deployment, Member, work_by_plan
 from .report import CallReport, NodeView, PairView
@@ -88,7 +88,6 @@ T = TypeVar("T")
 DIAL_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 30.0  # a worker answers once its devices are probed
 DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
-PLANS_REMEMBERED = 256
 READ_PASSES = 3  # passes of the loop until what the sockets hold was taken: it is polled, parsed and delivered
 
 
@@ -135,7 +134,6 @@ class Coordinator:
         self._teller = Teller(self._known, self._calls)
         self._tell, self.events, self.watchers = self._teller.tell, self._teller.events, self._teller.watchers
         self._call_numbers = itertools.count(1)
-        self._plans: dict[tuple[Any, ...], Plan] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
         self._closing = False
@@ -143,8 +141,8 @@ class Coordinator:
         self._joins: dict[Link, asyncio.Task[NodeView]] = {}
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
-        self.prober = Prober(identity.node_id, self._meter, self._link_to, self._links_changed)
-        self._links_version = 0  # of what the prober found: plans made by another are old
+        self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
+        self._planning = Planning(self._members, self._stragglers, self.prober)
         self._perform: dict[type, Callable[[Any], None]] = {
             state.MakePlan: self._make_plan,
             state.SendDeploy: self._start_deploy,
@@ -229,7 +227,7 @@ class Coordinator:
         """The plan a call would use now, nothing sent."""
         if not self._members:
             raise NodeLost("no worker is connected, so there is nothing to plan for", next_step="Start mesh-worker")
-        return await self._planned(graph, strategy, frozenset(self._members) - self.quarantined)
+        return await self._planning.plan(graph, strategy, frozenset(self._members) - self.quarantined)
 
     def submit(
         self, program: Program, inputs: Mapping[str, NDArray[Any]]
@@ -244,7 +242,7 @@ class Coordinator:
         future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
         self._calls[number] = Call(program, inputs, future, report, now)
         if self._stragglers.forgive(now):
-            self._feed(state.ProfilesChanged())
+            self._profiles_changed()
         variant = self._auditor.pick(self._parts_of(program)) if self.config.audit else None
         self._feed(state.CallSubmitted(number, program if variant is None else Sampled(program, variant)))
         return number, future, report
@@ -416,9 +414,8 @@ class Coordinator:
         member.joined = Joined(body.devices, member.joined.memory_bytes, member.joined.blobs, member.joined.system)
         member.profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
         self._known[node] = replace(self._known[node], devices=body.devices)
-        self._plans.clear()
         self._tell("devices", node, body.reason)
-        self._feed(state.ProfilesChanged())
+        self._profiles_changed()
 
     # -- health
 
@@ -508,7 +505,7 @@ class Coordinator:
     def _make_plan(self, action: state.MakePlan) -> None:
         program = program_of(action.job)
         self._deployments[action.generation] = Deployment(program)
-        cached = self._plans.get((program.graph.hash, program.strategy, self._site_key(action.nodes)))
+        cached = self._planning.found(program.graph, program.strategy, action.nodes)
         if cached is not None and action.job is program:
             self._loop.call_soon(self._plan_made, action.generation, cached)
         else:
@@ -516,9 +513,9 @@ class Coordinator:
 
     async def _plan_then_tell(self, action: state.MakePlan, program: Program) -> None:
         try:
-            plan = await self._planned(program.graph, program.strategy, action.nodes)
+            plan = await self._planning.plan(program.graph, program.strategy, action.nodes)
             if isinstance(action.job, Sampled):
-                profiles = self._profiles(self._members_of(action.nodes))
+                profiles = self._planning.profiles(action.nodes)
                 plan = await asyncio.to_thread(audited, plan, action.job.variant, profiles)
         except MeshError as error:
             self._feed(state.PlanFailed(action.generation, error))
@@ -529,40 +526,13 @@ class Coordinator:
         else:
             self._plan_made(action.generation, plan)
 
-    def _members_of(self, nodes: frozenset[str]) -> list[Member]:
-        """By name: ids change with every start, and caches go by names."""
-        members = (self._members[node] for node in nodes if node in self._members)
-        return sorted(members, key=lambda member: member.profile.name)
-
-    async def _planned(self, graph: WireGraph, strategy: str, nodes: frozenset[str]) -> Plan:
-        key = (graph.hash, strategy, self._site_key(nodes))
-        found = self._plans.get(key)
-        if found is None:
-            profiles = self._profiles(self._members_of(nodes))
-            found = await asyncio.to_thread(make_plan, graph, profiles, strategy)
-            if len(self._plans) >= PLANS_REMEMBERED:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = found
-        return found
-
-    def _site_key(self, nodes: frozenset[str]) -> tuple[int, frozenset[tuple[str, str]]]:
-        """The same workers since the same start have the same profiles, while links and stragglers stay as they are."""
-        there = [(node, self._members[node].link.peer.boot_id) for node in nodes if node in self._members]
-        slow = [(node, f"{device} {times}") for (node, device), times in self._stragglers.slow() if node in nodes]
-        return self._links_version, frozenset(there + slow)
-
-    def _profiles(self, members: Sequence[Member]) -> Profiles:
-        workers = tuple(self._stragglers.as_it_runs(member.profile) for member in members)
-        near = frozenset(member.profile.node_id for member in members if member.link.same_host)
-        return Profiles(workers, near, self.prober.known(worker.node_id for worker in workers))
-
     def _took(self, node: str, plan: Plan | None, seconds: Mapping[int, float]) -> None:
         """Judge devices by what their parts took, if plans are to go by that."""
         if plan is None or not self.config.follow_pace:
             return
         for text in self._stragglers.took(node, plan, seconds, self._now()):
             self._tell("pace", node, text)
-            self._feed(state.ProfilesChanged())
+            self._profiles_changed()
 
     # -- ways between nodes
 
@@ -576,9 +546,7 @@ class Coordinator:
             raise StaleGeneration("only between workers of this mesh, and for plans of now")
         return await pass_on(self._link_to(body.node), link.peer.node_id, body)
 
-    def _links_changed(self) -> None:
-        self._links_version += 1
-        self._plans.clear()
+    def _profiles_changed(self) -> None:
         self._feed(state.ProfilesChanged())
 
     def _plan_made(self, generation: int, plan: Plan) -> None:
