@@ -2,7 +2,10 @@
 
 Every change locks the folder, reads the list of members, changes it and writes it again.  So the coordinator and the
 commands `token` and `nodes revoke` in other processes may all do so at any time: who may write the folder may decide.
-Nothing is kept in memory but the key.  What to decide is in `roster.py` and `tokens.py`.
+Nothing is kept in memory but keys.  What to decide is in `roster.py` and `tokens.py`, the keys are in `keyring.py`.
+
+A mesh may get a new authority: from then on that certifies, and by its word the one before is trusted for another day.
+Only the coordinator still shows a certificate of the one before until that day is over, since not everybody has heard.
 """
 
 from __future__ import annotations
@@ -12,44 +15,60 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from wire.address import check_name
 from wire.certificates import (
     CERTIFICATE_S,
-    CertificateAuthority,
     PublicKey,
-    authority_from_pem,
-    certificate_pem,
     key_of_certificate,
     key_of_request,
-    new_authority,
 )
 from wire.disk import Disk
 from wire.errors import ConfigError, MeshError, ProtocolError
 from wire.gate import Gate
-from wire.joining import Admitted, Asked, Grant, Refusal, prove_grant
+from wire.joining import Admitted, Asked, Former, Grant, Refusal, prove_grant
 from wire.lock import FileLock
-from wire.tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token
+from wire.tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token, pin_of
 
 from .audit import AuditLog
+from .keyring import Keyring
 from .roster import MemberRecord, Roster, from_json, to_json
 from .tokens import TTL_S, TokenRecord, TokenTable
 
 log = logging.getLogger("graph_mesh.authority")
 
 WATCH_S = 0.2  # how often the list of members is looked at: a revocation works within a second
+OVERLAP_S = CERTIFICATE_S  # how long the authority before is trusted: every member renews within that
+OVERLAP_S_MAX = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Revoked:
-    """Who is out, as a list to hand on (`data`) and as node ids."""
+class Trust:
+    """Whom members trust: who is out, as a list to hand on (`data`) and as node ids, and the authorities.
+
+    `pins` are those of the authority and of the one before, if that is trusted too.
+    """
 
     number: int
     data: bytes
     node_ids: frozenset[str]
+    authority: bytes
+    former: Former | None
+    pins: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The authorities of a mesh: since when which is trusted, and which members know the present one not yet."""
+
+    authority: bytes
+    number: int
+    former_until_s: float  # 0: there is none
+    behind: tuple[MemberRecord, ...]
+    withdrawn: tuple[TokenRecord, ...] = ()
 
 
 class Authority:
@@ -73,14 +92,14 @@ class Authority:
         self._disk = disk or Disk()
         self._audit = AuditLog(folder, self._disk)
         self._strangers = Gate()
+        self._keyring = Keyring(folder, self._disk)
         self._seen: tuple[tuple[int, int, int], Roster] | None = None
         self._dummy_key = secrets.token_bytes(32)
         self._members = folder / "members.json"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(folder / "lock"):
-                self._ca = self._open()
-                found = self._read().mesh
+                found = self._open().mesh
         except OSError as error:
             raise ConfigError(f"cannot use the folder {folder}", cause=str(error)) from None
         if found != mesh:
@@ -88,14 +107,15 @@ class Authority:
 
     @property
     def certificate(self) -> bytes:
-        return self._ca.certificate
+        return self._keyring.get(self._latest().authority).certificate
 
     # -- tokens
 
     def create_token(self, role: str = "worker", uses: int = 1, ttl_s: float = TTL_S) -> Token:
         """A new token; only its text, which is nowhere kept, lets a node in."""
-        token = new_token(self.certificate, secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
         with self._changing() as roster:
+            certificate = self._keyring.get(roster.authority).certificate
+            token = new_token(certificate, secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
             roster.tokens.create(token, role, uses, ttl_s, self._clock())
             self._write(roster)
             self._tell("token created", token=token.key_id, role=role, uses=str(uses), ttl_s=f"{ttl_s:g}")
@@ -127,23 +147,55 @@ class Authority:
                 self._tell("token revoked", token=record.key_id, reason=f"{member.name} knows it")
         return member
 
-    def revoked(self) -> Revoked:
-        """The revocation list of now."""
-        return self._revoked(self._read())
+    def trust(self) -> Trust:
+        """Whom to trust now."""
+        return self._trust(self._read())
 
-    async def watch(self, changed: Callable[[Revoked], None]) -> None:
-        """Call `changed` after each revocation, by whatever process, for ever."""
-        number = self._latest().number
+    async def watch(self) -> AsyncIterator[Trust]:
+        """Whom to trust now, and again after each change by whatever process or by time, for ever."""
+        told: object = None
         while True:
-            await asyncio.sleep(WATCH_S)
             try:
                 roster = await asyncio.to_thread(self._latest)
-            except (OSError, ConfigError) as error:
+                if roster.former_until_s and not roster.former(self._clock()):
+                    await asyncio.to_thread(self._settle)
+                    continue
+                now = (roster.number, roster.authority, roster.former_until_s)
+                if now != told:
+                    trust = await asyncio.to_thread(self._trust, roster)
+                    told = now
+                    yield trust
+            except (OSError, MeshError) as error:
                 log.error("cannot read the list of members: %s", error)
-                continue
-            if roster.number != number:
-                number = roster.number
-                changed(self._revoked(roster))
+            await asyncio.sleep(WATCH_S)
+
+    # -- a new authority
+
+    def rotate(self, overlap_s: float = OVERLAP_S) -> Rotation:
+        """Give the mesh a new authority; the one before is trusted for another `overlap_s`.
+
+        Open tokens are withdrawn: they name the old one.  InputError while the last such change is not over.
+        """
+        if not 0 < overlap_s <= OVERLAP_S_MAX:
+            raise ConfigError(f"an authority is trusted for at most {OVERLAP_S_MAX / 86400:g} more days")
+        self._settle()
+        with self._changing() as roster:
+            now_s = self._clock()
+            before = roster.authority
+            withdrawn = roster.rotate(now_s, now_s + overlap_s)
+            made = self._keyring.succeed(before, self.mesh, now_s, now_s + overlap_s)
+            self._tell("authority made", authority=_short(made.certificate))
+            self._write(roster)
+            former = _short(self._keyring.get(before).certificate)
+            self._tell("authority changed", authority=_short(made.certificate), former=former, for_s=f"{overlap_s:g}")
+            for record in withdrawn:
+                self._tell("token revoked", token=record.key_id, reason="it names the authority before")
+            return self._rotation(roster, tuple(withdrawn))
+
+    def rotation(self) -> Rotation:
+        """Which authorities there are."""
+        self._settle()
+        return self._rotation(self._read())
 
     # -- who is let in: the Admission of the join port
 
@@ -193,9 +245,8 @@ class Authority:
     def certify_coordinator(self, key: PublicKey) -> Admitted:
         """A certificate for the coordinator itself, at its start and whenever it is due."""
         with self._changing() as roster:
-            grant = self._grant(key, "coordinator", roster)
             self._tell("coordinator certified", node=key.node_id)
-        return Admitted(grant, self.certificate)
+            return self._admitted(key, "coordinator", roster)
 
     def admit_here(self, key: PublicKey, role: str, name: str) -> Admitted:
         """Let in a node of whoever may write this folder; ConfigError if it was revoked."""
@@ -205,7 +256,7 @@ class Authority:
                 raise ConfigError(f"{name} was revoked", next_step="Remove its state folder to make it a new node")
             self._write(roster)
             self._tell("joined", role=role, name=name, node=key.node_id, host="this machine")
-            return Admitted(self._grant(key, role, roster), self.certificate)
+            return self._admitted(key, role, roster)
 
     # -- inside
 
@@ -231,24 +282,54 @@ class Authority:
         """Whether strangers already filled this minute's share of the logs."""
         return self._strangers.delay_s(host, self._clock()) > 0.0
 
-    def _open(self) -> CertificateAuthority:
-        """Key and certificate, made at the first start: the list of members is written last, and says all is there."""
-        key, certificate = self._folder / "authority.key", self._folder / "authority.pem"
-        if self._members.exists():
-            return authority_from_pem(key.read_bytes(), certificate.read_bytes())
-        made = new_authority(self.mesh, self._clock())
-        self._disk.write_whole(key, [made.key_pem()])
-        self._disk.write_whole(certificate, [certificate_pem(made.certificate)])
-        self._write(Roster(self.mesh, TokenTable(self._dummy_key)))
-        return made
+    def _open(self) -> Roster:
+        """What is there, made at the first start: the list of members is written last, and says all is there."""
+        if not self._members.exists():
+            roster = Roster(self.mesh, TokenTable(self._dummy_key))
+            self._keyring.make(roster.authority, self.mesh, self._clock())
+            self._write(roster)
+        roster = self._read()
+        self._keyring.get(roster.authority)
+        self._keyring.keep_only(_trusted(roster))
+        return roster
+
+    def _settle(self) -> None:
+        """Drop the authority before once its time is over."""
+        if not self._latest().former_until_s:
+            return
+        with self._changing() as roster:
+            if roster.former_until_s and not roster.former(self._clock()):
+                former = _short(self._keyring.get(roster.authority - 1).certificate)
+                roster.former_until_s = 0.0
+                self._write(roster)
+                self._tell("authority dropped", authority=former)
+                self._keyring.keep_only(_trusted(roster))
+
+    def _admitted(self, key: PublicKey, role: str, roster: Roster) -> Admitted:
+        trust = self._trust(roster)
+        return Admitted(self._grant(key, role, roster), trust.authority, trust.former)
 
     def _grant(self, key: PublicKey, role: str, roster: Roster) -> Grant:
-        certificate = self._ca.issue(key, role, self.mesh, self._clock())
-        return Grant(certificate, self._revoked(roster).data, self.mesh, self.epoch)
+        now_s = self._clock()
+        former = roster.former(now_s) if role == "coordinator" else 0
+        certificate = self._keyring.get(former or roster.authority).issue(key, role, self.mesh, now_s)
+        return Grant(certificate, self._trust(roster).data, self.mesh, self.epoch)
 
-    def _revoked(self, roster: Roster) -> Revoked:
-        out = frozenset(roster.listed(self._clock()))
-        return Revoked(roster.number, self._ca.revocations(out, roster.number), out)
+    def _trust(self, roster: Roster) -> Trust:
+        now_s = self._clock()
+        ours, before = self._keyring.get(roster.authority), roster.former(now_s)
+        out = frozenset(roster.listed(now_s))
+        pins, former = [pin_of(ours.certificate)], None
+        if before:
+            theirs = self._keyring.get(before)
+            pins.append(pin_of(theirs.certificate))
+            former = Former(self._keyring.vouched(roster.authority), theirs.revocations(out, roster.number))
+        data = ours.revocations(out, roster.number)
+        return Trust(roster.number, data, out, ours.certificate, former, tuple(pins))
+
+    def _rotation(self, roster: Roster, withdrawn: tuple[TokenRecord, ...] = ()) -> Rotation:
+        certificate = self._keyring.get(roster.authority).certificate
+        return Rotation(certificate, roster.authority, roster.former_until_s, tuple(roster.behind()), withdrawn)
 
     def _refuse(self, reason: str, said: dict[str, str], why: str = "") -> Refusal:
         log.warning("refused %r from %s: %s", said.get("name") or said.get("node"), said["host"], why or reason)
@@ -296,3 +377,16 @@ class Authority:
 
     def _tell(self, event: str, **fields: str) -> None:
         self._audit.append(event, self._clock(), **fields)
+
+
+# -- helpers -----------------------------------------------------------------------------------------------
+
+
+def _trusted(roster: Roster) -> tuple[int, ...]:
+    """Whose keys are needed: the time of the one before is over when the list says so."""
+    return (roster.authority, roster.authority - 1) if roster.former_until_s else (roster.authority,)
+
+
+def _short(certificate: bytes) -> str:
+    """How the log names an authority: the start of what tokens say of it."""
+    return pin_of(certificate).hex()[:16]

@@ -36,6 +36,7 @@ class MemberRecord:
     joined_s: float
     ends_s: float
     revoked_s: float = 0.0  # 0: it was not
+    authority: int = 1  # which of the mesh's certified it last, counted from the first
 
     @property
     def revoked(self) -> bool:
@@ -44,12 +45,37 @@ class MemberRecord:
 
 @dataclass(slots=True)
 class Roster:
-    """`number` counts revocations; it is the number of the revocation list."""
+    """`number` counts revocations; it is the number of the revocation list.
+
+    `authority` counts the mesh's authorities; the one before is trusted until `former_until_s`, 0 if there is none.
+    """
 
     mesh: str
     tokens: TokenTable
     members: dict[str, MemberRecord] = field(default_factory=dict)
     number: int = 0
+    authority: int = 1
+    former_until_s: float = 0.0
+
+    def former(self, now_s: float) -> int:
+        """The authority that is trusted beside the present one, 0 for none."""
+        return self.authority - 1 if now_s < self.former_until_s else 0
+
+    def rotate(self, now_s: float, until_s: float) -> list[TokenRecord]:
+        """A new authority; the one before is trusted until then.  The open tokens, which name it, are withdrawn."""
+        if self.former(now_s):
+            left_h = (self.former_until_s - now_s) / 3600
+            raise InputError(
+                f"mesh {self.mesh} got a new authority lately, and the one before is trusted for another {left_h:.1f} h",
+                next_step="Wait until then; who has not heard of it yet, says: mesh-coord authority show",
+            )
+        self.authority += 1
+        self.former_until_s = until_s
+        return self.tokens.withdraw_open(now_s)
+
+    def behind(self) -> list[MemberRecord]:
+        """The members that have no certificate of the present authority yet."""
+        return [each for each in self.members.values() if not each.revoked and each.authority < self.authority]
 
     def admit(self, record: TokenRecord, asked: Asked, node_id: str, host: str, now_s: float, ends_s: float) -> str:
         """Let a node in that proved to know the token of `record`: "" then, else a reason of `joining.REFUSALS`."""
@@ -61,7 +87,7 @@ class Roster:
         reason = self.tokens.admit(record, asked, node_id, now_s)
         if not reason:
             name = asked.ask.name
-            self.members[node_id] = MemberRecord(node_id, name, record.role, record.key_id, host, now_s, ends_s)
+            self._let_in(MemberRecord(node_id, name, record.role, record.key_id, host, now_s, ends_s))
         return reason
 
     def admit_here(self, node_id: str, role: str, name: str, now_s: float, ends_s: float) -> bool:
@@ -69,7 +95,7 @@ class Roster:
         known = self.members.get(node_id)
         if known is not None and known.revoked:
             return False
-        self.members[node_id] = MemberRecord(node_id, name, role, "", "this machine", now_s, ends_s)
+        self._let_in(MemberRecord(node_id, name, role, "", "this machine", now_s, ends_s))
         return True
 
     def renew(self, node_id: str, ends_s: float) -> MemberRecord | str:
@@ -79,8 +105,7 @@ class Roster:
             return "unknown"
         if member.revoked:
             return "revoked"
-        self.members[node_id] = replace(member, ends_s=ends_s)
-        return self.members[node_id]
+        return self._let_in(replace(member, ends_s=ends_s))
 
     def revoke(self, who: str, now_s: float) -> tuple[MemberRecord, list[TokenRecord]]:
         """Throw a node out, by its name, its id or the start of that, with the open tokens that it knows."""
@@ -109,6 +134,10 @@ class Roster:
             member.node_id for member in self.members.values() if member.revoked and member.ends_s + LISTED_S > now_s
         ]
 
+    def _let_in(self, member: MemberRecord) -> MemberRecord:
+        self.members[member.node_id] = replace(member, authority=self.authority)
+        return self.members[member.node_id]
+
     def _forget(self, now_s: float) -> None:
         for member in list(self.members.values()):
             if member.revoked and now_s > max(member.ends_s, member.revoked_s) + REVOKED_REMEMBERED_S:
@@ -121,6 +150,8 @@ def to_json(roster: Roster) -> bytes:
             "format": FORMAT,
             "mesh": roster.mesh,
             "number": roster.number,
+            "authority": roster.authority,
+            "former_until_s": roster.former_until_s,
             "tokens": [_token_fields(record) for record in roster.tokens.records],
             "members": [dataclasses.asdict(member) for member in roster.members.values()],
         },
@@ -136,7 +167,9 @@ def from_json(data: bytes, dummy_key: bytes) -> Roster:
             raise ConfigError(f"the list of members has format {said['format']}", next_step="Upgrade graph-mesh")
         members = [MemberRecord(**each) for each in said["members"]]
         table = TokenTable(dummy_key, _records(said["tokens"]))
-        return Roster(str(said["mesh"]), table, {each.node_id: each for each in members}, int(said["number"]))
+        by_id = {each.node_id: each for each in members}
+        rotation = int(said.get("authority", 1)), float(said.get("former_until_s", 0.0))
+        return Roster(str(said["mesh"]), table, by_id, int(said["number"]), *rotation)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError("the list of members is damaged", cause=f"{type(error).__name__}: {error}") from None
 

@@ -137,7 +137,7 @@ class Coordinator:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
         self._closing = False
-        self._revocations = b""  # the newest list, where the mesh has one
+        self._revocations: Revocations | None = None  # the newest list, where the mesh has one
         self._joins: dict[Link, asyncio.Task[NodeView]] = {}
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
@@ -194,15 +194,15 @@ class Coordinator:
         if staying is not None:
             staying.cancel()
 
-    def revoke(self, revocations: bytes, node_ids: Collection[str]) -> None:
-        """Those nodes are out: end their links, and tell the list (DER) to all others, now and when they join."""
+    def revoke(self, revocations: Revocations, node_ids: Collection[str]) -> None:
+        """Those nodes are out: end their links, and tell the list to all others, now and when they come."""
         self._revocations = revocations
         for link in list(self.endpoint.links.values()):
             if member_id(link.peer.node_id) in node_ids:
                 log.warning("%s was revoked", link.peer.name)
                 link.close("this node was revoked")
-            elif link.peer.role == "worker":
-                link.notify(Revocations(revocations))
+            else:
+                link.notify(revocations)
 
     def nodes(self) -> list[NodeView]:
         """Every worker that joined since the start, with its present state, by name."""
@@ -286,6 +286,8 @@ class Coordinator:
 
     def on_linked(self, link: Link) -> None:
         """Either side dialled; a worker joins."""
+        if self._revocations is not None:
+            link.notify(self._revocations)
         if link.peer.role == "worker" and not self._closing:
             self._joining(link)
 
@@ -369,8 +371,6 @@ class Coordinator:
         self._known[peer.node_id] = view
         self._stragglers.forget(peer.node_id)
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
-        if self._revocations:
-            link.notify(Revocations(self._revocations))
         if peer.node_id not in self.quarantined:
             self._feed(state.NodeJoined(peer.node_id))
         if not again:

@@ -91,6 +91,10 @@ class TokenTable:
         used = [record for record in self.records if node_id in dict(record.nodes)]
         return [self.withdraw(record.key_id) for record in used if record.state(now_s) == "open"]
 
+    def withdraw_open(self, now_s: float) -> list[TokenRecord]:
+        """Withdraw all that could still let somebody in."""
+        return [self.withdraw(record.key_id) for record in self.records if record.state(now_s) == "open"]
+
     def prove(self, asked: Asked) -> Proof:
         """Whose secret the request proves; an unknown token costs what a known one does."""
         record = self._records.get(asked.ask.key_name)

@@ -11,18 +11,22 @@ import contextlib
 import secrets
 import socket
 import tempfile
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.authority import Authority, Revoked
+from coordinator.authority import Authority, Trust
 from coordinator.runtime import Coordinator
-from wire.credentials import Credentials, keep_renewed
+from wire.credentials import RETRY_S, Credentials, keep_renewed
 from wire.errors import ConfigError, MeshError
 from wire.join_link import PORT_OFFSET, serve_joining
 from wire.joining import Admitted
 from wire.listener import Listener, addresses_of
-from wire.tokens import Token
+from wire.messages import Revocations
+from wire.tokens import Token, discovery_key
 from wire.transport import Endpoint
+
+log = logging.getLogger("graph_mesh.identity")
 
 FIRST_TOKEN_USES = 8  # a home's machines, joined in one go
 FIRST_TOKEN_S = 3600.0
@@ -40,6 +44,7 @@ class Admission:
         self._own = tempfile.TemporaryDirectory(prefix="graph-mesh-") if folder is None else None
         self.credentials = Credentials(folder or Path(self._own.name if self._own else ""))
         self.credentials.adopt(self._certify())
+        self._pins = authority.trust().pins
         self._join_port: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -60,22 +65,20 @@ class Admission:
         assert failure is not None
         raise failure
 
+    def discovery_keys(self) -> Sequence[bytes]:
+        """What announcements of the mesh are made and read with: of the authority, and of the one before."""
+        return [discovery_key(pin) for pin in self._pins]
+
     def begin(self, coordinator: Coordinator) -> None:
-        """From now on the certificate stays valid and revocations work."""
-        revoked = self.authority.revoked()
-        coordinator.revoke(revoked.data, revoked.node_ids)
+        """From now on the certificate stays valid, revocations work, and a new authority is told to all."""
         if isinstance(coordinator.endpoint, Endpoint):
             coordinator.endpoint.audit_strangers(self.authority.turned_away)
-
-        def changed(revoked: Revoked) -> None:
-            self.credentials.take_revocations(revoked.data)
-            coordinator.revoke(revoked.data, revoked.node_ids)
 
         async def renew() -> Admitted:
             return await asyncio.to_thread(self._certify)
 
         self._tasks = [
-            asyncio.create_task(self.authority.watch(changed)),
+            asyncio.create_task(self._follow(coordinator)),
             asyncio.create_task(keep_renewed(self.credentials, renew)),
         ]
 
@@ -93,15 +96,7 @@ class Admission:
             self._own.cleanup()
 
     async def _listen(self, coordinator: Coordinator, host: str, port: int) -> int:
-        credentials, authority = self.credentials, self.authority
-        join_port, _ = await serve_joining(
-            addresses_of(host),
-            port + PORT_OFFSET,
-            credentials.join_server_context(),
-            authority.certificate,
-            lambda: credentials.certificate,
-            authority,
-        )
+        join_port, _ = await serve_joining(addresses_of(host), port + PORT_OFFSET, self.credentials, self.authority)
         try:
             bound = await coordinator.endpoint.listen(host, port, port)
         except ConfigError:
@@ -109,6 +104,28 @@ class Admission:
             raise
         self._join_port = join_port
         return bound
+
+    async def _follow(self, coordinator: Coordinator) -> None:
+        """Trust whom the authority says, and tell all others."""
+        async for trust in self.authority.watch():
+            await self._adopt(trust)
+            self._pins = trust.pins
+            former = (trust.former.certificate, trust.former.revocations) if trust.former else (b"", b"")
+            coordinator.revoke(Revocations(trust.data, trust.authority, *former), trust.node_ids)
+
+    async def _adopt(self, trust: Trust) -> None:
+        """Before others hear of it, so that they can renew; a disk that is full keeps it from happening."""
+        while True:
+            try:
+                known = self.credentials.admitted
+                if (known.authority, known.former is None) == (trust.authority, trust.former is None):
+                    self.credentials.take_trust(trust.data, trust.authority, trust.former)
+                else:
+                    self.credentials.adopt(await asyncio.to_thread(self._certify))
+                return
+            except MeshError as error:
+                log.error("cannot go on to a new authority or revocation list: %s", error)
+            await asyncio.sleep(RETRY_S)
 
     def _certify(self) -> Admitted:
         return self.authority.certify_coordinator(self.credentials.key.public)

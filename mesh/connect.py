@@ -71,7 +71,7 @@ async def connect(config: MeshConfig) -> Backend:
         if config.discover is not None:
             from .joining import AutoJoin  # zeroconf is loaded only where somebody looks for announcements
 
-            auto = AutoJoin(coordinator, credentials.discovery_key if credentials else None)
+            auto = AutoJoin(coordinator, admission.discovery_keys if admission else None)
             joins.append(_discover(auto, config.discover, mesh))
         await gather_all(joins)
     except BaseException:

@@ -64,11 +64,20 @@ def enrolled(folder: Path, mesh: str, role: str, name: str, authority: Path) -> 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with FileLock(folder / "enrolling"):  # several commands of one user may start at once
         credentials = Credentials(folder)
-        if home and (not credentials.enrolled or credentials.member.ends_s < time.time() + LEFT_S_MIN):
+        if home:
             from coordinator.authority import Authority
 
-            credentials.adopt(Authority(authority, mesh).admit_here(credentials.key.public, role, name))
+            ours = Authority(authority, mesh)
+            if not _is_good(credentials, ours.certificate):
+                credentials.adopt(ours.admit_here(credentials.key.public, role, name))
     return credentials if credentials.enrolled else None
+
+
+def _is_good(credentials: Credentials, authority: bytes) -> bool:
+    """Whether an identity needs nothing for some hours."""
+    if not credentials.enrolled or credentials.admitted.authority != authority or credentials.outdated:
+        return False
+    return credentials.member.ends_s > time.time() + LEFT_S_MIN
 
 
 def client_membership(mesh: str, state_dir: str = "") -> Membership:

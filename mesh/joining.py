@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator
 from wire.address import parse_address
 from wire.adverts import Candidate
-from wire.discovery import Browser
+from wire.discovery import Browser, Keys
 from wire.errors import MeshError
 from wire.lookout import Lookout
 
@@ -22,15 +22,15 @@ log = logging.getLogger("graph_mesh.joining")
 class AutoJoin:
     """Joins every announced worker of the coordinator's mesh until closed.
 
-    Members give the `key` that their mesh knows adverts by, and the `interfaces` to use, if not all.  One that is busy,
-    or about to listen, is asked again for as long as it announces itself; `imposter(where, error)` hears of those who
+    Members give the `key` that their mesh knows adverts by, or what tells its keys of now, and the `interfaces` to use,
+    if not all.  One that is busy, or about to listen, is asked again for as long as it announces itself; `imposter(where, error)` hears of those who
     are no members.
     """
 
     def __init__(
         self,
         coordinator: Coordinator,
-        key: bytes | None = None,
+        key: bytes | Keys | None = None,
         interfaces: Sequence[str] = (),
         imposter: Callable[[str, MeshError], object] | None = None,
     ) -> None:

@@ -43,6 +43,7 @@ from wire.messages import (
     PairReport,
     PlanGraph,
     Planned,
+    Revocations,
     SubmitJob,
 )
 from wire.protocol import Identity
@@ -166,6 +167,8 @@ class Remote:
         self._farewell = True
         for task in self._tasks:
             task.cancel()
+        if self._membership.credentials.outdated:
+            await self._membership.refresh()
         await self._endpoint.close()
         self._shared.close()
 
@@ -223,7 +226,9 @@ class Remote:
         raise ProtocolError(f"a client does not answer {type(body).__name__}")
 
     def on_notify(self, link: Link, body: Message) -> None:
-        raise ProtocolError(f"a client does not take {type(body).__name__}")
+        if not isinstance(body, Revocations) or link.peer.role != "coordinator":
+            raise ProtocolError(f"a client does not take {type(body).__name__}")
+        self._membership.trust(self._endpoint, body.data, body.authority, (body.former, body.former_data))
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
         if not isinstance(header, BlobStream):

@@ -43,6 +43,7 @@ CERTIFICATE_BYTES_MAX = 2048  # about 650
 
 _NODE_ID = re.compile(r"[a-z2-7]{26}")
 _ROLE = "urn:mesh:role:"
+_LIST_PEM = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\n?", re.DOTALL)
 _BAD = (  # what cryptography raises for bytes that make no sense
     ValueError,
     TypeError,
@@ -166,14 +167,37 @@ def check_issued(certificate: bytes, authority: bytes) -> None:
         raise ProtocolError("a certificate is not signed by the mesh's authority", cause=str(error)) from None
 
 
+def is_issued(certificate: bytes, authority: bytes) -> bool:
+    """Whether the authority with this certificate signed `certificate`."""
+    try:
+        check_issued(certificate, authority)
+    except ProtocolError:
+        return False
+    return True
+
+
+def is_authority_of(certificate: bytes, mesh: str) -> bool:
+    """Whether this is, by its own words, the certificate of an authority of a mesh of that name."""
+    try:
+        names = _load(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except (ProtocolError, *_BAD):
+        return False
+    return len(names) == 1 and str(names[0].value).endswith(f"{_label(mesh)}.mesh")
+
+
 def certificate_pem(certificate: bytes) -> bytes:
     return _load(certificate).public_bytes(Encoding.PEM)
 
 
 def certificate_from_pem(pem: bytes) -> bytes:
     """The first certificate in a file."""
+    return certificates_from_pem(pem)[0]
+
+
+def certificates_from_pem(pem: bytes) -> list[bytes]:
+    """The certificates in a file, at least one."""
     try:
-        return x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)
+        return [each.public_bytes(Encoding.DER) for each in x509.load_pem_x509_certificates(pem)]
     except _BAD as error:
         raise ConfigError("a certificate cannot be read", cause=str(error)) from None
 
@@ -232,11 +256,36 @@ class CertificateAuthority:
             builder = builder.add_revoked_certificate(entry.build())
         return builder.sign(self._key, SHA256()).public_bytes(Encoding.DER)
 
+    def vouch(self, former: bytes, now_s: float, until_s: float) -> bytes:
+        """A certificate for the authority before this one: what that signed is good until then, and no longer.
+
+        Whoever trusts this authority needs nothing else to accept the other's nodes, and forgets them by itself.
+        """
+        theirs, ours = _load(former), _load(self.certificate)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(theirs.subject)
+            .issuer_name(ours.subject)
+            .public_key(theirs.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(_time(now_s - AUTHORITY_BACKDATED_S))
+            .not_valid_after(_time(until_s))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(leaf=False), critical=True)
+            .add_extension(theirs.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value, critical=False)
+            .add_extension(_points_to(ours), critical=False)
+        )
+        return builder.sign(self._key, SHA256()).public_bytes(Encoding.DER)
+
 
 def new_authority(mesh: str, now_s: float) -> CertificateAuthority:
-    """An authority for a new mesh.  Its certificate does not tell the mesh's name: anybody may ask for it."""
+    """An authority for a mesh.  Its certificate does not tell the mesh's name: anybody may ask for it.
+
+    Its own name is new each time, or OpenSSL would take two authorities of one mesh for the same.  It may certify an
+    authority, but none that certifies a third: see `vouch`.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"{_label(mesh)}.mesh")
+    name = _name(f"{_public_key(key.public_key()).node_id}.{_label(mesh)}.mesh")
     builder = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -245,7 +294,7 @@ def new_authority(mesh: str, now_s: float) -> CertificateAuthority:
         .serial_number(x509.random_serial_number())
         .not_valid_before(_time(now_s - AUTHORITY_BACKDATED_S))
         .not_valid_after(_time(now_s + AUTHORITY_S))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=1), critical=True)
         .add_extension(_usage(leaf=False), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
@@ -292,9 +341,11 @@ def revocations_pem(data: bytes) -> bytes:
     return x509.load_der_x509_crl(data).public_bytes(Encoding.PEM)
 
 
-def revocations_from_pem(pem: bytes) -> bytes:
+def revocations_from_pem(pem: bytes) -> list[bytes]:
+    """The revocation lists in a file, at least one."""
     try:
-        return x509.load_pem_x509_crl(pem).public_bytes(Encoding.DER)
+        lists = _LIST_PEM.findall(pem)
+        return [x509.load_pem_x509_crl(each).public_bytes(Encoding.DER) for each in lists or [pem]]
     except _BAD as error:
         raise ConfigError("a revocation list cannot be read", cause=str(error)) from None
 

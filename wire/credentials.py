@@ -23,7 +23,9 @@ from .certificates import (
     Revocations,
     certificate_from_pem,
     certificate_pem,
+    certificates_from_pem,
     check_issued,
+    is_issued,
     key_from_pem,
     member_of,
     new_key,
@@ -33,7 +35,7 @@ from .certificates import (
 )
 from .disk import Disk
 from .errors import ConfigError, MeshError, ProtocolError
-from .joining import Admitted, Grant
+from .joining import Admitted, Former, Grant
 from .security import TLSContext, TLSFiles, client_context, join_server_context, reload, server_context
 from .tokens import discovery_key, pin_of
 
@@ -99,6 +101,14 @@ class Credentials:
         """Who is out, as far as this node has heard."""
         return read_revocations(self.admitted.grant.revocations, self.admitted.authority)
 
+    @property
+    def outdated(self) -> bool:
+        """Whether its certificate is of the authority before, and so good for no longer than that is trusted.
+
+        A coordinator keeps it until then: not everybody knows the new authority.
+        """
+        return self.member.role != "coordinator" and not is_issued(self.certificate, self.admitted.authority)
+
     # -- changes
 
     def adopt(self, admitted: Admitted) -> Member:
@@ -107,8 +117,11 @@ class Credentials:
         ProtocolError, and nothing changed, unless it is for this node's key and signed by the authority.
         """
         admitted = self._checked(admitted)
-        trust = certificate_pem(admitted.authority) + revocations_pem(admitted.grant.revocations)
-        self._write(self.files.trust, trust)
+        trusted = [(admitted.authority, admitted.grant.revocations)]
+        if admitted.former is not None:
+            trusted.append((admitted.former.certificate, admitted.former.revocations))
+        pem = (certificate_pem(certificate) + revocations_pem(revoked) for certificate, revoked in trusted)
+        self._write(self.files.trust, b"".join(pem))
         self._write(self._mesh_file, json.dumps({"mesh": admitted.grant.mesh, "epoch": admitted.grant.epoch}).encode())
         self._write(
             self.files.certificate, certificate_pem(admitted.grant.certificate)
@@ -122,12 +135,19 @@ class Credentials:
         for path in (self.files.key, self.files.trust, self._mesh_file, self.files.certificate):
             os.replace(path, folder / path.name)  # last what makes it a member
 
-    def take_revocations(self, data: bytes) -> bool:
-        """Use a newer revocation list from the next handshake on; False for one that is not newer."""
-        authority, grant = self.admitted.authority, self.admitted.grant
-        if read_revocations(data, authority).number <= self.revocations.number:
+    def take_trust(self, data: bytes, authority: bytes = b"", former: Former | None = None) -> bool:
+        """Trust what the coordinator says, from the next handshake on; False if it is nothing new.
+
+        `data` is the revocation list, `authority` a new one if there is one, `former` the one before while that is
+        trusted, too.
+        """
+        admitted, grant = self.admitted, self.admitted.grant
+        authority = authority or admitted.authority
+        number = read_revocations(data, authority).number
+        same = authority == admitted.authority and _vouched(former) == _vouched(admitted.former)
+        if same and number <= self.revocations.number:
             return False
-        self.adopt(Admitted(Grant(grant.certificate, data, grant.mesh, grant.epoch), authority))
+        self.adopt(Admitted(Grant(grant.certificate, data, grant.mesh, grant.epoch), authority, former))
         return True
 
     # -- TLS
@@ -153,35 +173,37 @@ class Credentials:
     # -- files
 
     def _use(self, admitted: Admitted) -> None:
-        if self._admitted is not None and self._admitted.authority != admitted.authority:
+        before = self._admitted
+        if before is not None and _trusted(before) != _trusted(admitted):
             self._contexts.clear()  # a context never forgets whom it trusted
         self._admitted = admitted
         for context in self._contexts.values():
             reload(context, self.files)
 
     def _checked(self, admitted: Admitted) -> Admitted:
-        """The same, with the newer of its revocation list and ours."""
-        grant = admitted.grant
-        check_issued(grant.certificate, admitted.authority)
+        """The same, with the newer of its revocation lists and ours."""
+        grant, former, ours = admitted.grant, admitted.former, self._admitted
+        if former is not None:
+            check_issued(former.certificate, admitted.authority)
+            read_revocations(former.revocations, former.certificate)
+        if former is None or not is_issued(grant.certificate, former.certificate):
+            check_issued(grant.certificate, admitted.authority)
         if member_of(grant.certificate).node_id != self.node_id:
             raise ProtocolError("a certificate came that is for another node")
         came = read_revocations(grant.revocations, admitted.authority)
-        if (
-            self._admitted is None
-            or self._admitted.authority != admitted.authority
-            or came.number >= self.revocations.number
-        ):
+        if ours is None or _trusted(ours) != _trusted(admitted) or came.number >= self.revocations.number:
             return admitted
-        newer = self._admitted.grant.revocations
-        return Admitted(Grant(grant.certificate, newer, grant.mesh, grant.epoch), admitted.authority)
+        newer = Grant(grant.certificate, ours.grant.revocations, grant.mesh, grant.epoch)
+        return Admitted(newer, ours.authority, ours.former)
 
     def _read(self) -> Admitted:
         try:
             said = json.loads(self._mesh_file.read_bytes())
             trust = self.files.trust.read_bytes()
             certificate = certificate_from_pem(self.files.certificate.read_bytes())
-            grant = Grant(certificate, revocations_from_pem(trust), str(said["mesh"]), int(said["epoch"]))
-            return self._checked(Admitted(grant, certificate_from_pem(trust)))
+            (authority, *former), (revoked, *theirs) = certificates_from_pem(trust), revocations_from_pem(trust)
+            grant = Grant(certificate, revoked, str(said["mesh"]), int(said["epoch"]))
+            return self._checked(Admitted(grant, authority, Former(*former, *theirs) if former else None))
         except (OSError, ValueError, KeyError, TypeError, MeshError) as error:
             raise ConfigError(
                 f"the identity in {self.files.key.parent} cannot be used",
@@ -194,6 +216,15 @@ class Credentials:
             self._disk.write_whole(path, [data])
         except OSError as error:
             raise ConfigError(f"cannot write {path}", cause=str(error)) from None
+
+
+def _vouched(former: Former | None) -> bytes:
+    return b"" if former is None else former.certificate
+
+
+def _trusted(admitted: Admitted) -> tuple[bytes, bytes]:
+    """Whose signatures count."""
+    return admitted.authority, _vouched(admitted.former)
 
 
 def _check_private(path: Path) -> None:
@@ -217,10 +248,13 @@ async def keep_renewed(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     chance: Callable[[float, float], float] = random.uniform,
 ) -> None:
-    """Renew the certificate whenever it is due, for ever: `ask` gets a new one from the coordinator."""
+    """Renew the certificate whenever it is due, for ever: `ask` gets a new one from the coordinator.
+
+    It is due, too, once the mesh has a new authority.
+    """
     while True:
         due_s = renewal_due_s(credentials.member, chance(-1.0, 1.0))
-        while (left_s := due_s - clock()) > 0:
+        while (left_s := due_s - clock()) > 0 and not credentials.outdated:
             await sleep(min(left_s, LOOK_S))
         try:
             member = credentials.adopt(await ask())

@@ -74,28 +74,30 @@ _ANSWER_BIT = 0x80  # of a packet's third byte
 _MULTICAST_ALL = {4: (socket.IPPROTO_IP, 49), 6: (socket.IPPROTO_IPV6, 29)}  # Linux
 
 OnCandidate = Callable[[Candidate], object]
+Keys = Callable[[], Sequence[bytes]]  # the newest first: a mesh may get a new authority, and so another key
 Look = Callable[[], Sequence[Interface]]
 
 
 class Announcer:
     """Tells the network that this node listens on `port`, from `start` until `close`.
 
-    Members give the `key` that their mesh knows adverts by (tokens.discovery_key), and `host`, what they listen on.
-    `interfaces` are the names of those to use, if not all.
+    Members give the `key` that their mesh knows adverts by (tokens.discovery_key), or what tells the keys of now, and
+    `host`, what they listen on.  `interfaces` are the names of those to use, if not all.
     """
 
     def __init__(
         self,
         identity: Identity,
         port: int,
-        key: bytes | None = None,
+        key: bytes | Keys | None = None,
         host: str = "0.0.0.0",
         interfaces: Sequence[str] = (),
         look: Look = interfaces_here,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._role, self._port, self._host = identity.role, port, host if key else "127.0.0.1"
-        self._key = key or key_of_name(identity.mesh)
+        self._keys = _keys(key or identity.mesh)
+        self._key = b""  # that the adverts of now were made with
         self._label = secrets.token_hex(8)
         self._wall = wall
         self._bucket = -1
@@ -135,11 +137,11 @@ class Announcer:
             channel.sending(await channel.zeroconf.async_register_service(info, cooperating_responders=True))
 
     async def _renew(self) -> None:
-        """With every bucket a new nonce and tag."""
-        bucket = bucket_of(self._wall())
-        if bucket == self._bucket:
+        """With every bucket, and for a new key, a new nonce and tag."""
+        bucket, key = bucket_of(self._wall()), self._keys()[0]
+        if (bucket, key) == (self._bucket, self._key):
             return
-        self._bucket, self._nonce = bucket, secrets.token_bytes(NONCE_BYTES)
+        self._key, self._bucket, self._nonce = key, bucket, secrets.token_bytes(NONCE_BYTES)
         self._announced = {channel for channel in self._announced if not channel.lost}
         for channel in list(self._announced):
             await self._announce(channel)
@@ -173,12 +175,12 @@ class Finder(Protocol):
 class Browser:
     """Reports nodes of a mesh, of one role or of any: those to dial by `next`, news by `on_found` and `on_gone`.
 
-    `mesh` is the discovery key of members, or the name of a mesh without tokens.
+    `mesh` is the discovery key of members, or what tells their keys of now, or the name of a mesh without tokens.
     """
 
     def __init__(
         self,
-        mesh: bytes | str,
+        mesh: bytes | str | Keys,
         on_found: OnCandidate = lambda candidate: None,
         on_gone: OnCandidate = lambda candidate: None,
         role: str = "",
@@ -186,7 +188,7 @@ class Browser:
         look: Look = interfaces_here,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._key = key_of_name(mesh) if isinstance(mesh, str) else mesh
+        self._keys = _keys(mesh)
         self._role = role
         self._on_found = on_found
         self._on_gone = on_gone
@@ -195,7 +197,7 @@ class Browser:
         self._news = asyncio.Event()
         self._budget = _Budget()
         self._channels = _Channels(
-            "look for nodes", isinstance(mesh, bytes), interfaces, look, self._ask, self._tick, self._hear
+            "look for nodes", not isinstance(mesh, str), interfaces, look, self._ask, self._tick, self._hear
         )
 
     @property
@@ -237,7 +239,9 @@ class Browser:
         said = announced(packet)
         if said is None:
             return
-        role = role_in(self._key, said.label, fields_of(said.text), said.port, bucket_of(self._wall()))
+        fields, bucket = fields_of(said.text), bucket_of(self._wall())
+        roles = (role_in(key, said.label, fields, said.port, bucket) for key in self._keys())
+        role = next(filter(None, roles), "")
         channel.tally.known += bool(role)
         if role and self._role in ("", role):
             addresses = dialled(said.hosts, said.port, scope, channel.place)
@@ -529,6 +533,13 @@ class _Zeroconf(Zeroconf):
     def async_send(self, *args: Any, **options: Any) -> None:
         self._tally.sent += 1
         super().async_send(*args, **options)
+
+
+def _keys(given: bytes | str | Keys) -> Keys:
+    if callable(given):
+        return given
+    keys = (given if isinstance(given, bytes) else key_of_name(given),)
+    return lambda: keys
 
 
 class _Budget:

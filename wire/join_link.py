@@ -10,19 +10,22 @@ import contextlib
 import logging
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from .certificates import JOIN_NAME, NodeKey
-from .errors import ConnectFailed, ProtocolError
+from .certificates import JOIN_NAME, NodeKey, is_authority_of
+from .credentials import Credentials
+from .errors import ConnectFailed, MeshError, NotTrusted, ProtocolError
 from .gate import Gate
 from .joining import (
     DEADLINE_S,
     Admitted,
     Asked,
+    Authority,
     Grant,
     JoiningCoordinator,
     JoiningNode,
+    Listening,
     NodeAction,
     Refusal,
     RenewingNode,
@@ -46,6 +49,7 @@ log = logging.getLogger("graph_mesh.join")
 PORT_OFFSET = 1000  # of the join port from the coordinator's port
 SHUTDOWN_S = 0.5  # for a call's last bytes; then the connection is dropped
 READ_BYTES = 4096
+JOIN_AGAIN = {"worker": "mesh-worker join here", "client": "mesh-coord join here"}
 
 
 class Admission(Protocol):
@@ -65,36 +69,26 @@ class Admission(Protocol):
 
 
 async def serve_joining(
-    hosts: Sequence[str],
-    port: int,
-    context: TLSContext,
-    authority: bytes,
-    leaf: Callable[[], bytes],
-    admission: Admission,
-    gate: Gate | None = None,
+    hosts: Sequence[str], port: int, credentials: Credentials, admission: Admission, gate: Gate | None = None
 ) -> tuple[Listener, int]:
-    """Open the join port; the listener to close and the port it got.
-
-    `context` is a `join_server_context`, `leaf` gives the certificate that it shows at the time.
-    """
-    port_of = _JoinPort(context, authority, leaf, admission, gate or Gate())
+    """Open the join port of the coordinator with these credentials; the listener to close and the port it got."""
+    port_of = _JoinPort(credentials, admission, gate or Gate())
     listener = Listener(port_of.serve, port_of.turned_away, port_of.gate)
     return listener, listener.listen(hosts, port)
 
 
 class _JoinPort:
-    def __init__(
-        self, context: TLSContext, authority: bytes, leaf: Callable[[], bytes], admission: Admission, gate: Gate
-    ) -> None:
-        self._context, self._authority, self._leaf = context, authority, leaf
+    def __init__(self, credentials: Credentials, admission: Admission, gate: Gate) -> None:
+        self._credentials = credentials
         self._admission = admission
         self.gate = gate
 
     async def serve(self, connection: socket.socket, host: str) -> None:
         """One call, from its handshake to its end."""
         try:
-            async with asyncio.timeout(DEADLINE_S), _accepted(connection, self._context) as (reader, writer):
-                await self._answer(reader, writer, host)
+            shown, context = self._credentials.admitted, self._credentials.join_server_context()
+            async with asyncio.timeout(DEADLINE_S), _accepted(connection, context) as (reader, writer):
+                await self._answer(shown, reader, writer, host)
         except TimeoutError:
             await self.turned_away(host, f"a call took more than {DEADLINE_S:g} s")
         except OSError as error:  # TLS's errors, too
@@ -102,8 +96,10 @@ class _JoinPort:
         except ProtocolError as error:
             await self.turned_away(host, error.message)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
-        call = JoiningCoordinator(self._authority, self._leaf())
+    async def _answer(
+        self, shown: Admitted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str
+    ) -> None:
+        call = JoiningCoordinator(shown.authority, shown.grant.certificate, shown.former)
         _write(writer, call.connected())
         question = None
         while question is None:
@@ -170,18 +166,39 @@ async def join(host: str, port: int, token: Token, key: NodeKey, role: str, name
     return joined
 
 
-async def renew(host: str, port: int, context: TLSContext, authority: bytes) -> Admitted:
+async def renew(host: str, port: int, member: Credentials) -> Admitted:
     """Ask the coordinator at this join port for a new certificate, as a member whose own may have run out.
 
-    `context` is the member's `client_context`.  Raises as `join` does; NotTrusted if the member was revoked.
+    Raises as `join` does; NotTrusted if the member was revoked, or was away while its mesh got a new authority.
     """
     where = f"{host}:{port}"
-    node = RenewingNode(where, authority)
-    async with _deadline(where), _call(where, host, port, context) as (reader, writer):
-        _write(writer, node.connected())
-        joined = await _until_end(node, reader)
+    node = RenewingNode(where, member.admitted.authority)
+    try:
+        async with _deadline(where), _call(where, host, port, member.client_context()) as (reader, writer):
+            _write(writer, node.connected())
+            joined = await _until_end(node, reader)
+    except NotTrusted as error:
+        raise await _left_behind(where, host, port, member) or error from None
     assert isinstance(joined, Admitted)
     return joined
+
+
+async def _left_behind(where: str, host: str, port: int, member: Credentials) -> NotTrusted | None:
+    """The error to tell where, by its own word, another authority of the same mesh is at work than the member knows."""
+    node = Listening(where)
+    try:
+        async with _deadline(where), _call(where, host, port, unverified_context()) as (reader, _):
+            named = await _until_end(node, reader)
+    except MeshError:
+        return None
+    assert isinstance(named, Authority)
+    known = member.admitted.authority
+    if named.certificate == known or not is_authority_of(named.certificate, member.mesh):
+        return None
+    return NotTrusted(
+        f"{where} says that mesh {member.mesh!r} has a new authority, which this node was not told of in time",
+        next_step=f"Join again with a new token: mesh-coord token create there, then {JOIN_AGAIN[member.member.role]}",
+    )
 
 
 @contextlib.asynccontextmanager
@@ -214,7 +231,9 @@ async def _call(
         raise explain(error, where) from None
 
 
-async def _until_end(node: JoiningNode | RenewingNode, reader: asyncio.StreamReader) -> NodeAction:
+async def _until_end(
+    node: JoiningNode | RenewingNode | Listening, reader: asyncio.StreamReader
+) -> NodeAction | Authority:
     while True:
         data = await reader.read(READ_BYTES)
         if not data:

@@ -32,7 +32,7 @@ from .tokens import (
 
 VERSION = 1
 STRANGER_BYTES_MAX = 4 * KIB  # what is read from a side that has proved nothing
-GRANT_BYTES_MAX = 64 * KIB  # a revocation list of 1,024 nodes has 37 KiB
+GRANT_BYTES_MAX = 128 * KIB  # a revocation list of 1,024 nodes has 37 KiB, and there may be two
 DEADLINE_S = 5.0  # for a whole call; a join takes milliseconds
 
 # reason -> what the node says, and what to do.  `invalid` is all that whoever does not know the secret learns.
@@ -108,13 +108,24 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class Former:
+    """Coordinator to node, before Grant: the authority of before, certified by its successor, is trusted for a while.
+
+    `revocations` is its own list.
+    """
+
+    certificate: bytes
+    revocations: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Coordinator to node: no, for a reason of REFUSALS."""
 
     reason: str
 
 
-Frame = Authority | Ask | Renew | Grant | Refusal
+Frame = Authority | Ask | Renew | Grant | Former | Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +180,7 @@ _ROWS = (
         ),
     ),
     _Row(5, Refusal, (_text("reason", 32),)),
+    _Row(6, Former, (_Field("certificate", 1, 2 * KIB), _Field("revocations", 1, 48 * KIB))),
 )
 _BY_KIND = {row.kind: row for row in _ROWS}
 _BY_FRAME = {row.frame: row for row in _ROWS}
@@ -249,10 +261,11 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The end: what the coordinator gave, and the authority that it is from."""
+    """The end: what the coordinator gave, the authority to trust, and the one before while that is trusted, too."""
 
     grant: Grant
     authority: bytes
+    former: Former | None = None
 
 
 NodeAction = Verify | Send | Admitted
@@ -266,6 +279,7 @@ class JoiningNode:
         self._token = token
         self._role, self._name, self._request, self._nonce = role, check_name("node", name), request, nonce
         self._authority = b""  # until it is found to be the token's
+        self._former: Former | None = None
         self._proving = False
         self._inbox = _Inbox(STRANGER_BYTES_MAX)
 
@@ -285,10 +299,12 @@ class JoiningNode:
                 if not self._proving:
                     return self._compare(frame)
                 _same_authority(self._where, frame, self._authority)
-            elif self._proving:
-                return [self._answered(frame)]
-            else:
+            elif not self._proving:
                 raise ProtocolError(f"{self._where} answered before it said who it is")
+            elif isinstance(frame, Former):
+                self._former = frame
+            else:
+                return [self._answered(frame)]
         return []
 
     def ended(self) -> MeshError:
@@ -300,7 +316,7 @@ class JoiningNode:
         if pin_of(frame.certificate) != self._token.pin:
             raise NotTrusted(
                 f"{self._where} is not the coordinator that made this token",
-                next_step="Check the address; if the coordinator was set up anew, make a new token there",
+                next_step="Check the address; if the mesh has a new authority since, make a new token there",
             )
         self._authority = frame.certificate
         return [Verify(frame.certificate)]
@@ -309,15 +325,19 @@ class JoiningNode:
         grant = _granted(self._where, frame)
         if not same(grant_mac(self._token.key, self._nonce, grant.signed), grant.mac):
             raise NotTrusted(f"{self._where} does not know the token itself")
-        return Admitted(grant, self._authority)
+        return Admitted(grant, self._authority, self._former)
 
 
 class RenewingNode:
-    """A member whose certificate is due or ran out; TLS has verified both sides before the first byte."""
+    """A member whose certificate is due or ran out; TLS has verified both sides before the first byte.
+
+    So it may be told of a new authority here.
+    """
 
     def __init__(self, where: str, authority: bytes) -> None:
         self._where = where
         self._authority = authority
+        self._former: Former | None = None
         self._inbox = _Inbox(STRANGER_BYTES_MAX + GRANT_BYTES_MAX)
 
     def connected(self) -> list[NodeAction]:
@@ -325,9 +345,13 @@ class RenewingNode:
 
     def received(self, data: bytes) -> list[NodeAction]:
         for frame in self._inbox.feed(data):
-            if not isinstance(frame, Authority):
-                return [Admitted(_granted(self._where, frame), self._authority)]
-            _same_authority(self._where, frame, self._authority)
+            if isinstance(frame, Authority):
+                _same_version(self._where, frame)
+                self._authority = frame.certificate
+            elif isinstance(frame, Former):
+                self._former = frame
+            else:
+                return [Admitted(_granted(self._where, frame), self._authority, self._former)]
         return []
 
     def ended(self) -> MeshError:
@@ -336,6 +360,20 @@ class RenewingNode:
             f"{self._where} does not accept this node's certificate",
             next_step="It was revoked, or that is another mesh; join again with a new token",
         )
+
+
+class Listening:
+    """Whoever only wants to know which authority a coordinator names."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._inbox = _Inbox(STRANGER_BYTES_MAX)
+
+    def received(self, data: bytes) -> list[Authority]:
+        return [frame for frame in self._inbox.feed(data) if isinstance(frame, Authority)]
+
+    def ended(self) -> MeshError:
+        return ProtocolError(f"{self._where} hung up")
 
 
 def _granted(where: str, frame: Frame) -> Grant:
@@ -387,8 +425,8 @@ class RenewalAsked:
 class JoiningCoordinator:
     """One call to the join port: says who it is, hears one question, answers it."""
 
-    def __init__(self, authority: bytes, leaf: bytes) -> None:
-        self._authority, self._leaf = authority, leaf
+    def __init__(self, authority: bytes, leaf: bytes, former: Former | None = None) -> None:
+        self._authority, self._leaf, self._former = authority, leaf, former
         self._inbox = _Inbox(STRANGER_BYTES_MAX)
 
     def connected(self) -> list[Send]:
@@ -405,7 +443,8 @@ class JoiningCoordinator:
         return None
 
     def answer(self, decision: Grant | Refusal) -> list[Send]:
-        return [Send(encode(decision))]
+        before = [self._former] if self._former is not None and isinstance(decision, Grant) else []
+        return [Send(encode(frame)) for frame in (*before, decision)]
 
 
 def prove_grant(grant: Grant, key: bytes, nonce: bytes) -> Grant:

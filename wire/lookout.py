@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from .adverts import Candidate
-from .discovery import Browser
+from .discovery import Browser, Keys
 from .endpoint import Endpoint
 from .errors import MeshError, NotTrusted
 
@@ -92,7 +92,7 @@ class Lookout:
                 self._imposter(where, error)
 
 
-def look_for(endpoint: Endpoint, key: bytes, role: str, interfaces: Sequence[str] = ()) -> Lookout:
+def look_for(endpoint: Endpoint, key: bytes | Keys, role: str, interfaces: Sequence[str] = ()) -> Lookout:
     """A lookout that dials whoever announces itself in a role, while this node has no link to one."""
 
     def forget(candidate: Candidate) -> None:

@@ -5,6 +5,8 @@ Workers and clients have one.  It knows no message and decides nothing about wor
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -19,7 +21,7 @@ from .endpoint import Endpoint
 from .errors import ConfigError, ConnectFailed, JoinRefused, MeshError
 from .identity import member_id
 from .join_link import PORT_OFFSET, join, renew
-from .joining import Admitted
+from .joining import Admitted, Former
 from .tokens import Token
 
 log = logging.getLogger("graph_mesh.identity")
@@ -34,6 +36,7 @@ class Membership:
         self.credentials = credentials
         self._file = folder / COORDINATOR_FILE
         self.coordinator = coordinator_known(self._file)
+        self._told = asyncio.Event()  # of a new authority: renew now
 
     def met(self, addresses: Sequence[str]) -> None:
         """The coordinator can be dialled at these "host:port": it renews certificates, and is looked for after a
@@ -45,20 +48,28 @@ class Membership:
     async def keep(self) -> None:
         """Keep the certificate renewed, for ever; at once if it has run out."""
         await self.refresh()
-        await keep_renewed(self.credentials, self._renewed)
+        await keep_renewed(self.credentials, self._renewed, sleep=self._sleep)
 
     async def refresh(self) -> None:
-        """Renew a certificate that ran out: a machine that was off for days needs no new token."""
-        if self.credentials.member.ends_s < time.time() and self.coordinator:
+        """Renew a certificate that ran out, or is of the authority before: a machine that was off needs no new token.
+
+        A command that heard of a new authority calls it at its end, for it may not come again in time.
+        """
+        out = self.credentials.member.ends_s < time.time()
+        if (out or self.credentials.outdated) and self.coordinator:
             try:
                 self.credentials.adopt(await self._renewed())
             except MeshError as error:
-                log.warning("the certificate has run out and is not renewed: %s", error)
+                said = "has run out" if out else "is of the authority before"
+                log.warning("the certificate %s and is not renewed: %s", said, error)
 
-    def revoked(self, endpoint: Endpoint, data: bytes) -> None:
-        """A revocation list came from the coordinator: who is on it has no link from now on."""
-        if not self.credentials.take_revocations(data):
+    def trust(self, endpoint: Endpoint, data: bytes, authority: bytes, former: tuple[bytes, bytes]) -> None:
+        """The coordinator says who is out, and has no link from now on, and whom to trust (see `take_trust`)."""
+        if not self.credentials.take_trust(data, authority, Former(*former) if all(former) else None):
             return
+        if self.credentials.outdated:
+            log.info("mesh %s has a new authority", self.credentials.mesh)
+            self._told.set()
         out = self.credentials.revocations
         for link in list(endpoint.links.values()):
             if out.includes(member_id(link.peer.node_id)):
@@ -70,11 +81,17 @@ class Membership:
         for address in self.coordinator:
             host, port = parse_address(address)
             try:
-                found = self.credentials
-                return await renew(host, port + PORT_OFFSET, found.client_context(), found.admitted.authority)
+                return await renew(host, port + PORT_OFFSET, self.credentials)
             except MeshError as error:
                 failure = error
         raise failure
+
+    async def _sleep(self, seconds: float) -> None:
+        """Or until there is a new authority."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._told.wait()
+        self._told.clear()
 
 
 async def ask_to_join(

@@ -31,6 +31,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
 REVOCATIONS_BYTES_MAX = 64 * KIB  # of 1,024 nodes: 37 KiB
 INLINE_BYTES_MAX = 64 * KIB  # a tensor up to this size rides along in its message
+Certificate = Annotated[bytes, Meta(max_length=2 * KIB)]
 RevocationList = Annotated[bytes, Meta(max_length=REVOCATIONS_BYTES_MAX)]
 Inline = Annotated[bytes, Meta(max_length=INLINE_BYTES_MAX)]
 RELAY_BYTES_MAX = 512 * KIB  # a tensor that is relayed goes in pieces of so many bytes
@@ -316,9 +317,16 @@ class Beat(Message, frozen=True, array_like=True, tag=True):
 
 
 class Revocations(Message, frozen=True, array_like=True, tag=True):
-    """Coordinator to all, one-way: the certificate revocation list (DER) of now; links to nodes on it end."""
+    """Coordinator to all, one-way: the certificate revocation list (DER) of now; links to nodes on it end.
+
+    `authority` is the certificate (DER) of the mesh's authority, where it may be news; `former` is that of the one
+    before, certified by its successor, and `former_data` its list, while it is trusted, too.
+    """
 
     data: RevocationList
+    authority: Certificate = b""
+    former: Certificate = b""
+    former_data: RevocationList = b""
 
 
 class Suspected(Message, frozen=True, array_like=True, tag=True):

@@ -411,9 +411,9 @@ class Daemon:
                 self._feed(ev.Heard(node))
                 tensor = tensor_of(link, body.value)
                 self._feed(ev.TensorArrived(node, body.plan, body.step, body.part, body.slot, tensor))
-            case Revocations(data):
+            case Revocations(data, authority, former, theirs):
                 if self._membership and link.peer.role == "coordinator":
-                    self._membership.revoked(self._endpoint, data)
+                    self._membership.trust(self._endpoint, data, authority, (former, theirs))
             case CancelStep():
                 self._neighbours.forget(body.plan, body.step)
                 self._feed(ev.CancelAsked(node, body.plan, body.step))
@@ -494,7 +494,8 @@ class Daemon:
         from wire.discovery import Announcer  # loads zeroconf, which the worker is ready without
         from wire.lookout import look_for
 
-        key = self._membership.credentials.discovery_key if self._membership else None
+        membership = self._membership
+        key = (lambda: (membership.credentials.discovery_key,)) if membership else None
         config = self._config
         async with contextlib.AsyncExitStack() as stack:
             announcer = Announcer(self._identity, port, key, config.host, config.interfaces)

@@ -78,7 +78,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
 
             from ..joining import AutoJoin
 
-            key = admission.credentials.discovery_key
+            key = admission.discovery_keys
             announcer = Announcer(coordinator.identity, port, key, host, options.interface)
             join = AutoJoin(coordinator, key, options.interface, admission.imposter)
             await _announced(announcer, join, stopped)

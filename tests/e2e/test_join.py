@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.faulty_disk import QuickDisk
 from support.tls import MESH, Card, card
+from support.tls import credentials as identity
 from support.tls import authority as new_ca
 
 from coordinator.audit import read_events, verify
@@ -66,9 +67,7 @@ async def coordinator(folder: Path, mesh: str = MESH) -> AsyncIterator[Coordinat
     made = Authority(folder / "authority", mesh, clock, QuickDisk())
     credentials = Credentials(folder / "coordinator", QuickDisk())
     credentials.adopt(made.certify_coordinator(credentials.key.public))
-    listener, port = await serve_joining(
-        [HOST], 0, credentials.join_server_context(), made.certificate, lambda: credentials.certificate, made, gate
-    )
+    listener, port = await serve_joining([HOST], 0, credentials, made, gate)
     try:
         yield Coordinator(folder / "authority", clock, made, credentials, listener, port, gate)
     finally:
@@ -341,7 +340,7 @@ def aged(there: Coordinator, node: Credentials, hours: float) -> Credentials:
 @pytest.mark.parametrize("hours", [0.0, 16.0, 23.0])
 async def test_a_member_renews_without_a_token(there: Coordinator, tmp_path: Path, hours: float) -> None:
     node = aged(there, await joined(there, tmp_path), hours)
-    got = await renew(HOST, there.port, node.client_context(), there.authority.certificate)
+    got = await renew(HOST, there.port, node)
     member = node.adopt(got)
     assert member.node_id == node.node_id and member.ends_s > time.time() + CERTIFICATE_S - 60.0
     assert there.audit()[-1] == "renewed"
@@ -360,7 +359,7 @@ async def test_a_member_that_was_off_for_days_renews_too(tmp_path: Path) -> None
         node.adopt(await join(HOST, there.port, there.authority.create_token(), node.key, "worker", "desk"))
         there.clock.ahead_s = 0.0
         assert node.member.ends_s < time.time() - 5 * 86400.0
-        node.adopt(await renew(HOST, there.port, node.client_context(), there.authority.certificate))
+        node.adopt(await renew(HOST, there.port, node))
         assert node.member.ends_s > time.time()
 
 
@@ -368,18 +367,17 @@ async def test_a_revoked_member_is_not_renewed(there: Coordinator, tmp_path: Pat
     node = await joined(there, tmp_path)
     there.authority.revoke_node("desk")
     with pytest.raises(JoinRefused, match="this node was revoked"):  # its list is not on this port yet
-        await renew(HOST, there.port, node.client_context(), there.authority.certificate)
-    there.credentials.take_revocations(there.authority.revoked().data)
+        await renew(HOST, there.port, node)
+    there.credentials.take_trust(there.authority.trust().data)
     with pytest.raises(NotTrusted, match="revoked"):
-        await renew(HOST, there.port, node.client_context(), there.authority.certificate)
+        await renew(HOST, there.port, node)
 
 
 async def test_a_member_of_another_mesh_is_not_renewed(there: Coordinator, tmp_path: Path) -> None:
-    own = new_ca()
-    spy = card(tmp_path, own)
+    spy = identity(tmp_path / "spy", new_ca())
     spy.files.trust.write_bytes(there.credentials.files.trust.read_bytes())
     with pytest.raises(NotTrusted):
-        await renew(HOST, there.port, client_context(spy.files), there.authority.certificate)
+        await renew(HOST, there.port, spy)
     assert "renewed" not in there.audit()
 
 
@@ -453,7 +451,7 @@ async def test_strangers_get_no_byte_through(there: Coordinator, tmp_path: Path,
             context = client_context(member.files)
         case "revoked":
             there.authority.revoke_node("two")
-            one.take_revocations(there.authority.revoked().data)
+            one.take_trust(there.authority.trust().data)
             context = two.client_context()
     async with serving(one) as service:
         assert await service.ask(context, name) in (b"", b"\x15\x03\x03\x00\x02")  # nothing, or an alert in plain text
@@ -466,7 +464,12 @@ async def test_a_revocation_holds_for_the_next_handshake_and_leaves_others_alone
     there: Coordinator, tmp_path: Path
 ) -> None:
     one, bad, good = [await joined(there, tmp_path, name) for name in ("one", "bad", "good")]
-    watching = asyncio.create_task(there.authority.watch(lambda revoked: one.take_revocations(revoked.data) and None))
+
+    async def follow() -> None:
+        async for trust in there.authority.watch():
+            one.take_trust(trust.data)
+
+    watching = asyncio.create_task(follow())
     name = server_name(one.node_id, MESH)
     async with serving(one) as service:
         reader, writer = await asyncio.open_connection(
@@ -486,7 +489,7 @@ async def test_a_revocation_holds_for_the_next_handshake_and_leaves_others_alone
 async def test_a_server_that_was_revoked_is_not_believed(there: Coordinator, tmp_path: Path) -> None:
     bad, good = [await joined(there, tmp_path, name) for name in ("bad", "good")]
     there.authority.revoke_node("bad")
-    good.take_revocations(there.authority.revoked().data)
+    good.take_trust(there.authority.trust().data)
     async with serving(bad) as service:
         with pytest.raises(ssl.SSLCertVerificationError, match="revoked"):
             await service.ask(good.client_context(), server_name(bad.node_id, MESH))

@@ -122,7 +122,7 @@ async def test_a_revocation_holds_from_the_next_handshake_on(home: Home) -> None
     mine, theirs = home.card(), home.card()
     there, here = await home.node("there", mine), await home.node("here", theirs)
     link = await dial(here, there)
-    assert mine.take_revocations(home.authority.revocations((theirs.node_id,), 1))
+    assert mine.take_trust(home.authority.revocations((theirs.node_id,), 1))
     assert await link.request(Done()) == Done(), "links that stand are for whoever heard of it to close"
     link.close()
     await link.wait_closed()

@@ -142,13 +142,13 @@ def test_contexts_follow_renewals_and_revocations(tmp_path: Path) -> None:
 def test_a_newer_revocation_list_is_taken_and_an_older_one_never(tmp_path: Path) -> None:
     node = member(tmp_path)
     bad = new_key().node_id
-    assert node.take_revocations(BY.revocations([bad], 2))
-    assert not node.take_revocations(BY.revocations([], 1)) and not node.take_revocations(BY.revocations([], 2))
+    assert node.take_trust(BY.revocations([bad], 2))
+    assert not node.take_trust(BY.revocations([], 1)) and not node.take_trust(BY.revocations([], 2))
     node.adopt(granted(node.key, now_s=NOW_S + 60.0, number=1))  # a renewal that was under way meanwhile
     assert node.revocations.number == 2 and node.revocations.includes(bad)
     assert Credentials(tmp_path, QuickDisk()).revocations.includes(bad)
     with pytest.raises(ProtocolError, match="not signed"):
-        node.take_revocations(new_authority(MESH, NOW_S).revocations([], 9))
+        node.take_trust(new_authority(MESH, NOW_S).revocations([], 9))
 
 
 def test_a_node_that_joins_another_mesh_trusts_the_old_one_no_more(tmp_path: Path) -> None:

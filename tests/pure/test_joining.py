@@ -20,6 +20,7 @@ from wire.joining import (
     Ask,
     Asked,
     Authority,
+    Former,
     Frame,
     Grant,
     JoiningCoordinator,
@@ -278,11 +279,27 @@ def test_a_grant_of_someone_who_does_not_know_the_token_is_refused() -> None:
 
 
 def test_a_second_call_that_names_another_authority_is_refused() -> None:
-    for joining in (node(token()), RenewingNode("there", AUTHORITY)):
-        if isinstance(joining, JoiningNode):
-            asked_by(joining)
-        with pytest.raises(ProtocolError, match="another authority"):
-            joining.received(encode(Authority(1, b"another")))
+    joining = node(token())
+    asked_by(joining)
+    with pytest.raises(ProtocolError, match="another authority"):
+        joining.received(encode(Authority(1, b"another")))
+
+
+def test_a_new_authority_is_told_to_members_and_the_one_before_to_all() -> None:
+    """TLS has shown a member that it speaks with its coordinator; a node with a token knows the new one by that."""
+    former = Former(b"the one before", b"its list")
+    call = JoiningCoordinator(b"the new one", LEAF, former)
+    said = b"".join(send.data for send in (*call.connected(), *call.answer(GRANT)))
+    member = RenewingNode("there", AUTHORITY)
+    assert member.received(said) == [Admitted(GRANT, b"the new one", former)]
+    joining, secret = node(token()), token()
+    asked_by(joining)
+    answer = JoiningCoordinator(AUTHORITY, LEAF, former).answer(prove_grant(GRANT, secret.key, joining._nonce))
+    (admitted,) = joining.received(b"".join(send.data for send in answer))
+    assert isinstance(admitted, Admitted) and admitted.former == former
+    assert JoiningCoordinator(AUTHORITY, LEAF, former).answer(Refusal("used")) == [Send(encode(Refusal("used")))]
+    with pytest.raises(ProtocolError, match="before it said who it is"):
+        node(token()).received(encode(former))
 
 
 def test_another_version_says_whom_to_upgrade() -> None:

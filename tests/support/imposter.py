@@ -32,14 +32,7 @@ async def main(key: bytes, folder: Path) -> None:
     coordinator.adopt(authority.certify_coordinator(coordinator.key.public))
     worker = Credentials(folder / "worker")
     worker.adopt(authority.admit_here(worker.key.public, "worker", "imposter"))
-    await serve_joining(
-        ["0.0.0.0", "::"],
-        PORT + PORT_OFFSET,
-        coordinator.join_server_context(),
-        authority.certificate,
-        lambda: coordinator.certificate,
-        authority,
-    )
+    await serve_joining(["0.0.0.0", "::"], PORT + PORT_OFFSET, coordinator, authority)
     for credentials, role, port in ((coordinator, "coordinator", PORT), (worker, "worker", WORKER_PORT)):
         identity = identity_here(role, MESH, "imposter", None, credentials.node_id)
         endpoint = Endpoint(identity, Recorder(), credentials=credentials)

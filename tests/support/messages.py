@@ -84,7 +84,7 @@ MESSAGES: list[Message] = [
     Run(PLAN, 9, (Feed(1, 0, VALUE), Feed(1, 1, SHARED))),
     Ran((Output(0, VALUE),), (PartRun(1, 0.25, 0.125),), 10, 20),
     Push(PLAN, 9, 1, 2, VALUE),
-    Revocations(b"list"),
+    Revocations(b"list", b"authority", b"former", b"its list"),
     Relay("n2", Push(PLAN, 5, 1, 2, Value("f32", (2,))), 8, 0, bytes(8)),
     Began(PLAN, 9, 1),
     CancelStep(PLAN, 9),
