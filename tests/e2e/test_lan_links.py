@@ -34,6 +34,7 @@ def linked(lan: Lan, folder: Path) -> Iterator[tuple[LanNode, LanNode]]:
 
 
 @needs_rate_limit
+@pytest.mark.long  # it measures
 @pytest.mark.parametrize("dialler_sends", [True, False])
 def test_a_slow_cable_is_used_whole_and_control_is_not_held_up(tmp_path: Path, dialler_sends: bool) -> None:
     rate, mib = 100_000_000, 4

@@ -48,7 +48,7 @@ from wire.types import TensorType
 from worker.config import WorkerConfig
 from worker.launch import python_command
 
-READY_S = 30.0
+READY_S = 60.0
 
 
 @dataclass(slots=True)
