@@ -55,6 +55,8 @@ from wire.messages import (
     LogLines,
     Message,
     Output,
+    Pause,
+    Paused,
     Probe,
     Push,
     Ran,
@@ -80,6 +82,7 @@ from .fetching import Fetching
 from .lifelines import watch_parent, watch_signals
 from .lonely import tell_if_alone
 from .neighbours import Neighbours
+from .pausing import FINISHING, PAUSED, SERVING, PauseFiles, PauseWatch
 from .pushing import Pushing
 from .reports import devices_text, memory_bytes_of, ready_fields, report_of, without_ops
 from .state import WorkerState
@@ -144,6 +147,7 @@ class Daemon:
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, self._shared, node_id)
         self._endpoint = surroundings.endpoint(self._identity, self, credentials)
         self._neighbours = Neighbours(self._endpoint, self._shared, self._owner_id, self._check_stream)
+        self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
         self._fetching = Fetching(self._endpoint, self._store, self._exchange, self._owner_id, self._feed)
         self._pushing = Pushing(self._endpoint, self._neighbours.relay, self._feed)
         stack.push_async_callback(self._close)
@@ -193,6 +197,9 @@ class Daemon:
             ev.StartHost: lambda action: self._spawn(self._restart_host(action.device)),
             ev.GiveUpDevice: self._give_up_device,
             ev.SendLeaving: self._send_leaving,
+            ev.SendPaused: lambda action: self._notify(action.node, Paused(action.by)),
+            ev.KeepPause: lambda action: self.pauses.keep(action.by),
+            ev.LookForOwner: self._look_for_owner,
             ev.Stop: self._stop,
         }
 
@@ -207,10 +214,14 @@ class Daemon:
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
         await self._open_devices(hosts)
         self._state = self._surroundings.machine(self._identity.node_id, len(self._hosts), self._identity.incarnation)
+        self.pauses.look()
         self._ready.set()
         self._watch = self._surroundings.watch(self._endpoint, self._config, port)
         self._announce(port)
+        self._watch.woke.append(self.wake)
         self._spawn(self._watch.run())
+        if self._surroundings.signals:
+            self._spawn(self.pauses.run())
         for peer in self._config.peers:
             self._spawn(self._stay_linked((peer,)))
         if not self._config.exit_with_stdin:
@@ -282,12 +293,26 @@ class Daemon:
         """Parts that are ready or running."""
         return self._state.queue_depth if self._state is not None else 0
 
+    def _duty(self) -> str:
+        state = self._state
+        if state is None or not state.paused:
+            return SERVING
+        return FINISHING if state.queue_depth else PAUSED
+
     def leave(self, reason: str) -> None:
         """Hand unfinished work back and end, as on SIGTERM."""
         if self._state is not None:
             self._feed(ev.DrainAsked(reason))
         elif not self._stopped.done():
             self._stopped.set_result(0)
+
+    def sleep(self) -> None:
+        """The machine is about to sleep: hand the work back, and be nobody's until `wake`."""
+        self._feed(ev.SleepAsked())
+
+    def wake(self) -> None:
+        """The machine is awake, or this process goes on after it stood still: find the coordinator at once."""
+        self._feed(ev.Woke())
 
     async def _close(self) -> None:
         """Let the last messages out, end the children, release what is ours; nothing is decided any more."""
@@ -376,6 +401,8 @@ class Daemon:
                 return await self._ask(lambda request: ev.DropAsked(node, request, body.plan))
             case Join():
                 return await self._join(link, body)
+            case Pause(on):
+                return await self._ask(lambda request: ev.PauseAsked(node, request, on))
             case FetchBlob():
                 await self._store.find(body.blob)
                 return await self._exchange.serve(link, body)
@@ -475,6 +502,15 @@ class Daemon:
 
         await stay_linked(self._endpoint, lambda: addresses, failed=failed)
 
+    def _look_for_owner(self, _action: ev.LookForOwner) -> None:
+        """Dial the coordinator of before at once, whatever wait the attempts so far have come to."""
+        before = self._membership.coordinator if self._membership else ()
+        known = self._coordinator.addresses if self._coordinator else before
+        if known:
+            if self._seeking is not None:
+                self._seeking.cancel()
+            self._seeking = self._spawn(self._stay_linked(known))
+
     def _alone(self, waited_s: float) -> str:
         tallies = self._announcer.tallies if self._announcer else ()
         failures = {peer: self._failures[peer] for peer in self._config.peers if peer in self._failures}
@@ -524,7 +560,7 @@ class Daemon:
 
     def _reply_joined(self, action: ev.ReplyJoined) -> None:
         budget = self._config.memory_bytes or memory_bytes_of(self._reports)
-        self._answer(action.request, Joined(self._reports, budget, action.blobs, platform.system()))
+        self._answer(action.request, Joined(self._reports, budget, action.blobs, platform.system(), action.paused))
 
     def _reply_ran(self, action: ev.ReplyRan) -> None:
         link = self._endpoint.links.get(action.node)

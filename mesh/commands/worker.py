@@ -17,6 +17,7 @@ from ..enrolment import ask_for_token, authority_folder, enrolled, join_mesh, ma
 from ..sizes import parse_size
 from .exit_codes import OK, run_command
 from .flags import add_common, add_listening, command, mesh_name, node_name, verbosity
+from .pausing import set_pause
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add_common(made)
     add_listening(made, peer="a node to connect to (repeatable)")
-    made.add_argument("verb", nargs="?", choices=("join",), help="enter a mesh with a join token, then serve it")
+    verbs = "join: enter a mesh with a join token, then serve it; pause, resume: the workers of this user here"
+    made.add_argument("verb", nargs="?", choices=("join", "pause", "resume"), help=verbs)
     made.add_argument(
         "--token-file", default="", metavar="FILE", help="join: where the token is, instead of MESH_TOKEN"
     )
@@ -54,6 +56,8 @@ def parser() -> argparse.ArgumentParser:
 def work(options: argparse.Namespace) -> int:
     if options.list_devices:
         return list_devices(options.json)
+    if options.verb in ("pause", "resume"):
+        return set_pause(options, mesh_name(options), on=options.verb == "pause")
     from worker.config import WorkerConfig
     from worker.daemon import run_worker
     from worker.surroundings import REAL

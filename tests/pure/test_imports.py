@@ -24,6 +24,7 @@ ROOT = {
     "mesh/admission.py": {"coordinator"},
     "mesh/commands/doctor.py": {"worker"},  # where its folders are, and which adapters this machine has
     "mesh/commands/members.py": {"coordinator"},
+    "mesh/commands/pausing.py": {"worker"},  # where a pause is kept
     "mesh/commands/coord.py": {"coordinator"},  # to derive the times that a node time-out means
     "mesh/commands/serve.py": {"coordinator"},
     "mesh/commands/worker.py": {"worker"},

@@ -1,0 +1,50 @@
+"""A worker as the person at its machine meets it: paused and lent again, and ended at once by a second signal."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from support.commands import daemon, environment
+from support.worker_process import gone, worker
+
+from mesh.commands import exit_codes
+from mesh.commands.exit_codes import run_command
+from mesh.commands.worker import parser, work
+
+
+def test_the_commands_pause_a_worker_and_lend_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ("--mesh", "pausing", "--state-dir", str(tmp_path / "state"))
+    env = environment(tmp_path)
+
+    def ask(*words: str) -> tuple[int, list[dict[str, str]]]:
+        """What the command says; it runs in this process, which is quicker."""
+        options = parser().parse_args([*words, *place, "--json"])
+        code = run_command("mesh-worker", lambda: work(options))
+        return code, json.loads(capsys.readouterr().out or "[]")
+
+    words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--name", "attic", *place)
+    with daemon(*words, env=env, log=tmp_path / "attic.log") as attic:
+        assert ask("pause") == (exit_codes.OK, [{"name": "attic", "state": "paused"}])
+        assert attic.stop(signal.SIGTERM) == 0
+    with daemon(*words, env=env, log=tmp_path / "again.log") as attic:
+        assert "paused here" in attic.log.read_text(), "a pause outlives the worker"
+        assert ask("resume", "--name", "attic") == (exit_codes.OK, [{"name": "attic", "state": "serving"}])
+        assert ask("pause", "--name", "cellar") == (exit_codes.USAGE, [])
+        assert attic.stop(signal.SIGTERM) == 0
+    assert ask("pause") == (exit_codes.USAGE, []), "none runs"
+    assert ask("pause", "--name", "attic") == (exit_codes.OK, [{"name": "attic", "state": "stopped"}])
+
+
+@pytest.mark.asyncio
+async def test_the_second_signal_ends_a_worker_at_once_with_its_hosts(tmp_path: Path) -> None:
+    async with worker(tmp_path) as each:
+        hosts = each.host_pids()
+        assert hosts
+        each.signal(signal.SIGTERM)
+        each.signal(signal.SIGINT)
+        assert await each.exit_code(within_s=5.0) == 128 + signal.SIGINT
+        for pid in hosts:
+            assert await gone(pid, within_s=5.0)
