@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import cast
 
 from wire.errors import ConfigError
+from wire.launch import python_command
 
 from .engine import Engine
-from .launch import python_command
 
 BEST = "best"
 ENGINES_GROUP = "graph_mesh.engines"

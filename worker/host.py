@@ -28,6 +28,7 @@ from wire.codec import decode_graph, tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
 from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, MeshError, OutOfMemory
 from wire.graph import WireGraph
+from wire.launch import take_stdio
 from wire.sharedmem import SharedDir, remove, take
 from wire.types import TensorType
 
@@ -46,7 +47,7 @@ OPEN_FILES = 10_240  # wanted; systems begin with 256 or 1024, and a model may h
 
 def main() -> None:
     """Run until stdin closes."""
-    channel = Channel(*_take_stdio())
+    channel = Channel(*take_stdio())
     incoming = channel.incoming()
     opening = next(incoming)
     assert isinstance(opening, messages.Open), "the daemon opens a device first"
@@ -348,16 +349,6 @@ def _describe(engine: Engine, measured_dir: Path) -> messages.Device:
         figures.gbytes_per_s,
         figures.dispatch_s,
     )
-
-
-def _take_stdio() -> tuple[int, int]:
-    """The pipe's ends, moved away from stdin and stdout: what a library prints goes to the log, not among messages."""
-    receive_fd, send_fd = os.dup(0), os.dup(1)
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.close(empty)
-    os.dup2(2, 1)
-    return receive_fd, send_fd
 
 
 def _allow_open_files() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from wire.errors import MeshError
+from wire.launch import python_command
 
 from .config import WorkerConfig
 from .host_messages import (
@@ -35,7 +36,6 @@ from .host_messages import (
     pack,
     unpack_from_host,
 )
-from .launch import python_command
 from .watchdog import Watchdog, loss_of
 
 log = logging.getLogger("graph_mesh.worker")

@@ -21,6 +21,7 @@ from wire.errors import MeshError
 from wire.exchange import BlobExchange
 from wire.graph import WireGraph
 from wire.identity import identity_here
+from wire.launch import python_command
 from wire.link import Link
 from wire.messages import (
     Beat,
@@ -46,7 +47,6 @@ from wire.sharedmem import SharedDir, take
 from wire.transport import Endpoint
 from wire.types import TensorType
 from worker.config import WorkerConfig
-from worker.launch import python_command
 
 READY_S = 60.0
 
