@@ -43,6 +43,21 @@ def in_quarantine(name: str) -> NodeLost:
     )
 
 
+def nobody(waited_s: float, paused: int, last: MeshError | None) -> NodeLost:
+    """The error of calls that no worker is left for; `paused` are there and do not work."""
+    if paused:
+        who = "the only worker is" if paused == 1 else f"all {paused} workers are"
+        there = "On its machine: mesh-worker resume; or, if it was paused from here: mesh-coord nodes resume NAME"
+        return NodeLost(f"{who} paused, and none was lent again for {waited_s:g} s", next_step=there)
+    error = NodeLost(
+        f"no worker is left, and none joined for {waited_s:g} s",
+        cause=str(last or ""),
+        next_step="Start mesh-worker on a machine of this mesh",
+    )
+    error.log_lines = last.log_lines if last else ()
+    return error
+
+
 def disagreement(times: int) -> ExecuteFailed:
     """The error of a call whose answer was doubted again and again."""
     return ExecuteFailed(

@@ -32,6 +32,7 @@ from typing import Any
 from wire.errors import Cancelled, DeviceLost, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
 
 from .dispatch import work_text
+from .explain import nobody
 
 ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up as poisonous
 PARK_S = 0.05  # doubled with every further failure while no node changed: a link that fails at once is not hammered
@@ -64,6 +65,13 @@ class NodeGone:
 
 
 @dataclass(frozen=True, slots=True)
+class NodePaused:
+    """It is there and takes no work, and has handed back what it had; NodeJoined ends that."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Working:
     """What a node is computing now and for how long: (generation, step, part, seconds)."""
 
@@ -78,10 +86,11 @@ class ProfilesChanged:
 
 @dataclass(frozen=True, slots=True)
 class CallSubmitted:
-    """Evaluate something.  Calls with equal `job` share a plan."""
+    """Evaluate something.  Calls with equal `job` share a plan.  A patient one waits for paused nodes for ever."""
 
     call: int
     job: Hashable
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +234,7 @@ class Reject:
 
 
 Event = (
-    NodeJoined | NodeGone | ProfilesChanged | Working | CallSubmitted | PlanMade | PlanFailed | DeployDone
+    NodeJoined | NodeGone | NodePaused | ProfilesChanged | Working | CallSubmitted | PlanMade | PlanFailed | DeployDone
     | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled | Tick
 )  # fmt: skip
 Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ForgetPlan | Resolve | Reject
@@ -277,6 +286,7 @@ class _Plan:
 class _Call:
     call: int
     job: Hashable
+    patient: bool = False
     tries: dict[int, int | None] = field(default_factory=dict)  # generation -> step, None until it is deployed
     attempts: int = 0
     avoid: set[str] = field(default_factory=set)  # nodes that died of it, or had no memory for it
@@ -294,6 +304,7 @@ class CoordinatorState:
     def __init__(self, alone_s: float = 5.0) -> None:
         self._alone_s = alone_s
         self._nodes: set[str] = set()
+        self._paused: set[str] = set()
         self._plans: dict[int, _Plan] = {}
         self._current: dict[_Key, int] = {}  # the generation new calls use
         self._stuck: dict[str, tuple[int, int, int]] = {}  # with the run that it is stuck in
@@ -303,6 +314,7 @@ class CoordinatorState:
         self._handlers: dict[type, Any] = {
             NodeJoined: self._node_joined,
             NodeGone: self._node_gone,
+            NodePaused: self._node_paused,
             ProfilesChanged: self._profiles_changed,
             Working: self._working,
             CallSubmitted: self._call_submitted,
@@ -326,7 +338,7 @@ class CoordinatorState:
     def next_deadline(self) -> float | None:
         """When a Tick is due, or None."""
         calls = self._calls.values()
-        alone = (call.alone_since_s + self._alone_s for call in calls if call.alone_since_s is not None)
+        alone = (until_s for call in calls if (until_s := self._alone_until_s(call)) is not None)
         parked = (call.parked_until_s for call in calls if call.parked_until_s is not None)
         return min((*alone, *parked), default=None)
 
@@ -359,35 +371,59 @@ class CoordinatorState:
         for key, generation in self._current.items():
             assert self._plans[generation].key == key
         assert self._stuck.keys() <= self._nodes, "a node that is gone counts as stuck"
+        assert not self._paused & self._nodes, "a paused node counts as one that works"
 
     # -- nodes
 
     def _node_joined(self, event: NodeJoined, now: float) -> list[Action]:
         self._nodes.add(event.node)
+        self._paused.discard(event.node)
         self._tell(now, f"{event.node} joined")
         actions = self._retire_outdated()
         for call in self._without_plan():
             actions += self._place(call, now)
         return actions
 
-    def _node_gone(self, event: NodeGone, now: float) -> list[Action]:
+    def _node_paused(self, event: NodePaused, now: float) -> list[Action]:
+        self._paused.add(event.node)
         if event.node not in self._nodes:
             return []
-        self._nodes.discard(event.node)
-        self._stuck.pop(event.node, None)
+        self._tell(now, f"{event.node} is paused")
+        error, actions = NodeLost("a worker of the plan was paused"), list[Action]()
+        for call in self._take_out(event.node, error, actions):
+            actions += self._place(call, now)
+        return actions
+
+    def _node_gone(self, event: NodeGone, now: float) -> list[Action]:
+        if event.node in self._paused:
+            self._paused.discard(event.node)
+            for call in self._without_plan():
+                call.alone_since_s = None if call.alone_since_s is None else now
+        if event.node not in self._nodes:
+            return []
         self._tell(now, f"{event.node} gone: {event.error}")
-        actions: list[Action] = []
-        homeless: list[_Call] = []
-        for plan in [plan for plan in self._plans.values() if event.node in (plan.nodes or plan.candidates)]:
+        for plan in self._plans_with(event.node):
             for step in [step for step in plan.steps.values() if event.node in step.began - step.ran]:
                 self._blame(self._calls[step.call], event.node, event.work.get(plan.generation, frozenset()))
-            homeless += self._void(plan, event.error, actions)
-        actions += self._retire_outdated()
-        for call in homeless:
+        actions: list[Action] = []
+        for call in self._take_out(event.node, event.error, actions):
             actions += self._retry(call, event.error, now, died=True)
         for call in self._without_plan():
             actions += self._place(call, now)
         return actions
+
+    def _plans_with(self, node: str) -> list[_Plan]:
+        return [plan for plan in self._plans.values() if node in (plan.nodes or plan.candidates)]
+
+    def _take_out(self, node: str, error: MeshError, actions: list[Action]) -> list[_Call]:
+        """Plans do without the node from now on; returns the calls that this leaves without any."""
+        self._nodes.discard(node)
+        self._stuck.pop(node, None)
+        homeless: list[_Call] = []
+        for plan in self._plans_with(node):
+            homeless += self._void(plan, error, actions)
+        actions += self._retire_outdated()
+        return homeless
 
     def _profiles_changed(self, event: ProfilesChanged, now: float) -> list[Action]:
         replaced = [self._plans[generation] for generation in self._current.values()]
@@ -442,7 +478,7 @@ class CoordinatorState:
     # -- calls
 
     def _call_submitted(self, event: CallSubmitted, now: float) -> list[Action]:
-        call = self._calls[event.call] = _Call(event.call, event.job)
+        call = self._calls[event.call] = _Call(event.call, event.job, event.patient)
         return self._place(call, now)
 
     def _call_cancelled(self, event: CallCancelled, now: float) -> list[Action]:
@@ -696,17 +732,18 @@ class CoordinatorState:
     def _tick(self, event: Tick, now: float) -> list[Action]:
         actions: list[Action] = []
         for call in self._without_plan():
-            if call.alone_since_s is not None and now - call.alone_since_s >= self._alone_s:
-                error = NodeLost(
-                    f"no worker is left, and none joined for {self._alone_s:g} s",
-                    cause=str(call.last_error or ""),
-                    next_step="Start mesh-worker on a machine of this mesh",
-                )
-                error.log_lines = call.last_error.log_lines if call.last_error else ()
-                actions += self._reject(call, error)
+            until_s = self._alone_until_s(call)
+            if until_s is not None and now >= until_s:
+                actions += self._reject(call, nobody(self._alone_s, len(self._paused), call.last_error))
             elif call.parked_until_s is not None and now >= call.parked_until_s:
                 actions += self._place(call, now)
         return actions
+
+    def _alone_until_s(self, call: _Call) -> float | None:
+        """When a call that has no node is given up, None for never."""
+        if call.alone_since_s is None or (call.patient and self._paused):
+            return None
+        return call.alone_since_s + self._alone_s
 
     def _tell(self, now: float, text: str) -> None:
         self.story.append((now, text))

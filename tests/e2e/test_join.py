@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.faulty_disk import QuickDisk
 from support.tls import MESH, Card, card
-from support.tls import credentials as identity
 from support.tls import authority as new_ca
+from support.tls import credentials as identity
 
 from coordinator.audit import read_events, verify
 from coordinator.authority import Authority

@@ -150,7 +150,9 @@ def test_only_a_coordinator_has_the_name_that_joining_nodes_ask_for() -> None:
 def test_the_authority_signs_leaves_only_for_ten_years() -> None:
     found = x509.load_der_x509_certificate(new_authority(MESH, NOW_S).certificate)
     constraints = found.extensions.get_extension_for_class(x509.BasicConstraints)
-    assert constraints.critical and constraints.value.ca and constraints.value.path_length == 1, "itself and its predecessor"
+    assert constraints.critical and constraints.value.ca and constraints.value.path_length == 1, (
+        "itself and its predecessor"
+    )
     assert found.not_valid_after_utc == datetime.fromtimestamp(NOW_S + 3650 * 86400, UTC)
 
 

@@ -29,6 +29,7 @@ from wire.graph import GraphBuilder, WireGraph  # noqa: E402
 from wire.tokens import parse_token  # noqa: E402
 from wire.versions import negotiate  # noqa: E402
 from worker import events as ev  # noqa: E402
+from worker.duty import MACHINE  # noqa: E402
 from worker.host import mesh_error_of  # noqa: E402
 from worker.watchdog import loss_of  # noqa: E402
 
@@ -58,6 +59,20 @@ def alone() -> MeshError:
     drive(s.CallSubmitted(1, "job"))
     drive(s.NodeGone("a", killed()))
     return rejection(drive(s.Tick(), after_s=5.0))
+
+
+def all_paused() -> MeshError:
+    drive = coordinator.Driver("a", "b")
+    drive(s.CallSubmitted(1, "job"))
+    drive(s.NodePaused("a"))
+    drive(s.NodePaused("b"))
+    return rejection(drive(s.Tick(), after_s=5.0))
+
+
+def paused_at_its_machine() -> MeshError:
+    drive = worker.Driver()
+    drive(ev.PauseWished(MACHINE))
+    return worker.one(ev.Refuse, drive(ev.PauseAsked(worker.COORD, drive.request(), False))).error
 
 
 def host_died() -> MeshError:
@@ -125,6 +140,8 @@ FAILURES: dict[str, Callable[[], MeshError]] = {
     "a worker was killed": killed,
     "a worker fell silent": silent,
     "no worker is left": alone,
+    "all workers are paused": all_paused,
+    "a pause that only its machine can end": paused_at_its_machine,
     "an engine host died": host_died,
     "an engine host was ended for memory": host_without_memory,
     "an engine raised an error": part_failed,
