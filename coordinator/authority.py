@@ -62,9 +62,12 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The authorities of a mesh: since when which is trusted, and which members know the present one not yet."""
+    """The authorities of a mesh: how long the one before is trusted, and which members know the present one not yet.
 
-    authority: bytes
+    `name` is how the audit log calls the present one.
+    """
+
+    name: str
     number: int
     former_until_s: float  # 0: there is none
     behind: tuple[MemberRecord, ...]
@@ -329,7 +332,7 @@ class Authority:
 
     def _rotation(self, roster: Roster, withdrawn: tuple[TokenRecord, ...] = ()) -> Rotation:
         certificate = self._keyring.get(roster.authority).certificate
-        return Rotation(certificate, roster.authority, roster.former_until_s, tuple(roster.behind()), withdrawn)
+        return Rotation(_short(certificate), roster.authority, roster.former_until_s, tuple(roster.behind()), withdrawn)
 
     def _refuse(self, reason: str, said: dict[str, str], why: str = "") -> Refusal:
         log.warning("refused %r from %s: %s", said.get("name") or said.get("node"), said["host"], why or reason)

@@ -66,7 +66,7 @@ class Roster:
         if self.former(now_s):
             left_h = (self.former_until_s - now_s) / 3600
             raise InputError(
-                f"mesh {self.mesh} got a new authority lately, and the one before is trusted for another {left_h:.1f} h",
+                f"mesh {self.mesh} got a new authority lately; the one before is trusted for another {left_h:.1f} h",
                 next_step="Wait until then; who has not heard of it yet, says: mesh-coord authority show",
             )
         self.authority += 1

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import socket
 import tempfile
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -22,9 +22,9 @@ log = logging.getLogger("graph_mesh.joining")
 class AutoJoin:
     """Joins every announced worker of the coordinator's mesh until closed.
 
-    Members give the `key` that their mesh knows adverts by, or what tells its keys of now, and the `interfaces` to use,
-    if not all.  One that is busy, or about to listen, is asked again for as long as it announces itself; `imposter(where, error)` hears of those who
-    are no members.
+    Members give the `key` that their mesh knows adverts by, or what tells its keys of now, and the `interfaces` to
+    use, if not all.  One that is busy, or about to listen, is asked again for as long as it announces itself;
+    `imposter(where, error)` hears of those who are no members.
     """
 
     def __init__(

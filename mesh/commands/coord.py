@@ -30,7 +30,7 @@ from ..remote import Remote
 from .arrays import check_folder, read_inputs, write_outputs
 from .exit_codes import INTERRUPTED, OK, print_log, run_command
 from .flags import add_common, add_health, add_listening, command, node_timeout_s, verbosity
-from .members import join, join_arguments, nodes_arguments, token_arguments
+from .members import authority_arguments, join, join_arguments, nodes_arguments, token_arguments
 from .pairs import print_pairs
 from .progress import progress
 from .reaching import connect
@@ -224,6 +224,7 @@ VERBS: dict[str, Verb] = {
     "serve": Verb("run a coordinator on this machine", _serve_arguments, local=serve, interrupted=OK),
     "nodes": Verb("show the workers and their devices, or throw one out", nodes_arguments, remote=nodes),
     "token": Verb("make, list and withdraw join tokens", token_arguments),
+    "authority": Verb("show the mesh's authority, or replace it", authority_arguments),
     "join": Verb("become a client of a mesh elsewhere, with a token", join_arguments, local=join),
     "plan": Verb("show what would go where, before a byte moves", _graph_argument, remote=plan),
     "submit": Verb("run a graph", _submit_arguments, remote=submit),

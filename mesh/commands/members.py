@@ -1,4 +1,4 @@
-"""Verbs about who is in a mesh: tokens, throwing a node out, and joining as a client.
+"""Verbs about who is in a mesh: tokens, throwing a node out, its authority, and joining as a client.
 
 All but `join` work in the folder of the mesh's authority, whether its coordinator runs or not; so they are for the user
 who runs it, on its machine.
@@ -23,7 +23,7 @@ from .flags import add_common, mesh_name
 from .tables import print_table
 
 if TYPE_CHECKING:
-    from coordinator.authority import Authority
+    from coordinator.authority import Authority, Rotation
 
 Options = argparse.Namespace
 
@@ -60,6 +60,16 @@ def nodes_revoke(options: Options) -> int:
     return _say(options, {"node": member.node_id, "name": member.name}, f"{member.name} ({member.node_id}) is out")
 
 
+def authority_show(options: Options) -> int:
+    """Show the authority, and which members have not heard of it yet."""
+    return _tell_rotation(options, _authority(options).rotation())
+
+
+def authority_rotate(options: Options) -> int:
+    """Give the mesh a new authority; the one before is trusted for another day."""
+    return _tell_rotation(options, _authority(options).rotate(parse_duration(options.overlap)))
+
+
 def join(options: Options) -> int:
     """Make this user of this machine a client of a mesh elsewhere."""
     peers = [options.coordinator] if options.coordinator else []
@@ -85,6 +95,15 @@ def nodes_arguments(made: argparse.ArgumentParser) -> None:
     actions = made.add_subparsers(metavar="[revoke NODE]")
     revoke = _action(actions, "revoke", nodes_revoke)
     revoke.add_argument("node", metavar="NODE", help="its name, its id, or the first characters of that")
+
+
+def authority_arguments(made: argparse.ArgumentParser) -> None:
+    actions = made.add_subparsers(required=True, metavar="ACTION")
+    _action(actions, "show", authority_show)
+    rotate = _action(actions, "rotate", authority_rotate)
+    rotate.add_argument(
+        "--overlap", default="24h", metavar="TIME", help="how long the one before is trusted (default %(default)s)"
+    )
 
 
 def join_arguments(made: argparse.ArgumentParser) -> None:
@@ -113,6 +132,25 @@ def _authority(options: Options) -> Authority:
     from coordinator.authority import Authority
 
     return Authority(authority_folder(mesh, options.state_dir), mesh)
+
+
+def _tell_rotation(options: Options, found: Rotation) -> int:
+    behind = [{"name": each.name, "node": each.node_id, "role": each.role} for each in found.behind]
+    withdrawn = [each.key_id for each in found.withdrawn]
+    if options.json:
+        until_s = {"former_until": found.former_until_s} if found.former_until_s else {}
+        told = {"authority": found.name, "number": found.number, "behind": behind, "tokens_revoked": withdrawn}
+        print(json.dumps(told | until_s))
+        return OK
+    until = f"; the one before is trusted until {_moment(found.former_until_s)}" if found.former_until_s else ""
+    print(f"the authority of mesh {mesh_name(options)} is {found.name}, its number {found.number}{until}")
+    if withdrawn:
+        print(f"tokens made before were revoked: {', '.join(withdrawn)}; make new ones with: mesh-coord token create")
+    if behind:
+        names = ", ".join(each["name"] for each in behind)
+        then = "each has to meet the coordinator until then" if until else "each has to join again with a new token"
+        print(f"members that do not know it yet: {names}; {then}")
+    return OK
 
 
 def _moment(seconds: float) -> str:
