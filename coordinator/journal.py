@@ -241,7 +241,9 @@ class Journal:
         with _transaction(self._connection):
             _insert(self._connection, rows)
         self._acknowledge(rows[-1])
-        self._count(rows)
+        self._stored += len(rows)
+        for row in rows:
+            _count(self._live, row)
 
     def _acknowledge(self, row: _Row) -> None:
         """Every row up to this one is on the disk; it counts once that is said."""
@@ -265,37 +267,43 @@ class Journal:
             return
         assert self._connection is not None
         try:
-            self._rewrite(_needed(_rows(self._connection)))
+            _check(self._connection)
+            self._rewrite(_read_needed(self._connection))
         except (sqlite3.Error, OSError, ValueError) as error:  # what was written stays; the next write tries again
             log.warning("the journal in %s was not compacted: %s", self._folder, error)
             self._disconnect()
 
-    def _rewrite(self, needed: Sequence[_Row]) -> None:
-        """One transaction that leaves a beginning and the rows that are needed, with numbers that go on."""
+    def _rewrite(self, needed: Iterable[_Row]) -> None:
+        """One transaction that leaves a beginning and the rows that are needed, with numbers that go on.
+
+        One row at a time, and `needed` may read them so: all jobs that are kept would be much to have in memory.
+        """
         assert self._connection is not None
+        connection, last = self._connection, self._number
         begin = Entry("", BEGIN, json.dumps({"epoch": self.epoch, "after": self._chain.hex()}).encode())
-        rows = list(_chained(self._number, self._chain, [begin, *(row.entry for row in needed)]))
-        with _transaction(self._connection):
-            self._connection.execute(
+
+        def moved() -> Iterator[Entry]:
+            yield begin
+            for row in needed:
+                connection.execute("DELETE FROM rows WHERE number = ?", (row.number,))
+                yield row.entry
+
+        with _transaction(connection):
+            connection.execute(
                 "CREATE TABLE IF NOT EXISTS rows (number INTEGER PRIMARY KEY, job TEXT NOT NULL, kind TEXT NOT NULL,"
                 " body BLOB NOT NULL, chain BLOB NOT NULL)"
             )
-            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
-            self._connection.execute("DELETE FROM rows")
-            _insert(self._connection, rows)
-        self._acknowledge(rows[-1])
-        self._live, self._stored = {}, 0
-        self._count(rows)
-
-    def _count(self, rows: Iterable[_Row]) -> None:
-        """Keep the number of needed rows by job."""
-        for row in rows:
-            self._stored += 1
-            job, kind = row.entry.job, row.entry.kind
-            if kind == FORGOTTEN:
-                self._live.pop(job, None)
-            else:
-                self._live[job] = 1 if kind in WHOLE else self._live.get(job, 0) + 1
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+            connection.execute("DELETE FROM rows WHERE number > ?", (last,))
+            live: dict[str, int] = {}
+            stored = 0
+            for row in _chained(last, self._chain, moved()):
+                _insert(connection, [row])
+                stored += 1
+                _count(live, row)
+            connection.execute("DELETE FROM rows WHERE number <= ?", (last,))
+        self._acknowledge(row)
+        self._live, self._stored = live, stored
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -336,20 +344,32 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _rows(connection: sqlite3.Connection) -> list[_Row]:
-    """Every row, as it stands there; sqlite3.Error or ValueError if the file contradicts itself."""
+def _check(connection: sqlite3.Connection) -> None:
+    """sqlite3.Error or ValueError if the file contradicts itself."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != FORMAT:
         raise ValueError(f"format {version}, this version reads {FORMAT}")
     (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if found != "ok":
         raise ValueError(found)
+
+
+def _rows(connection: sqlite3.Connection) -> list[_Row]:
+    """Every row, as it stands there; errors as of `_check`."""
+    _check(connection)
     rows = []
     for number, job, kind, body, chain in connection.execute("SELECT * FROM rows ORDER BY number"):
         if not (isinstance(job, str) and isinstance(kind, str) and isinstance(body, bytes)):
             raise ValueError(f"row {number} holds values of other types")
         rows.append(_Row(number, Entry(job, kind, body), chain))
     return rows
+
+
+def _read_needed(connection: sqlite3.Connection) -> Iterator[_Row]:
+    """The rows that still say something, oldest first, each read when it is its turn."""
+    for number in _needed_of(connection.execute("SELECT number, job, kind FROM rows ORDER BY number")):
+        row = connection.execute("SELECT job, kind, body, chain FROM rows WHERE number = ?", (number,)).fetchone()
+        yield _Row(number, Entry(*row[:3]), row[3])
 
 
 def _wrong_in(rows: Sequence[_Row], number: int, chain: bytes) -> str:
@@ -370,15 +390,30 @@ def _wrong_in(rows: Sequence[_Row], number: int, chain: bytes) -> str:
     return "" if chains[number] == chain else f"row {number} is not the one that was acknowledged"
 
 
-def _needed(rows: Iterable[_Row]) -> list[_Row]:
+def _needed(rows: Sequence[_Row]) -> list[_Row]:
     """The rows that still say something, oldest first."""
-    by_job: dict[str, list[_Row]] = {}
-    for row in rows:
-        if row.entry.kind in WHOLE:
-            by_job.pop(row.entry.job, None)
-        if row.entry.kind not in (BEGIN, FORGOTTEN):
-            by_job.setdefault(row.entry.job, []).append(row)
-    return sorted((row for each in by_job.values() for row in each), key=lambda row: row.number)
+    numbers = set(_needed_of((row.number, row.entry.job, row.entry.kind) for row in rows))
+    return [row for row in rows if row.number in numbers]
+
+
+def _needed_of(heads: Iterable[tuple[int, str, str]]) -> list[int]:
+    """Of rows by number, job and kind, oldest first."""
+    by_job: dict[str, list[int]] = {}
+    for number, job, kind in heads:
+        if kind in WHOLE:
+            by_job.pop(job, None)
+        if kind not in (BEGIN, FORGOTTEN):
+            by_job.setdefault(job, []).append(number)
+    return sorted(number for each in by_job.values() for number in each)
+
+
+def _count(live: dict[str, int], row: _Row) -> None:
+    """Keep the number of needed rows by job."""
+    job, kind = row.entry.job, row.entry.kind
+    if kind == FORGOTTEN:
+        live.pop(job, None)
+    else:
+        live[job] = 1 if kind in WHOLE else live.get(job, 0) + 1
 
 
 def _chained(number: int, chain: bytes, entries: Iterable[Entry]) -> Iterator[_Row]:

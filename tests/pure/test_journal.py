@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -72,6 +73,22 @@ def test_history_does_not_grow_the_journal(tmp_path: Path) -> None:
     assert max(sizes[2:]) <= sizes[1] * 1.5
     journal.close()
     assert found_in(tmp_path) == [entry("kept")]
+
+
+def test_tidying_does_not_take_memory_for_all_that_is_kept(tmp_path: Path) -> None:
+    journal, _ = open_quick(tmp_path)
+    bodies = {f"{number}": bytes([number % 256]) * 8192 for number in range(DEAD_ROWS_MIN)}
+    tracemalloc.start()
+    try:
+        for job, body in bodies.items():
+            journal.write([entry(job), entry(job, "started"), entry(job, "ended", body)])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert journal._stored < 3 * len(bodies), "it was not tidied, so this says nothing"
+    assert peak_bytes < sum(map(len, bodies.values())) / 4
+    journal.close()
+    assert {each.job: each.body for each in found_in(tmp_path)} == bodies
 
 
 def test_a_folder_belongs_to_one_process(tmp_path: Path) -> None:
