@@ -148,7 +148,10 @@ async def join_mesh(
     `peers` ("host:port"), else whoever announces itself as a coordinator of the token's mesh.
     """
     root = state_root(state_dir)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot use the folder {root}", cause=str(error)) from None
     with tempfile.TemporaryDirectory(prefix=".joining-", dir=root) as folder:
         fresh = Credentials(Path(folder))
         async with aclosing(_whom(token, peers, interfaces)) as whom:

@@ -97,13 +97,18 @@ def peer_member(transport: asyncio.BaseTransport | asyncio.StreamWriter) -> Memb
 
 # -- failures in words -------------------------------------------------------------------------------------
 
+_UNKNOWN = (
+    "belongs to another mesh, or to this one by an authority that this node does not know",
+    "Check the address; if it is right, join again with a new token, made there with: mesh-coord token create",
+)
+
 # What OpenSSL's verification found wrong with the other side's certificate (X509_V_ERR_...)
 _VERIFY = {
     9: ("has a certificate that is not valid yet", "Compare the clocks of both machines"),
     10: ("has a certificate that ran out", "Compare the clocks of both machines; restart that node to renew it"),
     18: ("has a certificate of its own making", "It is not a node of this mesh"),
-    19: ("belongs to another mesh", "Check the address"),
-    20: ("belongs to another mesh", "Check the address"),
+    19: _UNKNOWN,
+    20: _UNKNOWN,
     23: ("was revoked", "It can join again with a new key and a new token"),
     62: ("is another node than the one expected there", "Check the address"),
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.faulty_disk import QuickDisk
+from support.links import Recorder
 from support.tls import MESH, Card, card
 from support.tls import authority as new_ca
 from support.tls import credentials as identity
@@ -22,12 +23,15 @@ from wire.certificates import CERTIFICATE_S, JOIN_NAME, new_key, server_name
 from wire.credentials import Credentials
 from wire.errors import ConnectFailed, JoinRefused, MeshError, NotTrusted
 from wire.gate import Gate
-from wire.join_link import join, renew, serve_joining
+from wire.identity import identity_here
+from wire.join_link import PORT_OFFSET, join, renew, serve_joining
 from wire.joining import STRANGER_BYTES_MAX, Admitted, Renew, encode
 from wire.joining import Authority as Greeting
 from wire.listener import Listener
+from wire.membership import Membership
 from wire.security import client_context, join_client_context, peer_member, unverified_context
 from wire.tokens import Token
+from wire.transport import Endpoint
 
 HOST = "127.0.0.1"
 
@@ -379,6 +383,55 @@ async def test_a_member_of_another_mesh_is_not_renewed(there: Coordinator, tmp_p
     with pytest.raises(NotTrusted):
         await renew(HOST, there.port, spy)
     assert "renewed" not in there.audit()
+
+
+# -- a new authority
+
+
+async def rotated(there: Coordinator, overlap_s: float = CERTIFICATE_S) -> None:
+    await asyncio.to_thread(there.authority.rotate, overlap_s)
+    there.credentials.adopt(there.authority.certify_coordinator(there.credentials.key.public))
+
+
+async def test_who_renews_or_joins_hears_of_a_new_authority(there: Coordinator, tmp_path: Path) -> None:
+    old, before = await joined(there, tmp_path, "old"), there.authority.certificate
+    await rotated(there)
+    assert not old.outdated
+    old.adopt(await renew(HOST, there.port, old))
+    new = await joined(there, tmp_path, "new")
+    for node in (old, new):
+        assert node.admitted.authority == there.authority.certificate != before and not node.outdated
+        async with serving(there.credentials) as service:  # with a certificate of the one before
+            name = server_name(there.credentials.node_id, MESH)
+            assert await service.ask(node.client_context(), name) == b"heard"
+
+
+async def test_a_running_member_renews_as_soon_as_it_hears(there: Coordinator, tmp_path: Path) -> None:
+    node = await joined(there, tmp_path)
+    membership = Membership(node, tmp_path)
+    membership.met([f"{HOST}:{there.port - PORT_OFFSET}"])
+    keeping = asyncio.create_task(membership.keep())
+    await rotated(there)
+    await asyncio.sleep(0)
+    trust = there.authority.trust()
+    assert trust.former is not None
+    endpoint = Endpoint(identity_here("worker", MESH, "desk", None, node.node_id), Recorder(), credentials=node)
+    membership.trust(endpoint, trust.data, trust.authority, (trust.former.certificate, trust.former.revocations))
+    assert node.outdated
+    await until(lambda: not node.outdated)
+    keeping.cancel()
+    await endpoint.close()
+
+
+async def test_a_member_that_was_away_all_the_time_is_told_what_to_do(there: Coordinator, tmp_path: Path) -> None:
+    worker, client = await joined(there, tmp_path), await joined(there, tmp_path, "me", "client")
+    await rotated(there)
+    there.clock.ahead_s = CERTIFICATE_S
+    there.credentials.adopt(there.authority.certify_coordinator(there.credentials.key.public))
+    for node, verb in ((worker, "mesh-worker join"), (client, "mesh-coord join")):
+        with pytest.raises(NotTrusted, match=f"mesh '{MESH}' has a new authority") as raised:
+            await renew(HOST, there.port, node)
+        assert verb in raised.value.next_step and "mesh-coord token create" in raised.value.next_step
 
 
 # -- links by mutual TLS

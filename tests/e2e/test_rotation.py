@@ -1,0 +1,80 @@
+"""A mesh gets a new authority while it runs: `mesh-coord authority rotate`, by real processes and a short overlap."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import daemon, environment, node_states, run, wait_for
+
+from mesh.commands import exit_codes
+
+MESH = "rotated"
+SERVE = ("coord", "serve", "--no-mdns", "--port", "0")
+OVERLAP_S = 8
+
+
+@pytest.mark.long
+def test_a_mesh_goes_on_by_a_new_authority(tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME=MESH)
+
+    def coord(*words: str) -> Any:
+        done = run("coord", *words, "--json", env=env)
+        assert done.returncode == exit_codes.OK, done.stderr
+        return json.loads(done.stdout)
+
+    def words(name: str) -> tuple[str, ...]:
+        return ("--port", "0", "--no-mdns", "--device", "cpu", "--name", name, "--peer", coordinator.address)
+
+    with daemon(*SERVE, env=env, log=tmp_path / "serve.log") as coordinator:
+        elsewhere = {name: environment(tmp_path / name) for name in ("there", "away", "late", "client")}
+        for name in ("there", "away"):
+            token = {"MESH_TOKEN": coordinator.ready["token"]}
+            with daemon(
+                "worker", "join", *words(name), env=elsewhere[name] | token, log=tmp_path / f"{name}.log"
+            ) as worker:
+                wait_for(lambda name=name: node_states(coordinator).get(name) == "healthy")  # type: ignore[misc]
+                assert worker.stop(signal.SIGTERM) == 0
+        client = {**elsewhere["client"], "MESH_TOKEN": coord("token", "create", "--role", "client")["token"]}
+        assert run("coord", "join", "--coordinator", coordinator.address, env=client).returncode == exit_codes.OK
+
+        with daemon(
+            "worker", "--mesh", MESH, *words("there"), env=elsewhere["there"], log=tmp_path / "there.log"
+        ) as there:
+            wait_for(lambda: node_states(coordinator)["there"] == "healthy")
+            rotated = coord("authority", "rotate", "--overlap", f"{OVERLAP_S}s")
+            assert rotated["number"] == 2 and len(rotated["tokens_revoked"]) == 1
+            assert {each["name"] for each in rotated["behind"]} >= {"there", "away"}
+            wait_for(lambda: "there" not in {each["name"] for each in coord("authority", "show")["behind"]}, 5.0)
+            asking = ("nodes", "--mesh", MESH, "--coordinator", coordinator.address)
+            assert run("coord", *asking, env=client).returncode == exit_codes.OK
+            assert node_states(coordinator)["there"] == "healthy", "and who is at home changes over in passing"
+            assert [each["name"] for each in coord("authority", "show")["behind"]] == ["away"]
+
+            late = {**elsewhere["late"], "MESH_TOKEN": coordinator.ready["token"]}
+            refused = run("worker", "join", *words("late"), env=late)
+            assert refused.returncode != exit_codes.OK and "make a new token there" in refused.stderr
+            late["MESH_TOKEN"] = coord("token", "create")["token"]
+            with daemon("worker", "join", *words("late"), env=late, log=tmp_path / "late.log"):
+                wait_for(lambda: node_states(coordinator).get("late") == "healthy")
+
+                wait_for(lambda: "former_until" not in coord("authority", "show"), OVERLAP_S + 5.0)
+                assert set(node_states(coordinator).values()) == {"healthy", "dead"}
+                assert node_states(coordinator) == {"there": "healthy", "late": "healthy", "away": "dead"}
+            assert there.stop(signal.SIGTERM) == 0
+        with daemon("worker", "--mesh", MESH, *words("there"), env=elsewhere["there"], log=tmp_path / "there.log"):
+            wait_for(lambda: node_states(coordinator)["there"] == "healthy")
+            assert run("coord", *asking, env=client).returncode == exit_codes.OK
+            with daemon(
+                "worker", "--mesh", MESH, *words("away"), env=elsewhere["away"], log=tmp_path / "away.log"
+            ) as away:
+                wait_for(lambda: "by an authority that this node does not know" in away.log.read_text())
+                assert node_states(coordinator)["away"] == "dead"
+        coordinator.stop(signal.SIGTERM)
+    events = [json.loads(line)["event"] for line in next(tmp_path.rglob("audit.jsonl")).read_text().splitlines()]
+    assert [event for event in events if event.startswith("authority")] == [
+        "authority made", "authority changed", "authority dropped",
+    ]  # fmt: skip
