@@ -8,8 +8,8 @@ Pure: `now` is Unix time in seconds, ids are given, and a method that changes so
 
 A job that arrives still needs its client: values are on their way, and nothing was promised.  From queued on it is
 promised: it is in the journal, where there is one.  An end is told once it is in the journal too, or once the journal
-has refused it; then it is tried again every `retry_s`.  Details of a job that is over (log, report, values) may be left
-to the journal: `shrink` lets go of them, `recall` takes them up again.
+has refused it; then it is tried again every `retry_s`.  Details of a job that is over (log, report, values, the log
+lines of its error) may be left to the journal: `shrink` lets go of them, `recall` takes them up again.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class JobTable:
         """What the job needs did not come, or could not be kept."""
         if job.state in FINAL:
             return []
-        job.error, job.final = error, _final_state(error)
+        job.error, job.final = error.copy(), _final_state(error)
         return self._over(job, now)
 
     def ran(
@@ -168,7 +168,8 @@ class JobTable:
         if job.state in FINAL or job.final:
             return []
         job.final = _final_state(error)
-        job.ended_s, job.outputs, job.report, job.error = now, outputs, report, error
+        job.ended_s, job.outputs, job.report = now, outputs, report
+        job.error = error and error.copy()  # the error itself would hold the stacks that it went through
         self._tell(job, now, job.final if error is None else f"{job.final}: {error}")
         return [self._save_end(job)]
 
@@ -280,11 +281,14 @@ class JobTable:
         """Leave what is long to the journal."""
         if job.state in FINAL and job.accepted and job.retry_s is None:
             job.shrunk, job.outputs, job.report, job.kept, job.log = True, None, "", {}, []
+            if job.error is not None:
+                job.error.log_lines = ()
 
     def recall(self, job: Job, fields: Mapping[str, Any]) -> None:
         """What the journal says of a job that was shrunk."""
         job.shrunk, job.report, job.log = False, fields["report"], list(fields["log"])
         job.kept = fields["values"] or {}
+        job.error = from_fields(fields["error"]) if fields["error"] else None
 
     # -- time
 

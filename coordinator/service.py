@@ -182,7 +182,7 @@ class JobService:
                 return JobAccepted(name)
             if known is job:
                 assert job.error is not None
-                raise job.error
+                raise job.error.copy()
 
     async def _take_in(self, link: Link, job: Job, graph: WireGraph, body: SubmitJob) -> None:
         """Everything a job needs comes and is kept; from then on it does not need its client."""
@@ -213,7 +213,8 @@ class JobService:
         job = self._table.get(body.job)
         await self._until(job, lambda job: job.state in FINAL)
         if job.error is not None:
-            raise job.error
+            await self._recall(job)
+            raise job.error.copy()  # for whoever asks: raised itself, it would gather the stacks of them all
         async with self._publishing:
             await self._recall(job)
             if job.job not in self._published:

@@ -268,6 +268,23 @@ def test_a_restart_forgets_nothing_and_runs_what_was_not_over() -> None:
     assert after.submit("running", detached=True) is after.job("running")
 
 
+def test_a_failed_job_holds_what_its_error_says_and_not_where_it_went() -> None:
+    story = Story()
+    story.submit("failed")
+    try:
+        raise ExecuteFailed("out of luck", node="w1")
+    except ExecuteFailed as error:
+        error.log_lines = ("a line",) * 50
+        story.ran("failed", 1.0, error=error)
+    job = story.job("failed")
+    assert job.error is not None and job.error.log_lines
+    assert (job.error.__traceback__, job.error.__context__) == (None, None)
+    story.table.shrink(job)
+    assert str(job.error) == "out of luck [worker w1]" and not job.error.log_lines
+    story.table.recall(job, {**story.journal[-1][2], "values": None})
+    assert len(job.error.log_lines) == 50
+
+
 def test_after_a_restart_jobs_wait_for_the_workers_of_before_but_not_for_ever() -> None:
     before = Story()
     before.submit("a", detached=True)
