@@ -1,35 +1,63 @@
-"""Planning: plans of the workers that are there, made in a thread and remembered.
+"""Planning: plans of the workers that are there, made when they are asked for or ahead, and remembered.
 
-It does not know what a plan is wanted for.  A plan follows from its Question and from nothing else, so that is what it
-is remembered by: whatever changes about the machines makes another question.
+A plan follows from its Question and from nothing else, so that is what it is remembered by: whatever changes about the
+machines makes another question.  What is asked for is planned in a thread; what `ahead.py` expects, by an Answerer,
+while nothing changes.  It does not know what a plan is wanted for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from wire.graph import WireGraph
 
+from .ahead import Ahead, Use
 from .plan import Plan
+from .plan_bytes import plan_from, seconds_in
 from .planner import Question
+from .planner_process import Answerer
 from .prober import Prober
 from .profile import Profiles
 from .records import Member
 from .stragglers import Stragglers
 
+log = logging.getLogger("graph_mesh.coordinator")
+
 PLANS_REMEMBERED = 256
 NODES_REMEMBERED = 500_000  # of the graphs of all plans together: some hundred bytes each
+SETTLE_S = 0.5  # changes come in crowds, and a death has its recovery to be carried out first
+MADE_AHEAD = "this plan was made ahead, before it was needed"
 
 
 class Planning:
-    """Plans for some of `members`, by what is known of them, their pace and their links."""
+    """Plans for some of `members`, by what is known of them, their pace and their links.
 
-    def __init__(self, members: Mapping[str, Member], stragglers: Stragglers, prober: Prober) -> None:
+    Those of them that may get work are the `usable`.
+    """
+
+    def __init__(
+        self,
+        members: Mapping[str, Member],
+        stragglers: Stragglers,
+        prober: Prober,
+        usable: Callable[[], Iterable[str]],
+        ahead: Ahead,
+        answerer: Answerer,
+    ) -> None:
         self._members = members
         self._stragglers = stragglers
         self._prober = prober
+        self._usable = usable
+        self._ahead = ahead
+        self._answerer = answerer
         self._plans: dict[Question, Plan] = {}  # the oldest first
+        self._news = asyncio.Event()
+
+    # -- plans that are asked for
 
     def found(self, graph: WireGraph, strategy: str, nodes: Iterable[str]) -> Plan | None:
         """The plan for these workers, if it is remembered."""
@@ -39,7 +67,13 @@ class Planning:
         """The plan for these workers; PlacementError if there is none."""
         question = self._question(graph, strategy, nodes)
         found = self._plans.get(question)
-        return found or self._remember(question, await asyncio.to_thread(question.answer))
+        if found is None:
+            ahead = self._ahead.find(question)
+            found = await (
+                asyncio.to_thread(question.answer) if ahead is None else asyncio.to_thread(_unpacked, ahead, question)
+            )
+            self._remember(question, found)
+        return found
 
     def profiles(self, nodes: Iterable[str]) -> Profiles:
         """What is known of these workers, as far as they are there; by name: ids change with every start."""
@@ -49,14 +83,72 @@ class Planning:
         near = frozenset(member.profile.node_id for member in members if member.link.same_host)
         return Profiles(workers, near, self._prober.known(worker.node_id for worker in workers))
 
+    # -- plans made ahead
+
+    def use(self, graph: WireGraph, strategy: str, nodes: frozenset[str]) -> None:
+        """Calls go by a plan that runs on these workers."""
+        self._ahead.use(Use(graph, strategy, nodes))
+        self._news.set()
+
+    def changed(self) -> None:
+        """Something about the workers is other than it was."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Answer what is expected; never returns."""
+        try:
+            while True:
+                await self._news.wait()
+                await asyncio.sleep(SETTLE_S)
+                self._news.clear()
+                self._ahead.expect(self.profiles(self._usable()))
+                await _first(self._news.wait(), self._answer_all())
+        finally:
+            await self._answerer.close()
+
+    def outlook(self, graph: WireGraph, strategy: str) -> list[dict[str, Any]]:
+        """For every worker whose death is planned for: its name, and the predicted seconds per call without it."""
+        profiles = self.profiles(self._usable())
+        rows = ((each.name, Question(graph, strategy, profiles.without(each.node_id))) for each in profiles.workers)
+        found = ((name, self._ahead.find(question)) for name, question in rows)
+        return [{"worker": name, "seconds": seconds_in(data)} for name, data in found if data is not None]
+
+    async def _answer_all(self) -> None:
+        while (question := self._ahead.next(self._plans)) is not None:
+            try:
+                answer = await self._answerer.answer(question)
+            except (OSError, EOFError) as error:
+                log.warning("the process that plans ahead ended: %s", error)
+                answer = None
+            self._ahead.answered(question, answer)
+
+    # -- helpers
+
     def _question(self, graph: WireGraph, strategy: str, nodes: Iterable[str]) -> Question:
         return Question(graph, strategy, self.profiles(nodes))
 
-    def _remember(self, question: Question, plan: Plan) -> Plan:
+    def _remember(self, question: Question, plan: Plan) -> None:
         self._plans[question] = plan
         while len(self._plans) > PLANS_REMEMBERED or (len(self._plans) > 1 and self._size() > NODES_REMEMBERED):
             del self._plans[next(iter(self._plans))]
-        return plan
 
     def _size(self) -> int:
         return sum(len(plan.graph) for plan in self._plans.values())
+
+
+def _unpacked(data: bytes, question: Question) -> Plan:
+    plan = plan_from(data, question.graph)
+    return replace(plan, reasons=(*plan.reasons, MADE_AHEAD))
+
+
+async def _first(*works: Coroutine[Any, Any, object]) -> None:
+    """Until one of them ends; the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

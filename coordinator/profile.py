@@ -103,6 +103,11 @@ class Profiles:
         chosen.update(dict.fromkeys([i for i in roomiest if i not in chosen][: count // 4]))
         return replace(self, workers=tuple(self.workers[i] for i in sorted(chosen)))
 
+    def without(self, node: str) -> Profiles:
+        """As they are once this worker is gone."""
+        links = {way: link for way, link in self.links.items() if node not in way}
+        return Profiles(tuple(each for each in self.workers if each.node_id != node), self.near - {node}, links)
+
     @cached_property
     def twins(self) -> list[int]:
         """For every worker the last before it that differs from it in name only, or -1: to swap the two changes no

@@ -66,12 +66,14 @@ from wire.versions import usable_ops
 from wire.watch import ANSWER_S, LinkWatch
 
 from . import dispatch, state
+from .ahead import Ahead
 from .config import CoordinatorConfig
 from .explain import disagreement, explain, in_quarantine, lost_node
 from .feeding import feeds_of
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
 from .plan import Plan
+from .planner_process import Answerer, PlannerProcess
 from .planning import Planning
 from .prober import Prober, second_opinion
 from .profile import CLIENT, worker_profile
@@ -106,6 +108,7 @@ class Coordinator:
         shared: SharedDir | None,
         endpoint: Callable[[Identity, Handler], AnyEndpoint] = Endpoint,
         machine: Callable[[float], state.CoordinatorState] = state.CoordinatorState,
+        answerer: Answerer | None = None,
     ) -> None:
         self.config = config
         self.identity = identity
@@ -142,7 +145,14 @@ class Coordinator:
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
         self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
-        self._planning = Planning(self._members, self._stragglers, self.prober)
+        self._planning = Planning(
+            self._members,
+            self._stragglers,
+            self.prober,
+            lambda: self._state.nodes,
+            Ahead(config.plan_ahead),
+            answerer or PlannerProcess(),
+        )
         self._perform: dict[type, Callable[[Any], None]] = {
             state.MakePlan: self._make_plan,
             state.SendDeploy: self._start_deploy,
@@ -170,6 +180,7 @@ class Coordinator:
         self.link_watch.answer_s = max(ANSWER_S, 2 * config.health.node_timeout_s)
         self._spawn(self.link_watch.run())
         self._spawn(self.prober.run())
+        self._spawn(self._planning.run())
         self._spawn(self._watch_time())
 
     # -- what callers use
@@ -227,7 +238,12 @@ class Coordinator:
         """The plan a call would use now, nothing sent."""
         if not self._members:
             raise NodeLost("no worker is connected, so there is nothing to plan for", next_step="Start mesh-worker")
-        return await self._planning.plan(graph, strategy, frozenset(self._members) - self.quarantined)
+        return await self._planning.plan(graph, strategy, self._state.nodes)
+
+    async def preview(self, graph: WireGraph, strategy: str = "auto") -> dict[str, Any]:
+        """That plan as plain data, with the deaths that are planned for."""
+        plan = await self.plan(graph, strategy)
+        return {**plan.describe(), "deaths": self._planning.outlook(graph, strategy)}
 
     def submit(
         self, program: Program, inputs: Mapping[str, NDArray[Any]]
@@ -501,6 +517,8 @@ class Coordinator:
     def _feed(self, event: state.Event) -> None:
         for action in self._state.handle(event, self._now()):
             self._perform[type(action)](action)
+        if type(event) in state.NEWS_OF_NODES:
+            self._planning.changed()
 
     def _make_plan(self, action: state.MakePlan) -> None:
         program = program_of(action.job)
@@ -556,6 +574,7 @@ class Coordinator:
             deployment.feeds = dispatch.feeds(plan)
             self._tell("planned", "", "; ".join(plan.reasons), generation)
             self._teller.planned(deployment.program, generation)
+            self._planning.use(deployment.program.graph, deployment.program.strategy, dispatch.nodes(plan))
         nodes, outputs = dispatch.nodes(plan), dispatch.output_count(plan)
         self._feed(state.PlanMade(generation, nodes, outputs, dispatch.part_seconds(plan)))
 

@@ -196,8 +196,7 @@ class JobService:
         await self._until(job, lambda job: job.state != "arriving")
 
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
-        plan = await self._coordinator.plan(decode_graph(body.graph), body.strategy)
-        return Planned(json.dumps(plan.describe()))
+        return Planned(json.dumps(await self._coordinator.preview(decode_graph(body.graph), body.strategy)))
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)

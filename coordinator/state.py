@@ -237,6 +237,7 @@ Event = (
     NodeJoined | NodeGone | NodePaused | ProfilesChanged | Working | CallSubmitted | PlanMade | PlanFailed | DeployDone
     | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled | Tick
 )  # fmt: skip
+NEWS_OF_NODES = frozenset({NodeJoined, NodeGone, NodePaused, ProfilesChanged})  # other plans may be wanted after it
 Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ForgetPlan | Resolve | Reject
 
 
@@ -346,6 +347,11 @@ class CoordinatorState:
     def idle(self) -> bool:
         """No call is in progress."""
         return not self._calls
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes that may get work: they are there, and nobody paused them or took them out."""
+        return frozenset(self._nodes)
 
     @property
     def stuck(self) -> frozenset[str]:

@@ -59,8 +59,7 @@ class Embedded:
         return self.coordinator.live
 
     async def plan(self, graph: WireGraph, strategy: str) -> Mapping[str, Any]:
-        plan = await self.coordinator.plan(graph, strategy)
-        return plan.describe()
+        return await self.coordinator.preview(graph, strategy)
 
     def hold(self, handle: Handle) -> None:
         held = self._held.get(id(handle))

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from coordinator.planner_process import AnswersHere
 from coordinator.report import Event
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from wire.endpoint import Endpoint
@@ -211,6 +212,7 @@ class Cluster:
             None,
             lambda identity, handler: self._endpoint(COORDINATOR, identity, handler),
             self.referee.coordinator,
+            AnswersHere(),
         )
         self.coordinator.link_watch.wall = asyncio.get_running_loop().time
         self.coordinator.watchers.append(self._saw)

@@ -47,7 +47,7 @@ DOORS = {
     "cryptography": {"wire/certificates.py"},
     "ml_dtypes": {"wire/dtypes.py", "mesh/numpy/dtypes.py"},
     "msgpack": {"wire/codec.py"},
-    "msgspec": {"wire/messages.py", "wire/frames.py", "worker/host_messages.py"},
+    "msgspec": {"coordinator/plan_bytes.py", "wire/messages.py", "wire/frames.py", "worker/host_messages.py"},
     "platformdirs": {"worker/config.py", "mesh/enrolment.py", "mesh/demo/show.py"},
     "psutil": {"wire/interfaces.py", "worker/cpu/engine.py"},
     "rich": {"mesh/commands/progress.py", "mesh/commands/tables.py", "mesh/demo/show.py"},
@@ -64,6 +64,7 @@ STANDARD_DOORS = {"sqlite3": {"coordinator/journal.py"}, "ssl": {"wire/security.
 
 # Files that decide and do not act: time, chance, identity and the world arrive as arguments.
 PURE = (
+    "coordinator/ahead.py",
     "coordinator/cost.py",
     "coordinator/dispatch.py",
     "coordinator/explain.py",
@@ -73,6 +74,7 @@ PURE = (
     "coordinator/pairs.py",
     "coordinator/partition.py",
     "coordinator/plan.py",
+    "coordinator/plan_bytes.py",
     "coordinator/planner.py",
     "coordinator/profile.py",
     "coordinator/program.py",

@@ -1,0 +1,111 @@
+"""Ahead: plans for deaths that have not happened.  Pure.
+
+For every program in use: how it would go on without each one of the workers, those first that it runs on, and what its
+next call needs if that is not known.  Each of these is a Question; what comes of it is kept as bytes, which bounds the
+memory and is what a plan costs.  A plan follows from its question and from nothing else, so it is right whenever the
+question is asked: a worker that joins or dies, a link or device measured anew, make other questions, and what was made
+for the old ones is never found again.  `expect` then forgets it.
+
+It does not know who answers questions (`planning.py`), nor what plans are used for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from wire.graph import WireGraph
+
+from .planner import CANDIDATES_MAX, Question
+from .profile import Profiles
+
+PROGRAMS_MAX = 8  # those used last
+DEATHS_MAX = 16  # of one program that are planned for
+BYTES_MAX = 64 << 20  # of all plans together; one for 10 000 nodes has some 300 kB
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A program that is called: its graph and strategy, and the workers that its present plan runs on."""
+
+    graph: WireGraph
+    strategy: str
+    nodes: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Ahead:
+    """`use` for every plan that is used, `expect` whenever anything changed; then answer what is `next`.
+
+    Planning for fewer than `nodes_min` graph nodes times workers is so quick that it is left for when it is needed;
+    None: nothing is planned ahead.
+    """
+
+    nodes_min: int | None
+    bytes_max: int = BYTES_MAX
+    _uses: OrderedDict[tuple[WireGraph, str], Use] = field(default_factory=OrderedDict)  # the last used at the end
+    _expected: tuple[Question, ...] = ()
+    _answers: dict[Question, bytes] = field(default_factory=dict)
+    _passed: set[Question] = field(default_factory=set)  # that have no plan, or one that is too large to keep
+
+    def use(self, use: Use) -> None:
+        """A program has a plan, and calls go by it."""
+        key = use.graph, use.strategy
+        self._uses[key] = use
+        self._uses.move_to_end(key)
+        if len(self._uses) > PROGRAMS_MAX:
+            self._uses.popitem(last=False)
+
+    def expect(self, profiles: Profiles) -> None:
+        """These are the workers now: forget what can no longer be asked."""
+        uses = [use for use in reversed(self._uses.values()) if self._is_slow(use, profiles)]
+        self._expected = tuple(question for use in uses for question in _questions(use, profiles))
+        there = set(self._expected)
+        self._answers = {question: data for question, data in self._answers.items() if question in there}
+        self._passed &= there
+
+    def next(self, known: Iterable[Question] = ()) -> Question | None:
+        """What to answer now, or None: everything is, as far as there is room.  `known` are answered elsewhere."""
+        if self.used_bytes >= self.bytes_max:
+            return None
+        done = {*known, *self._answers, *self._passed}
+        return next((question for question in self._expected if question not in done), None)
+
+    def answered(self, question: Question, data: bytes | None) -> bool:
+        """The plan as bytes, or None if there is none; whether it was kept."""
+        if question not in self._expected:
+            return False
+        if data is None or self.used_bytes + len(data) > self.bytes_max:
+            self._passed.add(question)
+            return False
+        self._answers[question] = data
+        return True
+
+    def find(self, question: Question) -> bytes | None:
+        return self._answers.get(question)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(map(len, self._answers.values()))
+
+    def expects(self, question: Question) -> bool:
+        return question in self._expected
+
+    def _is_slow(self, use: Use, profiles: Profiles) -> bool:
+        workers = min(len(profiles.workers), CANDIDATES_MAX)
+        return self.nodes_min is not None and len(use.graph) * workers >= self.nodes_min
+
+
+def _questions(use: Use, profiles: Profiles) -> Iterator[Question]:
+    """What may be asked of a program next: its plan now, and without each worker."""
+    if profiles.workers:
+        yield Question(use.graph, use.strategy, profiles)
+    for node in _by_use(use, profiles):
+        if len(profiles.workers) > 1:
+            yield Question(use.graph, use.strategy, profiles.without(node))
+
+
+def _by_use(use: Use, profiles: Profiles) -> Sequence[str]:
+    nodes = [worker.node_id for worker in profiles.workers]
+    return sorted(nodes, key=lambda node: node not in use.nodes)[:DEATHS_MAX]

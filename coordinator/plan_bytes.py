@@ -1,0 +1,100 @@
+"""Questions and plans as bytes, for the process that plans ahead and for keeping what it made.
+
+Both ends are the same version of this program, so a value is written as it is: the number of its class in `_CLASSES`
+and its fields.  A graph is its encoding, once however often it occurs.  To carry another class, add it to the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import msgspec
+
+from wire.codec import decode_graph
+from wire.graph import WireGraph
+
+from .plan import Audit, Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Plan, WorkerShare
+from .planner import Question
+from .profile import DeviceProfile, Link, Profiles, WorkerProfile
+
+_CLASSES: tuple[type[Any], ...] = (
+    FromInput, FromParam, FromPart, FromConst, Part, Edge, WorkerShare, ParamPlace, Audit, Plan,
+    DeviceProfile, WorkerProfile, Link, Profiles, Question,
+)  # fmt: skip
+_NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
+_FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}
+_GRAPH, _TUPLE, _SET, _MAP = range(len(_CLASSES), len(_CLASSES) + 4)
+
+
+def question_bytes(question: Question) -> bytes:
+    return _pack(question)
+
+
+def question_from(data: bytes) -> Question:
+    question = _Unpacker(data).value
+    assert isinstance(question, Question)
+    return question
+
+
+def plan_bytes(plan: Plan) -> bytes:
+    return _pack(plan)
+
+
+def plan_from(data: bytes, asked: WireGraph) -> Plan:
+    """The plan; its graphs get the large constants of the graph that was asked for."""
+    plan = _Unpacker(data, asked.blobs).value
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def seconds_in(data: bytes) -> float:
+    """The predicted seconds of a plan, without making it."""
+    plain, _ = msgspec.msgpack.decode(data)
+    return float(plain[1 + _FIELDS[Plan].index("seconds")])
+
+
+def _pack(value: object) -> bytes:
+    graphs: dict[bytes, int] = {}
+    plain = _plain(value, graphs)
+    return msgspec.msgpack.encode((plain, list(graphs)))
+
+
+def _plain(value: Any, graphs: dict[bytes, int]) -> Any:
+    """Lists that begin with a number for what they are; strings, numbers and bytes as they are."""
+    number = _NUMBERS.get(type(value))
+    if number is not None:
+        return [number, *[_plain(getattr(value, name), graphs) for name in _FIELDS[type(value)]]]
+    match value:
+        case WireGraph():
+            return [_GRAPH, graphs.setdefault(value.encoded, len(graphs))]
+        case tuple():
+            return [_TUPLE, *[_plain(each, graphs) for each in value]]
+        case frozenset():
+            return [_SET, *[_plain(each, graphs) for each in sorted(value)]]
+        case Mapping():
+            return [_MAP, *[_plain(each, graphs) for pair in value.items() for each in pair]]
+    assert value is None or isinstance(value, str | int | float | bytes), f"{type(value).__name__} is not carried"
+    return value
+
+
+class _Unpacker:
+    def __init__(self, data: bytes, blobs: Mapping[bytes, Any] | None = None) -> None:
+        plain, encodings = msgspec.msgpack.decode(data)
+        graphs = (decode_graph(each) for each in encodings)
+        self._graphs = [replace(graph, blobs=blobs) if blobs else graph for graph in graphs]
+        self.value = self._made(plain)
+
+    def _made(self, plain: Any) -> Any:
+        if type(plain) is not list:
+            return plain
+        number = plain[0]
+        if number == _GRAPH:
+            return self._graphs[plain[1]]
+        items = [self._made(each) for each in plain[1:]]
+        if number < _GRAPH:
+            return _CLASSES[number](*items)
+        if number == _MAP:
+            return dict(zip(items[::2], items[1::2], strict=True))
+        return frozenset(items) if number == _SET else tuple(items)

@@ -1,0 +1,45 @@
+"""The process that plans ahead: questions come in on stdin, plans go out on stdout, at the lowest priority.
+
+A message is its length (4 bytes, little-endian) and that many bytes, as `plan_bytes.py` writes them; an answer without
+bytes says that there is no plan.  The process ends when its stdin does.  Started by `planner_process.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import BinaryIO
+
+from wire.errors import MeshError
+from wire.launch import take_stdio
+
+from .plan_bytes import plan_bytes, question_from
+from .planner import Question
+
+LENGTH = struct.Struct("<I")
+NICE = 19
+
+
+def main() -> None:
+    """Answer until stdin closes."""
+    receive_fd, send_fd = take_stdio()
+    if hasattr(os, "nice"):
+        os.nice(NICE)
+    with open(receive_fd, "rb") as asked, open(send_fd, "wb") as answers:
+        while (data := _message(asked)) is not None:
+            answer = answer_of(question_from(data)) or b""
+            answers.write(LENGTH.pack(len(answer)) + answer)
+            answers.flush()
+
+
+def answer_of(question: Question) -> bytes | None:
+    """The plan as bytes; None where there is none, which whoever needs it finds out again, with the reason."""
+    try:
+        return plan_bytes(question.answer())
+    except MeshError:
+        return None
+
+
+def _message(file: BinaryIO) -> bytes | None:
+    head = file.read(LENGTH.size)
+    return file.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None

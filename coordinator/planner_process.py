@@ -1,0 +1,92 @@
+"""Whoever answers the questions of `ahead.py`: by default a process of its own, which takes no time from this one.
+
+A thread would: planning is Python, so that every step of a call would wait for the interpreter, up to 5 ms each.  The
+process starts with the first question and ends some seconds after the last; a question that nobody wants any more ends
+it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+from typing import Protocol
+
+from wire.launch import python_command
+
+from .plan_bytes import question_bytes
+from .planner import Question
+from .planner_host import LENGTH, answer_of
+
+log = logging.getLogger("graph_mesh.coordinator")
+REST_S = 10.0  # without a question, after which the process ends
+_IDLE_PRIORITY = getattr(subprocess, "IDLE_PRIORITY_CLASS", 0)  # Windows; elsewhere the process sees to it
+
+
+class Answerer(Protocol):
+    """One question at a time; one that is cancelled costs nothing any more."""
+
+    async def answer(self, question: Question) -> bytes | None:
+        """The plan as `plan_bytes.py` writes it, None if there is none; OSError or EOFError if nobody can tell."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class AnswersHere:
+    """In a thread of this process: for the simulation, whose time stands still meanwhile."""
+
+    async def answer(self, question: Question) -> bytes | None:
+        return await asyncio.to_thread(answer_of, question)
+
+    async def close(self) -> None:
+        return
+
+
+class PlannerProcess:
+    """Answers from a child process (`planner_host.py`)."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._rest: asyncio.TimerHandle | None = None
+
+    async def answer(self, question: Question) -> bytes | None:
+        if self._rest is not None:
+            self._rest.cancel()
+        try:
+            data = await self._exchange(await asyncio.to_thread(question_bytes, question))
+        except BaseException:
+            await self.close()
+            raise
+        self._rest = asyncio.get_running_loop().call_later(REST_S, self._end)
+        return data or None
+
+    async def close(self) -> None:
+        """End the process, and whatever it is at."""
+        process, self._process = self._process, None
+        if self._rest is not None:
+            self._rest.cancel()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _exchange(self, data: bytes) -> bytes:
+        if self._process is None:
+            pipe = asyncio.subprocess.PIPE
+            self._process = await asyncio.create_subprocess_exec(
+                *python_command("coordinator.planner_host"), stdin=pipe, stdout=pipe, creationflags=_IDLE_PRIORITY
+            )
+        told, heard = self._process.stdin, self._process.stdout
+        assert told is not None and heard is not None
+        told.write(LENGTH.pack(len(data)) + data)
+        await told.drain()
+        (length,) = LENGTH.unpack(await heard.readexactly(LENGTH.size))
+        return await heard.readexactly(length)
+
+    def _end(self) -> None:
+        """Nothing was asked for a while: the process sees that its stdin ends."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
