@@ -47,8 +47,9 @@ def nobody(waited_s: float, paused: int, last: MeshError | None) -> NodeLost:
     """The error of calls that no worker is left for; `paused` are there and do not work."""
     if paused:
         who = "the only worker is" if paused == 1 else f"all {paused} workers are"
+        waited = f", and none was lent again for {waited_s:g} s" if waited_s else ""
         there = "On its machine: mesh-worker resume; or, if it was paused from here: mesh-coord nodes resume NAME"
-        return NodeLost(f"{who} paused, and none was lent again for {waited_s:g} s", next_step=there)
+        return NodeLost(f"{who} paused{waited}", next_step=there)
     error = NodeLost(
         f"no worker is left, and none joined for {waited_s:g} s",
         cause=str(last or ""),

@@ -29,6 +29,7 @@ class Member:
     graphs: set[bytes] = field(default_factory=set)  # encodings this link already carried
     blobs: set[bytes] = field(default_factory=set)  # content this worker is known to hold
     leaving: bool = False
+    paused: str = ""  # by whom, as in Paused
     last_words: tuple[str, ...] = ()  # of its log, as it left
 
 

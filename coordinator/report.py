@@ -14,7 +14,7 @@ from .plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One worker as users see it; `state` is healthy, stuck, quarantined, suspect or dead."""
+    """One worker as users see it; `state` is healthy, paused, stuck, quarantined, suspect or dead."""
 
     name: str
     node_id: str
@@ -50,8 +50,9 @@ class Event:
     """Something worth telling; `at_s` is on the coordinator's monotonic clock.
 
     `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, stuck (a part takes far too long),
-    unstuck, pace (it is slower than measured), wrong, doubted (audits disagree), quarantined, leaving, devices (it gave
-    one up), planned, deployed, began (a worker's first part of a step started) or ran (all its parts did).
+    unstuck, paused (it takes no work), resumed, waiting (all are paused), pace (it is slower than measured), wrong,
+    doubted (audits disagree), quarantined, leaving, devices (it gave one up), planned, deployed, began (a worker's
+    first part of a step started) or ran (all its parts did).
     """
 
     at_s: float

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -47,6 +46,8 @@ from wire.messages import (
     Leaving,
     Message,
     MissingGraphs,
+    Pause,
+    Paused,
     PlanKey,
     Push,
     Ran,
@@ -68,10 +69,11 @@ from wire.watch import ANSWER_S, LinkWatch
 from . import dispatch, state
 from .ahead import Ahead
 from .config import CoordinatorConfig
-from .explain import disagreement, explain, in_quarantine, lost_node
+from .explain import disagreement, explain, in_quarantine, lost_node, nobody
 from .feeding import feeds_of
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
+from .members import ALL_PAUSED, PAUSED_BY, all_paused, member_called, name_for, state_of, view_of
 from .plan import Plan
 from .planner_process import Answerer, PlannerProcess
 from .planning import Planning
@@ -88,6 +90,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 T = TypeVar("T")
 
 DIAL_TIMEOUT_S = 5.0
+PAUSE_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 30.0  # a worker answers once its devices are probed
 DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
 READ_PASSES = 3  # passes of the loop until what the sockets hold was taken: it is polled, parsed and delivered
@@ -173,6 +176,7 @@ class Coordinator:
             Began: self._on_began,
             Push: self._on_push,
             Leaving: self._on_leaving,
+            Paused: self._on_paused,
             Devices: self._on_devices,
             Landed: self._meter.landed,
         }
@@ -220,11 +224,8 @@ class Coordinator:
         views = []
         for node_id, view in self._known.items():
             health = self._detector.health(node_id)
-            present = health.value if health else Health.DEAD.value
-            if health is Health.HEALTHY and node_id in self._state.stuck:
-                present = "stuck"
-            if node_id in self.quarantined:
-                present = "quarantined"
+            paused = node_id in self._members and bool(self._members[node_id].paused)
+            present = state_of(health, paused, node_id in self._state.stuck, node_id in self.quarantined)
             heard_s = self._detector.heard_s(node_id)
             views.append(replace(view, state=present, silent_s=0.0 if heard_s is None else self._now() - heard_s))
         return sorted(views, key=lambda view: view.name)
@@ -238,6 +239,8 @@ class Coordinator:
         """The plan a call would use now, nothing sent."""
         if not self._members:
             raise NodeLost("no worker is connected, so there is nothing to plan for", next_step="Start mesh-worker")
+        if all_paused(self._members.values()):
+            raise nobody(0.0, len(self._members), None)
         return await self._planning.plan(graph, strategy, self._state.nodes)
 
     async def preview(self, graph: WireGraph, strategy: str = "auto") -> dict[str, Any]:
@@ -245,12 +248,20 @@ class Coordinator:
         plan = await self.plan(graph, strategy)
         return {**plan.describe(), "deaths": self._planning.outlook(graph, strategy)}
 
+    async def pause(self, name: str, on: bool) -> None:
+        """Have a worker take no work, or take it again; InputError for one there is not, Busy if it was paused there.
+
+        `name` is its name, its id or the first characters of that.
+        """
+        await member_called(self._members, name).link.request(Pause(on), timeout_s=PAUSE_TIMEOUT_S)
+
     def submit(
-        self, program: Program, inputs: Mapping[str, NDArray[Any]]
+        self, program: Program, inputs: Mapping[str, NDArray[Any]], patient: bool = False
     ) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:
         """Start a call: its number, a future of the outputs (C-contiguous arrays in graph order) and its report.
 
-        `inputs` are C-contiguous arrays of exactly the graph's types, by name.
+        `inputs` are C-contiguous arrays of exactly the graph's types, by name.  A patient call waits for paused
+        workers.
         """
         number = next(self._call_numbers)
         now = self._now()
@@ -260,12 +271,16 @@ class Coordinator:
         if self._stragglers.forgive(now):
             self._profiles_changed()
         variant = self._auditor.pick(self._parts_of(program)) if self.config.audit else None
-        self._feed(state.CallSubmitted(number, program if variant is None else Sampled(program, variant)))
+        job = program if variant is None else Sampled(program, variant)
+        self._feed(state.CallSubmitted(number, job, patient=patient))
+        self._tell_if_all_paused()
         return number, future, report
 
-    async def call(self, program: Program, inputs: Mapping[str, NDArray[Any]]) -> tuple[list[NDArray[Any]], CallReport]:
+    async def call(
+        self, program: Program, inputs: Mapping[str, NDArray[Any]], patient: bool = False
+    ) -> tuple[list[NDArray[Any]], CallReport]:
         """Evaluate a program; cancelling the awaiting task cancels the call on the workers."""
-        number, future, report = self.submit(program, inputs)
+        number, future, report = self.submit(program, inputs, patient)
         try:
             return await future, report
         except asyncio.CancelledError:
@@ -369,38 +384,19 @@ class Coordinator:
         finally:
             self._joins.pop(link, None)
         peer, now = link.peer, self._now()
-        name = self._name_for(peer)
+        name = name_for(peer, self._members)
         profile = worker_profile(peer.node_id, name, joined, usable_ops(self.identity, peer))
         again = self._link_to(peer.node_id) is link  # it had joined over this link, so its ways are known
         self._members[peer.node_id] = Member(link, joined, profile, blobs=set(joined.blobs))
-        view = NodeView(
-            name,
-            peer.node_id,
-            peer.pid,
-            peer.addresses,
-            "healthy",
-            peer.version,
-            joined.devices,
-            joined.memory_bytes,
-            system=joined.system,
-        )
+        view = view_of(peer, name, joined)
         self._known[peer.node_id] = view
         self._stragglers.forget(peer.node_id)
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
-        if peer.node_id not in self.quarantined:
-            self._feed(state.NodeJoined(peer.node_id))
+        self._set_pause(peer.node_id, joined.paused, joining=True)
         if not again:
             self.prober.joined(peer.node_id)
         self._wake.set()
         return view
-
-    def _name_for(self, peer: Identity) -> str:
-        """The worker's own name, with a number where another worker here has it: people and reports go by names."""
-        taken = {member.profile.name for node, member in self._members.items() if node != peer.node_id}
-        if peer.name not in taken:
-            return peer.name
-        stem = re.sub(r"-\d+$", "", peer.name)
-        return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
 
     async def _stay_connected(self, address: str, link: Link) -> None:
         """Dial again whenever the link is lost, for ever: where it was found, and wherever else it said it listens."""
@@ -420,6 +416,30 @@ class Coordinator:
         for line in body.log:
             log.warning("%s: %s", link.peer.name, line)
         self._judge(self._detector.lost(link.peer.node_id, self._now(), f"left: {body.reason}"))
+
+    def _on_paused(self, link: Link, body: Paused) -> None:
+        if self._link_to(link.peer.node_id) is link:
+            self._set_pause(link.peer.node_id, body.by)
+
+    def _set_pause(self, node: str, by: str, joining: bool = False) -> None:
+        """A worker that is there works or does not."""
+        member = self._members[node]
+        was, member.paused = member.paused, by
+        if by == was and not joining:
+            return
+        if by:
+            self._tell("paused", node, PAUSED_BY.get(by, f"paused by its {by}"))
+            self._feed(state.NodePaused(node))
+            self._tell_if_all_paused()
+            return
+        if was:
+            self._tell("resumed", node, "it takes work again")
+        if node not in self.quarantined:
+            self._feed(state.NodeJoined(node))
+
+    def _tell_if_all_paused(self) -> None:
+        if self._calls and all_paused(self._members.values()):
+            self._tell("waiting", "", ALL_PAUSED)
 
     def _on_devices(self, link: Link, body: Devices) -> None:
         """A worker gave a device up: it is still there, and computes less."""

@@ -42,6 +42,7 @@ from wire.messages import (
     NodeReport,
     Nodes,
     PairReport,
+    PauseNode,
     PlanGraph,
     Planned,
     SubmitJob,
@@ -130,6 +131,7 @@ class JobService:
             AwaitJob: self._await,
             CancelJob: self._cancel,
             AskNodes: self._nodes,
+            PauseNode: self._pause_node,
         }
         coordinator.requests.update({message: _for_clients(answer) for message, answer in answers.items()})
         coordinator.unlinked.append(self._client_gone)
@@ -256,6 +258,10 @@ class JobService:
         timeout_s = self._coordinator.config.health.node_timeout_s
         return Nodes(reports, timeout_s, ways, self._wall(), platform.system())
 
+    async def _pause_node(self, link: Link, body: PauseNode) -> Done:
+        await self._coordinator.pause(body.node, body.on)
+        return Done()
+
     async def _until(self, job: Job, holds: Callable[[Job], bool]) -> None:
         while not holds(job):
             told: asyncio.Future[None] = self._loop.create_future()
@@ -324,7 +330,7 @@ class JobService:
             for address, array in work.held:
                 self._coordinator.hold(address, array)
                 held.append(address)
-            arrays, told = await self._coordinator.call(work.program, work.inputs)
+            arrays, told = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
             report = json.dumps(dataclasses.asdict(told))
             outputs = dict(zip(work.graph.output_names, arrays, strict=True))
         except asyncio.CancelledError:

@@ -91,6 +91,22 @@ class Simulation:
         """As SIGTERM does: the worker hands its work back and ends."""
         self._do(lambda: self._cluster.leave(name))
 
+    def pause(self, name: str) -> None:
+        """As `mesh-worker pause` does on its machine: the worker hands its work back, stays, and takes none."""
+        self._do(lambda: self._cluster.pause(name))
+
+    def resume(self, name: str) -> None:
+        """As `mesh-worker resume` does there."""
+        self._do(lambda: self._cluster.resume(name))
+
+    def sleep(self, name: str) -> None:
+        """Close the machine's lid: its worker hands its work back, and then nothing gets to it or from it."""
+        self._do(lambda: self._cluster.sleep(name))
+
+    def wake(self, name: str) -> None:
+        """Open the lid again."""
+        self._do(lambda: self._cluster.wake(name))
+
     def silence(self, name: str) -> None:
         """Pull the worker's cable: nothing gets to it or from it, and nobody is told."""
         self._do(lambda: self._cluster.silence(name))

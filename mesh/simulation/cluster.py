@@ -27,6 +27,8 @@ from wire.protocol import Identity
 from wire.watch import LinkWatch
 from worker.config import WorkerConfig
 from worker.daemon import Daemon
+from worker.duty import MACHINE
+from worker.pausing import PauseFiles
 from worker.surroundings import Surroundings
 
 from .checks import Referee
@@ -35,6 +37,7 @@ from .network import SimulatedNetwork
 
 COORDINATOR = "coordinator"
 PORT = 7100
+FALLS_ASLEEP_S = 0.1  # for last words, as a machine allows them
 TRACE_MAX = 5000  # the last lines; what led to a failure is at its end
 
 
@@ -102,15 +105,7 @@ class Cluster:
         if name in self._processes:
             raise ConfigError(f"{name} runs already")
         self.tell(f"{name} starts")
-        config = WorkerConfig(
-            name=name,
-            mesh=self.config.mesh,
-            port=PORT,
-            devices=("0",) if self.devices[self.names.index(name)].spare else ("cpu",),
-            state_dir=str(self._folder / "state"),
-            cache_dir=str(self._folder / "cache" / name),
-            discoverable=False,
-        )
+        config = self._config_of(name)
         folder = config.state_base / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "node_id").write_text(_node_id(name) + "\n")
@@ -142,6 +137,26 @@ class Cluster:
         daemon = self._processes[name].daemon
         if daemon is not None:
             daemon.leave("asked to stop by SIGTERM")
+
+    def pause(self, name: str) -> None:
+        """As `mesh-worker pause` does on its machine."""
+        self._wish(name, MACHINE)
+
+    def resume(self, name: str) -> None:
+        """As `mesh-worker resume` does on its machine."""
+        self._wish(name, "")
+
+    def sleep(self, name: str) -> None:
+        """The machine's lid is closed: the worker says that it goes, and soon nothing gets to it or from it."""
+        self._running(name).sleep()
+        self.tell(f"{name} falls asleep")
+        asyncio.get_running_loop().call_later(FALLS_ASLEEP_S, self.silence, name)
+
+    def wake(self, name: str) -> None:
+        """The lid is opened again."""
+        self.reconnect(name)
+        self.tell(f"{name} wakes")
+        self._running(name).wake()
 
     def slow(self, name: str, times: float) -> None:
         """A worker's device takes so many times as long as its figures say."""
@@ -217,6 +232,34 @@ class Cluster:
         self.coordinator.link_watch.wall = asyncio.get_running_loop().time
         self.coordinator.watchers.append(self._saw)
         await asyncio.gather(*(self.coordinator.connect(name, PORT) for name in self.names))
+
+    def _wish(self, name: str, by: str) -> None:
+        """Whether its user wants a worker paused; one that does not run hears of it at its start."""
+        self._check(name)
+        self.tell(f"{name} is paused" if by else f"{name} is lent again")
+        folder = self._config_of(name).state_base / name
+        PauseFiles(folder).set_wish(by)
+        process = self._processes.get(name)
+        if process is not None and process.daemon is not None:
+            process.daemon.pauses.look()
+
+    def _running(self, name: str) -> Daemon:
+        self._check(name)
+        process = self._processes.get(name)
+        if process is None or process.daemon is None:
+            raise ConfigError(f"{name} does not run")
+        return process.daemon
+
+    def _config_of(self, name: str) -> WorkerConfig:
+        return WorkerConfig(
+            name=name,
+            mesh=self.config.mesh,
+            port=PORT,
+            devices=("0",) if self.devices[self.names.index(name)].spare else ("cpu",),
+            state_dir=str(self._folder / "state"),
+            cache_dir=str(self._folder / "cache" / name),
+            discoverable=False,
+        )
 
     def _endpoint(self, name: str, identity: Identity, handler: Handler) -> Endpoint:
         """Hosts share no memory: what they exchange goes over the network."""

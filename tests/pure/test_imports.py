@@ -70,6 +70,7 @@ PURE = (
     "coordinator/explain.py",
     "coordinator/health.py",
     "coordinator/jobs.py",
+    "coordinator/members.py",
     "coordinator/memory.py",
     "coordinator/pairs.py",
     "coordinator/partition.py",
