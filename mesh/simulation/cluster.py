@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from coordinator.planner_process import AnswersHere
+from coordinator.planner_process import Answerer, AnswersHere
 from coordinator.report import Event
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from wire.endpoint import Endpoint
@@ -56,6 +56,7 @@ class Cluster:
     config: CoordinatorConfig
     devices: Sequence[Device]
     seed: int = 0
+    answerer: Answerer = field(default_factory=AnswersHere)  # who plans ahead
     network: SimulatedNetwork = field(init=False)
     referee: Referee = field(init=False, default_factory=Referee)
     coordinator: Coordinator = field(init=False)
@@ -227,7 +228,7 @@ class Cluster:
             None,
             lambda identity, handler: self._endpoint(COORDINATOR, identity, handler),
             self.referee.coordinator,
-            AnswersHere(),
+            self.answerer,
         )
         self.coordinator.link_watch.wall = asyncio.get_running_loop().time
         self.coordinator.watchers.append(self._saw)

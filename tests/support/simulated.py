@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.config import PLAN_AHEAD
+from coordinator.planner_process import Answerer, AnswersHere
 from coordinator.program import Program
 from coordinator.runtime import CoordinatorConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster
@@ -35,6 +37,8 @@ def simulate(
     devices: Sequence[Device] = (),
     audit: float = 0.0,
     follow_pace: bool = False,
+    plan_ahead: int | None = PLAN_AHEAD,
+    answerer: Answerer | None = None,
 ) -> str:
     """Run a scenario on a new cluster to its end; the transcript.  A failure shows it too.
 
@@ -42,10 +46,12 @@ def simulate(
     """
 
     async def run() -> str:
-        config = CoordinatorConfig("sim", "me", alone_s=ALONE_S, follow_pace=follow_pace, audit=audit)
+        config = CoordinatorConfig(
+            "sim", "me", alone_s=ALONE_S, follow_pace=follow_pace, audit=audit, plan_ahead=plan_ahead
+        )
         chance = random.Random(seed)
         any_speed = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]
-        async with Cluster(config, devices or any_speed, seed) as cluster:
+        async with Cluster(config, devices or any_speed, seed, answerer or AnswersHere()) as cluster:
             try:
                 await scenario(cluster)
                 cluster.referee.verdict()

@@ -1,0 +1,80 @@
+"""The process that plans ahead, for real: right answers, an end when nobody asks, and what becomes of its death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import numpy as np
+import pytest
+from support.profiles import device, near, worker
+
+from coordinator import planner_process
+from coordinator.plan_bytes import plan_from
+from coordinator.planner import Question
+from coordinator.planner_process import PlannerProcess
+from wire.dtypes import F32
+from wire.graph import GraphBuilder
+
+
+def question(workers: int = 3, layers: int = 6) -> Question:
+    """Small, with a constant that is not sent along."""
+    builder = GraphBuilder()
+    x = builder.input("x", (64, 1024), F32)
+    x = builder.add("add", x, builder.const(np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float32)))
+    for _ in range(layers):
+        x = builder.add("tanh", x)
+    return Question(
+        builder.build([x]), "pipeline", near(*(worker(number, device(0, 1.0, 1.0)) for number in range(workers)))
+    )
+
+
+async def test_it_gives_the_plan_that_would_be_made_here() -> None:
+    asked, process = question(), PlannerProcess()
+    try:
+        for _ in range(2):
+            data = await process.answer(asked)
+            assert data is not None and plan_from(data, asked.graph) == asked.answer()
+        assert await process.answer(question(workers=0)) is None
+    finally:
+        await process.close()
+
+
+async def test_it_ends_when_nobody_asks_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner_process, "REST_S", 0.05)
+    process = PlannerProcess()
+    try:
+        assert await process.answer(question()) is not None
+        child = process._process
+        assert child is not None
+        assert await asyncio.wait_for(child.wait(), 10.0) == 0
+        assert await process.answer(question()) is not None
+    finally:
+        await process.close()
+
+
+async def test_its_death_is_an_error_and_the_next_question_starts_another() -> None:
+    process = PlannerProcess()
+    try:
+        assert await process.answer(question()) is not None
+        assert process._process is not None
+        os.kill(process._process.pid, signal.SIGKILL)
+        with pytest.raises((OSError, EOFError)):
+            await process.answer(question())
+        assert await process.answer(question()) is not None
+    finally:
+        await process.close()
+
+
+async def test_a_question_that_is_given_up_ends_it_at_once() -> None:
+    process = PlannerProcess()
+    assert await process.answer(question()) is not None
+    child = process._process
+    assert child is not None
+    asking = asyncio.ensure_future(process.answer(question(workers=8, layers=2000)))
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert child.returncode is not None and child.returncode != 0

@@ -1,0 +1,225 @@
+"""Recovery by plans made ahead, on the simulator: used when they fit, never when they are stale, never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from support.simulated import chaos_run, simulate
+
+from coordinator.planner import Question
+from coordinator.planner_process import AnswersHere
+from coordinator.planning import MADE_AHEAD
+from coordinator.program import Program
+from coordinator.report import CallReport
+from mesh.simulation.cluster import Cluster
+from mesh.simulation.host import Device
+from wire.dtypes import F32
+from wire.graph import GraphBuilder
+from wire.memory_transport import Conditions
+from worker.cpu import evaluate
+
+X = np.linspace(-1, 1, 8 * 8, dtype=np.float32).reshape(8, 8)
+SETTLED_S = 20.0  # links are measured, and whatever can be planned ahead is
+LAYERS = 8
+
+
+def tower() -> Program:
+    builder = GraphBuilder()
+    x = builder.input("x", X.shape, F32)
+    for _ in range(LAYERS):
+        x = builder.add("dot", x, x, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
+        x = builder.add("tanh", x)
+    return Program(builder.build([x]), {}, "pipeline")
+
+
+@dataclass(slots=True)
+class SlowAnswers:
+    """Takes so many seconds for a plan; None: for ever."""
+
+    seconds: float | None = None
+    asked: list[Question] = field(default_factory=list)
+
+    async def answer(self, question: Question) -> bytes | None:
+        self.asked.append(question)
+        if self.seconds is None:
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(self.seconds or 0.0)
+        return await AnswersHere().answer(question)
+
+    async def close(self) -> None:
+        return
+
+
+async def ask(cluster: Cluster, *dying: str) -> CallReport:
+    """A call during which workers die at one instant, and its report; the answer is right."""
+    program = tower()
+    _, future, report = cluster.coordinator.submit(program, {"x": X})
+    await asyncio.sleep(0.3)
+    for name in dying:
+        cluster.kill(name)
+    (found,) = await future
+    (wanted,) = evaluate(program.graph, {"x": X}, {})
+    assert found.tobytes() == wanted.tobytes()
+    assert set(report.workers) <= set(cluster.alive)
+    return report
+
+
+def four() -> tuple[Device, ...]:
+    """So slow that something can happen during a call."""
+    return tuple(Device(dispatch_s=0.2) for _ in range(4))
+
+
+def test_a_death_is_answered_by_the_plan_made_for_it() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        first = await ask(cluster)
+        assert MADE_AHEAD not in first.reasons
+        await asyncio.sleep(SETTLED_S)
+        preview = await cluster.coordinator.preview(tower().graph, "pipeline")
+        assert [row["worker"] for row in preview["deaths"]] == list(cluster.names)
+        report = await ask(cluster, "sim-2")
+        assert MADE_AHEAD in report.reasons and len(report.generations) == 2
+        assert sorted(report.workers) == ["sim-0", "sim-1", "sim-3"]
+        planned = [event for event in report.events if event.kind == "planned"]
+        assert MADE_AHEAD in planned[-1].text
+
+    simulate(scenario, devices=four(), plan_ahead=0)
+
+
+def test_without_planning_ahead_a_death_is_answered_too() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await ask(cluster)
+        await asyncio.sleep(SETTLED_S)
+        assert (await cluster.coordinator.preview(tower().graph, "pipeline"))["deaths"] == []
+        assert MADE_AHEAD not in (await ask(cluster, "sim-2")).reasons
+
+    simulate(scenario, devices=four(), plan_ahead=None)
+
+
+def test_the_next_death_is_planned_for_as_well() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await ask(cluster)
+        for name in ("sim-3", "sim-0"):
+            await asyncio.sleep(SETTLED_S)
+            assert MADE_AHEAD in (await ask(cluster, name)).reasons
+        assert cluster.coordinator.idle
+
+    simulate(scenario, devices=four(), plan_ahead=0)
+
+
+def test_a_worker_that_died_while_nothing_ran_costs_the_next_call_no_planning() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await ask(cluster)
+        await asyncio.sleep(SETTLED_S)
+        cluster.kill("sim-1")
+        await asyncio.sleep(SETTLED_S)
+        assert MADE_AHEAD in (await ask(cluster)).reasons
+
+    simulate(scenario, devices=four(), plan_ahead=0)
+
+
+def test_after_two_deaths_at_once_the_plan_is_made_for_both() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await ask(cluster)
+        await asyncio.sleep(SETTLED_S)
+        report = await ask(cluster, "sim-1", "sim-3")
+        assert MADE_AHEAD not in report.reasons
+        assert sorted(report.workers) == ["sim-0", "sim-2"]
+
+    simulate(scenario, devices=four(), plan_ahead=0)
+
+
+async def _joined(cluster: Cluster) -> None:
+    cluster.start("sim-3")
+    while len(cluster.coordinator.nodes()) < 4 or cluster.coordinator.nodes()[3].state != "healthy":
+        await asyncio.sleep(0.1)
+
+
+async def _measured(cluster: Cluster) -> None:
+    """The ways to a worker become slow, and that is found out: it joins anew."""
+    for way in (("sim-0", "sim-1"), ("sim-1", "sim-0"), ("sim-0", "sim-2"), ("sim-2", "sim-0")):
+        cluster.network.set_way(*way, Conditions(delay_s=0.05))
+    cluster.coordinator.prober.doubt(_id(cluster, "sim-0"), _id(cluster, "sim-1"))
+    cluster.coordinator.prober.doubt(_id(cluster, "sim-0"), _id(cluster, "sim-2"))
+    await asyncio.sleep(2.0)
+
+
+def _id(cluster: Cluster, name: str) -> str:
+    return next(view.node_id for view in cluster.coordinator.nodes() if view.name == name)
+
+
+@pytest.mark.parametrize("change", [_joined, _measured])
+def test_a_plan_made_before_a_change_is_not_used_after_it(change: Callable[[Cluster], Awaitable[None]]) -> None:
+    slow = SlowAnswers(0.0)
+
+    async def scenario(cluster: Cluster) -> None:
+        if change is _joined:
+            cluster.kill("sim-3")
+            await asyncio.sleep(2.0)
+        await ask(cluster)
+        await asyncio.sleep(SETTLED_S)
+        before = (await cluster.coordinator.preview(tower().graph, "pipeline"))["deaths"]
+        assert len(before) == len(cluster.alive)
+        slow.seconds = None  # from now on nothing is planned ahead in time
+        await change(cluster)
+        after = (await cluster.coordinator.preview(tower().graph, "pipeline"))["deaths"]
+        assert "sim-2" not in {row["worker"] for row in after}
+        report = await ask(cluster, "sim-2")
+        assert MADE_AHEAD not in report.reasons
+        assert sorted(report.workers) == ["sim-0", "sim-1", "sim-3"]
+
+    simulate(scenario, devices=four(), plan_ahead=0, answerer=slow)
+
+
+def test_calls_take_as_long_while_plans_are_made_ahead_for_ever() -> None:
+    def times(plan_ahead: int | None) -> tuple[float, float]:
+        found: list[float] = []
+        never = SlowAnswers(None)
+
+        async def scenario(cluster: Cluster) -> None:
+            await ask(cluster)
+            await asyncio.sleep(SETTLED_S)
+            assert bool(never.asked) == (plan_ahead is not None)
+            found.append((await ask(cluster)).seconds)
+            found.append((await ask(cluster, "sim-1")).seconds)
+
+        simulate(scenario, devices=four(), plan_ahead=plan_ahead, answerer=never)
+        return found[0], found[1]
+
+    assert times(0) == times(None)
+
+
+def test_a_question_that_nobody_has_any_more_is_given_up() -> None:
+    never = SlowAnswers(None)
+
+    async def scenario(cluster: Cluster) -> None:
+        await ask(cluster)
+        await asyncio.sleep(SETTLED_S)
+        asked = len(never.asked)
+        cluster.kill("sim-3")
+        await asyncio.sleep(SETTLED_S)
+        assert len(never.asked) > asked
+        names = {worker.name for worker in never.asked[-1].profiles.workers}
+        assert "sim-3" not in names
+
+    simulate(scenario, devices=four(), plan_ahead=0, answerer=never)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_mischief_while_plans_are_made_ahead(seed: int) -> None:
+    """Programs of every kind, planned ahead however small: the answers are right and every job ends."""
+    simulate(
+        chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead=0, answerer=SlowAnswers(random.Random(seed).random())
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 400))
+def test_much_mischief_while_plans_are_made_ahead(seed: int) -> None:
+    simulate(
+        chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead=0, answerer=SlowAnswers(random.Random(seed).random())
+    )
