@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from wire.address import shown
 from wire.codec import tensor_from
-from wire.dtypes import dtype_named
 from wire.endpoint import Endpoint as AnyEndpoint
 from wire.errors import LOG_LINES_MAX, Cancelled, MeshError, NodeLost, ProtocolError, StaleGeneration
 from wire.exchange import BlobExchange, room_for
@@ -55,14 +54,12 @@ from wire.messages import (
     Revocations,
     Run,
     Suspected,
-    Value,
 )
 from wire.protocol import Identity
 from wire.redial import stay_linked
 from wire.relaying import pass_on
-from wire.sharedmem import SharedDir, take
+from wire.sharedmem import SharedDir
 from wire.transport import Endpoint
-from wire.types import TensorType
 from wire.versions import usable_ops
 from wire.watch import ANSWER_S, LinkWatch
 
@@ -74,6 +71,7 @@ from .feeding import feeds_of
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
 from .members import ALL_PAUSED, PAUSED_BY, all_paused, member_called, name_for, state_of, view_of
+from .outputs import tensor_of, type_of
 from .plan import Plan
 from .planner_process import Answerer, PlannerProcess
 from .planning import Planning
@@ -351,8 +349,8 @@ class Coordinator:
             return self._meter.open_stream(size_bytes)
         if not isinstance(header, Push) or header.plan.epoch != self.epoch:
             raise ProtocolError("a coordinator takes only outputs of its own plans")
-        if size_bytes != _type_of(header.value).size_bytes:
-            raise ProtocolError(f"an output of type {_type_of(header.value)} does not have {size_bytes} bytes")
+        if size_bytes != type_of(header.value).size_bytes:
+            raise ProtocolError(f"an output of type {type_of(header.value)} does not have {size_bytes} bytes")
         return room_for(size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
@@ -361,7 +359,7 @@ class Coordinator:
         elif isinstance(header, Ballast):
             self._meter.stream_done(link, header, error)
         elif error is None and isinstance(header, Push):
-            self._output(header.plan.generation, header.step, header.slot, tensor_from(buffer, _type_of(header.value)))
+            self._output(header.plan.generation, header.step, header.slot, tensor_from(buffer, type_of(header.value)))
 
     # -- joining and staying joined
 
@@ -667,7 +665,7 @@ class Coordinator:
                 raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=member.profile.name)
             for output in answer.outputs:
                 if output.value.data is not None or output.value.shared:
-                    self._output(action.generation, action.step, output.slot, self._tensor(member.link, output.value))
+                    self._output(action.generation, action.step, output.slot, tensor_of(member.link, output.value))
         except MeshError as error:
             self.prober.lost_between(action.node, error)
             work = explain(error, member.profile.name, action.node, deployment.plan)
@@ -699,17 +697,10 @@ class Coordinator:
 
     def _on_push(self, link: Link, body: Push) -> None:
         if body.plan.epoch == self.epoch and (body.value.data is not None or body.value.shared):
-            self._output(body.plan.generation, body.step, body.slot, self._tensor(link, body.value))
+            self._output(body.plan.generation, body.step, body.slot, tensor_of(link, body.value))
 
     def _output(self, generation: int, step: int, slot: int, array: NDArray[Any]) -> None:
         self._feed(state.OutputArrived(generation, step, slot, array))
-
-    def _tensor(self, link: Link, value: Value) -> NDArray[Any]:
-        kind = _type_of(value)
-        if value.data is not None:
-            return tensor_from(bytearray(value.data), kind)
-        link.bytes_received["shared"] += kind.size_bytes
-        return tensor_from(take(link.peer.shared_memory, value.shared, kind.size_bytes), kind)
 
     def _resolve(self, action: state.Resolve) -> None:
         call = self._calls.pop(action.call)
@@ -789,10 +780,6 @@ class Coordinator:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None and not isinstance(task.exception(), MeshError):
             log.error("a coordinator task failed", exc_info=task.exception())
-
-
-def _type_of(value: Value) -> TensorType:
-    return TensorType(value.shape, dtype_named(value.dtype))
 
 
 __all__ = ["Coordinator", "CoordinatorConfig"]

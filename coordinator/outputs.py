@@ -1,0 +1,27 @@
+"""How outputs get from a worker: in a message or in a shared-memory file; streams are the runtime's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.codec import tensor_from
+from wire.dtypes import dtype_named
+from wire.link import Link
+from wire.messages import Value
+from wire.sharedmem import take
+from wire.types import TensorType
+
+
+def type_of(value: Value) -> TensorType:
+    return TensorType(value.shape, dtype_named(value.dtype))
+
+
+def tensor_of(link: Link, value: Value) -> NDArray[Any]:
+    """What a value carries or names; BlobMissing or BlobCorrupt where the file is not as it was sent."""
+    kind = type_of(value)
+    if value.data is not None:
+        return tensor_from(bytearray(value.data), kind)
+    link.bytes_received["shared"] += kind.size_bytes
+    return tensor_from(take(link.peer.shared_memory, value.shared, kind.size_bytes), kind)

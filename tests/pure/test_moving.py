@@ -1,0 +1,67 @@
+"""Whether another plan is worth the move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.profiles import device, near, random_profiles, worker
+from support.random_graphs import random_graph
+
+from coordinator.moving import GAIN_MIN, MARGIN, REST_S, SETTLE_S, Debt, move_s, price
+from coordinator.plan import FromParam
+from coordinator.planner import make_plan
+from coordinator.profile import CLIENT, Link, Profiles
+
+
+@pytest.mark.parametrize("strategy", ["single", "pipeline", "auto"])
+def test_a_plan_is_priced_about_as_it_was_predicted_and_slower_where_devices_are(strategy: str) -> None:
+    rng = np.random.default_rng(3)
+    for seed in range(20):
+        graph = random_graph(seed, 6, 24).graph
+        profiles = random_profiles(rng, 3)
+        plan = make_plan(graph, profiles, strategy)
+        priced = price(plan, profiles, lambda part: part.seconds)
+        assert priced == pytest.approx(plan.seconds, rel=0.2), "a mask that is folded into its reader may start later"
+        assert price(plan, profiles, lambda part: 10 * part.seconds) > priced
+
+
+def test_what_moves_is_the_weights_that_a_worker_does_not_hold() -> None:
+    graph = next(made.graph for seed in range(99) if len((made := random_graph(seed, 6, 24)).graph.params) > 1)
+    profiles = Profiles((worker(0, device(0, 1.0, 1.0)),), links={(CLIENT, "node-0"): Link(0.0, 100.0)})
+    plan = make_plan(graph, profiles, "single")
+    sizes = {name: kind.size_bytes for name, kind in plan.graph.param_types.items()}
+    used = {source.name for part in plan.parts for source in part.sources if isinstance(source, FromParam)}
+    first, *others = sorted(used)
+    assert move_s(plan, profiles, lambda node: used, 0.25) == pytest.approx(SETTLE_S + 0.25)
+    missing = sum(sizes[name] for name in others)
+    assert move_s(plan, profiles, lambda node: {first}, 0.0) == pytest.approx(SETTLE_S + missing / 100.0)
+
+
+def test_a_plan_stays_until_staying_has_cost_more_than_the_move() -> None:
+    debt = Debt()
+    calls = 0
+    while debt.stays(loss_s=0.6, cost_s=3.0, at_s=0.0):
+        calls += 1
+    assert (calls + 1) * 0.6 == pytest.approx(MARGIN * 3.0, abs=0.6)
+
+
+def test_a_gain_that_is_none_is_forgotten() -> None:
+    debt = Debt()
+    assert debt.gains(1.0, 0.1) and debt.stays(0.9, 1.0, 0.0) and debt.seconds == 0.9
+    assert not debt.gains(1.0, 1.0 - GAIN_MIN / 2) and debt.seconds == 0.0, "too little, though it costs nothing"
+
+
+def test_a_program_moves_once_in_a_while_at_most() -> None:
+    debt = Debt()
+    assert not debt.stays(0.9, 0.0, at_s=100.0)
+    assert debt.stays(0.9, 0.0, at_s=100.0 + REST_S / 2)
+    assert not debt.stays(0.9, 0.0, at_s=100.0 + REST_S)
+
+
+def test_machines_alike_have_the_same_price() -> None:
+    graph, profiles = random_graph(7, 6, 24).graph, near(*(worker(n, device(0, 1.0, 1.0)) for n in range(3)))
+    prices = {
+        price(make_plan(graph, Profiles((each,), profiles.near), "single"), profiles, lambda part: part.seconds)
+        for each in profiles.workers
+    }
+    assert len(prices) == 1
