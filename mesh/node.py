@@ -28,8 +28,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One worker.  `state` is "healthy", "suspect" or "dead", "stuck" where it is alive and gets nothing done, or
-    "quarantined" where it was wrong in audits; `pid` is 0 for a worker on another machine.
+    """One worker.  `state` is "healthy", "suspect" or "dead", "paused" where somebody wants its machine for himself,
+    "stuck" where it is alive and gets nothing done, or "quarantined" where it was wrong in audits; `pid` is 0 for a
+    worker on another machine.
 
     It may be dialled at any of `addresses`, the first of which is `address`.  `engine`, `adapter`, `backend`, `limits`,
     `memory_bytes`, `gflops` and `gbytes_per_s` are those of its first device.

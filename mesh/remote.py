@@ -41,6 +41,7 @@ from wire.messages import (
     NamedValue,
     Nodes,
     PairReport,
+    PauseNode,
     PlanGraph,
     Planned,
     Revocations,
@@ -212,6 +213,11 @@ class Remote:
 
     async def cancel(self, job: str) -> None:
         await self._ask(CancelJob(job), Done)
+
+    async def pause(self, node: str, on: bool) -> None:
+        """Pause a worker, by its name or id, or end its pause; InputError for one there is not, Busy if only its own
+        machine may end it."""
+        await self._ask(PauseNode(node, on), Done)
 
     @property
     def bytes_sent(self) -> int:

@@ -9,9 +9,8 @@ import argparse
 import asyncio
 import dataclasses
 import json
-import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +32,7 @@ from .flags import add_common, add_health, add_listening, command, node_timeout_
 from .members import authority_arguments, join, join_arguments, nodes_arguments, token_arguments
 from .pairs import print_pairs
 from .progress import progress
-from .reaching import connect
+from .reaching import Ask, on_a_coordinator
 from .tables import print_table
 
 POLL_S = 0.1
@@ -216,13 +215,13 @@ class Verb:
     help: str
     arguments: Callable[[argparse.ArgumentParser], None]
     local: Callable[[Options], int] | None = None
-    remote: Callable[[Options, Remote], Awaitable[int]] | None = None
+    remote: Ask | None = None
     interrupted: int = INTERRUPTED
 
 
 VERBS: dict[str, Verb] = {
     "serve": Verb("run a coordinator on this machine", _serve_arguments, local=serve, interrupted=OK),
-    "nodes": Verb("show the workers and their devices, or throw one out", nodes_arguments, remote=nodes),
+    "nodes": Verb("show the workers and their devices, pause one, or throw one out", nodes_arguments, remote=nodes),
     "token": Verb("make, list and withdraw join tokens", token_arguments),
     "authority": Verb("show the mesh's authority, or replace it", authority_arguments),
     "join": Verb("become a client of a mesh elsewhere, with a token", join_arguments, local=join),
@@ -248,34 +247,13 @@ def parser() -> argparse.ArgumentParser:
         if verb.remote is not None:
             one.add_argument("--coordinator", metavar="HOST:PORT", help="default MESH_ADDRESS, else this machine's")
         one.set_defaults(interrupted=verb.interrupted)
-        run = verb.local or (_on_a_coordinator(verb) if verb.remote else None)
+        run = verb.local or (on_a_coordinator(verb.remote) if verb.remote else None)
         if run is not None:  # a verb of several actions has a function for each
             one.set_defaults(run=run)
     return made
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
-
-
-def _on_a_coordinator(verb: Verb) -> Callable[[Options], int]:
-    async def ask(options: Options) -> int:
-        assert verb.remote is not None
-        remote = await connect(options)
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                loop.add_signal_handler(number, task.cancel)
-            except NotImplementedError:  # Windows: Ctrl-C arrives as KeyboardInterrupt
-                break
-        try:
-            return await verb.remote(options, remote)
-        except asyncio.CancelledError:
-            return INTERRUPTED
-        finally:
-            await remote.close()
-
-    return lambda options: asyncio.run(ask(options))
 
 
 async def _show_sent(options: Options, remote: Remote, sending: asyncio.Future[str], size_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """Verbs about who is in a mesh: tokens, throwing a node out, its authority, and joining as a client.
 
-All but `join` work in the folder of the mesh's authority, whether its coordinator runs or not; so they are for the user
-who runs it, on its machine.
+All but `join` and the pauses work in the folder of the mesh's authority, whether its coordinator runs or not; so they
+are for the user who runs it, on its machine.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from ..durations import parse_duration
 from ..enrolment import as_client, ask_for_token, at_home, authority_folder, join_mesh, machine_name
 from .exit_codes import OK
 from .flags import add_common, mesh_name
+from .reaching import Ask, on_a_coordinator
 from .tables import print_table
 
 if TYPE_CHECKING:
     from coordinator.authority import Authority, Rotation
+
+    from ..remote import Remote
 
 Options = argparse.Namespace
 
@@ -70,6 +73,19 @@ def authority_rotate(options: Options) -> int:
     return _tell_rotation(options, _authority(options).rotate(parse_duration(options.overlap)))
 
 
+async def nodes_pause(options: Options, remote: Remote) -> int:
+    """Have a worker take no work: what it has goes to others, and it stays linked."""
+    await remote.pause(options.node, True)
+    said = f"{options.node} is paused; undo it with: mesh-coord nodes resume {options.node}"
+    return _say(options, {"node": options.node, "state": "paused"}, said)
+
+
+async def nodes_resume(options: Options, remote: Remote) -> int:
+    """Have a paused worker take work again; one that was paused on its own machine is resumed there only."""
+    await remote.pause(options.node, False)
+    return _say(options, {"node": options.node, "state": "healthy"}, f"{options.node} takes work again")
+
+
 def join(options: Options) -> int:
     """Make this user of this machine a client of a mesh elsewhere."""
     peers = [options.coordinator] if options.coordinator else []
@@ -92,9 +108,11 @@ def token_arguments(made: argparse.ArgumentParser) -> None:
 
 
 def nodes_arguments(made: argparse.ArgumentParser) -> None:
-    actions = made.add_subparsers(metavar="[revoke NODE]")
+    actions = made.add_subparsers(metavar="[pause | resume | revoke NODE]")
     revoke = _action(actions, "revoke", nodes_revoke)
-    revoke.add_argument("node", metavar="NODE", help="its name, its id, or the first characters of that")
+    asking = [_asking(actions, "pause", nodes_pause), _asking(actions, "resume", nodes_resume)]
+    for each in (revoke, *asking):
+        each.add_argument("node", metavar="NODE", help="its name, its id, or the first characters of that")
 
 
 def authority_arguments(made: argparse.ArgumentParser) -> None:
@@ -115,6 +133,14 @@ def _action(actions: Any, name: str, run: Callable[[Options], int]) -> argparse.
     made: argparse.ArgumentParser = actions.add_parser(name, help=run.__doc__)
     made.set_defaults(run=run)
     made.add_argument("--state-dir", default="", metavar="DIR", help="where the mesh's authority is kept")
+    add_common(made, keep=True)
+    return made
+
+
+def _asking(actions: Any, name: str, ask: Ask) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = actions.add_parser(name, help=ask.__doc__)
+    made.set_defaults(run=on_a_coordinator(ask))
+    made.add_argument("--coordinator", default=argparse.SUPPRESS, metavar="HOST:PORT", help="whom to ask")
     add_common(made, keep=True)
     return made
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
+from collections.abc import Awaitable, Callable
 
 from wire.address import LAST_PORT, PORT, parse_address
 from wire.errors import ConfigError, ConnectFailed, NotTrusted, WrongMesh
 
 from ..enrolment import client_membership
 from ..remote import Remote
+from .exit_codes import INTERRUPTED
 from .flags import mesh_name
+
+Ask = Callable[[argparse.Namespace, Remote], Awaitable[int]]
 
 
 def named(options: argparse.Namespace) -> tuple[str, int] | None:
@@ -41,3 +46,25 @@ async def connect(options: argparse.Namespace) -> Remote:
         f"no coordinator of mesh {mesh!r} on this machine (ports {PORT} to {LAST_PORT})",
         next_step="Start one with: mesh-coord serve; or name it: --coordinator HOST:PORT",
     )
+
+
+def on_a_coordinator(verb: Ask) -> Callable[[argparse.Namespace], int]:
+    """A verb that asks a coordinator, as a command runs it: Ctrl-C and SIGTERM cancel it."""
+
+    async def ask(options: argparse.Namespace) -> int:
+        remote = await connect(options)
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, task.cancel)
+            except NotImplementedError:  # Windows: Ctrl-C arrives as KeyboardInterrupt
+                break
+        try:
+            return await verb(options, remote)
+        except asyncio.CancelledError:
+            return INTERRUPTED
+        finally:
+            await remote.close()
+
+    return lambda options: asyncio.run(ask(options))

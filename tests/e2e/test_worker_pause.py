@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.commands import daemon, environment
+from support.commands import daemon, environment, node_states, wait_for
 from support.worker_process import gone, worker
 
-from mesh.commands import exit_codes
+from mesh.commands import coord, exit_codes
+from mesh.commands import worker as worker_command
 from mesh.commands.exit_codes import run_command
-from mesh.commands.worker import parser, work
+
+Main = Callable[[Sequence[str]], None]
 
 
 def test_the_commands_pause_a_worker_and_lend_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,8 +25,8 @@ def test_the_commands_pause_a_worker_and_lend_it_again(tmp_path: Path, capsys: p
 
     def ask(*words: str) -> tuple[int, list[dict[str, str]]]:
         """What the command says; it runs in this process, which is quicker."""
-        options = parser().parse_args([*words, *place, "--json"])
-        code = run_command("mesh-worker", lambda: work(options))
+        options = worker_command.parser().parse_args([*words, *place, "--json"])
+        code = run_command("mesh-worker", lambda: worker_command.work(options))
         return code, json.loads(capsys.readouterr().out or "[]")
 
     words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--name", "attic", *place)
@@ -36,6 +40,39 @@ def test_the_commands_pause_a_worker_and_lend_it_again(tmp_path: Path, capsys: p
         assert attic.stop(signal.SIGTERM) == 0
     assert ask("pause") == (exit_codes.USAGE, []), "none runs"
     assert ask("pause", "--name", "attic") == (exit_codes.OK, [{"name": "attic", "state": "stopped"}])
+
+
+@pytest.mark.long  # tests/sim has the same in no time; this one has the commands
+def test_the_coordinator_pauses_a_worker_but_does_not_end_a_pause_of_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = environment(tmp_path, MESH_NAME="pausing")
+    with ExitStack() as stack:
+        serve = ("coord", "serve", "--port", "0", "--no-mdns")
+        coordinator = stack.enter_context(daemon(*serve, env=env, log=tmp_path / "coordinator.log"))
+        words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
+        stack.enter_context(daemon(*words, "--name", "attic", env=env, log=tmp_path / "attic.log"))
+        wait_for(lambda: node_states(coordinator) == {"attic": "healthy"})
+        for name in ("XDG_STATE_HOME", "MESH_NAME"):
+            monkeypatch.setenv(name, env[name])
+
+        def ask(main: Main, *words: str) -> int:
+            """The exit code of a command that runs in this process."""
+            with pytest.raises(SystemExit) as raised:
+                main(words)
+            return int(raised.value.code or 0)
+
+        place = ("--coordinator", coordinator.address)
+        assert ask(coord.main, "nodes", "pause", "attic", *place) == exit_codes.OK
+        assert node_states(coordinator) == {"attic": "paused"}
+        assert ask(coord.main, "nodes", "resume", "attic", *place) == exit_codes.OK
+        assert node_states(coordinator) == {"attic": "healthy"}
+        assert ask(worker_command.main, "pause") == exit_codes.OK
+        assert node_states(coordinator) == {"attic": "paused"}
+        assert ask(coord.main, "nodes", "resume", "attic", *place) == exit_codes.UNREACHABLE
+        assert node_states(coordinator) == {"attic": "paused"}
+        assert ask(worker_command.main, "resume") == exit_codes.OK
+        wait_for(lambda: node_states(coordinator) == {"attic": "healthy"})
 
 
 @pytest.mark.asyncio
