@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from .health import HealthConfig
 
-PLAN_AHEAD = 500  # below, planning takes less than some 50 ms
+PLAN_AHEAD_MIN = 500  # below, planning takes less than some 50 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,4 +19,5 @@ class CoordinatorConfig:
     alone_s: float = 5.0  # how long a call waits for any worker before it fails
     follow_pace: bool = False  # plans go by what parts took of late; without it only by what was measured
     audit: float = 0.0  # which fraction of the parts is computed again on other workers and compared
-    plan_ahead: int | None = PLAN_AHEAD  # graph nodes times workers from which deaths are planned for; None: never
+    plan_ahead: bool = True  # plans for the death of each worker are made before it dies
+    plan_ahead_min: int = PLAN_AHEAD_MIN  # for graphs of so many nodes times workers

@@ -151,7 +151,7 @@ class Coordinator:
             self._stragglers,
             self.prober,
             lambda: self._state.nodes,
-            Ahead(config.plan_ahead),
+            Ahead(config.plan_ahead_min if config.plan_ahead else None),
             answerer or PlannerProcess(),
         )
         self._perform: dict[type, Callable[[Any], None]] = {

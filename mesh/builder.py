@@ -99,6 +99,14 @@ class MeshBuilder:
         """
         return self._with(audit=check_fraction("audit", fraction))
 
+    def plan_ahead(self, wanted: bool) -> MeshBuilder:
+        """Whether plans for the death of each worker are made before one dies, which they are unless said otherwise.
+
+        That takes a second or so of one core for every worker and large graph, in a process of the lowest priority, and
+        spares a recovery that time.
+        """
+        return self._with(plan_ahead=wanted)
+
     def mesh(self, name: str) -> MeshBuilder:
         """The mesh's name (default MESH_NAME, else "default-<user>"); nodes of another name are refused."""
         return self._with(mesh=check_name("mesh", name))

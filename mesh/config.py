@@ -53,6 +53,7 @@ class MeshConfig:
     node_timeout_s: float = NODE_TIMEOUT_S
     token: Token | None = None  # makes this user a client of the mesh where it is none yet
     audit: float = 0.0
+    plan_ahead: bool = True
 
 
 def default_mesh_name() -> str:

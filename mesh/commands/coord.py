@@ -184,6 +184,8 @@ def _serve_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--state-dir", default="", metavar="DIR", help="where its identity and its jobs are kept")
     audits = "compute this fraction of the parts again elsewhere and compare: 0.02, say"
     made.add_argument("--audit", type=float, default=0.0, metavar="FRACTION", help=audits)
+    ahead = "do not plan for the death of each worker before one dies"
+    made.add_argument("--no-plan-ahead", dest="plan_ahead", action="store_false", help=ahead)
     made.add_argument("--keep-results", default="24h", metavar="TIME", help="how long jobs are kept once over")
     add_health(made)
 

@@ -48,7 +48,8 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     peers = [parse_address(peer) for peer in options.peer]
     health = HealthConfig.from_node_timeout(node_timeout_s(options))
     audit = check_fraction("--audit", options.audit)
-    config = CoordinatorConfig(mesh, node_name(options) or "coordinator", health, audit=audit)
+    name = node_name(options) or "coordinator"
+    config = CoordinatorConfig(mesh, name, health, audit=audit, plan_ahead=options.plan_ahead)
     limits = JobLimits(keep_s=parse_duration(options.keep_results))
     folder = coordinator_folder(mesh, config.name, options.state_dir)
     keeper, found = await asyncio.to_thread(Keeper.open, folder / "jobs", time.time_ns() // 1000)

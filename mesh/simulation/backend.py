@@ -52,7 +52,9 @@ async def connect_simulated(config: MeshConfig, spec: SimulateSpec) -> Simulated
     if config.addresses or config.local or config.discover:
         raise ConfigError("a simulated mesh has no real nodes", next_step="Use simulate(n) alone")
     health = HealthConfig.from_node_timeout(config.node_timeout_s)
-    settings = CoordinatorConfig(config.mesh or default_mesh_name(), "simulation", health, audit=config.audit)
+    settings = CoordinatorConfig(
+        config.mesh or default_mesh_name(), "simulation", health, audit=config.audit, plan_ahead=config.plan_ahead
+    )
     cluster = Cluster(settings, [Device(gflops=gflops) for gflops in spec.gflops], spec.seed)
     with loop.flow():
         await cluster.begin()

@@ -87,7 +87,7 @@ def test_a_death_is_answered_by_the_plan_made_for_it() -> None:
         planned = [event for event in report.events if event.kind == "planned"]
         assert MADE_AHEAD in planned[-1].text
 
-    simulate(scenario, devices=four(), plan_ahead=0)
+    simulate(scenario, devices=four(), plan_ahead_min=0)
 
 
 def test_without_planning_ahead_a_death_is_answered_too() -> None:
@@ -97,7 +97,7 @@ def test_without_planning_ahead_a_death_is_answered_too() -> None:
         assert (await cluster.coordinator.preview(tower().graph, "pipeline"))["deaths"] == []
         assert MADE_AHEAD not in (await ask(cluster, "sim-2")).reasons
 
-    simulate(scenario, devices=four(), plan_ahead=None)
+    simulate(scenario, devices=four(), plan_ahead=False)
 
 
 def test_the_next_death_is_planned_for_as_well() -> None:
@@ -108,7 +108,7 @@ def test_the_next_death_is_planned_for_as_well() -> None:
             assert MADE_AHEAD in (await ask(cluster, name)).reasons
         assert cluster.coordinator.idle
 
-    simulate(scenario, devices=four(), plan_ahead=0)
+    simulate(scenario, devices=four(), plan_ahead_min=0)
 
 
 def test_a_worker_that_died_while_nothing_ran_costs_the_next_call_no_planning() -> None:
@@ -119,7 +119,7 @@ def test_a_worker_that_died_while_nothing_ran_costs_the_next_call_no_planning() 
         await asyncio.sleep(SETTLED_S)
         assert MADE_AHEAD in (await ask(cluster)).reasons
 
-    simulate(scenario, devices=four(), plan_ahead=0)
+    simulate(scenario, devices=four(), plan_ahead_min=0)
 
 
 def test_after_two_deaths_at_once_the_plan_is_made_for_both() -> None:
@@ -130,7 +130,7 @@ def test_after_two_deaths_at_once_the_plan_is_made_for_both() -> None:
         assert MADE_AHEAD not in report.reasons
         assert sorted(report.workers) == ["sim-0", "sim-2"]
 
-    simulate(scenario, devices=four(), plan_ahead=0)
+    simulate(scenario, devices=four(), plan_ahead_min=0)
 
 
 async def _joined(cluster: Cluster) -> None:
@@ -172,25 +172,25 @@ def test_a_plan_made_before_a_change_is_not_used_after_it(change: Callable[[Clus
         assert MADE_AHEAD not in report.reasons
         assert sorted(report.workers) == ["sim-0", "sim-1", "sim-3"]
 
-    simulate(scenario, devices=four(), plan_ahead=0, answerer=slow)
+    simulate(scenario, devices=four(), plan_ahead_min=0, answerer=slow)
 
 
 def test_calls_take_as_long_while_plans_are_made_ahead_for_ever() -> None:
-    def times(plan_ahead: int | None) -> tuple[float, float]:
+    def times(plan_ahead: bool) -> tuple[float, float]:
         found: list[float] = []
         never = SlowAnswers(None)
 
         async def scenario(cluster: Cluster) -> None:
             await ask(cluster)
             await asyncio.sleep(SETTLED_S)
-            assert bool(never.asked) == (plan_ahead is not None)
+            assert bool(never.asked) == plan_ahead
             found.append((await ask(cluster)).seconds)
             found.append((await ask(cluster, "sim-1")).seconds)
 
-        simulate(scenario, devices=four(), plan_ahead=plan_ahead, answerer=never)
+        simulate(scenario, devices=four(), plan_ahead=plan_ahead, plan_ahead_min=0, answerer=never)
         return found[0], found[1]
 
-    assert times(0) == times(None)
+    assert times(True) == times(False)
 
 
 def test_a_question_that_nobody_has_any_more_is_given_up() -> None:
@@ -206,14 +206,14 @@ def test_a_question_that_nobody_has_any_more_is_given_up() -> None:
         names = {worker.name for worker in never.asked[-1].profiles.workers}
         assert "sim-3" not in names
 
-    simulate(scenario, devices=four(), plan_ahead=0, answerer=never)
+    simulate(scenario, devices=four(), plan_ahead_min=0, answerer=never)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mischief_while_plans_are_made_ahead(seed: int) -> None:
     """Programs of every kind, planned ahead however small: the answers are right and every job ends."""
     simulate(
-        chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead=0, answerer=SlowAnswers(random.Random(seed).random())
+        chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead_min=0, answerer=SlowAnswers(random.Random(seed).random())
     )
 
 
@@ -221,5 +221,5 @@ def test_mischief_while_plans_are_made_ahead(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 400))
 def test_much_mischief_while_plans_are_made_ahead(seed: int) -> None:
     simulate(
-        chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead=0, answerer=SlowAnswers(random.Random(seed).random())
+        chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead_min=0, answerer=SlowAnswers(random.Random(seed).random())
     )

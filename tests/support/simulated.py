@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.config import PLAN_AHEAD
+from coordinator.config import PLAN_AHEAD_MIN
 from coordinator.planner_process import Answerer, AnswersHere
 from coordinator.program import Program
 from coordinator.runtime import CoordinatorConfig
@@ -37,7 +37,8 @@ def simulate(
     devices: Sequence[Device] = (),
     audit: float = 0.0,
     follow_pace: bool = False,
-    plan_ahead: int | None = PLAN_AHEAD,
+    plan_ahead: bool = True,
+    plan_ahead_min: int = PLAN_AHEAD_MIN,
     answerer: Answerer | None = None,
 ) -> str:
     """Run a scenario on a new cluster to its end; the transcript.  A failure shows it too.
@@ -47,7 +48,13 @@ def simulate(
 
     async def run() -> str:
         config = CoordinatorConfig(
-            "sim", "me", alone_s=ALONE_S, follow_pace=follow_pace, audit=audit, plan_ahead=plan_ahead
+            "sim",
+            "me",
+            alone_s=ALONE_S,
+            follow_pace=follow_pace,
+            audit=audit,
+            plan_ahead=plan_ahead,
+            plan_ahead_min=plan_ahead_min,
         )
         chance = random.Random(seed)
         any_speed = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]
