@@ -17,7 +17,7 @@ class CoordinatorConfig:
     name: str
     health: HealthConfig = field(default_factory=HealthConfig)
     alone_s: float = 5.0  # how long a call waits for any worker before it fails
-    follow_pace: bool = False  # plans go by what parts took of late; without it only by what was measured
+    follow_pace: bool = True  # plans go by what parts took of late; without it only by what was measured
     audit: float = 0.0  # which fraction of the parts is computed again on other workers and compared
     plan_ahead: bool = True  # plans for the death of each worker are made before it dies
     plan_ahead_min: int = PLAN_AHEAD_MIN  # for graphs of so many nodes times workers

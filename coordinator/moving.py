@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from .plan import FromInput, FromParam, FromPart, Part, Plan
 from .profile import CLIENT, Profiles
 
-GAIN_MIN = 0.2  # of a call's time: less is not worth the trouble, and within what prices err
+GAIN_MIN = 0.1  # of a call's time: less is not worth the trouble, and within what prices err
 MARGIN = 2.0
 REST_S = 10.0  # from one move of a program to its next
 SETTLE_S = 0.05  # what a move costs in any case: messages, and a plan

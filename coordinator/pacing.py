@@ -122,6 +122,8 @@ class Pacing:
         finally:
             self._asked.discard(program)
         profiles, debt = self._lent.profiles(), self._debts.of(program)
+        if not {part.node for part in other.parts} <= {worker.node_id for worker in profiles.workers}:
+            return  # somebody left meanwhile
         now_s, then_s = (price(each, profiles, self.stragglers.expected_s) for each in (plan, other))
         if not debt.gains(now_s, then_s):
             deployment.verdicts = verdicts

@@ -59,6 +59,7 @@ class Part:
     graph: WireGraph
     sources: tuple[Source, ...]
     seconds: float = 0.0  # predicted
+    slower: float = 1.0  # than measured its device was known to be: `seconds` is of that
 
 
 @dataclass(frozen=True, slots=True)

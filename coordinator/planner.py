@@ -141,9 +141,9 @@ def _part(model: CostModel, index: int, sketch: PartSketch, place: dict[int, Fro
         place[node] = FromPart(index, slot)
     worker = model.profiles.workers[sketch.site[0]]
     built = builder.build([local[node] for node in leaving])
-    device = sketch.site[1]
+    device = worker.devices[sketch.site[1]]
     seconds = model.part_seconds(sketch)
-    return Part(index, worker.node_id, device, worker.devices[device].engine, built, tuple(sources), seconds)
+    return Part(index, worker.node_id, device.index, device.engine, built, tuple(sources), seconds, device.slower)
 
 
 def _leaving(model: CostModel, sketch: PartSketch, members: set[int]) -> list[int]:

@@ -26,6 +26,7 @@ class DeviceProfile:
     dispatch_s: float
     memory_bytes: int
     dtypes_by_op: Mapping[str, tuple[str, ...]] = field(hash=False, default_factory=dict)
+    slower: float = 1.0  # than measured; the figures say so already
 
     def supports(self, op: str, dtypes: Sequence[str]) -> bool:
         """Whether it computes `op` where result and operands have these dtypes."""
@@ -41,6 +42,7 @@ class DeviceProfile:
             gflops=self.gflops / times,
             gbytes_per_s=self.gbytes_per_s / times,
             dispatch_s=self.dispatch_s * times,
+            slower=self.slower * times,
         )
 
 

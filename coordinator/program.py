@@ -46,7 +46,16 @@ class Sampled:
     variant: int
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A program that one device computes, to see how fast it is (`pacing.py`)."""
+
+    program: Program
+    node: str
+    device: int
+
+
 def program_of(job: object) -> Program:
     """What the machine's job computes."""
-    assert isinstance(job, Program | Sampled)
+    assert isinstance(job, Program | Sampled | Trial)
     return job if isinstance(job, Program) else job.program

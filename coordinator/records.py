@@ -32,6 +32,10 @@ class Member:
     paused: str = ""  # by whom, as in Paused
     last_words: tuple[str, ...] = ()  # of its log, as it left
 
+    def holds(self, program: Program) -> set[str]:
+        """The params of a program that it is known to hold, by name."""
+        return {name for name, (blob, _) in program.bindings.items() if blob in self.blobs}
+
 
 @dataclass(slots=True)
 class Deployment:
@@ -42,6 +46,8 @@ class Deployment:
     feeds: dict[str, tuple[tuple[int, int, str], ...]] = field(default_factory=dict)
     results: dict[str, Deployed] = field(default_factory=dict)
     reported: bool = False  # its weight bytes stand in a call's report
+    trial: bool = False  # to see how fast a device is
+    verdicts: int = 0  # on the pace of devices, as this was planned or found to be the best still
 
 
 @dataclass(slots=True)

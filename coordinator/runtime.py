@@ -72,12 +72,13 @@ from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf,
 from .held import HeldTensors
 from .members import ALL_PAUSED, PAUSED_BY, all_paused, member_called, name_for, state_of, view_of
 from .outputs import tensor_of, type_of
+from .pacing import Lent, Pacing, trial_plan
 from .plan import Plan
 from .planner_process import Answerer, PlannerProcess
 from .planning import Planning
 from .prober import Prober, second_opinion
 from .profile import CLIENT, worker_profile
-from .program import Program, Sampled, program_of
+from .program import Program, Sampled, Trial, program_of
 from .records import Call, Deployment, Member, work_by_plan
 from .report import CallReport, NodeView, PairView
 from .samples import TRUSTED, Auditor, audited
@@ -154,6 +155,7 @@ class Coordinator:
             Ahead(config.plan_ahead_min if config.plan_ahead else None),
             answerer or PlannerProcess(),
         )
+        self._pacing = Pacing(config.follow_pace, self._stragglers, self._lent())
         self._perform: dict[type, Callable[[Any], None]] = {
             state.MakePlan: self._make_plan,
             state.SendDeploy: self._start_deploy,
@@ -183,6 +185,7 @@ class Coordinator:
         self._spawn(self.link_watch.run())
         self._spawn(self.prober.run())
         self._spawn(self._planning.run())
+        self._spawn(self._pacing.run())
         self._spawn(self._watch_time())
 
     # -- what callers use
@@ -254,7 +257,11 @@ class Coordinator:
         await member_called(self._members, name).link.request(Pause(on), timeout_s=PAUSE_TIMEOUT_S)
 
     def submit(
-        self, program: Program, inputs: Mapping[str, NDArray[Any]], patient: bool = False
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        patient: bool = False,
+        trial: Trial | None = None,
     ) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:
         """Start a call: its number, a future of the outputs (C-contiguous arrays in graph order) and its report.
 
@@ -266,11 +273,10 @@ class Coordinator:
         report = CallReport()
         future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
         self._calls[number] = Call(program, inputs, future, report, now)
-        if self._stragglers.forgive(now):
-            self._profiles_changed()
-        variant = self._auditor.pick(self._parts_of(program)) if self.config.audit else None
-        job = program if variant is None else Sampled(program, variant)
-        self._feed(state.CallSubmitted(number, job, patient=patient))
+        variant = self._auditor.pick(self._parts_of(program)) if self.config.audit and trial is None else None
+        job = trial or (program if variant is None else Sampled(program, variant))
+        others = frozenset(self._members) - {trial.node} if trial else frozenset[str]()
+        self._feed(state.CallSubmitted(number, job, others, patient))
         self._tell_if_all_paused()
         return number, future, report
 
@@ -388,7 +394,7 @@ class Coordinator:
         self._members[peer.node_id] = Member(link, joined, profile, blobs=set(joined.blobs))
         view = view_of(peer, name, joined)
         self._known[peer.node_id] = view
-        self._stragglers.forget(peer.node_id)
+        self._pacing.forget(peer.node_id)
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
         self._set_pause(peer.node_id, joined.paused, joining=True)
         if not again:
@@ -464,8 +470,8 @@ class Coordinator:
             if node in self._state.stuck - was:
                 self._tell("stuck", node, "a part takes far too long")
                 for generation, _, part, took_s in runs:
-                    found = self._deployments.get(generation)
-                    self._took(node, found.plan if found else None, {part: took_s})
+                    if (found := self._deployments.get(generation)) is not None:
+                        self._pacing.late(found, part, took_s, len(self._calls))
             elif node in was - self._state.stuck:
                 self._tell("unstuck", node, "it goes on")
 
@@ -540,7 +546,7 @@ class Coordinator:
 
     def _make_plan(self, action: state.MakePlan) -> None:
         program = program_of(action.job)
-        self._deployments[action.generation] = Deployment(program)
+        self._deployments[action.generation] = Deployment(program, trial=isinstance(action.job, Trial))
         cached = self._planning.found(program.graph, program.strategy, action.nodes)
         if cached is not None and action.job is program:
             self._loop.call_soon(self._plan_made, action.generation, cached)
@@ -549,7 +555,10 @@ class Coordinator:
 
     async def _plan_then_tell(self, action: state.MakePlan, program: Program) -> None:
         try:
-            plan = await self._planning.plan(program.graph, program.strategy, action.nodes)
+            if isinstance(action.job, Trial):
+                plan = trial_plan(action.job, self._planning.profiles(action.nodes))
+            else:
+                plan = await self._planning.plan(program.graph, program.strategy, action.nodes)
             if isinstance(action.job, Sampled):
                 profiles = self._planning.profiles(action.nodes)
                 plan = await asyncio.to_thread(audited, plan, action.job.variant, profiles)
@@ -562,13 +571,16 @@ class Coordinator:
         else:
             self._plan_made(action.generation, plan)
 
-    def _took(self, node: str, plan: Plan | None, seconds: Mapping[int, float]) -> None:
-        """Judge devices by what their parts took, if plans are to go by that."""
-        if plan is None or not self.config.follow_pace:
-            return
-        for text in self._stragglers.took(node, plan, seconds, self._now()):
-            self._tell("pace", node, text)
-            self._profiles_changed()
+    def _lent(self) -> Lent:
+        """What following the pace of devices needs."""
+        return Lent(
+            lambda program: self.plan(program.graph, program.strategy),
+            lambda: self._planning.profiles(self._members),
+            lambda node, program: self._members[node].holds(program),
+            lambda generation: self._feed(state.Outdated(generation)),
+            lambda trial: self.submit(trial.program, {}, trial=trial)[1],
+            lambda kind, node, text: self._tell(kind, node, text),
+        )
 
     # -- ways between nodes
 
@@ -590,7 +602,9 @@ class Coordinator:
         if deployment is not None:
             deployment.plan = plan
             deployment.feeds = dispatch.feeds(plan)
-            self._tell("planned", "", "; ".join(plan.reasons), generation)
+            deployment.verdicts = self._stragglers.verdicts
+            if not deployment.trial:
+                self._tell("planned", "", "; ".join(plan.reasons), generation)
             self._teller.planned(deployment.program, generation)
             self._planning.use(deployment.program.graph, deployment.program.strategy, dispatch.nodes(plan))
         nodes, outputs = dispatch.nodes(plan), dispatch.output_count(plan)
@@ -621,12 +635,9 @@ class Coordinator:
         deployment.results[action.node] = answer
         for other in answer.unreached:
             self.prober.doubt(action.node, other)
-        self._tell(
-            "deployed",
-            action.node,
-            f"{answer.compiled} kernels compiled, {answer.from_cache} from cache",
-            action.generation,
-        )
+        if not deployment.trial:
+            kernels = f"{answer.compiled} kernels compiled, {answer.from_cache} from cache"
+            self._tell("deployed", action.node, kernels, action.generation)
         self._feed(state.DeployDone(action.generation, action.node))
 
     def _deploy_message(
@@ -674,7 +685,7 @@ class Coordinator:
         call.ran[action.generation, action.node] = answer
         self._teller.progress("ran", action.node, f"its parts of step {action.step}", action.generation)
         seconds = {run.part: run.compute_s for run in answer.parts}
-        self._took(action.node, deployment.plan, seconds)
+        self._pacing.took(deployment, seconds, len(self._calls))
         self._feed(state.NodeRan(action.generation, action.step, action.node, seconds))
 
     def _send_cancel(self, action: state.SendCancel) -> None:
@@ -710,6 +721,8 @@ class Coordinator:
             self._ask_again(action.call, call)
             return
         self._teller.finish(call, action.generation, deployment)
+        if deployment.verdicts != self._stragglers.verdicts and not self._state.stuck:
+            self._spawn(self._pacing.finished(action.generation, deployment))
         bindings = call.program.bindings
         params = {name: self._held[blob] for name, (blob, _) in bindings.items() if blob in self._held}
         outputs = dispatch.outputs(deployment.plan, action.outputs, call.inputs, params)

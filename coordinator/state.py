@@ -85,11 +85,20 @@ class ProfilesChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Outdated:
+    """There is a better plan than this generation's: later calls get it."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallSubmitted:
-    """Evaluate something.  Calls with equal `job` share a plan.  A patient one waits for paused nodes for ever."""
+    """Evaluate something, without the nodes to `avoid` as long as others are there.  Calls with equal `job` share a
+    plan.  A patient one waits for paused nodes for ever."""
 
     call: int
     job: Hashable
+    avoid: frozenset[str] = frozenset()
     patient: bool = False
 
 
@@ -234,7 +243,8 @@ class Reject:
 
 
 Event = (
-    NodeJoined | NodeGone | NodePaused | ProfilesChanged | Working | CallSubmitted | PlanMade | PlanFailed | DeployDone
+    NodeJoined | NodeGone | NodePaused | ProfilesChanged | Outdated | Working | CallSubmitted | PlanMade | PlanFailed
+    | DeployDone
     | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled | Tick
 )  # fmt: skip
 NEWS_OF_NODES = frozenset({NodeJoined, NodeGone, NodePaused, ProfilesChanged})  # other plans may be wanted after it
@@ -317,6 +327,7 @@ class CoordinatorState:
             NodeGone: self._node_gone,
             NodePaused: self._node_paused,
             ProfilesChanged: self._profiles_changed,
+            Outdated: self._outdated,
             Working: self._working,
             CallSubmitted: self._call_submitted,
             PlanMade: self._plan_made,
@@ -436,6 +447,13 @@ class CoordinatorState:
         self._current.clear()
         return [action for plan in replaced for action in self._retire_if_outdated(plan)]
 
+    def _outdated(self, event: Outdated, now: float) -> list[Action]:
+        plan = self._plans.get(event.generation)
+        if plan is None or self._current.get(plan.key) != plan.generation:
+            return []
+        del self._current[plan.key]
+        return self._retire_if_outdated(plan)
+
     def _working(self, event: Working, now: float) -> list[Action]:
         """Whether a node is stuck: what it computes takes far longer than expected, or goes on for nobody."""
         if event.node not in self._nodes:
@@ -484,7 +502,7 @@ class CoordinatorState:
     # -- calls
 
     def _call_submitted(self, event: CallSubmitted, now: float) -> list[Action]:
-        call = self._calls[event.call] = _Call(event.call, event.job, event.patient)
+        call = self._calls[event.call] = _Call(event.call, event.job, event.patient, avoid=set(event.avoid))
         return self._place(call, now)
 
     def _call_cancelled(self, event: CallCancelled, now: float) -> list[Action]:

@@ -1,106 +1,211 @@
-"""Stragglers: how many times slower a device is than it was measured to be, from what its parts took.
+"""Stragglers: devices that became slower than they were, each judged by its own past.
 
-A machine may be shared, hot or throttled.  What a part took is held against what was predicted of it, and that against
-how far off predictions are elsewhere: a cost model that errs on all devices alike makes nobody a straggler.  Figures
-go by powers of two, so that plans do not change with every flutter, and are forgiven by halves while a device has too
-little to do to show that it is well again.  Pure: times come with the calls.
+A machine may come to be shared, hot or throttled.  What a part takes is held against what the same part took on the
+same device before, while as many calls were under way.  So a verdict cannot follow from a plan: neither from unlike
+devices, nor from a cost model that errs, nor from another cut.  A new plan brings new parts, and those are first got to
+know, at the pace that the device is known to have.
+
+A few runs in a row must agree, and by more than this device's runs ever differ; what is slow stays so until it is well
+again, and its figure changes only where it is far off.  Pure.  It does not know what follows
+from a verdict (`moving.py`), nor of a device that was never well: that one is as slow as its measurement says or not.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from .plan import Plan
+from .plan import Part, Plan
 from .profile import WorkerProfile
 
-Site = tuple[str, int]
-SHORT_S = 0.002  # what takes less says more about the machine's noise than about the device
-SEEN = 3  # of so many runs the middle one counts
-SEEN_MIN = 2
-USUAL = 2.0  # how far off predictions may be as long as no other device was seen
+Site = tuple[str, int]  # node, device
+BASE_S = 0.002  # added to either side: what takes no time says more about the machine's noise than about the device
+WINDOW = 31  # runs that say how long a part takes while its device is well
+KNOWN_MIN = 3  # of so many it is known
+SEEN = 5  # of so many runs the middle one counts, so that two that were held up are an accident
+SEEN_MIN = 3
+SLOW = 1.7  # times as long as in good runs: slow
+BEYOND = 1.5  # and that much longer than what is rare for the device
+WELL = 1.5  # less than this is not slow any more
+OFF = 2.0  # a figure that is off by more is changed
 SLOWNESS_MAX = 64.0
-FORGIVE_S = 30.0
+PARTS_MAX = 4096  # whose runs are remembered, of all devices; the least recently run goes first
+
+Key = tuple[Site, bytes, int]  # a part's graph on a device, and about how many calls were under way
 
 
 @dataclass(slots=True)
-class _Seen:
-    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))  # of what parts took to predictions
+class _Site:
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))  # of what work takes now to good runs
+    usual: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # the same while it is well
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs to what was predicted
     slowness: float = 1.0
-    at_s: float = 0.0  # when it was last judged
-
-    @property
-    def ratio(self) -> float:
-        return statistics.median(self.ratios)
 
 
 class Stragglers:
-    """`took` for everything that was computed; `as_it_runs` when a plan is made.  A site is (node, device)."""
+    """`took` for everything that was computed; `as_it_runs` when a plan is made."""
 
     def __init__(self) -> None:
-        self._sites: dict[Site, _Seen] = {}
+        self._sites: dict[Site, _Site] = {}
+        self._runs: OrderedDict[Key, deque[float]] = OrderedDict()
+        self.verdicts = 0  # how often one changed
+
+    # -- what is known
 
     def slowness(self, site: Site) -> float:
-        """1 for a device that is as fast as measured, else 2, 4, 8 and so on."""
+        """1 for a device that is as fast as it was, else how many times as long everything takes, 64 at most."""
         found = self._sites.get(site)
         return found.slowness if found else 1.0
 
+    def slow(self) -> Iterable[tuple[Site, float]]:
+        """Who is slower than it was, and how much."""
+        return ((site, seen.slowness) for site, seen in self._sites.items() if seen.slowness > 1.0)
+
     def as_it_runs(self, worker: WorkerProfile) -> WorkerProfile:
-        """As measured, but for devices that were slower of late."""
+        """As measured, but for devices that are slower of late."""
         devices = (each.slowed(self.slowness((worker.node_id, each.index))) for each in worker.devices)
         return replace(worker, devices=tuple(devices))
 
-    def took(self, node: str, plan: Plan, seconds: Mapping[int, float], now: float) -> list[str]:
-        """Parts of a plan took so many seconds on a worker; what that changes, for people."""
+    def expected_s(self, part: Part) -> float:
+        """What a part would take now: by its own runs, or as predicted and as far off as predictions are there."""
+        site = part.node, part.device
+        known = [runs for (where, graph, _), runs in self._runs.items() if where == site and graph == part.graph.hash]
+        if known:
+            return _good(max(known, key=lambda runs: len(runs))) * self.slowness(site)
+        return part.seconds / part.slower * self._error(site) * self.slowness(site)
+
+    def ran_slowly(self, site: Site) -> bool:
+        """Whether what ran there last did."""
+        found = self._sites.get(site)
+        return found is not None and bool(found.ratios) and found.ratios[-1] >= SLOW
+
+    # -- what happens
+
+    def took(self, plan: Plan, seconds: Mapping[int, float], calls: int) -> list[str]:
+        """Parts of a plan took so many seconds on one worker, with so many calls under way; what that changes, for
+        people.  With none it was a trial, and is forgotten once the device is well."""
         changes = []
-        for device in sorted({plan.parts[part].device for part in seconds}):
-            mine = [part for part in seconds if plan.parts[part].device == device]
-            predicted_s, took_s = sum(plan.parts[part].seconds for part in mine), sum(seconds[part] for part in mine)
-            if self.ran((node, device), predicted_s, took_s, now):
-                times = self.slowness((node, device))
-                changes.append(f"device {device} takes {times:g} times as long as measured")
+        for site in sorted({(plan.parts[part].node, plan.parts[part].device) for part in seconds}):
+            mine = {part: took_s for part, took_s in seconds.items() if _site_of(plan.parts[part]) == site}
+            before = self.slowness(site)
+            self._judge(site, plan, mine, calls.bit_length())
+            after = self.slowness(site)
+            if after != before:
+                self.verdicts += 1
+                changes.append(f"device {site[1]} {_in_words(before, after)}")
         return changes
 
-    def ran(self, site: Site, predicted_s: float, took_s: float, now: float) -> bool:
-        """A device took so long for what, at its present slowness, should take so long; whether that changes it."""
-        if max(predicted_s, took_s) < SHORT_S or predicted_s <= 0:
-            return False
-        seen = self._sites.setdefault(site, _Seen())
-        seen.ratios.append(took_s / predicted_s)
-        seen.at_s = now
-        if len(seen.ratios) < SEEN_MIN:
-            return False
-        relative = seen.ratio / self._usual(site)
-        slowness = min(max(seen.slowness * 2.0 ** round(math.log2(relative)), 1.0), SLOWNESS_MAX)
-        return self._change(seen, slowness)
+    def late(self, part: Part, took_s: float, calls: int) -> list[str]:
+        """A part runs for so long and is not done; what that changes."""
+        known = self._runs.get((_site_of(part), part.graph.hash, calls.bit_length()))
+        if known is None or len(known) < KNOWN_MIN:
+            return []
+        before = self.slowness(_site_of(part))
+        self._weigh(_site_of(part), _good(known), took_s)
+        after = self.slowness(_site_of(part))
+        self.verdicts += after != before
+        return [f"device {part.device} {_in_words(before, after)}"] if after != before else []
 
-    def forgive(self, now: float) -> bool:
-        """Whether somebody is given another chance by now."""
-        due = [seen for seen in self._sites.values() if seen.slowness > 1.0 and now - seen.at_s >= FORGIVE_S]
-        for seen in due:
-            seen.at_s = now
-            self._change(seen, seen.slowness / 2)
-        return bool(due)
+    def pardon(self, site: Site) -> None:
+        """A verdict that cannot be tested any more is taken back."""
+        found = self._sites.get(site)
+        if found is not None and found.slowness > 1.0:
+            self._set(site, 1.0)
+            self.verdicts += 1
 
     def forget(self, node: str) -> None:
         """The node is gone, or began anew."""
         for site in [site for site in self._sites if site[0] == node]:
             del self._sites[site]
+        for key in [key for key in self._runs if key[0][0] == node]:
+            del self._runs[key]
 
-    def slow(self) -> Iterable[tuple[Site, float]]:
-        """Who is slower than measured, and how much."""
-        return ((site, seen.slowness) for site, seen in self._sites.items() if seen.slowness > 1.0)
+    # -- judging
 
-    def _usual(self, site: Site) -> float:
-        others = [seen.ratio for other, seen in self._sites.items() if other != site and seen.ratios]
-        return statistics.median(others) if others else USUAL
+    def _judge(self, at: Site, plan: Plan, seconds: Mapping[int, float], load: int) -> None:
+        site = self._site(at)
+        runs = {part: self._known(at, plan.parts[part].graph.hash, load) for part in seconds}
+        well = True
+        if all(len(known) >= KNOWN_MIN for known in runs.values()):
+            good_s = sum(_good(known) for known in runs.values())
+            well = self._weigh(at, good_s, sum(seconds.values()))
+        for part, known in runs.items():
+            if site.slowness == 1.0 and well:
+                known.append(seconds[part])
+            elif len(known) < KNOWN_MIN:
+                known.append(seconds[part] / site.slowness)
+        predicted_s = sum(plan.parts[part].seconds / plan.parts[part].slower for part in seconds)
+        if predicted_s > 0 and site.slowness == 1.0 and well:
+            site.errors.append(sum(seconds.values()) / predicted_s)
 
-    def _change(self, seen: _Seen, slowness: float) -> bool:
-        if slowness == seen.slowness:
-            return False
-        seen.slowness = slowness
-        seen.ratios.clear()
-        return True
+    def _weigh(self, at: Site, good_s: float, took_s: float) -> bool:
+        """Add what took `good_s` in good runs and now takes `took_s`; whether a device that is well takes so long."""
+        site = self._site(at)
+        ratio = (took_s + BASE_S) / (good_s + BASE_S)
+        site.ratios.append(ratio)
+        bound = max(SLOW, BEYOND * _rare(site.usual))
+        sustained, was_well = statistics.median(site.ratios), site.slowness == 1.0
+        if was_well and sustained < SLOW and ratio < bound:
+            site.usual.append(ratio)
+        if len(site.ratios) >= SEEN_MIN:
+            well = sustained < (bound if was_well else WELL)
+            slowness = _rounded(sustained + (sustained - 1) * min(BASE_S / good_s, 0.5))
+            off = max(slowness / site.slowness, site.slowness / slowness) > OFF
+            if well or was_well or off:
+                self._set(at, 1.0 if well or slowness < SLOW else min(slowness, SLOWNESS_MAX))
+        return ratio < bound
+
+    def _set(self, at: Site, slowness: float) -> None:
+        site = self._sites[at]
+        if slowness == site.slowness:
+            return
+        site.slowness = slowness
+        site.ratios.clear()
+        if slowness == 1.0:
+            for key in [key for key in self._runs if key[0] == at and key[2] == 0]:
+                del self._runs[key]
+
+    def _site(self, at: Site) -> _Site:
+        return self._sites.setdefault(at, _Site())
+
+    def _known(self, at: Site, graph: bytes, load: int) -> deque[float]:
+        key = at, graph, load
+        known = self._runs.setdefault(key, deque(maxlen=WINDOW))
+        self._runs.move_to_end(key)
+        while len(self._runs) > PARTS_MAX:
+            self._runs.popitem(last=False)
+        return known
+
+    def _error(self, at: Site) -> float:
+        """How far off predictions are for a device, and for one that was never seen, how far they are elsewhere."""
+        own = self._sites.get(at)
+        if own is not None and own.errors:
+            return _good(own.errors)
+        others = [_good(each.errors) for each in self._sites.values() if each.errors]
+        return statistics.median(others) if others else 1.0
+
+
+def _site_of(part: Part) -> Site:
+    return part.node, part.device
+
+
+def _good(runs: deque[float]) -> float:
+    """What a part takes in a good run: a quarter is quicker."""
+    return sorted(runs)[len(runs) // 4]
+
+
+def _rare(ratios: deque[float]) -> float:
+    """What one of ten exceeds."""
+    return sorted(ratios)[len(ratios) * 9 // 10] if ratios else 1.0
+
+
+def _rounded(times: float) -> float:
+    """To quarter powers of two, so that figures that are alike look alike."""
+    return float(2 ** (round(4 * math.log2(times)) / 4))
+
+
+def _in_words(before: float, after: float) -> str:
+    return f"takes {after:.2g} times as long as it did" if after > 1.0 else "is as fast again as it was"

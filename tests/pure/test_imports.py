@@ -72,6 +72,7 @@ PURE = (
     "coordinator/jobs.py",
     "coordinator/members.py",
     "coordinator/memory.py",
+    "coordinator/moving.py",
     "coordinator/pairs.py",
     "coordinator/partition.py",
     "coordinator/plan.py",

@@ -23,7 +23,8 @@ from wire.memory_transport import Conditions
 
 X = np.ones((32, 32), np.float32)
 KFLOPS = X.size * 16  # of one sin
-SETTLED = 12  # calls within which the mesh has noticed, and runs as it should
+SETTLED = 16  # calls within which what was worth it has moved
+LATER = 60  # calls after which also what gains little has
 NEAR = 1.04 / (1 - GAIN_MIN)  # times the best: what is left is not worth a move
 
 
@@ -148,10 +149,10 @@ def test_a_device_that_becomes_slower_costs_a_few_calls(
         assert "sim-0" in calls.nodes[-1]
         cluster.slow("sim-0", times)
         await calls.run(program, SETTLED)
-        settled = len(calls.generations)
-        await calls.run(program, 50)
+        slow_s = calls.seconds[10]
+        assert calls.seconds[-1] <= NEAR * best_s or best_s > 0.75 * slow_s
+        await calls.run(program, LATER)
         assert calls.seconds[-1] <= NEAR * best_s, (calls.seconds, best_s)
-        assert len(set(calls.generations[settled:])) == 1, "and then it stays"
         moved = len(calls.told("moved"))
         assert moved <= 1
         for _ in range(8):  # nothing goes to and fro while it stays slow
@@ -160,11 +161,11 @@ def test_a_device_that_becomes_slower_costs_a_few_calls(
         assert len(calls.told("moved")) == moved
         cluster.slow("sim-0", 1.0)
         await asyncio.sleep(300)
-        await calls.run(program, SETTLED)
+        await calls.run(program, LATER)
         assert calls.seconds[-1] <= NEAR * well_s
         assert len(calls.told("moved")) <= 2 * moved
         await calls.run(program, 50)
-        assert len(set(calls.generations[-40:])) == 1
+        assert len(set(calls.generations[-50:])) == 1
 
     simulate(scenario, devices=devices())
 

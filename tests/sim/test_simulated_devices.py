@@ -128,25 +128,6 @@ def test_a_device_that_is_lost_again_and_again_makes_its_worker_leave_and_the_ot
     simulate(scenario)
 
 
-@pytest.mark.parametrize("times", [4.0, 10.0])
-def test_a_straggler_loses_its_share_and_gets_it_back(times: float) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        auto = chain(strategy="auto")
-        (chosen,) = (await timed(cluster, auto))[1]
-        cluster.devices[cluster.names.index(chosen)].slower = times
-        slow = [await timed(cluster, auto) for _ in range(6)]
-        assert slow[0][1] == [chosen] and chosen not in slow[-1][1], slow
-        assert slow[-1][0] < slow[0][0] / 2
-        cluster.devices[cluster.names.index(chosen)].slower = 1.0
-        for _ in range(5):
-            await asyncio.sleep(31)
-            await timed(cluster, auto)
-        assert not list(cluster.coordinator._stragglers.slow())
-        all_alive(cluster)
-
-    simulate(scenario, devices=[Device(dispatch_s=0.02) for _ in range(3)], follow_pace=True)
-
-
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_a_part_that_kills_engines_is_named_and_the_other_jobs_go_on(workers: int) -> None:
     async def scenario(cluster: Cluster) -> None:
