@@ -39,7 +39,8 @@ PARK_S = 0.05  # doubled with every further failure while no node changed: a lin
 PARK_S_MAX = 1.0
 STORY_EVENTS_MAX = 512
 STUCK_S_MIN = 2.0  # a part is never stuck before; a busy machine or a cold cache may cost as much
-STUCK_OBSERVED = 4.0  # times what the part took last: a straggler is worth a second try
+STUCK_OBSERVED = 2.0  # times the longest that the part took of late: a straggler is worth a second try
+FADING = 0.8  # of what a part took, with every run after it
 STUCK_PREDICTED = 20.0  # times what it should take: the first time, predictions are rough
 STOPPED_S = 5.0  # a part that goes on for nobody should have noticed by then
 POISON_NODES = 3
@@ -274,6 +275,7 @@ class _Plan:
     nodes: frozenset[str] = frozenset()  # the nodes it uses
     outputs: int = 0
     expected_s: dict[int, float] = field(default_factory=dict)  # how long a part may take at most
+    took_s: dict[int, float] = field(default_factory=dict)  # the longest it took of late
     made: bool = False
     deployed: set[str] = field(default_factory=set)
     waiting: deque[int] = field(default_factory=deque)  # calls that start when it is deployed
@@ -721,7 +723,9 @@ class CoordinatorState:
             return []
         step.ran.add(event.node)
         plan = self._plans[event.generation]
-        plan.expected_s.update((part, STUCK_OBSERVED * seconds) for part, seconds in event.seconds.items())
+        for part, took_s in event.seconds.items():
+            plan.took_s[part] = max(took_s, FADING * plan.took_s.get(part, 0.0))
+            plan.expected_s[part] = STUCK_OBSERVED * plan.took_s[part]
         return self._finish_if_complete(self._plans[event.generation], event.step)
 
     def _run_failed(self, event: RunFailed, now: float) -> list[Action]:

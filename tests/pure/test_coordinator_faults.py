@@ -58,15 +58,27 @@ def test_a_slow_worker_may_still_be_first() -> None:
     assert of(s.SendCancel, actions) == [s.SendCancel(2, 0, "b"), s.SendCancel(2, 0, "c")]
 
 
-def test_what_a_part_took_last_says_how_long_it_may_take() -> None:
+def test_what_a_part_took_of_late_says_how_long_it_may_take() -> None:
     drive = running("a", "b", seconds=1.0)
     assert drive(working("a", 19.0)) == [], "predictions are rough"
     for node in "ab":
         drive(s.NodeRan(1, 0, node, {0: 1.5}))
     drive(s.OutputArrived(1, 0, 0, "value"))
     drive(s.CallSubmitted(2, "job"))
-    assert drive(working("a", 5.9, step=1)) == []
-    assert of(s.MakePlan, drive(working("a", 6.1, step=1)))
+    assert drive(working("a", 2.9, step=1)) == []
+    assert of(s.MakePlan, drive(working("a", 3.1, step=1)))
+
+
+def test_one_quick_run_does_not_shorten_the_patience_by_much() -> None:
+    drive = running("a", seconds=1.0)
+    for step, took_s in enumerate((4.0, 1.0)):
+        drive(s.NodeRan(1, step, "a", {0: took_s}))
+        drive(s.OutputArrived(1, step, 0, "value"))
+        drive(s.CallSubmitted(2 + step, "job"))
+    drive(working("a", 6.3, step=2))
+    assert not drive.machine.stuck
+    drive(working("a", 6.5, step=2))
+    assert drive.machine.stuck
 
 
 def test_later_calls_do_without_a_stuck_worker_until_it_goes_on() -> None:
