@@ -33,18 +33,14 @@ from wire.messages import (
     Began,
     BlobStream,
     CancelStep,
-    Deploy,
-    Deployed,
     Devices,
     Done,
-    Drop,
     FetchBlob,
     Join,
     Joined,
     Landed,
     Leaving,
     Message,
-    MissingGraphs,
     Pause,
     Paused,
     PlanKey,
@@ -66,6 +62,7 @@ from wire.watch import ANSWER_S, LinkWatch
 from . import dispatch, state
 from .ahead import Ahead
 from .config import CoordinatorConfig
+from .deploying import Deploying
 from .explain import disagreement, explain, in_quarantine, lost_node, nobody
 from .feeding import feeds_of
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
@@ -147,6 +144,7 @@ class Coordinator:
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
         self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
+        self._deploying = Deploying(self._members, self.prober)
         self._planning = Planning(
             self._members,
             self._stragglers,
@@ -621,38 +619,17 @@ class Coordinator:
         deployment = self._deployments.get(action.generation)
         if member is None or deployment is None or deployment.plan is None:
             return
+        key = PlanKey(self.epoch, action.generation)
         try:
-            answer = await member.link.request(self._deploy_message(action, deployment, member, member.graphs))
-            if isinstance(answer, MissingGraphs):
-                member.graphs -= set(answer.graphs)
-                answer = await member.link.request(self._deploy_message(action, deployment, member, member.graphs))
-            if not isinstance(answer, Deployed):
-                raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
+            answer = await self._deploying.deploy(deployment.plan, action.node, key, deployment.program.bindings)
         except MeshError as error:
             work = explain(error, member.profile.name, action.node, deployment.plan)
             self._feed(state.DeployFailed(action.generation, action.node, error, work))
             return
         deployment.results[action.node] = answer
-        for other in answer.unreached:
-            self.prober.doubt(action.node, other)
-        if not deployment.trial:
-            kernels = f"{answer.compiled} kernels compiled, {answer.from_cache} from cache"
-            self._tell("deployed", action.node, kernels, action.generation)
+        text = f"{answer.compiled} kernels compiled, {answer.from_cache} from cache"
+        self._tell("deployed", action.node, text, action.generation)
         self._feed(state.DeployDone(action.generation, action.node))
-
-    def _deploy_message(
-        self, action: state.SendDeploy, deployment: Deployment, member: Member, sent: set[bytes]
-    ) -> Deploy:
-        assert deployment.plan is not None
-        program = deployment.program
-        holders = {node: other.blobs for node, other in self._members.items() if node != action.node}
-        cut = self.prober.pairs.relayed(action.node)
-        addresses = {node: () if node in cut else other.link.peer.addresses for node, other in self._members.items()}
-        key = PlanKey(self.epoch, action.generation)
-        message = dispatch.deploy(deployment.plan, action.node, key, program.bindings, sent, holders, addresses)
-        sent.update(message.graphs)
-        member.blobs.update(spec.blob for spec in message.blobs)
-        return message
 
     def _start_run(self, action: state.SendRun) -> None:
         self._spawn(self._send_run(action))
@@ -694,15 +671,8 @@ class Coordinator:
             member.link.notify(CancelStep(PlanKey(self.epoch, action.generation), action.step))
 
     def _send_drop(self, action: state.SendDrop) -> None:
-        member = self._members.get(action.node)
-        if member is not None:
-            self._spawn(self._drop(member, PlanKey(self.epoch, action.generation)))
-
-    async def _drop(self, member: Member, key: PlanKey) -> None:
-        try:
-            await member.link.request(Drop(key))
-        except MeshError as error:
-            log.debug("dropping generation %d on %s: %s", key.generation, member.profile.name, error)
+        if action.node in self._members:
+            self._spawn(self._deploying.drop(action.node, PlanKey(self.epoch, action.generation)))
 
     # -- outputs
 
