@@ -6,7 +6,9 @@ Whoever has proved who it is does not count.  Pure: callers are numbers, time is
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -16,6 +18,7 @@ class GateLimits:
 
     strangers_max: int = 64
     strangers_per_origin_max: int = 8  # an origin is an IPv4 address or an IPv6 network of 64 bits; loopback is free
+    patience_s: float = 0.25  # for the next step of a caller that others would like to take the place of
     questions_per_origin: int = 5  # within the window, answered at once
     questions: int = 60  # of all origins
     window_s: float = 60.0
@@ -31,41 +34,60 @@ class Arrival:
     evicted: int | None = None
 
 
+@dataclass(slots=True)
+class _Stranger:
+    origin: str
+    stalled_s: float  # from when on it is one that does not get on
+    spoke: bool = False
+
+
 class Gate:
     """Counts callers from `arrive` until `leave`, and questions.
 
-    Beyond the total someone goes: one that has said nothing yet, if there is any, of the origin that has the most of
-    them, and there the oldest.  So a flood pushes itself out, and not the one node that wants to join meanwhile.
+    Where there is no room, the one goes that has not got on for longest: each has a moment for every step, and not
+    more.  So a flood takes the places of its own, and whoever means it gets in between, if it tries again.  Where all
+    are quick a newcomer is not heard, unless others have more callers than its origin: then the oldest of the origin
+    with the most goes, one that has said nothing yet if there is any.
     """
 
     def __init__(self, limits: GateLimits = GateLimits()) -> None:
         self._limits = limits
-        self._strangers: dict[int, str] = {}  # in order of arrival, with their origins
-        self._silent: set[int] = set()
+        self._strangers: dict[int, _Stranger] = {}  # in order of arrival
         self._questions: deque[tuple[float, str]] = deque(maxlen=limits.questions_remembered)
 
-    def arrive(self, caller: int, host: str) -> Arrival:
+    def arrive(self, caller: int, host: str, now_s: float) -> Arrival:
         """A connection came."""
         origin = _origin(host)
-        from_there = sum(other == origin for other in self._strangers.values())
-        if origin and from_there >= self._limits.strangers_per_origin_max:
-            return Arrival(heard=False)
-        evicted = None
-        if len(self._strangers) >= self._limits.strangers_max:
-            evicted = self._least_promising()
-            self.leave(evicted)
-        self._strangers[caller] = origin
-        self._silent.add(caller)
-        return Arrival(True, evicted)
+        from_there = [each for each, stranger in self._strangers.items() if stranger.origin == origin]
+        goes = None
+        if origin and len(from_there) >= self._limits.strangers_per_origin_max:
+            goes = self._stalled(from_there, now_s)
+            if goes is None:
+                return Arrival(heard=False)
+        elif len(self._strangers) >= self._limits.strangers_max:
+            goes = self._stalled(self._strangers, now_s)
+            goes = self._oldest_of_the_most(len(from_there)) if goes is None else goes
+            if goes is None:
+                return Arrival(heard=False)
+        if goes is not None:
+            self.leave(goes)
+        self._strangers[caller] = _Stranger(origin, now_s + self._limits.patience_s)
+        return Arrival(True, goes)
 
     def spoke(self, caller: int) -> None:
-        """It sent its first byte."""
-        self._silent.discard(caller)
+        """It said all that it has to say first, or asked: now it is our turn."""
+        if caller in self._strangers:
+            self._strangers[caller].spoke = True
+            self._strangers[caller].stalled_s = math.inf
+
+    def answered(self, caller: int, now_s: float) -> None:
+        """Now it is the caller's turn."""
+        if caller in self._strangers:
+            self._strangers[caller].stalled_s = now_s + self._limits.patience_s
 
     def leave(self, caller: int) -> None:
         """It is gone, or no stranger any more."""
         self._strangers.pop(caller, None)
-        self._silent.discard(caller)
 
     def delay_s(self, host: str, now_s: float) -> float:
         """How long to wait before this question is answered."""
@@ -77,10 +99,20 @@ class Gate:
         self._questions.append((now_s, origin))
         return self._limits.delay_s if too_many else 0.0
 
-    def _least_promising(self) -> int:
-        callers = [each for each in self._strangers if each in self._silent] or list(self._strangers)
-        counts = Counter(self._strangers[each] for each in callers)
-        return max(callers, key=lambda each: counts[self._strangers[each]])  # the first, so the oldest, of equals
+    def _stalled(self, callers: Iterable[int], now_s: float) -> int | None:
+        """Of those that do not get on, if there are any: one of the origin with the most, there for the longest."""
+        stalled = [each for each in callers if self._strangers[each].stalled_s <= now_s]
+        counts = Counter(stranger.origin for stranger in self._strangers.values())
+        rank = {each: (-counts[self._strangers[each].origin], self._strangers[each].stalled_s) for each in stalled}
+        return min(rank, key=lambda each: rank[each], default=None)
+
+    def _oldest_of_the_most(self, from_there: int) -> int | None:
+        """A caller of the origin with the most, which must be more than `from_there`; silent ones first."""
+        counts = Counter(stranger.origin for stranger in self._strangers.values())
+        ((origin, most),) = counts.most_common(1)
+        callers = [each for each, stranger in self._strangers.items() if stranger.origin == origin]
+        silent = [each for each in callers if not self._strangers[each].spoke]
+        return (silent or callers)[0] if most > from_there else None
 
 
 def _origin(host: str) -> str:

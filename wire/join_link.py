@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 import socket
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from .certificates import JOIN_NAME, NodeKey, is_authority_of
 from .credentials import Credentials
@@ -32,7 +33,7 @@ from .joining import (
     Send,
     Verify,
 )
-from .listener import Listener
+from .listener import Caller, Listener
 from .security import (
     HANDSHAKE_S,
     TLSContext,
@@ -46,9 +47,14 @@ from .tokens import NONCE_BYTES, Token
 
 log = logging.getLogger("graph_mesh.join")
 
+T = TypeVar("T")
+
 PORT_OFFSET = 1000  # of the join port from the coordinator's port
 SHUTDOWN_S = 0.5  # for a call's last bytes; then the connection is dropped
 READ_BYTES = 4096
+INSIST_S = 20.0  # a flood leaves room for somebody else every few hundredths of a second
+AGAIN_S = 0.05
+CROWDED = "It may have too many callers; try again later, and look at the coordinator's log"
 JOIN_AGAIN = {"worker": "mesh-worker join here", "client": "mesh-coord join here"}
 
 
@@ -83,21 +89,22 @@ class _JoinPort:
         self._admission = admission
         self.gate = gate
 
-    async def serve(self, connection: socket.socket, host: str) -> None:
+    async def serve(self, connection: socket.socket, caller: Caller) -> None:
         """One call, from its handshake to its end."""
         try:
             shown, context = self._credentials.admitted, self._credentials.join_server_context()
             async with asyncio.timeout(DEADLINE_S), _accepted(connection, context) as (reader, writer):
-                await self._answer(shown, reader, writer, host)
+                caller.answered()
+                await self._answer(shown, reader, writer, caller)
         except TimeoutError:
-            await self.turned_away(host, f"a call took more than {DEADLINE_S:g} s")
+            await self.turned_away(caller.host, f"a call took more than {DEADLINE_S:g} s")
         except OSError as error:  # TLS's errors, too
-            await self.turned_away(host, explain(error, "a caller").message)
+            await self.turned_away(caller.host, explain(error, "a caller").message)
         except ProtocolError as error:
-            await self.turned_away(host, error.message)
+            await self.turned_away(caller.host, error.message)
 
     async def _answer(
-        self, shown: Admitted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str
+        self, shown: Admitted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: Caller
     ) -> None:
         call = JoiningCoordinator(shown.authority, shown.grant.certificate, shown.former)
         _write(writer, call.connected())
@@ -107,6 +114,8 @@ class _JoinPort:
             if not data:
                 return  # the first of a node's two calls ends so
             question = call.received(data)
+        caller.asked()
+        host = caller.host
         await asyncio.sleep(self.gate.delay_s(host, asyncio.get_running_loop().time()))
         if isinstance(question, Asked):
             decision = await asyncio.to_thread(self._admission.admit, question, host)
@@ -149,19 +158,28 @@ async def _accepted(
 async def join(host: str, port: int, token: Token, key: NodeKey, role: str, name: str) -> Admitted:
     """Ask the coordinator at this join port to be let in.
 
-    Raises JoinRefused with the reason, NotTrusted for anyone but the token's coordinator (who gets no proof of it),
-    ConnectFailed, VersionMismatch or ProtocolError.
+    A coordinator that has many callers hangs up on some, so it is called again then, for a while.  Raises JoinRefused
+    with the reason, NotTrusted for anyone but the token's coordinator (who gets no proof of it), ConnectFailed,
+    VersionMismatch or ProtocolError.
     """
     where = f"{host}:{port}"
     node = JoiningNode(where, token, role, name, key.request(), secrets.token_bytes(NONCE_BYTES))
-    async with _deadline(where):
+
+    async def ask_who() -> NodeAction | Authority:
         async with _call(where, host, port, unverified_context()) as (reader, _):
-            verify = await _until_end(node, reader)
-        assert isinstance(verify, Verify)
-        context = join_client_context(verify.authority)
+            return await _until_end(node, reader)
+
+    verify = await _insist(where, ask_who)
+    assert isinstance(verify, Verify)
+    context = join_client_context(verify.authority)
+
+    async def ask_in() -> NodeAction | Authority:
+        node.again(secrets.token_bytes(NONCE_BYTES))
         async with _call(where, host, port, context) as (reader, writer):
             _write(writer, node.connected(peer_certificate(writer)))
-            joined = await _until_end(node, reader)
+            return await _until_end(node, reader)
+
+    joined = await _insist(where, ask_in)
     assert isinstance(joined, Admitted)
     return joined
 
@@ -173,10 +191,14 @@ async def renew(host: str, port: int, member: Credentials) -> Admitted:
     """
     where = f"{host}:{port}"
     node = RenewingNode(where, member.admitted.authority)
-    try:
-        async with _deadline(where), _call(where, host, port, member.client_context()) as (reader, writer):
+
+    async def ask() -> NodeAction | Authority:
+        async with _call(where, host, port, member.client_context()) as (reader, writer):
             _write(writer, node.connected())
-            joined = await _until_end(node, reader)
+            return await _until_end(node, reader)
+
+    try:
+        joined = await _insist(where, ask)
     except NotTrusted as error:
         raise await _left_behind(where, host, port, member) or error from None
     assert isinstance(joined, Admitted)
@@ -187,9 +209,9 @@ async def _left_behind(where: str, host: str, port: int, member: Credentials) ->
     """The error to tell where, by its own word, another authority of the same mesh is at work than the member knows."""
     node = Listening(where)
     try:
-        async with _deadline(where), _call(where, host, port, unverified_context()) as (reader, _):
+        async with asyncio.timeout(DEADLINE_S), _call(where, host, port, unverified_context()) as (reader, _):
             named = await _until_end(node, reader)
-    except MeshError:
+    except (MeshError, TimeoutError, _HungUp):
         return None
     assert isinstance(named, Authority)
     known = member.admitted.authority
@@ -201,13 +223,29 @@ async def _left_behind(where: str, host: str, port: int, member: Credentials) ->
     )
 
 
-@contextlib.asynccontextmanager
-async def _deadline(where: str) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            yield
-    except TimeoutError:
-        raise ConnectFailed(f"{where} did not answer within {DEADLINE_S:g} s") from None
+class _HungUp(Exception):
+    """The other side ended a call early, and may be in better spirits soon; `told` is what it means if not."""
+
+    def __init__(self, told: MeshError) -> None:
+        super().__init__(str(told))
+        self.told = told
+
+
+async def _insist(where: str, call: Callable[[], Awaitable[T]]) -> T:
+    """What a call ends with, made again for INSIST_S where the other side hangs up on it."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + INSIST_S
+    while True:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await call()
+        except TimeoutError:
+            raise ConnectFailed(f"{where} did not answer within {DEADLINE_S:g} s") from None
+        except _HungUp as error:
+            if loop.time() > until_s:
+                error.told.next_step = error.told.next_step or CROWDED
+                raise error.told from None
+        await asyncio.sleep(random.uniform(0.5, 1.5) * AGAIN_S)
 
 
 @contextlib.asynccontextmanager
@@ -227,6 +265,8 @@ async def _call(
             yield reader, writer
         finally:
             await _close(writer)
+    except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError) as error:
+        raise _HungUp(explain(error, where)) from None
     except OSError as error:
         raise explain(error, where) from None
 
@@ -237,7 +277,8 @@ async def _until_end(
     while True:
         data = await reader.read(READ_BYTES)
         if not data:
-            raise node.ended()
+            ended = node.ended()
+            raise ended if isinstance(ended, NotTrusted) else _HungUp(ended)
         for action in node.received(data):
             return action
 

@@ -285,13 +285,18 @@ class JoiningNode:
 
     def connected(self, leaf: bytes) -> list[NodeAction]:
         """The second call stands; `leaf` is the server's certificate, which TLS found to be the coordinator's."""
-        assert self._authority and not self._proving
+        assert self._authority
         self._proving = True
         self._inbox = _Inbox(STRANGER_BYTES_MAX + GRANT_BYTES_MAX)
         ask = Ask(
             VERSION, self._token.key_id_bytes, self._nonce, self._role, self._name, self._request, bytes(MAC_BYTES)
         )
         return [Send(encode(replace(ask, mac=request_mac(self._token.key, leaf, ask.signed))))]
+
+    def again(self, nonce: bytes) -> None:
+        """The second call broke off before its end: another one may be made, by a nonce that was not heard yet."""
+        self._nonce = nonce
+        self._former = None
 
     def received(self, data: bytes) -> list[NodeAction]:
         for frame in self._inbox.feed(data):

@@ -1,7 +1,8 @@
 """A listening port for TLS that hears only so many strangers at once, whatever comes (docs/protocol.md, "Joining").
 
 It accepts every connection, so that a flood costs the kernel nothing, and closes those beyond the gate's limits.  TLS
-takes 300 KiB, so it only begins when a first byte is there that can be TLS's; what does not begin so goes at once.
+takes 300 KiB, so it only begins when the whole first record is there and can be TLS's; what does not begin so goes at
+once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from .errors import ConfigError
 from .gate import Gate
@@ -18,8 +20,12 @@ from .gate import Gate
 log = logging.getLogger("graph_mesh.listener")
 
 BACKLOG = 256
-FIRST_BYTE_S = 3.0  # a caller that wants something says so at once
+FIRST_WORD_S = 3.0  # a caller that wants something says so at once
 TLS_HANDSHAKE = b"\x16"  # the first byte of every TLS connection
+HELLO_BYTES_MAX = 4096  # of the first record, which is 300 to 2,000
+HEADER_BYTES = 5  # of a record: its kind, version (2) and length (2)
+LOOK_S = 0.01  # from one look for the rest of a record to the next
+CROWD_TOLD_S = 10.0  # from one word about callers that find no room to the next
 TURN_S = 0.005  # from one begin of TLS to the next: a flood takes a part of the loop's time, and no more memory
 PAUSE_S = 0.1  # after a failed accept: no file descriptor is free, most of the time
 
@@ -36,8 +42,25 @@ def addresses_of(host: str) -> tuple[str, ...]:
     return ("0.0.0.0", "::")
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A stranger that is being served."""
+
+    host: str
+    number: int
+    _gate: Gate
+
+    def asked(self) -> None:
+        """It said all it has to say, and waits for us."""
+        self._gate.spoke(self.number)
+
+    def answered(self) -> None:
+        """It is its turn, and others may take its place if nothing comes."""
+        self._gate.answered(self.number, asyncio.get_running_loop().time())
+
+
 class Listener:
-    """Calls `serve(connection, host)` for each caller; it counts as a stranger until that returns.
+    """Calls `serve(connection, caller)` for each caller; it counts as a stranger until that returns.
 
     `serve` owns the socket and takes care of its time limit; it is cancelled when the caller has to go.
     `turned_away(host, why)` hears of callers that did not begin.
@@ -45,7 +68,7 @@ class Listener:
 
     def __init__(
         self,
-        serve: Callable[[socket.socket, str], Awaitable[None]],
+        serve: Callable[[socket.socket, Caller], Awaitable[None]],
         turned_away: Callable[[str, str], Awaitable[None]],
         gate: Gate,
     ) -> None:
@@ -54,6 +77,8 @@ class Listener:
         self._gate = gate
         self._turn = asyncio.Lock()
         self._begun_s = 0.0
+        self._crowded_s = float("-inf")
+        self._telling: asyncio.Future[None] | None = None
         self._numbers = itertools.count()
         self._listening: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -76,7 +101,7 @@ class Listener:
     async def close(self) -> None:
         """Stop listening, and end what strangers there are."""
         await asyncio.sleep(0)  # every task has begun, and so takes care of its socket
-        tasks = [*self._accepting, *self._strangers.values()]
+        tasks = [*self._accepting, *self._strangers.values(), *filter(None, [self._telling])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -96,40 +121,49 @@ class Listener:
 
     def _arrived(self, connection: socket.socket, host: str) -> None:
         number = next(self._numbers)
-        arrival = self._gate.arrive(number, host)
+        arrival = self._gate.arrive(number, host, asyncio.get_running_loop().time())
         if arrival.evicted is not None:
             # Behind the first step of the task, which takes charge of the socket.
             asyncio.get_running_loop().call_soon(self._strangers[arrival.evicted].cancel)
         if not arrival.heard:
             connection.close()
+            self._tell_crowd(host)
             return
         connection.setblocking(False)
-        self._strangers[number] = asyncio.get_running_loop().create_task(self._hear(number, connection, host))
+        caller = Caller(host, number, self._gate)
+        self._strangers[number] = asyncio.get_running_loop().create_task(self._hear(caller, connection))
 
-    async def _hear(self, number: int, connection: socket.socket, host: str) -> None:
+    def _tell_crowd(self, host: str) -> None:
+        """Now and then: each is tried again by whoever means it."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._crowded_s >= CROWD_TOLD_S:
+            self._crowded_s = now_s
+            self._telling = asyncio.ensure_future(self._turned_away(host, "too many callers at once"))
+
+    async def _hear(self, caller: Caller, connection: socket.socket) -> None:
         try:
-            if await self._begins(connection, host):
-                self._gate.spoke(number)
+            if await self._begins(connection, caller.host):
+                caller.asked()
                 await self._wait_for_turn(connection)
-                await self._serve(connection, host)
+                caller.answered()
+                await self._serve(connection, caller)
         except OSError as error:
-            log.debug("a caller from %s ended early: %s", host, error)
+            log.debug("a caller from %s ended early: %s", caller.host, error)
         finally:
-            self._gate.leave(number)
-            self._strangers.pop(number, None)
+            self._gate.leave(caller.number)
+            self._strangers.pop(caller.number, None)
 
     async def _begins(self, connection: socket.socket, host: str) -> bool:
         """Whether the caller begins as TLS does; if not, its connection is closed."""
         try:
-            async with asyncio.timeout(FIRST_BYTE_S):
-                first = await _peek(connection)
-            why = "" if first in (TLS_HANDSHAKE, b"") else "it does not speak TLS"
+            async with asyncio.timeout(FIRST_WORD_S):
+                why = await _first_record(connection)
         except TimeoutError:
-            first, why = b"", f"it said nothing for {FIRST_BYTE_S:g} s"
+            why = f"it said nothing for {FIRST_WORD_S:g} s"
         except BaseException:
             connection.close()
             raise
-        if first == TLS_HANDSHAKE:
+        if why is None:
             return True
         connection.close()
         if why:
@@ -147,16 +181,25 @@ class Listener:
             raise
 
 
-async def _peek(connection: socket.socket) -> bytes:
-    """The first byte, left where it is; b"" if the caller hung up before."""
+async def _first_record(connection: socket.socket) -> str | None:
+    """Wait for a whole record of TLS, left where it is: None, or why it is none, "" if the caller hung up."""
     loop = asyncio.get_running_loop()
     there = asyncio.Event()
     try:
         loop.add_reader(connection, there.set)
     except NotImplementedError:  # Windows' loop waits for whole reads only, and so TLS begins at once
-        return TLS_HANDSHAKE
+        return None
     try:
         await there.wait()
-        return connection.recv(1, socket.MSG_PEEK)
     finally:
         loop.remove_reader(connection)
+    while True:
+        said = connection.recv(HELLO_BYTES_MAX, socket.MSG_PEEK)
+        if not said:
+            return ""
+        size = HEADER_BYTES + int.from_bytes(said[3:HEADER_BYTES])
+        if said[:1] != TLS_HANDSHAKE or size > HELLO_BYTES_MAX:
+            return "it does not speak TLS"
+        if len(said) >= max(size, HEADER_BYTES):
+            return None
+        await asyncio.sleep(LOOK_S)

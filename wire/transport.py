@@ -31,7 +31,7 @@ from .frames import frame_bytes_max
 from .gate import Gate, GateLimits
 from .limits import DEFAULT, Limits
 from .link import Handler, Link
-from .listener import Listener, addresses_of
+from .listener import Caller, Listener, addresses_of
 from .protocol import Identity
 from .security import HANDSHAKE_S, drop, explain, is_tls_error, peer_member
 
@@ -133,7 +133,7 @@ class WebSockets:
         self._listener = listener
         return bound
 
-    async def _admit_member(self, connection: socket.socket, host: str) -> None:
+    async def _admit_member(self, connection: socket.socket, caller: Caller) -> None:
         assert self._credentials is not None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -144,7 +144,7 @@ class WebSockets:
                 ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
             )
         except OSError as error:
-            await self._turned_away(host, explain(error, "a caller").message)
+            await self._turned_away(caller.host, explain(error, "a caller").message)
 
     async def _turned_away(self, host: str, why: str) -> None:
         """One line for the first of many: a flood of strangers must fill no log."""

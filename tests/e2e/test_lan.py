@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -153,6 +154,40 @@ def test_a_flood_costs_little_and_keeps_nobody_out(tmp_path: Path, connects: int
     assert report["deaths"] == 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("words", ["mixed", "hello"])
+def test_a_flood_from_the_same_address_does_not_keep_it_out(tmp_path: Path, words: str) -> None:
+    """Behind one router, say: 250 callers at a time, as fast as they are dropped."""
+    report = flood_beside(tmp_path, words, 8, PATIENCE)
+    assert report["joined"] == 8 and report["slowest s"] < 20.0
+    assert report["grown MiB"] < 30
+
+
+def flood_beside(folder: Path, words: str, joins: int, arguments: tuple[str, ...] = ()) -> dict[str, float]:
+    """Nodes join one after another from the host that a flood of the join port comes from."""
+    with serving(folder, 2, *(arguments or ("--preset", "lan"))) as (mesh, (host,)):
+        token = mesh.coord("token", "create", "--uses", str(joins))["token"]
+        coordinator = psutil.Process(mesh.coordinator.process.pid)
+        before = most = coordinator.memory_info().rss
+        flooding = run(host, folder / "flood", "support.flood", mesh.host.address, "1000000000", words)
+        time.sleep(1.5)
+        joining = Told(
+            run(host, folder / "joins", "support.joiner", mesh.host.address, str(joins), token=token), folder
+        )
+        while joining.process.poll() is None:
+            most = max(most, coordinator.memory_info().rss)
+            time.sleep(0.05)
+        assert flooding.poll() is None
+        told = [json.loads(line) for line in (folder / "joins").read_text().splitlines()]
+        joined_s = sorted(each["seconds"] for each in told if not each["error"])
+        return {
+            "joined": len(joined_s),
+            "median s": joined_s[len(joined_s) // 2] if joined_s else 0.0,
+            "slowest s": max(joined_s, default=0.0),
+            "grown MiB": (most - before) / 2**20,
+        }
+
+
 def flood(folder: Path, connects: int, arguments: tuple[str, ...] = ()) -> dict[str, float]:
     """Connect that often from four hosts while a worker works and another one joins."""
     with serving(folder, 7, *(arguments or ("--preset", "lan"))) as (mesh, (works, joins, *strangers)):
@@ -183,9 +218,9 @@ def flood(folder: Path, connects: int, arguments: tuple[str, ...] = ()) -> dict[
         }
 
 
-def run(host: Host, said: Path, module: str, *arguments: str) -> psutil.Popen:
+def run(host: Host, said: Path, module: str, *arguments: str, token: str = "") -> psutil.Popen:
     """A module of the tests' support on a host."""
-    env = environment(said.parent) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    env = environment(said.parent) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "MESH_TOKEN": token}
     with said.open("w") as out:
         return host.start(sys.executable, "-m", module, *arguments, env=env, stdout=out, stderr=out)
 
@@ -206,6 +241,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = flood(Path(folder), 5_000)
     print(", ".join(f"{name} {value:.4g}" for name, value in report.items()))
+    for words in ("mixed", "hello"):
+        with tempfile.TemporaryDirectory() as folder:
+            report = flood_beside(Path(folder), words, 12)
+        print(f"beside a flood, {words}:", ", ".join(f"{name} {value:.4g}" for name, value in report.items()))
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ async def test_strangers_bytes_never_reach_the_http_parser(
     loose.check_hostname, loose.verify_mode = False, ssl.CERT_NONE
     with caplog.at_level(logging.WARNING, "graph_mesh"):
         for context in (None, loose):
-            for data in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01", b"\x00" * 4096, b"\xff"):
+            for data in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x00\x02??", b"\x00" * 4096, b"\xff"):
                 answer = await tell("127.0.0.1", port_of(there), data, context)
                 assert b"HTTP" not in answer
     assert not heard
