@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coordinator.authority import Authority, Trust
 from coordinator.runtime import Coordinator
-from wire.credentials import RETRY_S, Credentials, keep_renewed
+from wire.credentials import RETRY_S, Credentials, Nap, keep_renewed
 from wire.errors import ConfigError, MeshError
 from wire.join_link import PORT_OFFSET, serve_joining
 from wire.joining import Admitted
@@ -77,9 +77,11 @@ class Admission:
         async def renew() -> Admitted:
             return await asyncio.to_thread(self._certify)
 
+        nap = Nap()
+        coordinator.link_watch.woke.append(nap.end)  # the machine slept: the certificate may be due
         self._tasks = [
             asyncio.create_task(self._follow(coordinator)),
-            asyncio.create_task(keep_renewed(self.credentials, renew)),
+            asyncio.create_task(keep_renewed(self.credentials, renew, sleep=nap)),
         ]
 
     def imposter(self, where: str, error: MeshError) -> None:

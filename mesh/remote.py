@@ -281,6 +281,7 @@ class Remote:
                 return self._link
             if self._farewell:
                 raise NodeLost("the link to the coordinator is closed", next_step="Connect again; detached jobs go on")
+            await self._membership.refresh()  # the machine may have slept for days
             deadline_s = time.monotonic() + RETURN_S
             for wait_s in itertools.chain(RETURN_WAITS_S, itertools.repeat(RETURN_WAITS_S[-1])):
                 try:

@@ -8,6 +8,7 @@ of `adopt`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -42,6 +43,7 @@ from .tokens import discovery_key, pin_of
 log = logging.getLogger("graph_mesh.identity")
 
 RETRY_S = 60.0  # after a renewal that failed
+RETRY_OUT_S = 5.0  # the same once the certificate has run out: without it there are no links
 LOOK_S = 60.0  # how often the clock is looked at: a laptop that slept wakes with a certificate that is due
 
 
@@ -241,6 +243,23 @@ def renewal_due_s(member: Member, jitter: float) -> float:
     return issued_s + (member.ends_s - issued_s) * (2 / 3 + jitter / 10)
 
 
+class Nap:
+    """A sleep that somebody may end early."""
+
+    def __init__(self) -> None:
+        self._over = asyncio.Event()
+
+    async def __call__(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        self._over.clear()
+
+    def end(self) -> None:
+        """End the sleep of now, or the next one at once."""
+        self._over.set()
+
+
 async def keep_renewed(
     credentials: Credentials,
     ask: Callable[[], Awaitable[Admitted]],
@@ -252,6 +271,7 @@ async def keep_renewed(
 
     It is due, too, once the mesh has a new authority.
     """
+    told = ""
     while True:
         due_s = renewal_due_s(credentials.member, chance(-1.0, 1.0))
         while (left_s := due_s - clock()) > 0 and not credentials.outdated:
@@ -259,6 +279,9 @@ async def keep_renewed(
         try:
             member = credentials.adopt(await ask())
             log.info("certificate renewed, good for %.0f h", (member.ends_s - clock()) / 3600)
+            told = ""
         except MeshError as error:
-            log.warning("the certificate is not renewed: %s", error)
-            await sleep(RETRY_S)
+            if str(error) != told:
+                told = str(error)
+                log.warning("the certificate is not renewed: %s", error)
+            await sleep(RETRY_S if clock() < credentials.member.ends_s else RETRY_OUT_S)

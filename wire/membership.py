@@ -5,8 +5,6 @@ Workers and clients have one.  It knows no message and decides nothing about wor
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -15,7 +13,7 @@ from pathlib import Path
 
 from .address import parse_address
 from .certificates import NodeKey
-from .credentials import Credentials, keep_renewed
+from .credentials import Credentials, Nap, keep_renewed
 from .disk import Disk
 from .endpoint import Endpoint
 from .errors import ConfigError, ConnectFailed, JoinRefused, MeshError
@@ -36,7 +34,7 @@ class Membership:
         self.credentials = credentials
         self._file = folder / COORDINATOR_FILE
         self.coordinator = coordinator_known(self._file)
-        self._told = asyncio.Event()  # of a new authority: renew now
+        self._nap = Nap()
 
     def met(self, addresses: Sequence[str]) -> None:
         """The coordinator can be dialled at these "host:port": it renews certificates, and is looked for after a
@@ -48,7 +46,7 @@ class Membership:
     async def keep(self) -> None:
         """Keep the certificate renewed, for ever; at once if it has run out."""
         await self.refresh()
-        await keep_renewed(self.credentials, self._renewed, sleep=self._sleep)
+        await keep_renewed(self.credentials, self._renewed, sleep=self._nap)
 
     async def refresh(self) -> None:
         """Renew a certificate that ran out, or is of the authority before: a machine that was off needs no new token.
@@ -63,13 +61,17 @@ class Membership:
                 said = "has run out" if out else "is of the authority before"
                 log.warning("the certificate %s and is not renewed: %s", said, error)
 
+    def woke(self) -> None:
+        """The machine slept: the certificate may be due, or have run out."""
+        self._nap.end()
+
     def trust(self, endpoint: Endpoint, data: bytes, authority: bytes, former: tuple[bytes, bytes]) -> None:
         """The coordinator says who is out, and has no link from now on, and whom to trust (see `take_trust`)."""
         if not self.credentials.take_trust(data, authority, Former(*former) if all(former) else None):
             return
         if self.credentials.outdated:
             log.info("mesh %s has a new authority", self.credentials.mesh)
-            self._told.set()
+            self._nap.end()
         out = self.credentials.revocations
         for link in list(endpoint.links.values()):
             if out.includes(member_id(link.peer.node_id)):
@@ -85,13 +87,6 @@ class Membership:
             except MeshError as error:
                 failure = error
         raise failure
-
-    async def _sleep(self, seconds: float) -> None:
-        """Or until there is a new authority."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._told.wait()
-        self._told.clear()
 
 
 async def ask_to_join(

@@ -312,6 +312,8 @@ class Daemon:
 
     def wake(self) -> None:
         """The machine is awake, or this process goes on after it stood still: find the coordinator at once."""
+        if self._membership:
+            self._membership.woke()
         self._feed(ev.Woke())
 
     async def _close(self) -> None:

@@ -406,6 +406,22 @@ async def test_who_renews_or_joins_hears_of_a_new_authority(there: Coordinator, 
             assert await service.ask(node.client_context(), name) == b"heard"
 
 
+async def test_a_running_member_that_slept_too_long_renews_as_it_wakes(
+    there: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a token: it has its key.  Nobody is there at first, as on a network that is not up yet."""
+    monkeypatch.setattr("wire.credentials.RETRY_OUT_S", 3600.0)
+    node = aged(there, await joined(there, tmp_path), 30.0)
+    membership = Membership(node, tmp_path)
+    keeping = asyncio.create_task(membership.keep())
+    await asyncio.sleep(0.05)
+    assert node.member.ends_s < time.time(), "no coordinator is known"
+    membership.met([f"{HOST}:{there.port - PORT_OFFSET}"])
+    membership.woke()
+    await until(lambda: node.member.ends_s > time.time())
+    keeping.cancel()
+
+
 async def test_a_running_member_renews_as_soon_as_it_hears(there: Coordinator, tmp_path: Path) -> None:
     node = await joined(there, tmp_path)
     membership = Membership(node, tmp_path)

@@ -22,7 +22,7 @@ from wire.certificates import (
     new_key,
     server_name,
 )
-from wire.credentials import LOOK_S, RETRY_S, Credentials, keep_renewed, renewal_due_s
+from wire.credentials import LOOK_S, RETRY_OUT_S, RETRY_S, Credentials, keep_renewed, renewal_due_s
 from wire.errors import ConfigError, ConnectFailed, ProtocolError
 from wire.joining import Admitted, Grant
 
@@ -164,6 +164,26 @@ def test_a_node_that_joins_another_mesh_trusts_the_old_one_no_more(tmp_path: Pat
 def test_a_certificate_is_due_after_two_thirds_of_its_time_give_or_take_a_tenth(jitter: float, hours: float) -> None:
     found = Member("x", "worker", NOW_S - 300.0, NOW_S + CERTIFICATE_S)
     assert renewal_due_s(found, jitter) == pytest.approx(NOW_S + hours * 3600)
+
+
+async def test_once_it_has_run_out_a_certificate_is_asked_for_more_often(tmp_path: Path) -> None:
+    node = member(tmp_path)
+    slept: list[float] = []
+    now_s = NOW_S + CERTIFICATE_S - RETRY_S - 1.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        slept.append(seconds)
+        if len(slept) == 4:
+            raise asyncio.CancelledError
+
+    async def ask() -> Admitted:
+        raise ConnectFailed("the network is not up yet")
+
+    with pytest.raises(asyncio.CancelledError):
+        await keep_renewed(node, ask, lambda: now_s, sleep)
+    assert slept == [RETRY_S, RETRY_S, RETRY_OUT_S, RETRY_OUT_S]
 
 
 async def test_certificates_are_renewed_in_time_for_ever(tmp_path: Path) -> None:
