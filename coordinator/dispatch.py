@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from wire.errors import BlobMissing
 from wire.graph import WireGraph, const_value
-from wire.messages import BlobSpec, Deploy, PartSpec, PlanKey, Target
+from wire.messages import BlobSpec, Deploy, PartSpec, PlanKey, Target, Working
 from wire.messages import Source as WireSource
 from wire.ops import LEAVES
 from wire.types import TensorType
@@ -20,6 +20,8 @@ from .profile import CLIENT
 
 Bindings = Mapping[str, tuple[bytes, TensorType]]
 HOLDERS_MAX = 8
+COMPILE_S = 0.03  # per node of a graph, of a slow driver: llvmpipe took 0.014 with nothing cached
+PREPARING = -1  # the step of a part that is being compiled: there is none yet
 WORK_SHOWN = 4
 
 
@@ -31,6 +33,16 @@ def nodes(plan: Plan) -> frozenset[str]:
 def part_seconds(plan: Plan) -> dict[int, float]:
     """What every part is predicted to take."""
     return {part.index: part.seconds for part in plan.parts}
+
+
+def prepare_seconds(plan: Plan) -> dict[int, float]:
+    """What every part should take to compile where no cache has it."""
+    return {part.index: COMPILE_S * len(part.graph) for part in plan.parts}
+
+
+def working(run: Working) -> tuple[int, int, int, float]:
+    """What a worker computes or compiles, as the machine has it."""
+    return run.plan.generation, PREPARING if run.preparing else run.step, run.part, run.seconds
 
 
 def work_of(plan: Plan, node: str, part: int | None = None) -> frozenset[str]:

@@ -462,13 +462,14 @@ class Coordinator:
         self._judge(self._detector.heard(node, body.incarnation, self._now()))
         if body.working or node in self._state.stuck:
             mine = (run for run in body.working if run.plan.epoch == self.epoch)
-            runs = tuple((run.plan.generation, run.step, run.part, run.seconds) for run in mine)
+            runs = tuple(dispatch.working(run) for run in mine)
             was = self._state.stuck
             self._feed(state.Working(node, runs))
             if node in self._state.stuck - was:
                 self._tell("stuck", node, "a part takes far too long")
-                for generation, _, part, took_s in runs:
-                    if (found := self._deployments.get(generation)) is not None:
+                for generation, step, part, took_s in runs:
+                    found = self._deployments.get(generation)
+                    if found is not None and step != dispatch.PREPARING:
                         self._pacing.late(found, part, took_s, len(self._calls))
             elif node in was - self._state.stuck:
                 self._tell("unstuck", node, "it goes on")
@@ -606,7 +607,8 @@ class Coordinator:
             self._teller.planned(deployment.program, generation)
             self._planning.use(deployment.program.graph, deployment.program.strategy, dispatch.nodes(plan))
         nodes, outputs = dispatch.nodes(plan), dispatch.output_count(plan)
-        self._feed(state.PlanMade(generation, nodes, outputs, dispatch.part_seconds(plan)))
+        timed = dispatch.part_seconds(plan), dispatch.prepare_seconds(plan)
+        self._feed(state.PlanMade(generation, nodes, outputs, *timed))
 
     def _forget_plan(self, action: state.ForgetPlan) -> None:
         self._deployments.pop(action.generation, None)

@@ -31,7 +31,7 @@ from typing import Any
 
 from wire.errors import Cancelled, DeviceLost, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
 
-from .dispatch import work_text
+from .dispatch import PREPARING, work_text
 from .explain import nobody
 
 ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up as poisonous
@@ -42,6 +42,8 @@ STUCK_S_MIN = 2.0  # a part is never stuck before; a busy machine or a cold cach
 STUCK_OBSERVED = 2.0  # times the longest that the part took of late: a straggler is worth a second try
 FADING = 0.8  # of what a part took, with every run after it
 STUCK_PREDICTED = 20.0  # times what it should take: the first time, predictions are rough
+PREPARE_S_MIN = 60.0  # for one part; a GPU's driver may need tens of seconds
+PREPARE_EXPECTED = 10.0  # times what its compilation should take
 STOPPED_S = 5.0  # a part that goes on for nobody should have noticed by then
 POISON_NODES = 3
 NO_MEMORY_MAX = 2  # how often a call that ran out of memory is tried elsewhere
@@ -74,7 +76,7 @@ class NodePaused:
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """What a node is computing now and for how long: (generation, step, part, seconds)."""
+    """What a node computes now and for how long: (generation, step, part, seconds).  Step PREPARING is compiling."""
 
     node: str
     runs: tuple[tuple[int, int, int, float], ...]
@@ -106,12 +108,13 @@ class CallSubmitted:
 @dataclass(frozen=True, slots=True)
 class PlanMade:
     """`nodes` are those the plan uses; `outputs` how many graph outputs come back from them; `seconds` what every part
-    is predicted to take."""
+    is predicted to take, `prepare_s` what to compile it."""
 
     generation: int
     nodes: frozenset[str]
     outputs: int
     seconds: Mapping[int, float] = field(default_factory=dict)
+    prepare_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +279,7 @@ class _Plan:
     outputs: int = 0
     expected_s: dict[int, float] = field(default_factory=dict)  # how long a part may take at most
     took_s: dict[int, float] = field(default_factory=dict)  # the longest it took of late
+    prepare_s: Mapping[int, float] = field(default_factory=dict)
     made: bool = False
     deployed: set[str] = field(default_factory=set)
     waiting: deque[int] = field(default_factory=deque)  # calls that start when it is deployed
@@ -478,11 +482,14 @@ class CoordinatorState:
 
     def _allowed_s(self, generation: int, step: int, part: int) -> float:
         plan = self._plans.get(generation)
+        if step == PREPARING:
+            return max(PREPARE_S_MIN, PREPARE_EXPECTED * (plan.prepare_s.get(part, 0.0) if plan else 0.0))
         return STOPPED_S if plan is None or step not in plan.steps else max(STUCK_S_MIN, plan.expected_s.get(part, 0.0))
 
     def _waits_for(self, generation: int, step: int | None, node: str) -> bool:
         plan = self._plans[generation]
-        return node in (plan.nodes or plan.candidates) and (step is None or node not in plan.steps[step].ran)
+        done = plan.deployed if step is None else plan.steps[step].ran
+        return node in (plan.nodes or plan.candidates) and node not in done
 
     def _unstick(self, node: str, now: float) -> list[Action]:
         if self._stuck.pop(node, None) is None:
@@ -595,6 +602,7 @@ class CoordinatorState:
         if plan is None:
             return [ForgetPlan(event.generation)]
         plan.nodes, plan.outputs, plan.made = event.nodes, event.outputs, True
+        plan.prepare_s = event.prepare_s
         plan.expected_s = {part: STUCK_PREDICTED * seconds for part, seconds in event.seconds.items()}
         if plan.ready:  # a graph that computes nothing needs no node
             return self._start_waiting(plan)

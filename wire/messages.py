@@ -298,12 +298,13 @@ class Devices(Message, frozen=True, array_like=True, tag=True):
 
 
 class Working(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part that is being computed, and for how long."""
+    """A part that is being computed, or compiled (`preparing`, and then `step` says nothing), and for how long."""
 
     plan: PlanKey
     step: Count
     part: Index
     seconds: Seconds
+    preparing: bool = False
 
 
 class Beat(Message, frozen=True, array_like=True, tag=True):

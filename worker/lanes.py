@@ -1,11 +1,16 @@
-"""Lane: one device as the worker's machine sees it: what waits for it, what runs, whether its host serves.  Pure."""
+"""Lane: one device as the worker's machine sees it: what waits for it, what runs, whether its host serves.  Pure.
+
+A host takes what it is asked one by one: parts to prepare, and one part to run.  Their numbers grow, so the smallest is
+what it does now, and `since_s` is when it began with that.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from wire.messages import PlanKey
+from wire.messages import PlanKey, Working
 
 from .events import Use
 from .repair import Repair
@@ -18,7 +23,8 @@ class Lane:
     queue: deque[tuple[PlanKey, int, int]] = field(default_factory=deque)
     running: int | None = None  # the run's number
     inputs: tuple[Use, ...] = ()  # of what runs
-    since_s: float = 0.0  # when it began
+    since_s: float = 0.0  # when the host began with what it does now
+    asked: dict[int, tuple[PlanKey, int]] = field(default_factory=dict)  # parts (plan, part) that it is to prepare
     preparing: set[int] = field(default_factory=set)  # parts of deployed plans that a new host does not have yet
     repair: Repair = field(default_factory=Repair)
 
@@ -32,10 +38,43 @@ class Lane:
         assert not self.idle or not self.queue, "a device idles while parts are ready"
         assert self.running is None or self.repair.up, "a part runs on a device that is down"
 
-    def end(self, run: int) -> None:
+    def working(self, runs: Mapping[int, tuple[PlanKey, int, int]], now: float) -> Working | None:
+        """What the host does now, and for how long."""
+        number = self._now
+        if number is None:
+            return None
+        seconds = max(0.0, now - self.since_s)
+        if number == self.running:
+            return Working(*runs[number], seconds)
+        plan, part = self.asked[number]
+        return Working(plan, 0, part, seconds, preparing=True)
+
+    def start(self, run: int, inputs: tuple[Use, ...], now: float) -> None:
+        """The host is asked to run a part."""
+        if self._now is None:
+            self.since_s = now
+        self.running, self.inputs = run, inputs
+
+    def end(self, run: int, now: float) -> None:
         """The run is over, if it is this lane's."""
         if self.running == run:
-            self.running, self.inputs = None, ()
+            self.running, self.inputs, self.since_s = None, (), now
+
+    def ask(self, number: int, plan: PlanKey, part: int, now: float) -> None:
+        """The host is asked to prepare a part."""
+        if self._now is None:
+            self.since_s = now
+        self.asked[number] = plan, part
+
+    def answered(self, number: int, now: float) -> None:
+        """It prepared a part, or could not, if it was this lane's."""
+        if self.asked.pop(number, None) is not None:
+            self.since_s = now
+
+    @property
+    def _now(self) -> int | None:
+        running = () if self.running is None else (self.running,)
+        return min((*self.asked, *running), default=None)
 
     def forget(self, plan: PlanKey, step: int) -> None:
         """Nothing of a step that is over waits any more."""

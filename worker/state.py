@@ -135,9 +135,9 @@ class WorkerState:
         return sum(len(device.queue) + (device.running is not None) for device in self._devices)
 
     def working(self, now: float) -> tuple[Working, ...]:
-        """What is being computed now, and for how long."""
-        busy = ((device, device.running) for device in self._devices if device.running is not None)
-        return tuple(Working(*self._runs[run], max(0.0, now - device.since_s)) for device, run in busy)
+        """What is being computed or compiled now, and for how long."""
+        found = (device.working(self._runs, now) for device in self._devices)
+        return tuple(each for each in found if each is not None)
 
     @property
     def running(self) -> Collection[tuple[PlanKey, int, int]]:
@@ -348,6 +348,7 @@ class WorkerState:
                 continue
             number = plan.prepared[part.part] = self._number()
             self._prepared[number] = (plan.key, part.part)
+            self._devices[part.device].ask(number, plan.key, part.part, now)
             params = ((i, source.blob) for i, source in enumerate(part.sources) if source.kind == "param")
             bound = tuple((position, blob) for position, blob in params if blob is not None)
             encoded = plan.graphs[part.graph]
@@ -356,7 +357,7 @@ class WorkerState:
         return actions or self._finish_deploy(plan, now)
 
     def _part_prepared(self, event: ev.PartPrepared, now: float) -> list[ev.Action]:
-        plan, part = self._preparing(event.prepared)
+        plan, part = self._preparing(event.prepared, now)
         if plan is None:
             return []
         plan.waiting_parts.discard(part)
@@ -369,7 +370,7 @@ class WorkerState:
         return self._finish_deploy(plan, now)
 
     def _prepare_failed(self, event: ev.PrepareFailed, now: float) -> list[ev.Action]:
-        plan, part = self._preparing(event.prepared)
+        plan, part = self._preparing(event.prepared, now)
         if plan is None:
             return []
         if isinstance(event.error, GraphError):
@@ -378,7 +379,9 @@ class WorkerState:
         self._expect_loss(plan.parts[part].device, event.error)
         return self._fail_deploy(plan, event.error, now)
 
-    def _preparing(self, prepared: int) -> tuple[Plan | None, int]:
+    def _preparing(self, prepared: int, now: float) -> tuple[Plan | None, int]:
+        for device in self._devices:
+            device.answered(prepared, now)
         key, part = self._prepared.get(prepared, (None, 0))
         return (self._plans.get(key), part) if key is not None else (None, 0)
 
@@ -506,8 +509,7 @@ class WorkerState:
     def _start(self, index: int, device: Lane, key: PlanKey, number: int, part: int, now: float) -> list[ev.Action]:
         plan = self._plans[key]
         step = plan.steps[number]
-        run = device.running = self._number()
-        device.since_s = now
+        run = self._number()
         self._runs[run] = (key, number, part)
         inputs = []
         for slot in sorted(plan.fed[part]):
@@ -518,7 +520,7 @@ class WorkerState:
             ev.Wish(self._number() if route.near else 0, len(route.nodes) + len(route.positions) + len(route.far))
             for route in plan.routes[part]
         )
-        device.inputs = tuple(inputs)
+        device.start(run, tuple(inputs), now)
         execute = ev.Execute(index, run, plan.prepared[part], device.inputs, wishes)
         if step.began or self.owner is None:
             return [execute]
@@ -526,7 +528,7 @@ class WorkerState:
         return [execute, ev.SendBegan(self.owner.node, Began(key, number, part))]
 
     def _part_executed(self, event: ev.PartExecuted, now: float) -> list[ev.Action]:
-        plan, number, part = self._end_run(event.run)
+        plan, number, part = self._end_run(event.run, now)
         if plan is None:
             return release_all(event.outputs)
         step = plan.steps[number]
@@ -560,17 +562,17 @@ class WorkerState:
         for index, device in enumerate(self._devices):
             if device.running == event.run:
                 self._expect_loss(index, event.error)
-        plan, number, part = self._end_run(event.run)
+        plan, number, part = self._end_run(event.run, now)
         if plan is None:
             return []
         event.error.part = str(part)
         self._tell(now, f"part {part} of {label(plan.key)} step {number} failed: {event.error}")
         return self._close_step(plan, number, event.error)
 
-    def _end_run(self, run: int) -> tuple[Plan | None, int, int]:
+    def _end_run(self, run: int, now: float) -> tuple[Plan | None, int, int]:
         """The device is free; the plan is None if nobody waits for this run any more."""
         for device in self._devices:
-            device.end(run)
+            device.end(run, now)
         found = self._runs.pop(run, None)
         plan = self._plans.get(found[0]) if found else None
         if found is None or plan is None or found[1] not in plan.steps:
@@ -662,6 +664,7 @@ class WorkerState:
         device.repair.lost(now, last=all(each.repair.given_up for each in self._devices if each is not device))
         self._tell(now, f"device {event.device} lost, the {device.repair.losses}. time: {event.error}")
         device.preparing.clear()
+        device.asked.clear()
         actions = self._fail_run(event, device, now)
         for plan in list(self._plans.values()):
             for number in [number for number, step in plan.steps.items() if step.needs(event.device)]:
@@ -687,7 +690,7 @@ class WorkerState:
         if device.running is None:
             return []
         actions: list[ev.Action] = [ev.Release(use.tensor) for use in device.inputs if use.last]
-        plan, number, part = self._end_run(device.running)
+        plan, number, part = self._end_run(device.running, now)
         if plan is not None:
             error = event.error.copy()
             error.part = str(part)

@@ -26,7 +26,6 @@ from worker.watchdog import Watchdog, loss_of
 
 from .flipping import FlippingEngine
 
-COMPILE_S = 0.005
 ANSWER_S = 0.00005  # of a pipe between two processes
 
 
@@ -38,6 +37,7 @@ class Device:
     gbytes_per_s: float = 10.0
     dispatch_s: float = 0.00002
     memory_bytes: int = 8 * GIB
+    compile_s: float = 0.005  # of a part
     slower: float = 1.0  # everything takes so many times as long
     stuck: bool = False  # it takes messages, beats, and never answers one
     silent: bool = False  # it does not even beat
@@ -163,7 +163,7 @@ class SimulatedHost:
                 flops = sum(graph.flops_of(index) for index in range(len(graph.nodes)))
                 self._work[message.prepared] = flops, moved
                 self._ops[message.prepared] = {node.op for node in graph.nodes}
-                return COMPILE_S * self._machine.slower
+                return self._machine.compile_s * self._machine.slower
             case hm.ExecutePart():
                 return self._machine.seconds(*self._work.get(message.prepared, (0, 0))) + ANSWER_S
             case hm.Unprepare():

@@ -81,6 +81,24 @@ def test_one_quick_run_does_not_shorten_the_patience_by_much() -> None:
     assert drive.machine.stuck
 
 
+def test_a_compilation_has_a_minute_or_ten_times_what_it_should_take() -> None:
+    for expected_s, patience_s in ((0.5, s.PREPARE_S_MIN), (20.0, 200.0)):
+        drive = Driver(*ABC)
+        drive(s.CallSubmitted(1, "job"))
+        drive(s.PlanMade(1, frozenset(ABC), 1, {}, {0: expected_s}))
+        drive(s.DeployDone(1, "b"))
+        assert drive(working("b", 999.0, step=s.PREPARING, generation=9)) == [], "of another plan: it waits for a and c"
+        drive(s.Working("b", ()))
+        assert drive(working("a", patience_s - 0.1, step=s.PREPARING)) == []
+        assert drive(working("a", patience_s + 0.1, step=s.PREPARING)) == [s.MakePlan(2, "job", frozenset("bc"))]
+        for node in "ac":
+            drive(s.DeployDone(1, node))
+        drive(s.OutputArrived(1, 0, 0, "first after all"))
+        for node in ABC:
+            actions = drive(s.NodeRan(1, 0, node))
+        assert of(s.Resolve, actions) == [s.Resolve(1, 1, {0: "first after all"})]
+
+
 def test_later_calls_do_without_a_stuck_worker_until_it_goes_on() -> None:
     drive = running(*ABC)
     drive(working("a", 3.0))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.simulated import simulate
 
 from coordinator.program import Program
-from coordinator.state import STUCK_S_MIN
+from coordinator.state import PREPARE_S_MIN, STUCK_S_MIN
 from mesh.node import node_from
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device
@@ -70,6 +70,50 @@ def test_a_device_that_hangs_costs_a_second_try_elsewhere() -> None:
         all_alive(cluster)
 
     simulate(scenario)
+
+
+def test_a_compilation_that_does_not_end_is_tried_elsewhere_and_the_first_answer_wins() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.devices[1].compile_s = 1e6
+        took_s, names = await timed(cluster, chain())
+        assert names == ["sim-0", "sim-2"]
+        assert took_s < PREPARE_S_MIN + BEATS_S + 0.3
+        assert [node.state for node in cluster.coordinator.nodes()] == ["healthy", "stuck", "healthy"]
+        took_s, names = await timed(cluster, chain())
+        assert names == ["sim-0", "sim-2"] and took_s < 0.5, "later calls do not wait for it"
+        took_s, names = await timed(cluster, chain(strategy="single"))
+        assert names != ["sim-1"] and took_s < 0.5, "nor do other programs"
+        assert cluster.devices[1].lost == 0, "it may end yet"
+        all_alive(cluster)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("compile_s", [20.0, 50.0])
+def test_a_driver_that_takes_its_time_to_compile_is_waited_for(compile_s: float) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.devices[1].compile_s = compile_s
+        took_s, names = await timed(cluster, chain())
+        assert names == list(cluster.names) and compile_s < took_s < compile_s + 1
+        assert not [event for event in cluster.coordinator.events if event.kind == "stuck"]
+
+    simulate(scenario)
+
+
+def test_a_run_that_waits_for_a_compilation_is_not_late() -> None:
+    """Two programs on one device: while it compiles the second, the first one's next call waits."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await timed(cluster, chain())
+        cluster.devices[0].compile_s = 30.0
+        other = asyncio.create_task(timed(cluster, chain("tanh")))
+        await asyncio.sleep(0.1)
+        took_s, names = await timed(cluster, chain())
+        assert names == ["sim-0"] and took_s > 25
+        other.cancel()
+        assert not [event for event in cluster.coordinator.events if event.kind == "stuck"]
+
+    simulate(scenario, devices=[Device(spare=False)])
 
 
 def test_a_hung_engine_host_is_replaced_where_it_stands() -> None:
