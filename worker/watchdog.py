@@ -2,7 +2,8 @@
 
 A host is hung when its process says nothing (it beats from a thread of its own, also while it computes), when one
 message takes it longer than any compile or part may, or when it was told to give up a run and did not.  Silence is
-counted in checks, not timed: when the daemon itself slept, one check heard nothing, not ten.
+counted in checks, not timed: when the daemon itself slept, one check heard nothing, not ten.  So it is with the other
+two: what passed while nobody checked is taken off, for the host slept too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Watchdog:
     _stop_asked_s: float | None = None
     _heard: bool = False  # since the last check
     _silent_checks: int = 0
+    _checked_s: float | None = None
 
     @property
     def busy(self) -> bool:
@@ -53,6 +55,7 @@ class Watchdog:
 
     def check(self, now: float) -> str:
         """Why the host is hung, or "" if it is not."""
+        self._excuse(now)
         self._silent_checks = 0 if self._heard else self._silent_checks + 1
         self._heard = False
         if self._silent_checks * self.beat_s >= self.silence_s:
@@ -62,6 +65,16 @@ class Watchdog:
         if self._asked and self._stop_asked_s is not None and now - self._stop_asked_s > self.stop_s_max:
             return f"a run went on for {self.stop_s_max:g} s after it was cancelled"
         return ""
+
+    def _excuse(self, now: float) -> None:
+        """Of a long time without a check one beat counts."""
+        checked_s, self._checked_s = self._checked_s, now
+        away_s = 0.0 if checked_s is None else now - checked_s - self.beat_s
+        if away_s <= self.beat_s:
+            return
+        self._asked = deque(min(now, at_s + away_s) for at_s in self._asked)
+        if self._stop_asked_s is not None:
+            self._stop_asked_s = min(now, self._stop_asked_s + away_s)
 
 
 def loss_of(selection: str, reason: str, no_memory: bool = False) -> MeshError:

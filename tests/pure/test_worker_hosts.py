@@ -131,6 +131,22 @@ def dog() -> Watchdog:
     return Watchdog(beat_s=0.5, silence_s=2.0, part_s_max=60.0, stop_s_max=10.0)
 
 
+def test_what_passed_while_the_machine_slept_counts_for_nothing() -> None:
+    each = dog()
+    each.asked(0.0)
+    each.stopped(1.0)
+    for tenth in range(10):
+        each.heard()
+        assert each.check(1.0 + tenth / 2) == ""
+    each.heard()
+    assert each.check(8 * 3600.0) == "", "eight hours with the lid closed"
+    found = ""
+    for tenth in range(1, 20):
+        each.heard()
+        found = found or each.check(8 * 3600.0 + tenth / 2)
+    assert "after it was cancelled" in found, "and then it hangs all the same"
+
+
 def test_silence_is_counted_in_checks_so_that_a_sleep_of_the_daemon_is_one_check() -> None:
     host = dog()
     host.heard()
