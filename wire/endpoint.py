@@ -443,6 +443,7 @@ async def _read(link: Link, channel: Channel, socket: Socket) -> None:
     """Hand every frame to the link until the connection ends."""
     while (frame := await socket.receive()) is not None:
         link.received(channel, frame)
+        del frame  # a chunk would be held for as long as the next does not come
     link.ended(channel)
 
 

@@ -19,6 +19,8 @@ PINGS = 3
 BYTES_FIRST, BYTES_MAX, GROWTH = 16 * KIB, 4 * MIB, 4
 SECONDS = 0.03  # what the last transfer may take: enough to tell 10 Gbit/s from 1, and no heartbeat is late by it
 OPEN_MAX = 4  # transfers that a node takes at once
+NOTHING = memoryview(bytes(BYTES_MAX))  # what is sent
+NOWHERE = memoryview(bytearray(BYTES_MAX))  # where all of it is put, one over the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Meter:
         number = next(self._numbers)
         landed = self._sent[link, number] = asyncio.get_running_loop().create_future()
         try:
-            await link.send_stream(Ballast(number), memoryview(bytes(size_bytes)))
+            await link.send_stream(Ballast(number), NOTHING[:size_bytes])
             await landed
         finally:
             del self._sent[link, number]
@@ -79,7 +81,7 @@ class Meter:
         if self._open >= OPEN_MAX:
             raise Busy(f"{OPEN_MAX} measurements are under way")
         self._open += 1
-        return memoryview(bytearray(size_bytes))
+        return NOWHERE[:size_bytes]
 
     def stream_done(self, link: Link, header: Ballast, error: MeshError | None) -> None:
         """All has come, or the stream broke off."""
