@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from .endpoint import Endpoint
 from .errors import DeadlineExceeded, MeshError, NodeLost
@@ -21,6 +21,7 @@ log = logging.getLogger("graph_mesh.transport")
 
 TICK_S = 1.0
 IDLE_S = 2.0  # of silence until a link is asked whether it lives; traffic of any kind keeps it from being asked
+RESTING_S = 60.0  # the same of a link that nothing depends on; who dialled asks first
 ANSWER_S = 3.0  # of an idle link: twice the node time-out of a LAN
 ANSWER_CLIENT_S = 60.0  # a user's process may be stopped, or busy in something that lets nothing else run
 ANSWER_DOUBTFUL_S = 2.0  # of a link that is doubtful: dialling anew costs little
@@ -30,7 +31,8 @@ class LinkWatch:
     """Watches one endpoint while `run` runs.
 
     `moved()` says whether the machine's addresses changed since it was last asked; `wall` is the time of day; `woke` is
-    told when either made all links doubtful; an idle node has `answer_s` to answer.
+    told when either made all links doubtful; an idle node has `answer_s` to answer.  `needed()` are the workers that
+    something depends on now: in a mesh of a thousand most links are to others, which are asked seldom.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class LinkWatch:
         self.wall = wall
         self.woke: list[Callable[[], object]] = []
         self.answer_s = ANSWER_S
+        self.needed: Callable[[], Collection[str]] | None = None  # everyone is
         self._endpoint = endpoint
         self._waking = Waking()
         self._asked: dict[Link, asyncio.Task[None]] = {}
@@ -56,21 +59,42 @@ class LinkWatch:
                     log.info("%s: asking %d linked nodes whether they are there", reason, len(self._endpoint.links))
                     for tell in self.woke:
                         tell()
-                for link in list(self._endpoint.links.values()):
-                    if reason:
-                        self._ask(link, ANSWER_DOUBTFUL_S, reason)
-                    elif loop.time() - link.heard_s >= IDLE_S:
+                links = list(self._endpoint.links.values())
+                for link in links if reason else self._quiet(links, loop.time()):
+                    answer_s = ANSWER_DOUBTFUL_S
+                    if not reason:
                         answer_s = ANSWER_CLIENT_S if link.peer.role == "client" else self.answer_s
-                        self._ask(link, answer_s, f"silent for {IDLE_S:g} s")
+                    self._ask(link, answer_s, reason or f"silent for {loop.time() - link.heard_s:.0f} s")
                 await asyncio.sleep(TICK_S)
         finally:
             for task in self._asked.values():
                 task.cancel()
 
+    def _quiet(self, links: Sequence[Link], now: float) -> list[Link]:
+        """Those that were silent for long enough to be asked."""
+        silent = [link for link in links if now - link.heard_s >= IDLE_S]
+        if self.needed is None or not silent:
+            return silent
+        needed = self.needed()
+        return [
+            link
+            for link in silent
+            if now - link.heard_s >= (RESTING_S if link.address else RESTING_S + 2 * TICK_S)
+            or link.peer.role != "worker"
+            or link.peer.node_id in needed
+        ]
+
     def _ask(self, link: Link, answer_s: float, reason: str) -> None:
         if link not in self._asked:
             task = self._asked[link] = asyncio.get_running_loop().create_task(_check(link, answer_s, reason))
             task.add_done_callback(lambda _: self._asked.pop(link, None))
+
+
+async def revived(link: Link) -> bool:
+    """Whether a link that may have rested lives; one that does not is ended."""
+    if asyncio.get_running_loop().time() - link.heard_s >= IDLE_S:
+        await _check(link, ANSWER_DOUBTFUL_S, "it had rested")
+    return not link.closed
 
 
 async def _check(link: Link, answer_s: float, reason: str) -> None:

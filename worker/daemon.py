@@ -70,7 +70,7 @@ from wire.messages import (
 from wire.protocol import Identity
 from wire.redial import stay_linked
 from wire.sharedmem import SharedDir, remove, take
-from wire.watch import ANSWER_S, LinkWatch
+from wire.watch import ANSWER_S, IDLE_S, LinkWatch
 
 from . import events as ev
 from . import folder as state_folder
@@ -217,6 +217,7 @@ class Daemon:
         self.pauses.look()
         self._ready.set()
         self._watch = self._surroundings.watch(self._endpoint, self._config, port)
+        self._watch.needed = self._state.needed
         self._announce(port)
         self._watch.woke.append(self.wake)
         self._spawn(self._watch.run())
@@ -648,7 +649,8 @@ class Daemon:
             link.close(action.reason)
 
     def _link_to(self, action: ev.LinkTo) -> None:
-        if action.node in self._endpoint.links:
+        link = self._endpoint.links.get(action.node)
+        if link is not None and self._loop.time() - link.heard_s < IDLE_S:
             self._feed(ev.NodeLinked(action.node))
         else:
             self._spawn(self._dial(action))

@@ -17,6 +17,7 @@ from wire.measuring import Meter
 from wire.messages import PlanKey, Probe, Probed, Push, Relay, Value
 from wire.relaying import RelayReceiver, RelaySender
 from wire.sharedmem import SharedDir, remove
+from wire.watch import revived
 
 from . import events as ev
 from .tensors import bytes_of, push_header_of
@@ -43,7 +44,9 @@ class Neighbours:
     async def linked(self, node: str, addresses: Sequence[str]) -> Link:
         """The link to a node, dialled if there is none; MeshError."""
         link = self._endpoint.links.get(node)
-        return link if link is not None and not link.closed else await self._endpoint.reach(addresses, node)
+        if link is not None and not link.closed and await revived(link):
+            return link
+        return await self._endpoint.reach(addresses, node)
 
     async def probe(self, asker: str, body: Probe) -> Probed:
         """Whether a node answers us, and what the link to it carries."""

@@ -13,7 +13,7 @@ from wire.errors import Busy, InputError, MeshError, StaleGeneration
 from .events import JoinAsked
 
 BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
-ASK_SHARE = 1 / 8  # of the silence after which the coordinator is given up; then it is asked whether it lives
+ASK_SHARE = 1 / 4  # of the silence after which the coordinator is given up; then it is asked whether it lives
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,8 @@ class Plan:
         )
 
 
-def plan_of(deploy: Deploy, request: int, node: str, links: set[str]) -> Plan:
-    """The plan that a Deploy describes, for the worker `node` that has `links`."""
+def plan_of(deploy: Deploy, request: int, node: str) -> Plan:
+    """The plan that a Deploy describes, for the worker `node`."""
     parts = {part.part: part for part in deploy.parts}
     readers = _readers(parts)
     routes = {part.part: _routes(part, node, parts, readers) for part in parts.values()}
@@ -148,7 +148,7 @@ def plan_of(deploy: Deploy, request: int, node: str, links: set[str]) -> Plan:
         neighbours=frozenset(
             (others | {source.node for part in parts.values() for source in part.sources}) - {"", node}
         ),
-        waiting_links=reached - links,
+        waiting_links=reached,
         waiting_parts=set(parts),
     )
 

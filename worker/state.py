@@ -66,7 +66,6 @@ class WorkerState:
         self._early = EarlyTensors(self._bounds.early_bytes_max, self._bounds.early_tensors_max)
         self._graphs = KnownGraphs(self._bounds.graphs_bytes_max)
         self._fetches = Fetches(node, self._bounds.fetches_max)
-        self._links: set[str] = set()
         self._lost_links = LostLinks()
         self._prepared: dict[int, tuple[PlanKey, int]] = {}
         self._runs: dict[int, tuple[PlanKey, int, int]] = {}
@@ -144,6 +143,10 @@ class WorkerState:
         """What is being computed now: plan, step, part."""
         return self._runs.values()
 
+    def needed(self) -> Collection[str]:
+        """The workers that plans here send to or get from."""
+        return set().union(*(plan.neighbours for plan in self._plans.values()))
+
     def validate(self) -> None:
         """AssertionError if the state contradicts itself; tests call it after every event."""
         self._fetches.validate()
@@ -203,11 +206,9 @@ class WorkerState:
 
     def _node_linked(self, event: ev.NodeLinked, now: float) -> list[ev.Action]:
         self._lost_links.linked(event.node, self._steps_with(event.node), now)
-        self._links.add(event.node)
         return self._await_link_no_more(event.node, now)
 
     def _node_unlinked(self, event: ev.NodeUnlinked, now: float) -> list[ev.Action]:
-        self._links.discard(event.node)
         self._lost_links.ended(event.node, self._steps_with(event.node), now)
         if not self._ownership.by(event.node):
             return []
@@ -304,7 +305,7 @@ class WorkerState:
         missing = self._graphs.learn(deploy)
         if missing:
             return [ev.Reply(event.request, MissingGraphs(missing))]
-        plan = plan_of(deploy, event.request, self.node, self._links)
+        plan = plan_of(deploy, event.request, self.node)
         plan.graphs = {part.graph: self._graphs[part.graph] for part in deploy.parts}
         self._plans[plan.key] = plan
         self._requests[event.request] = (plan.key, None)

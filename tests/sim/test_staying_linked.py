@@ -18,7 +18,7 @@ from wire.endpoint import Endpoint
 from wire.errors import Busy, ConnectFailed, MeshError, NodeLost
 from wire.link import Link
 from wire.redial import stay_linked
-from wire.watch import ANSWER_DOUBTFUL_S, ANSWER_S, IDLE_S, TICK_S, LinkWatch
+from wire.watch import ANSWER_DOUBTFUL_S, ANSWER_S, IDLE_S, RESTING_S, TICK_S, LinkWatch, revived
 
 HOUR_S = 3600.0
 
@@ -134,6 +134,28 @@ def test_an_idle_link_is_asked_and_a_dead_one_ended() -> None:
         assert not link.closed
         network.block(["b"], ["a"])
         assert await until(lambda: link.closed, 60.0) < IDLE_S + ANSWER_S + 2 * TICK_S
+        watching.cancel()
+
+    simulate(scenario)
+
+
+def test_a_link_that_nothing_depends_on_is_asked_seldom_and_at_once_when_something_does() -> None:
+    async def scenario(network: SimulatedNetwork) -> None:
+        here, there = endpoint(network, "a"), endpoint(network, "b")
+        link = await here.dial("b", await there.listen("", 0, 0))
+        watch = LinkWatch(here, wall=asyncio.get_running_loop().time)
+        needed: set[str] = set()
+        watch.needed = lambda: needed
+        watching = asyncio.create_task(watch.run())
+        await asyncio.sleep(5)
+        before = network.frames
+        await asyncio.sleep(10 * RESTING_S)
+        assert 18 <= network.frames - before <= 22  # a question and an answer each time
+        assert await revived(link)
+        network.block(["b"], ["a"])
+        needed.add("id-b")
+        assert await until(lambda: link.closed, 60.0) < IDLE_S + ANSWER_S + 2 * TICK_S
+        assert not await revived(link)
         watching.cancel()
 
     simulate(scenario)
