@@ -52,6 +52,11 @@ class Sender:
     def __len__(self) -> int:
         return len(self._streams)
 
+    @property
+    def has_bytes(self) -> bool:
+        """Whether anything is left to send, with or without credit."""
+        return bool(self._turns or self._long)
+
     def open(self, window_bytes: int) -> None:
         """The link stands."""
         self.window_bytes = self.credit = window_bytes

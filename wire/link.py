@@ -314,6 +314,8 @@ class Link:
     # -- sending
 
     def _flush(self) -> None:
+        if not self._machine.has_to_send:
+            return
         for connection in self._connections.values():
             connection.pump()
         for event in self._machine.sent_events():

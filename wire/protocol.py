@@ -287,6 +287,12 @@ class Peer:
         chunk = self._sender.next() if channel is BULK and self.state is State.OPEN else None
         return None if chunk is None else encode(chunk)
 
+    @property
+    def has_to_send(self) -> bool:
+        """Whether `next_frame` or `sent_events` may have something."""
+        control, bulk = self._frames
+        return bool(control or bulk or self._sender.finished) or self._sender.has_bytes
+
     def sent_events(self) -> list[Event]:
         """StreamSent events that `next_frame` caused; take them after each round of sending."""
         finished, self._sender.finished = self._sender.finished, []
