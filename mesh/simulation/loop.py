@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import selectors
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import Context
 from functools import partial
 from typing import Any
 
 ROUNDS_MAX = 200_000  # a busy moment of a thousand nodes has some thousands
+FILES_EVERY = 4096  # rounds: real files are looked at so often while there is anything else to do
 
 
 class Stuck(RuntimeError):
@@ -30,13 +34,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     that it does not matter how fast they are.  Without, being idle for ever raises Stuck.
     """
 
+    _ready: deque[asyncio.Handle]
+    _selector: selectors.BaseSelector
+    _process_events: Callable[[list[tuple[selectors.SelectorKey, int]]], None]
+
     def __init__(self, on_demand: bool = False) -> None:
         self._now_s = 0.0
         self._on_demand = on_demand
         self._flows = 0
         self._rounds = 0  # of the loop since time moved
+        self._rounds_all = 0
         self._asked: deque[Callable[[], object]] = deque()  # by other threads
-        super().__init__(_JumpingSelector(self))
+        self._timers: list[
+            tuple[float, int, asyncio.TimerHandle]
+        ] = []  # a heap; of one moment, the first set goes first
+        self._set = itertools.count()
+        super().__init__()
 
     @contextlib.contextmanager
     def flow(self) -> Iterator[None]:
@@ -81,21 +94,54 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             done.set_exception(error)
         return done
 
-    def jump(self, seconds: float | None) -> bool:
-        """Nothing is to be done for so long, or ever (None): move the clock, or do what was asked; else False."""
+    # -- BaseEventLoop's rounds, without looking at files and at a clock in each
+
+    def call_at(  # type: ignore[override]  # as for run_in_executor
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As ever; timers of one moment run in the order in which they were set."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._set), timer))
+        return timer
+
+    def _run_once(self) -> None:
+        """A round: what is ready is run; where nothing is, time moves on to the next timer."""
+        ready = self._ready
+        self._rounds_all += 1
+        if not ready or self._rounds_all % FILES_EVERY == 0:
+            self._look(wait=not ready and not self._go_on())
+        else:
+            self._still_busy()
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    def _look(self, wait: bool) -> None:
+        """See what real files have; and other threads, which wake us by one."""
+        if wait or self._rounds_all % FILES_EVERY == 0:
+            self._process_events(self._selector.select(None if wait else 0))
+
+    def _go_on(self) -> bool:
+        """Nothing is to be done now: do what was asked, or move the clock; False if others have to act first."""
         if self._asked:
             self.call_soon(self._asked.popleft())
             return True
-        if self._on_demand and (seconds is None or not self._flows):
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if self._on_demand and not (timers and self._flows):
             return False
-        if seconds is None:
+        if not timers:
             raise Stuck("everything waits, and no timer is left")
         self._rounds = 0
         # A hair too far: rounded down, a timer would find that its time has not come, and be set again for ever.
-        self._now_s = (self._now_s + seconds) * (1 + 2 * sys.float_info.epsilon)
+        self._now_s = max(self._now_s, timers[0][0]) * (1 + 2 * sys.float_info.epsilon)
+        while timers and timers[0][0] <= self._now_s:
+            self._ready.append(heapq.heappop(timers)[2])
         return True
 
-    def busy(self) -> None:
+    def _still_busy(self) -> None:
         """There is more to do at this moment; Stuck if there always is."""
         self._rounds += 1
         if self._rounds > ROUNDS_MAX:
@@ -104,18 +150,3 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _flown(self, _: object) -> None:
         self._flows -= 1
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    """Looks at real files without waiting; instead of waiting for a timer it moves the clock to it."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if ready or timeout == 0:
-            self._loop.busy()
-            return ready
-        return [] if self._loop.jump(timeout) else super().select(None)
