@@ -14,15 +14,18 @@ lines of its error) may be left to the journal: `shrink` lets go of them, `recal
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from wire.errors import Busy, Cancelled, InputError, MeshError, from_fields
 from wire.messages import JobReport
 
 FINAL = frozenset({"done", "failed", "cancelled"})
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -47,14 +50,14 @@ class Job:
     created_s: float
     content: str = ""  # a digest of what it computes: the same id may only come again with the same
     work: Any = None  # what service.py needs to run it, once that has arrived; freed at the end
-    kept: Mapping[str, Any] = field(default_factory=dict)  # what the journal said of its values
+    kept: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)  # what the journal said of its values
     state: str = "arriving"
     accepted: bool = False
     ended_s: float = 0.0
     outputs: Any = None
     report: str = ""
     error: MeshError | None = None
-    log: list[str] = field(default_factory=list)
+    log: tuple[str, ...] = ()
     shrunk: bool = False  # log, report, outputs and kept are in the journal only
     final: str = ""  # the state it will have once that is saved
     leaves_s: float | None = None  # when it is cancelled unless its client comes back
@@ -122,6 +125,10 @@ class JobTable:
     def __init__(self, limits: JobLimits = JobLimits()) -> None:
         self.limits = limits
         self._jobs: dict[str, Job] = {}
+        # What is asked often is asked of few of them: of those that go on, and of the oldest of those that are over.
+        self._going: dict[str, Job] = {}  # in the order of their submission
+        self._over: dict[str, Job] = {}  # and not being forgotten, in the order of their ends
+        self._unsaved: dict[str, Job] = {}  # whose last entry the disk refused
         self._gathering = False  # jobs of before a restart wait for a worker,
         self._gather_until_s: float | None = None  # and until then for all workers of before
 
@@ -139,11 +146,12 @@ class JobTable:
             return known
         if not _ID.fullmatch(job.job):
             raise InputError(f"{job.job!r} is no id for a job", next_step="Up to 64 letters, digits and any of _ . -")
-        mine = (other for other in self._jobs.values() if other.client == job.client)
+        mine = (other for other in self._going.values() if other.client == job.client)
         waiting = sum(other.state in ("arriving", "queued") for other in mine)
         if waiting >= self.limits.queued_per_client_max:
             raise Busy(f"{waiting} jobs of this client are waiting already", next_step="Wait for some, or cancel them")
-        self._jobs[job.job] = job
+        self._over.pop(job.job, None)  # one that was refused
+        self._jobs[job.job] = self._going[job.job] = job
         self._tell(job, job.created_s, "submitted")
         return job
 
@@ -159,7 +167,7 @@ class JobTable:
         if job.state in FINAL:
             return []
         job.error, job.final = error.copy(), _final_state(error)
-        return self._over(job, now)
+        return self._end(job, now)
 
     def ran(
         self, job: Job, now: float, outputs: Any = None, report: str = "", error: MeshError | None = None
@@ -193,7 +201,8 @@ class JobTable:
                 return [Tell(job), *self.start(now)]
             case "ended":
                 job.retry_s = None
-                return self._over(job, now)
+                self._unsaved.pop(job.job, None)
+                return self._end(job, now)
             case "forgotten":
                 return self._drop(job)
         return []
@@ -207,18 +216,18 @@ class JobTable:
             case "ended":
                 if job.retry_s is None:
                     self._tell(job, now, f"not kept yet: {error}")
-                job.retry_s = now + self.limits.retry_s
-                return self._over(job, now)
+                self._save_later(job, now)
+                return self._end(job, now)
             case "forgotten":
-                job.retry_s = now + self.limits.retry_s
+                self._save_later(job, now)
         return []
 
     def start(self, now: float) -> list[Action]:
         """Begin queued jobs that may run now, oldest first."""
         if self._gathering:
             return []
-        running = sum(job.state == "running" for job in self._jobs.values())
-        queued = [job for job in self._jobs.values() if job.state == "queued" and not job.final]
+        running = sum(job.state == "running" for job in self._going.values())
+        queued = [job for job in self._going.values() if job.state == "queued" and not job.final]
         actions: list[Action] = []
         for job in queued[: max(self.limits.running_max - running, 0)]:
             job.state = "running"
@@ -230,14 +239,14 @@ class JobTable:
 
     def left(self, client: str, now: float, for_good: bool) -> list[Action]:
         """A client's link ended; its attached jobs end too, after a grace unless it said that it leaves `for_good`."""
-        for job in self._unfinished():
+        for job in self._going.values():
             if job.client == client and not job.detached:
                 job.leaves_s = now + (0.0 if for_good else self.limits.grace_s)
         return self.tick(now)
 
     def seen(self, client: str) -> None:
         """A client is here."""
-        for job in self._unfinished():
+        for job in self._going.values():
             if job.client == client:
                 job.leaves_s = None
 
@@ -246,7 +255,7 @@ class JobTable:
     def restore(self, job: str, kind: str, fields: Mapping[str, Any], now: float) -> None:
         """What the journal says, entry by entry."""
         if kind == "accepted":
-            made = self._jobs[job] = _job_of(job, fields)
+            made = self._jobs[job] = self._going[job] = _job_of(job, fields)
             made.state = "queued"
             self._tell(made, made.created_s, "submitted")
             self._tell(made, now, "queued again: the coordinator started anew")
@@ -255,7 +264,8 @@ class JobTable:
         elif kind == "started":
             self._tell(self._jobs[job], now, "it was running")
         elif kind == "ended":
-            made = self._jobs[job] = _job_of(job, fields)
+            self._going.pop(job, None)
+            made = self._jobs[job] = self._over[job] = _job_of(job, fields)
             made.state = made.final = fields["state"]
             made.ended_s = fields["ended_s"]
             made.error = from_fields(fields["error"]) if fields["error"] else None
@@ -263,7 +273,7 @@ class JobTable:
 
     def gather(self, now: float) -> None:
         """Jobs of before wait for the workers of before: a plan for the first that is back would be a poor one."""
-        if any(True for _ in self._unfinished()):
+        if self._going:
             self._gathering, self._gather_until_s = True, now + self.limits.gather_s
 
     def workers(self, now: float, live: bool, missing: Iterable[str]) -> list[Action]:
@@ -280,14 +290,14 @@ class JobTable:
     def shrink(self, job: Job) -> None:
         """Leave what is long to the journal."""
         if job.state in FINAL and job.accepted and job.retry_s is None:
-            job.shrunk, job.outputs, job.report, job.kept, job.log = True, None, "", {}, []
+            job.shrunk, job.outputs, job.report, job.kept, job.log = True, None, "", _NOTHING, ()
             if job.error is not None:
                 job.error.log_lines = ()
 
     def recall(self, job: Job, fields: Mapping[str, Any]) -> None:
         """What the journal says of a job that was shrunk."""
-        job.shrunk, job.report, job.log = False, fields["report"], list(fields["log"])
-        job.kept = fields["values"] or {}
+        job.shrunk, job.report, job.log = False, fields["report"], tuple(fields["log"])
+        job.kept = fields["values"] or _NOTHING
         job.error = from_fields(fields["error"]) if fields["error"] else None
 
     # -- time
@@ -295,23 +305,23 @@ class JobTable:
     def tick(self, now: float) -> list[Action]:
         """Do what is due."""
         actions: list[Action] = []
-        for job in list(self._unfinished()):
+        for job in list(self._going.values()):
             if job.leaves_s is not None and now >= job.leaves_s:
                 job.leaves_s = None
                 self._tell(job, now, "its client went away")
                 actions += self.cancel(job, now)
-        for job in self._due(now):
-            job.retry_s = now + self.limits.retry_s
-            actions.append(Save(job, "forgotten", {}) if job.forgetting else self._save_end(job))
+        for job in self._unsaved.values():
+            if job.retry_s is not None and now >= job.retry_s:
+                job.retry_s = now + self.limits.retry_s
+                actions.append(Save(job, "forgotten", {}) if job.forgetting else self._save_end(job))
         return actions + self._forget_old(now)
 
     def next_deadline(self) -> float | None:
         """When a tick is due, or None."""
-        due = [time_s for job in self._jobs.values() for time_s in (job.leaves_s, job.retry_s) if time_s is not None]
-        if self._gather_until_s is not None:
-            due.append(self._gather_until_s)
-        ends = [job.ended_s for job in self._jobs.values() if job.state in FINAL and not job.forgetting]
-        return min([*due, *(end + self.limits.keep_s for end in ends)], default=None)
+        due = [self._gather_until_s, *(job.leaves_s for job in self._going.values())]
+        due += [job.retry_s for job in self._unsaved.values()]
+        due += [job.ended_s + self.limits.keep_s for job in itertools.islice(self._over.values(), 1)]
+        return min((time_s for time_s in due if time_s is not None), default=None)
 
     # -- asking
 
@@ -348,18 +358,26 @@ class JobTable:
             assert job.state not in FINAL or (job.state == job.final and job.work is None), f"{name} is over and is not"
             assert not job.shrunk or (job.state in FINAL and job.accepted), f"{name} is nowhere but in memory"
             assert not job.forgetting or job.state in FINAL, f"{name} is forgotten while it runs"
+            assert (self._going.get(name) is job) == (job.state not in FINAL), f"{name} does not go on, or does"
+            assert (self._over.get(name) is job) == (job.state in FINAL and not job.forgetting), (
+                f"{name} is over, or not"
+            )
+            assert (self._unsaved.get(name) is job) == (job.retry_s is not None), f"{name} is to be saved, or not"
+        assert self._going.keys() | self._over.keys() | self._unsaved.keys() <= self._jobs.keys()
         running = sum(job.state == "running" for job in self._jobs.values())
         assert running <= self.limits.running_max, f"{running} jobs run"
 
     # -- helpers
 
-    def _over(self, job: Job, now: float) -> list[Action]:
+    def _end(self, job: Job, now: float) -> list[Action]:
         if job.state in FINAL:
             return []
         if not job.ended_s:
             job.ended_s = now
             self._tell(job, now, f"{job.final}: {job.error}")
         job.state, job.work = job.final, None
+        del self._going[job.job]
+        self._over[job.job] = job
         return [Tell(job), *self.start(now)]
 
     def _save_end(self, job: Job) -> Save:
@@ -367,32 +385,30 @@ class JobTable:
         end = {"state": job.final, "ended_s": job.ended_s, "report": job.report, "error": error, "log": list(job.log)}
         return Save(job, "ended", {**_facts(job), **end})
 
-    def _due(self, now: float) -> list[Job]:
-        """Jobs whose last entry has to be saved again."""
-        return [job for job in self._jobs.values() if job.retry_s is not None and now >= job.retry_s]
+    def _save_later(self, job: Job, now: float) -> None:
+        job.retry_s = now + self.limits.retry_s
+        self._unsaved[job.job] = job
 
     def _forget_old(self, now: float) -> list[Action]:
         """Drop what was kept long enough, and the oldest above the cap."""
-        over = [job for job in self._jobs.values() if job.state in FINAL and not job.forgetting]
-        excess = max(len(over) - self.limits.kept_max, 0)
         actions: list[Action] = []
-        for place, job in enumerate(sorted(over, key=lambda job: job.ended_s)):
-            if place < excess or now >= job.ended_s + self.limits.keep_s:
-                job.forgetting = True
-                actions += [Save(job, "forgotten", {})] if job.accepted else self._drop(job)
+        while self._over:
+            job = next(iter(self._over.values()))
+            if len(self._over) <= self.limits.kept_max and now < job.ended_s + self.limits.keep_s:
+                break
+            del self._over[job.job]
+            job.forgetting = True
+            actions += [Save(job, "forgotten", {})] if job.accepted else self._drop(job)
         return actions
 
     def _drop(self, job: Job) -> list[Action]:
         if self._jobs.get(job.job) is job:
             del self._jobs[job.job]
+        self._unsaved.pop(job.job, None)
         return [Free(job)]
 
-    def _unfinished(self) -> Iterable[Job]:
-        return (job for job in self._jobs.values() if job.state not in FINAL)
-
     def _tell(self, job: Job, now: float, text: str) -> None:
-        job.log.append(f"{now:.3f} {text}")
-        del job.log[: -self.limits.log_lines_max]
+        job.log = (*job.log, f"{now:.3f} {text}")[-self.limits.log_lines_max :]
 
 
 def _final_state(error: MeshError | None) -> str:
@@ -407,4 +423,4 @@ def _facts(job: Job) -> dict[str, Any]:
 
 
 def _job_of(job: str, fields: Mapping[str, Any]) -> Job:
-    return Job(job, **{name: fields[name] for name in _FACTS}, kept=fields.get("values") or {}, accepted=True)
+    return Job(job, **{name: fields[name] for name in _FACTS}, kept=fields.get("values") or _NOTHING, accepted=True)

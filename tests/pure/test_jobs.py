@@ -260,7 +260,7 @@ def test_a_restart_forgets_nothing_and_runs_what_was_not_over() -> None:
     error = after.job("failed").error
     assert isinstance(error, ExecuteFailed) and error.node == "w1"
     done = after.job("done")
-    assert (done.shrunk, done.log) == (True, [])
+    assert (done.shrunk, done.log) == (True, ())
     after.table.recall(done, {**before.journal[2][2], "values": None})
     assert before.log("done") == after.log("done")
     after.do(after.table.workers(5.0, live=True, missing=()))
@@ -283,6 +283,14 @@ def test_a_failed_job_holds_what_its_error_says_and_not_where_it_went() -> None:
     assert str(job.error) == "out of luck [worker w1]" and not job.error.log_lines
     story.table.recall(job, {**story.journal[-1][2], "values": None})
     assert len(job.error.log_lines) == 50
+
+
+def test_a_job_that_ends_while_its_client_is_away_leaves_nothing_due() -> None:
+    story = Story()
+    story.submit("a")
+    story.do(story.table.left("c", 1.0, for_good=False))
+    story.ran("a", 2.0)
+    assert story.table.next_deadline() == 2.0 + LIMITS.keep_s
 
 
 def test_after_a_restart_jobs_wait_for_the_workers_of_before_but_not_for_ever() -> None:
