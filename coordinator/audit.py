@@ -83,9 +83,9 @@ def verify(folder: Path) -> Verdict:
 
 
 def read_events(folder: Path, last: int) -> list[dict[str, object]]:
-    """The newest lines, the oldest of them first."""
+    """The newest lines, the oldest of them first; ConfigError where one of them is damaged."""
     lines = [line for path in (*_numbered(folder), folder / NAME)[-2:] for line in _lines(path)]
-    return [json.loads(line) for line in lines[-last:]]
+    return [_event(line, folder) for line in lines[-last:]]
 
 
 # -- helpers -----------------------------------------------------------------------------------------------
@@ -106,10 +106,20 @@ def _lines(path: Path) -> Iterator[bytes]:
             raise ConfigError(f"cannot read {path}", cause=str(error)) from None
 
 
+def _event(line: bytes, folder: Path) -> dict[str, object]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the audit log in {folder} is damaged", cause=str(error)) from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"the audit log in {folder} is damaged: a line is no event")
+    return found
+
+
 def _prev(line: bytes) -> str:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     return str(found.get("prev", "")) if isinstance(found, dict) else ""
 

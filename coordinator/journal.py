@@ -181,7 +181,7 @@ class Journal:
                     return self._read(connection, number, chain)
                 finally:
                     connection.close()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeError) as error:  # SQLite's messages may quote what is damaged
                 raise self._unreadable(error) from None
 
     def _read(self, connection: sqlite3.Connection, number: int, chain: bytes) -> list[_Row]:
@@ -359,7 +359,7 @@ def _rows(connection: sqlite3.Connection) -> list[_Row]:
     _check(connection)
     rows = []
     for number, job, kind, body, chain in connection.execute("SELECT * FROM rows ORDER BY number"):
-        if not (isinstance(job, str) and isinstance(kind, str) and isinstance(body, bytes)):
+        if [type(each) for each in (number, job, kind, body, chain)] != [int, str, str, bytes, bytes]:
             raise ValueError(f"row {number} holds values of other types")
         rows.append(_Row(number, Entry(job, kind, body), chain))
     return rows

@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from wire.errors import ConfigError, InputError
 from wire.joining import Asked
@@ -19,6 +19,7 @@ from wire.limits import DEFAULT
 from .tokens import TokenRecord, TokenTable
 
 FORMAT = 1
+NUMBER_MAX = 1 << 53  # of counts, and of seconds since 1970
 LISTED_S = 3600.0  # a revoked node stays on the list until its last certificate ran out, and so long after
 REVOKED_REMEMBERED_S = 30 * 86400.0  # then it is unknown instead, which lets it in as little
 ID_PREFIX_MIN = 4  # characters of a node id that stand for it
@@ -165,13 +166,29 @@ def from_json(data: bytes, dummy_key: bytes) -> Roster:
         said = json.loads(data)
         if said["format"] != FORMAT:
             raise ConfigError(f"the list of members has format {said['format']}", next_step="Upgrade graph-mesh")
-        members = [MemberRecord(**each) for each in said["members"]]
+        members = [_typed(MemberRecord(**each)) for each in said["members"]]
         table = TokenTable(dummy_key, _records(said["tokens"]))
         by_id = {each.node_id: each for each in members}
-        rotation = int(said.get("authority", 1)), float(said.get("former_until_s", 0.0))
-        return Roster(str(said["mesh"]), table, by_id, int(said["number"]), *rotation)
-    except (ValueError, KeyError, TypeError) as error:
+        rotation = said.get("authority", 1), said.get("former_until_s", 0.0)
+        return _typed(Roster(said["mesh"], table, by_id, said["number"], *rotation))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError("the list of members is damaged", cause=f"{type(error).__name__}: {error}") from None
+
+
+_Record = TypeVar("_Record", MemberRecord, TokenRecord, Roster)
+
+
+def _typed(record: _Record) -> _Record:
+    """The same, if its plain fields are what they are said to be; TypeError otherwise."""
+    for each in dataclasses.fields(record):
+        value = getattr(record, each.name)
+        kinds = _KINDS.get(str(each.type))
+        if kinds and (type(value) not in kinds or (kinds[0] is int and not 0 <= value < NUMBER_MAX)):
+            raise TypeError(f"{each.name} is {value!r:.40}")
+    return record
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
 
 
 def _token_fields(record: TokenRecord) -> dict[str, Any]:
@@ -182,14 +199,16 @@ def _token_fields(record: TokenRecord) -> dict[str, Any]:
 
 def _records(said: Iterable[dict[str, Any]]) -> list[TokenRecord]:
     return [
-        TokenRecord(
-            **{
-                **each,
-                "key": bytes.fromhex(each["key"]),
-                "nodes": tuple(
-                    (node_id, tuple(map(bytes.fromhex, nonces))) for node_id, nonces in each["nodes"].items()
-                ),
-            }
+        _typed(
+            TokenRecord(
+                **{
+                    **each,
+                    "key": bytes.fromhex(each["key"]),
+                    "nodes": tuple(
+                        (node_id, tuple(map(bytes.fromhex, nonces))) for node_id, nonces in each["nodes"].items()
+                    ),
+                }
+            )
         )
         for each in said
     ]

@@ -95,7 +95,10 @@ def _tensor(name: str, entry: Any, body: NDArray[np.uint8], file: Path) -> NDArr
             f"{file} is damaged or cut off: {name!r} of shape {tuple(shape)} has {size_bytes} bytes, "
             f"its offsets are {offsets} of {len(body)}"
         )
-    found = np.asarray(body[offsets[0] : offsets[1]]).view(dtype.numpy).reshape(shape)
+    try:
+        found = np.asarray(body[offsets[0] : offsets[1]]).view(dtype.numpy).reshape(shape)
+    except (ValueError, OverflowError) as error:  # no bytes, and so a shape of any numbers, or more than 64 dimensions
+        raise InputError(f"{file} is damaged: {name!r} has the shape {shape!s:.100}", cause=str(error)) from None
     found.flags.writeable = False
     return found if found.flags.aligned else _aligned(found)
 

@@ -9,6 +9,7 @@ from wire.errors import ConfigError
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _UNITS |= {f"{prefix}ib": 1 << shift for prefix, shift in (("k", 10), ("m", 20), ("g", 30), ("t", 40))}
 _UNITS |= {f"{prefix}b": 10**power for prefix, power in (("k", 3), ("m", 6), ("g", 9), ("t", 12))}
+SIZE_BYTES_MAX = 1 << 60
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -16,9 +17,10 @@ def parse_size(text: str) -> int:
     """Bytes in a size such as "8GiB" or "1.5G"; ConfigError for anything else."""
     match = _SIZE.fullmatch(text)
     unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None or float(match[1]) <= 0:
+    size_bytes = float(match[1]) * unit if match and unit else 0.0
+    if not 1 <= size_bytes < SIZE_BYTES_MAX:
         raise ConfigError(f"{text!r} is not a size", next_step="Write a number and a unit, such as 8GiB or 500MB")
-    return int(float(match[1]) * unit)
+    return int(size_bytes)
 
 
 def check_fraction(what: str, fraction: float) -> float:

@@ -14,7 +14,7 @@ def parse_address(text: str, default_port: int = PORT) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")) or port.endswith("]"):
         host, port = text, str(default_port)
-    number = int(port) if port.isascii() and port.isdigit() else 0
+    number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
     if not host.strip("[]") or not 0 < number < 1 << 16:
         raise ConfigError(f"{text!r} is not an address", next_step="Write HOST:PORT, for example 127.0.0.1:7100")
     return host.strip("[]"), number

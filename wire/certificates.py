@@ -305,7 +305,11 @@ def authority_from_pem(key: bytes, certificate: bytes) -> CertificateAuthority:
     """The authority kept in two files; ConfigError if they do not belong together."""
     der = certificate_from_pem(certificate)
     node_key = key_from_pem(key)
-    if key_of_certificate(der).node_id != node_key.node_id:
+    try:
+        theirs = key_of_certificate(der).node_id
+    except ProtocolError as error:
+        raise ConfigError("the authority's certificate cannot be used", cause=error.message) from None
+    if theirs != node_key.node_id:
         raise ConfigError("the authority's key and certificate do not belong together")
     return CertificateAuthority(der, node_key._key)
 

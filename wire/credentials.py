@@ -206,7 +206,7 @@ class Credentials:
             (authority, *former), (revoked, *theirs) = certificates_from_pem(trust), revocations_from_pem(trust)
             grant = Grant(certificate, revoked, str(said["mesh"]), int(said["epoch"]))
             return self._checked(Admitted(grant, authority, Former(*former, *theirs) if former else None))
-        except (OSError, ValueError, KeyError, TypeError, MeshError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, MeshError) as error:
             raise ConfigError(
                 f"the identity in {self.files.key.parent} cannot be used",
                 cause=str(error),

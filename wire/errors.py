@@ -42,6 +42,7 @@ processes (`to_fields`, `from_fields`), so it never changes once released.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar
 
 
@@ -276,6 +277,7 @@ class DeadlineExceeded(MeshError):
     state_changed = True
 
 
+@cache
 def error_classes() -> dict[str, type[MeshError]]:
     """Every class of the tree by its code."""
     found: dict[str, type[MeshError]] = {}

@@ -57,7 +57,7 @@ def kept_node_id(folder: Path) -> str:
     """The node id kept in a state folder, made at the first start."""
     path = folder / "node_id"
     try:
-        found = path.read_text().strip()
+        found = path.read_text(errors="replace").strip()
     except OSError:
         found = ""
     if not _NODE_ID.fullmatch(found):

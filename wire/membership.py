@@ -122,6 +122,11 @@ def remember_coordinator(folder: Path, addresses: Sequence[str]) -> None:
 def coordinator_known(path: Path) -> tuple[str, ...]:
     """What such a file says, nothing where it cannot be read."""
     try:
-        return tuple(str(address) for address in json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        said = json.loads(path.read_bytes())
+        if not isinstance(said, list):
+            return ()
+        for address in said:
+            parse_address(address)
+    except (OSError, ValueError, AttributeError, RecursionError, ConfigError):  # AttributeError: no text
         return ()
+    return tuple(said)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +18,7 @@ from wire.errors import FrameError
 from wire.limits import MIB
 from wire.messages import INLINE_BYTES_MAX
 
+T = TypeVar("T")
 MESSAGE_BYTES_MAX = 64 * MIB  # the largest graph and all the inline tensors of a part fit well within
 STOP_BYTES = 8
 _LENGTH = struct.Struct("<I")
@@ -193,15 +195,20 @@ def pack(message: ToHost | FromHost) -> bytes:
 
 
 def unpack_to_host(body: bytes | memoryview) -> ToHost:
-    return _to_host.decode(body)
+    """FrameError for anything that is not a message of the daemon."""
+    return _unpack(_to_host, body, "the daemon")
 
 
 def unpack_from_host(body: bytes | memoryview) -> FromHost:
     """FrameError for anything that is not a message: the host's memory is damaged, and it must go."""
+    return _unpack(_from_host, body, "the engine host")
+
+
+def _unpack(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview, sender: str) -> T:
     try:
-        return _from_host.decode(body)
+        return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError("the engine host sent something that is not a message", cause=str(error)[:200]) from None
+        raise FrameError(f"{sender} sent something that is not a message", cause=str(error)[:200]) from None
 
 
 class Splitter:

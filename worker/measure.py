@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -40,7 +41,9 @@ def _read(path: Path) -> Measured | None:
     try:
         fields = json.loads(path.read_text())
         figures = Measured(**{name: float(value) for name, value in fields.items()})
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    if not all(0 <= value < math.inf for value in asdict(figures).values()):
         return None
     return figures if min(figures.gflops, figures.gbytes_per_s) > 0 else None
 

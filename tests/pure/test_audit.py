@@ -11,6 +11,7 @@ import pytest
 from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
 
 from coordinator.audit import FIRST, TEXT_MAX, AuditLog, Verdict, read_events, verify
+from wire.errors import ConfigError
 
 
 def written(folder: Path, count: int = 5, bytes_max: int = 1 << 20) -> AuditLog:
@@ -75,6 +76,16 @@ def test_a_bit_changed_in_any_byte_before_the_last_line_is_found(tmp_path: Path)
         damaged[at] ^= 1 << at % 8
         log.path.write_bytes(damaged)
         assert verify(tmp_path).broken, f"byte {at}"
+
+
+@pytest.mark.parametrize("line", [b"{nope", b"[1]", b"\xff", b"[" * 100_000])
+def test_a_line_that_is_no_event_breaks_the_chain_and_is_named(tmp_path: Path, line: bytes) -> None:
+    AuditLog(tmp_path).append("joined", 1.0, node="n1")
+    with (tmp_path / "audit.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    assert verify(tmp_path) == Verdict(1, "audit.jsonl:2")
+    with pytest.raises(ConfigError, match=r"the audit log in .* is damaged"):
+        read_events(tmp_path, 2)
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 7))

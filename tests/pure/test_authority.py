@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import stat
 import sys
 from dataclasses import dataclass
@@ -16,7 +17,17 @@ from coordinator.audit import read_events, verify
 from coordinator.authority import Authority
 from coordinator.roster import LISTED_S, REVOKED_REMEMBERED_S, MemberRecord, Roster, from_json, to_json
 from coordinator.tokens import TokenTable
-from wire.certificates import CERTIFICATE_S, NodeKey, check_issued, member_of, new_key, read_revocations
+from wire.certificates import (
+    CERTIFICATE_S,
+    NodeKey,
+    authority_from_pem,
+    certificate_from_pem,
+    certificate_pem,
+    check_issued,
+    member_of,
+    new_key,
+    read_revocations,
+)
 from wire.errors import ConfigError, InputError, JoinRefused
 from wire.joining import Asked, Grant, JoiningCoordinator, JoiningNode, Refusal, Send, encode
 from wire.joining import Authority as Greeting
@@ -280,6 +291,45 @@ def test_a_damaged_folder_is_refused(authority: Authority, tmp_path: Path, name:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError):
         Authority(tmp_path, "home")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("number", 1e999),
+        ("number", "1"),
+        ("mesh", None),
+        ("members", [[]]),
+        ("tokens", [{"key": "", "nodes": []}]),
+        ("authority", -1),
+    ],
+)
+def test_a_list_of_members_with_other_values_is_refused(authority: Authority, field: str, value: object) -> None:
+    said = json.loads(to_json(authority._read()))
+    with pytest.raises(ConfigError, match="the list of members is damaged"):
+        from_json(json.dumps({**said, field: value}).encode(), bytes(32))
+
+
+@pytest.mark.parametrize(("field", "value"), [("ends_s", 10**400), ("name", 7), ("revoked_s", None), ("more", 1)])
+def test_a_member_with_other_values_is_refused(authority: Authority, field: str, value: object) -> None:
+    let_in(authority, new_key())
+    said = json.loads(to_json(authority._read()))
+    said["members"][0][field] = value
+    with pytest.raises(ConfigError, match="the list of members is damaged"):
+        from_json(json.dumps(said).encode(), bytes(32))
+
+
+def test_a_list_of_members_that_is_too_deep_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the list of members is damaged"):
+        from_json(b"[" * 100_000, bytes(32))
+
+
+def test_an_authority_whose_certificate_holds_no_key_is_refused(authority: Authority, tmp_path: Path) -> None:
+    der = certificate_from_pem((tmp_path / "authority.pem").read_bytes())
+    point = der.index(b"\x03\x42\x00\x04") + 3
+    damaged = certificate_pem(der[:point] + b"\x05" + der[point + 1 :])  # not the form of a point of the curve
+    with pytest.raises(ConfigError, match="the authority's certificate cannot be used"):
+        authority_from_pem((tmp_path / "authority.key").read_bytes(), damaged)
 
 
 def test_a_first_start_that_was_cut_short_starts_again(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_certificate_for_another_node_or_of_another_authority_is_not_kept(tmp_
 def test_a_damaged_identity_is_named(tmp_path: Path, name: str, damage: str) -> None:
     member(tmp_path / "one")
     path = tmp_path / "one" / name
-    other = {"node.key": new_key().pem(), "mesh.json": b"[]"}.get(name, b"nonsense")
+    other = {"node.key": new_key().pem(), "mesh.json": b"[" * 100_000}.get(name, b"nonsense")
     path.write_bytes({"cut": path.read_bytes()[:20], "empty": b"", "swapped": other}[damage])
     with pytest.raises(ConfigError) as raised:
         Credentials(tmp_path / "one", QuickDisk())

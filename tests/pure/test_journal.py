@@ -122,6 +122,23 @@ def test_an_older_copy_of_the_database_is_refused(tmp_path: Path) -> None:
         open_quick(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [(b"number INTEGER PRIMARY", b"number INTEGER PRIMARX"), (b"CREATE TABLE rows", b"CREATE TABL\xfe rows")],
+)
+def test_a_table_that_is_defined_otherwise_is_refused(tmp_path: Path, was: bytes, becomes: bytes) -> None:
+    """Its row numbers may be none, and SQLite's message may be no text."""
+    journal, _ = open_quick(tmp_path)
+    journal.write([entry("a")])
+    journal.close()
+    database = tmp_path / "jobs.sqlite"
+    whole = database.read_bytes()
+    assert was in whole
+    database.write_bytes(whole.replace(was, becomes))
+    with pytest.raises(JournalDamaged):
+        open_quick(tmp_path)
+
+
 # -- damage
 
 

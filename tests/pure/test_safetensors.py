@@ -89,6 +89,14 @@ DAMAGED = [
     ("hole", {"x": {**ENTRY, "data_offsets": [4, 12]}}, b"123456789012", None, "belong to no tensor or two"),
     ("rest", {"x": ENTRY}, b"1234567890", None, "2 bytes follow"),
     ("deep", b"[" * 100_000, b"", None, "damaged"),
+    (
+        "no bytes of an endless shape",
+        {"x": {**ENTRY, "shape": [0, 10**30], "data_offsets": [0, 0]}},
+        b"",
+        None,
+        "shape",
+    ),
+    ("many dimensions", {"x": {**ENTRY, "shape": [1] * 64 + [2]}}, b"12345678", None, "has the shape"),
 ]
 
 
