@@ -1,8 +1,8 @@
 """Runs that take hours, in pieces: `script/test --long NAME --hours H` goes on where the last one stopped.
 
 A run is a row of RUNS: how many of what it wants, and a command that does a batch of it from a seed on.  Counts, seeds
-and failures add up in `bench/results/NAME.json`, written after every batch; a failed batch is kept with the end of its
-output, and the run goes on.
+and failures add up in `bench/results/NAME.json`, written after every batch.  Only batches that passed count; one that
+failed is kept with the end of its output, the run goes on with the next seeds, and is no success while any is kept.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -20,21 +21,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT_LINES = 400  # kept of a batch that failed: a trace is at its end
 FAILURES_KEPT = 20
+LAST_LINES = 40  # kept of the newest one that passed: its figures
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`batch` at a time until there are `wanted`; `command(first, count)` are Python's arguments."""
+    """`batch` at a time until there are `wanted`; `command(first, count)` are Python's arguments, a word each."""
 
     what: str
     wanted: int
     batch: int
     command: Callable[[int, int], Sequence[str]]
     seconds_max: float = 3600.0  # a batch that takes longer hangs
-
-
-def _pytest(test: str) -> Callable[[int, int], Sequence[str]]:
-    return lambda first, count: ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "long or not long", test)
 
 
 RUNS: dict[str, Run] = {
@@ -64,25 +62,29 @@ RUNS: dict[str, Run] = {
         lambda first, count: ("tests/e2e/test_durable_jobs.py", str(count)),
     ),
     "fuzz": Run(
-        "damaged graphs and messages for the decoders",
+        "damaged inputs for every decoder",
         10_000_000,
-        2_200_000,
-        _pytest("tests/pure/test_fuzz_graph.py tests/pure/test_fuzz_messages.py"),
+        1_000_000,
+        lambda first, count: ("tests/pure/test_fuzz.py", str(count), str(first)),
     ),
 }
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came of a run so far."""
+    """What came of a run so far: `count` of it passed, `next` is the first seed that was not tried, `last` what the
+    newest batch that passed had to say."""
 
     count: int = 0
+    next: int = 0
     seconds: float = 0.0
     failures: list[dict[str, str]] = field(default_factory=list)
+    last: list[str] = field(default_factory=list)
 
     @staticmethod
     def load(path: Path) -> Tally:
-        return Tally(**json.loads(path.read_text())) if path.exists() else Tally()
+        said = json.loads(path.read_text()) if path.exists() else {}
+        return Tally(**{"next": said.get("count", 0), **said})
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,25 +94,29 @@ class Tally:
 
 
 def go_on(name: str, hours: float, results: Path) -> int:
-    """Batches until the count is reached or the time is over; 1 if any batch ever failed."""
+    """Batches until the count is reached or the time is over; 1 while a batch that failed is kept."""
     run, path = RUNS[name], results / f"{name}.json"
     tally = Tally.load(path)
     until_s = time.monotonic() + hours * 3600
     while tally.count < run.wanted and time.monotonic() < until_s:
         began_s, count = time.monotonic(), min(run.batch, run.wanted - tally.count)
-        words = [word for text in run.command(tally.count, count) for word in text.split()]
-        failed = _batch(words, run.seconds_max)
-        tally.seconds += time.monotonic() - began_s
-        if failed:
-            tally.failures = [*tally.failures, {"command": " ".join(words), "output": failed}][-FAILURES_KEPT:]
-        tally.count += count
+        words = run.command(tally.next, count)
+        passed, output = _batch(words, run.seconds_max)
+        tally.seconds = round(tally.seconds + time.monotonic() - began_s, 1)
+        tally.next += count
+        if passed:
+            tally.count += count
+            tally.last = output[-LAST_LINES:]
+        else:
+            failure = {"command": shlex.join(words), "output": "\n".join(output[-OUTPUT_LINES:])}
+            tally.failures = [*tally.failures, failure][-FAILURES_KEPT:]
         tally.save(path)
         print(f"{name}: {tally.count} of {run.wanted} {run.what}, {len(tally.failures)} batches failed", flush=True)
     return 1 if tally.failures else 0
 
 
-def _batch(words: Sequence[str], seconds_max: float) -> str:
-    """The end of what a batch that failed has printed, "" of one that did not."""
+def _batch(words: Sequence[str], seconds_max: float) -> tuple[bool, list[str]]:
+    """Whether a batch passed, and the lines that it printed."""
     env = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
     try:
         done = subprocess.run(
@@ -123,10 +129,9 @@ def _batch(words: Sequence[str], seconds_max: float) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as hung:
-        return f"it hung for {seconds_max:g} s\n{hung.stdout or ''}"
-    if done.returncode == 0:
-        return ""
-    return "\n".join((done.stdout + done.stderr).splitlines()[-OUTPUT_LINES:])
+        said = (hung.stdout or b"").decode(errors="replace")  # bytes, whatever `text` is
+        return False, [*said.splitlines(), f"it hung for {seconds_max:g} s"]
+    return done.returncode == 0, (done.stdout + done.stderr).splitlines()
 
 
 def main() -> int:

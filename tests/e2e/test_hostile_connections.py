@@ -19,7 +19,7 @@ from support.golden import square_sum
 from support.links import node
 from support.random_graphs import random_graph
 from support.raw_client import BINARY, CLOSE, PING, TEXT, RawClient, RawLink, raw_client, raw_link, upgrade, ws_frame
-from support.tampering import bombs, tamper
+from support.tampering import graph_bombs, tamper
 from support.worker_process import Coordinator, WorkerProcess, worker
 
 from wire.codec import decode_graph, hash_bytes
@@ -366,7 +366,7 @@ async def test_hostile_graphs_are_refused_with_their_error_and_their_host_lives(
     before = sum(host.memory_info().rss for host in hosts)
     rng = random.Random(4)
     valid = [square_sum().encoded, random_graph(1).graph.encoded]
-    graphs = {**bombs(), **{f"tampered {number}": tamper(rng, valid[number % 2], valid) for number in range(100)}}
+    graphs = {**graph_bombs(), **{f"tampered {number}": tamper(rng, valid[number % 2], valid) for number in range(100)}}
     graphs = {what: data for what, data in graphs.items() if _is_refused(data)}
     assert len(graphs) > 80
     for number, data in enumerate(graphs.values()):

@@ -25,19 +25,43 @@ def test_a_run_goes_on_where_it_stopped_and_ends_at_its_count(tmp_path: Path, mo
 
 def test_a_batch_that_fails_is_kept_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "batch.py"
-    script.write_text("import sys\nif sys.argv[1] == '1': sys.exit('seed 1 broke an invariant')")
-    runs = {"x": Run("seeds", 3, 1, lambda first, count: (str(script), str(first)))}
+    script.write_text(
+        "import sys\nif sys.argv[1] == '1': sys.exit('seed 1 broke an invariant')\n"
+        "print('seed', sys.argv[1], 'held, says', sys.argv[2])"
+    )
+    runs = {"x": Run("seeds", 3, 1, lambda first, count: (str(script), str(first), "two words"))}
     monkeypatch.setattr(long_run, "RUNS", runs)
     assert go_on("x", 1.0, tmp_path) == 1
     tally = Tally.load(tmp_path / "x.json")
-    assert tally.count == 3 and len(tally.failures) == 1
-    assert "seed 1 broke an invariant" in tally.failures[0]["output"] and tally.failures[0]["command"].endswith(" 1")
+    assert (tally.count, tally.next) == (3, 4), "what failed does not count, and its seeds are not tried again"
+    assert tally.last == ["seed 3 held, says two words"]
+    (failure,) = tally.failures
+    assert failure == {"command": f"{script} 1 'two words'", "output": "seed 1 broke an invariant"}
+    assert go_on("x", 1.0, tmp_path) == 1, "no success while a failure is kept"
+    tally.failures.clear()
+    tally.save(tmp_path / "x.json")
+    assert go_on("x", 1.0, tmp_path) == 0
+
+
+def test_a_batch_that_hangs_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys, time; print('at work', flush=True); sys.argv[1:] == ['0'] and time.sleep(60)"
+    script = tmp_path / "batch.py"
+    script.write_text(code)
+    runs = {"x": Run("seeds", 1, 1, lambda first, count: (str(script), str(first)), seconds_max=1.0)}
+    monkeypatch.setattr(long_run, "RUNS", runs)
+    assert go_on("x", 1.0, tmp_path) == 1
+    tally = Tally.load(tmp_path / "x.json")
+    assert tally.count == 1 and tally.failures[0]["output"] == "at work\nit hung for 1 s"
+
+
+def test_a_tally_without_its_newer_fields_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"count": 7, "seconds": 1.0, "failures": []}')
+    assert Tally.load(tmp_path / "x.json") == Tally(count=7, next=7, seconds=1.0)
 
 
 @pytest.mark.parametrize("name", long_run.RUNS)
 def test_every_run_names_files_that_are_there(name: str) -> None:
     run = long_run.RUNS[name]
-    words = [word for text in run.command(0, run.batch) for word in text.split()]
-    files = [word for word in words if word.endswith(".py")]
+    files = [word for word in run.command(0, run.batch) if word.endswith(".py")]
     assert files and all((long_run.ROOT / file).is_file() for file in files)
     assert 0 < run.batch <= run.wanted

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.frames import FRAMES, mutate
 from support.links import LINK_ID, Pair, joined, node
 
 import wire.flow
@@ -688,25 +687,6 @@ def test_a_broken_wire_is_noticed_or_harmless_but_never_wrong(seed: int) -> None
             if done.error is None:
                 key = side == "acceptor", done.stream
                 assert bytes(said["placed"][key]) == said["streams"][key]
-
-
-@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.long)])
-def test_mutated_frames_never_raise_outside_the_tree(count: int) -> None:
-    rng = random.Random(5)
-    valid = [encode(frame) for frame in FRAMES]
-    for _ in range(count):
-        pair = joined(SMALL)
-        place_streams(pair)
-        pair.dialer.request(b"")
-        for _ in range(20):
-            frame = rng.choice(valid)
-            data = mutate(rng, frame) if rng.random() < 0.3 else frame
-            try:
-                for event in pair.acceptor.receive(rng.choice([CONTROL, BULK]), data):
-                    if isinstance(event, StreamOpened):
-                        pair.acceptor.refuse_stream(event.stream, Cancelled("no"))
-            except RemoteError:
-                continue
 
 
 def test_a_cancel_frame_travels_on_both_connections() -> None:
