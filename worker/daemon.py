@@ -15,7 +15,7 @@ import math
 import os
 import platform
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,7 @@ from .pushing import Pushing
 from .reports import devices_text, memory_bytes_of, ready_fields, report_of, without_ops
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
+from .suspend import SleepWatch
 from .tensors import header_of, host_input_of, is_here, made_of, tensor_of
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame h
 LEAVING_LOG_LINES = 64
 OWNER_ANSWER_S = 10.0  # the machine decides much earlier whether the coordinator is gone
 MEMBERSHIP_LOOK_S = 1.0
+LAST_WORDS_S = 1.0  # a machine waits up to 5 s before it sleeps
 AGAIN = -1  # instead of an exit code: start once more in the same process
 LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
 
@@ -223,6 +225,8 @@ class Daemon:
         self._spawn(self._watch.run())
         if self._surroundings.signals:
             self._spawn(self.pauses.run())
+            if not self._config.exit_with_stdin:  # else whom it would tell sleeps at the same time
+                self._spawn(SleepWatch(self._fall_asleep, self.wake).run())
         for peer in self._config.peers:
             self._spawn(self._stay_linked((peer,)))
         if not self._config.exit_with_stdin:
@@ -310,6 +314,18 @@ class Daemon:
     def sleep(self) -> None:
         """The machine is about to sleep: hand the work back, and be nobody's until `wake`."""
         self._feed(ev.SleepAsked())
+
+    def _fall_asleep(self) -> Awaitable[None]:
+        """The same; to be awaited is that the coordinator has heard of it."""
+        link = self._endpoint.links.get(self._owner_id())
+        self.sleep()
+        return self._last_words(link)
+
+    async def _last_words(self, link: Link | None) -> None:
+        """Until the coordinator, who has heard that we leave, ends the link."""
+        if link is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(link.wait_closed(), LAST_WORDS_S)
 
     def wake(self) -> None:
         """The machine is awake, or this process goes on after it stood still: find the coordinator at once."""

@@ -45,6 +45,7 @@ ROOT = {
 DOORS = {
     "aiohttp": {"wire/transport.py"},
     "cryptography": {"wire/certificates.py"},
+    "jeepney": {"worker/suspend.py"},
     "ml_dtypes": {"wire/dtypes.py", "mesh/numpy/dtypes.py"},
     "msgpack": {"wire/codec.py"},
     "msgspec": {"coordinator/plan_bytes.py", "wire/messages.py", "wire/frames.py", "worker/host_messages.py"},
