@@ -64,7 +64,7 @@ def main() -> None:
         return
     stop_cell = take(opening.shared_dir, opening.stop_file, STOP_BYTES)
     host = Host(engine, SharedDir.attach(Path(opening.shared_dir)), stop_cell, opening.memory_bytes)
-    channel.send(messages.Opened(_describe(engine, Path(opening.measured_dir))))
+    channel.send(messages.Opened(messages.Device(engine.info, measured(engine, Path(opening.measured_dir)))))
     for message in incoming:
         answer = host.handle(message)
         if answer is not None:
@@ -331,24 +331,6 @@ def _map_tensor(path: str, kind: TensorType) -> NDArray[Any]:
     except OSError as error:
         raise BlobMissing("a blob's file cannot be read", cause=str(error)) from None
     return tensor_from(data, kind)
-
-
-def _describe(engine: Engine, measured_dir: Path) -> messages.Device:
-    info = engine.info
-    figures = measured(engine, measured_dir)
-    return messages.Device(
-        info.engine,
-        info.adapter,
-        info.backend,
-        info.driver,
-        info.software,
-        info.memory_bytes,
-        dict(info.limits),
-        {op: tuple(dtypes) for op, dtypes in info.dtypes_by_op.items()},
-        figures.gflops,
-        figures.gbytes_per_s,
-        figures.dispatch_s,
-    )
 
 
 def _allow_open_files() -> None:

@@ -18,6 +18,8 @@ from wire.errors import FrameError
 from wire.limits import MIB
 from wire.messages import INLINE_BYTES_MAX
 
+from .engine import EngineInfo, Measured
+
 T = TypeVar("T")
 MESSAGE_BYTES_MAX = 64 * MIB  # the largest graph and all the inline tensors of a part fit well within
 STOP_BYTES = 8
@@ -119,19 +121,10 @@ ToHost = Open | PreparePart | Unprepare | ExecutePart | Forget
 
 
 class Device(Struct, frozen=True, array_like=True):
-    """The fields of EngineInfo and Measured."""
+    """What its engine tells of it, and what was measured."""
 
-    engine: str
-    adapter: str
-    backend: str
-    driver: str
-    software: bool
-    memory_bytes: int
-    limits: dict[str, int]
-    dtypes_by_op: dict[str, tuple[str, ...]]
-    gflops: float
-    gbytes_per_s: float
-    dispatch_s: float
+    info: EngineInfo
+    figures: Measured
 
 
 class Opened(_Message, frozen=True, array_like=True, tag=True):

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from wire.messages import DeviceReport
 from wire.protocol import Identity
 
+from .engine import EngineInfo, Measured
 from .host_messages import Device
 
 
 def report_of(index: int, device: Device) -> DeviceReport:
     """A device as its engine host described it."""
-    return DeviceReport(
-        index=index,
-        engine=device.engine,
-        adapter=device.adapter,
-        backend=device.backend,
-        driver=device.driver,
-        software=device.software,
-        memory_bytes=device.memory_bytes,
-        limits=device.limits,
-        dtypes_by_op=device.dtypes_by_op,
-        gflops=device.gflops,
-        gbytes_per_s=device.gbytes_per_s,
-        dispatch_s=device.dispatch_s,
-    )
+    return DeviceReport(index=index, **_fields(device.info), **_fields(device.figures))
+
+
+def _fields(record: EngineInfo | Measured) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def without_ops(report: DeviceReport) -> DeviceReport:
     """A device that computes nothing any more: nobody places anything there."""
-    fields = {name: getattr(report, name) for name in DeviceReport.__struct_fields__}
-    return DeviceReport(**{**fields, "dtypes_by_op": {}})
+    told = {name: getattr(report, name) for name in DeviceReport.__struct_fields__}
+    return DeviceReport(**{**told, "dtypes_by_op": {}})
 
 
 def memory_bytes_of(reports: tuple[DeviceReport, ...]) -> int:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from wire.codec import decode_graph
 from wire.limits import GIB
-from wire.sharedmem import SharedDir
+from wire.sharedmem import SharedDir, remove
 from worker import host_messages as hm
 from worker.config import WorkerConfig
 from worker.devices import open_engine
-from worker.engine import Engine
+from worker.engine import Engine, Measured
 from worker.host import Host
 from worker.surroundings import OnLost, OnMessage
 from worker.watchdog import Watchdog, loss_of
@@ -72,6 +72,7 @@ class SimulatedHost:
         self.opened: asyncio.Future[hm.Opened | hm.OpenFailed] = self._loop.create_future()
         self._opening = opening
         self._stop_cell = stop_cell
+        remove(opening.shared_dir, opening.stop_file)  # a host of its own process maps it; this one was given it
         self._config = config
         self._on_message = on_message
         self._on_lost = on_lost
@@ -101,17 +102,8 @@ class SimulatedHost:
         self.opened.set_result(
             hm.Opened(
                 hm.Device(
-                    "cpu",
-                    "simulated",
-                    "cpu",
-                    info.driver,
-                    True,
-                    machine.memory_bytes,
-                    {},
-                    {op: tuple(dtypes) for op, dtypes in info.dtypes_by_op.items()},
-                    machine.gflops,
-                    machine.gbytes_per_s,
-                    machine.dispatch_s,
+                    replace(info, adapter="simulated", memory_bytes=machine.memory_bytes, limits={}),
+                    Measured(machine.gflops, machine.gbytes_per_s, machine.dispatch_s),
                 )
             )
         )
