@@ -15,7 +15,7 @@ from coordinator.journal import DEAD_ROWS_MIN, FORGOTTEN, Entry, Journal
 from wire.errors import ConfigError, JournalDamaged, NotDurable
 
 QUICK = QuickDisk()
-SAMPLE = 300
+SAMPLE = 150
 
 
 def open_quick(folder: Path) -> tuple[Journal, list[Entry]]:

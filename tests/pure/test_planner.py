@@ -21,7 +21,7 @@ from wire.errors import InputError, PlacementError
 from wire.graph import GraphBuilder
 from worker.cpu import evaluate
 
-GRAPHS = 120
+GRAPHS = 60
 GRAPHS_LONG = 1000
 PREDICTIONS_OF_LARGE_MAX = 30  # about 25 ms each for 10,000 nodes
 

@@ -57,18 +57,21 @@ def ops(graph: WireGraph) -> list[str]:
     return [node.op for node in graph if node.op not in ("input", "const")]
 
 
-@pytest.mark.parametrize("fold", [True, False])
-def test_random_graphs_keep_their_bits(fold: bool) -> None:
+@pytest.mark.parametrize(
+    ("fold", "graphs"), [(True, 100), (False, 50), pytest.param(True, 1000, marks=pytest.mark.long)]
+)
+def test_random_graphs_keep_their_bits(fold: bool, graphs: int) -> None:
     before = after = 0
-    for seed in range(300 if fold else 100):
+    for seed in range(graphs):
         case = random_graph(seed)
         before += len(case.graph)
         after += len(checked(case.graph, {**case.inputs, **case.params}, fold))
     assert after < 0.95 * before
 
 
-def test_random_graphs_lose_what_is_needless() -> None:
-    for seed in range(150):
+@pytest.mark.parametrize("graphs", [50, pytest.param(500, marks=pytest.mark.long)])
+def test_random_graphs_lose_what_is_needless(graphs: int) -> None:
+    for seed in range(graphs):
         case, rng = random_graph(seed), random.Random(seed)
         graph = with_needless_nodes(case.graph, rng)
         assert len(checked(graph, {**case.inputs, **case.params})) < 0.8 * len(graph)
