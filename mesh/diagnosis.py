@@ -391,6 +391,10 @@ FINDINGS: tuple[Finding, ...] = (
     Finding("worker-wrong", "workers", PROBLEM, _in_state("quarantined"), _DRIVER),
     Finding("worker-silent", "workers", WARNING, _in_state("suspect", "stuck"), _START_AGAIN),
     Finding(
+        "worker-paused", "workers", WARNING, _in_state("paused"),
+        {EVERY: "mesh-worker resume   (there; or, if it was paused from afar: mesh-coord nodes resume NAME)"},
+    ),
+    Finding(
         "blocked-pair", "pairs", PROBLEM,
         _not_dialled("relay", "what they exchange goes through the coordinator; one of the two ways is enough"),
         _allow("TCP"),

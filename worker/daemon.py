@@ -221,7 +221,7 @@ class Daemon:
         self._watch = self._surroundings.watch(self._endpoint, self._config, port)
         self._watch.needed = self._state.needed
         self._announce(port)
-        self._watch.woke.append(self.wake)
+        self._watch.woke.append(lambda: self.wake(announced=False))
         self._spawn(self._watch.run())
         if self._surroundings.signals:
             self._spawn(self.pauses.run())
@@ -327,11 +327,11 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(link.wait_closed(), LAST_WORDS_S)
 
-    def wake(self) -> None:
-        """The machine is awake, or this process goes on after it stood still: find the coordinator at once."""
+    def wake(self, announced: bool = True) -> None:
+        """The machine is awake, or seems to have been away: find the coordinator at once."""
         if self._membership:
             self._membership.woke()
-        self._feed(ev.Woke())
+        self._feed(ev.Woke(announced))
 
     async def _close(self) -> None:
         """Let the last messages out, end the children, release what is ours; nothing is decided any more."""

@@ -255,7 +255,10 @@ class SleepAsked:
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The machine is awake again, or this process goes on after it stood still."""
+    """The machine is awake again, or this process goes on after it stood still, or the machine moved.  `announced`: the
+    system said so; else it is a guess, and what happens to the network before a sleep looks the same."""
+
+    announced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

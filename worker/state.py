@@ -749,6 +749,8 @@ class WorkerState:
         return self._part("its machine goes to sleep", now)
 
     def _woke(self, event: ev.Woke, now: float) -> list[ev.Action]:
+        if self._duty.awake_at_s is not None and not (event.announced or self._duty.overslept(now)):
+            return []
         self._duty.awake_at_s = None
         return [ev.LookForOwner()] if self.owner is None and not self.leaving else []
 

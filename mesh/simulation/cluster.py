@@ -62,6 +62,7 @@ class Cluster:
     coordinator: Coordinator = field(init=False)
     trace: deque[str] = field(init=False, default_factory=lambda: deque(maxlen=TRACE_MAX))
     _processes: dict[str, _Process] = field(init=False, default_factory=dict)
+    _falling: dict[str, asyncio.TimerHandle] = field(init=False, default_factory=dict)  # asleep, or soon
     _cleanup: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
     _folder: Path = field(init=False)
 
@@ -151,7 +152,7 @@ class Cluster:
         """The machine's lid is closed: the worker says that it goes, and soon nothing gets to it or from it."""
         self._running(name).sleep()
         self.tell(f"{name} falls asleep")
-        asyncio.get_running_loop().call_later(FALLS_ASLEEP_S, self.silence, name)
+        self._falling[name] = asyncio.get_running_loop().call_later(FALLS_ASLEEP_S, self.silence, name)
 
     def wake(self, name: str) -> None:
         """The lid is opened again."""
@@ -178,6 +179,7 @@ class Cluster:
     def reconnect(self, name: str) -> None:
         """The host's cable is in again."""
         self._check(name)
+        self._stay_awake(name)
         self.tell(f"{name} is connected again")
         self.network.heal(name)
 
@@ -190,6 +192,8 @@ class Cluster:
 
     def heal(self) -> None:
         """Every silence ends."""
+        for name in list(self._falling):
+            self._stay_awake(name)
         self.tell("the network is whole")
         self.network.heal()
 
@@ -243,6 +247,11 @@ class Cluster:
         process = self._processes.get(name)
         if process is not None and process.daemon is not None:
             process.daemon.pauses.look()
+
+    def _stay_awake(self, name: str) -> None:
+        timer = self._falling.pop(name, None)
+        if timer is not None:
+            timer.cancel()
 
     def _running(self, name: str) -> Daemon:
         self._check(name)

@@ -93,6 +93,7 @@ SHOWN: dict[str, tuple[Facts, tuple[str, ...]]] = {
     "worker-dead": (worker(state="dead", silent_s=7.0), ("windows", "dead", "7.0 s ago")),
     "worker-wrong": (worker(state="quarantined"), ("windows", "quarantined", "driver")),
     "worker-silent": (worker(state="suspect", silent_s=0.7), ("windows", "suspect", "0.7 s ago")),
+    "worker-paused": (worker(state="paused"), ("windows", "paused", "mesh-worker resume")),
     "blocked-pair": (
         pair(path="relay", address="", cause="timed out"),
         ("linux -> windows is blocked", "timed out", "New-NetFirewallRule", "-LocalPort 7100"),

@@ -18,7 +18,7 @@ from mesh.demo.minilm import INSTALL, PACKAGE
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 SHELL_FILES = ("script/demo", "script/test", "script/setup.sh")
-# Imported where it is needed: without tokenizers a sentence says so, without jeepney a sleep is noticed once it is over.
+# Imported where it is needed: without tokenizers a sentence says so, without jeepney a sleep is noticed afterwards.
 OPTIONAL = {"tokenizers": "demo", "jeepney": "suspend"}
 
 # What dash refuses or does differently, and bash does not.

@@ -138,7 +138,7 @@ def test_sleep_is_announced_like_leaving_and_nobody_has_the_worker_meanwhile() -
     assert actions[0] == ev.SendLeaving(COORD, "its machine goes to sleep")
     assert of(ev.StopBeats, actions) and of(ev.Refuse, actions) and not of(ev.Stop, actions)
     assert "about to sleep" in refused(drive.join(epoch=8))
-    assert drive(ev.Woke(), after_s=8 * 3600.0) == [ev.LookForOwner()]
+    assert drive(ev.Woke(announced=True), after_s=2.0) == [ev.LookForOwner()]
     assert one(ev.ReplyJoined, drive.join(epoch=8))
 
 
@@ -152,6 +152,14 @@ def test_a_machine_that_does_not_sleep_after_all_is_used_again(joined: bool) -> 
     assert drive(ev.Tick(), after_s=1) == [ev.LookForOwner()]
     assert drive.machine.next_deadline() is None
     assert one(ev.ReplyJoined, drive.join(epoch=8))
+
+
+def test_a_network_that_goes_down_before_the_machine_sleeps_is_not_taken_for_waking() -> None:
+    drive = Driver()
+    drive(ev.SleepAsked())
+    assert drive(ev.Woke(), after_s=1.0) == []
+    assert "about to sleep" in refused(drive.join(epoch=8))
+    assert drive(ev.Woke(), after_s=SLEEP_S_MAX) == [ev.LookForOwner()], "a clock that says so long is right"
 
 
 def test_waking_changes_nothing_for_one_that_has_its_coordinator_or_leaves() -> None:

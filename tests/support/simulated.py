@@ -135,6 +135,7 @@ class Chaos:
         self.cluster.heal()
         for name, device in zip(self.cluster.names, self.cluster.devices, strict=True):
             device.stuck, device.silent, device.slower, device.fails_after = False, False, 1.0, None
+            self.cluster.resume(name)
             if name not in self.cluster.alive:
                 self.cluster.start(name)
 
@@ -219,7 +220,38 @@ async def _leave(chaos: Chaos) -> None:
         chaos.later(2.5, lambda: None if name in chaos.cluster.alive else chaos.cluster.start(name))
 
 
-FAULTS: tuple[Fault, ...] = (_kill, _silence, _one_way, _slow_link, _slow_device, _device_lost, _device_hangs, _leave)
+async def _pause(chaos: Chaos) -> None:
+    name = chaos.random.choice(chaos.cluster.names)
+    chaos.cluster.pause(name)
+    chaos.later(chaos.random.uniform(0.0, 4.0), lambda: chaos.cluster.resume(name))
+
+
+async def _sleep(chaos: Chaos) -> None:
+    name = chaos.some()
+    if name is None:
+        return
+    chaos.cluster.sleep(name)
+
+    def wake() -> None:
+        chaos.cluster.reconnect(name)
+        if name in chaos.cluster.alive:
+            chaos.cluster.wake(name)
+
+    chaos.later(chaos.random.choice((0.05, 0.5, 3.0, 20.0)), wake)
+
+
+FAULTS: tuple[Fault, ...] = (
+    _kill,
+    _silence,
+    _one_way,
+    _slow_link,
+    _slow_device,
+    _device_lost,
+    _device_hangs,
+    _leave,
+    _pause,
+    _sleep,
+)
 
 
 async def chaos_run(cluster: Cluster) -> None:
