@@ -15,7 +15,7 @@ from coordinator.health import HealthConfig
 from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
 from wire.address import shown
 from wire.allowed import is_loopback
-from wire.errors import ConfigError, ConnectFailed, NotTrusted
+from wire.errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
 from wire.link import Link
 
 from .admission import Admission
@@ -49,8 +49,9 @@ async def connect(config: MeshConfig) -> Backend:
 
         return await connect_simulated(config, config.simulate)
     mesh = config.mesh or default_mesh_name()
+    refused: MeshError | None = None
     if config.addresses and await _is_member(mesh, config):
-        remote = await _as_member(mesh, config)
+        remote, refused = await _as_member(mesh, config)
         if remote is not None:
             return remote
     health = HealthConfig.from_node_timeout(config.node_timeout_s)
@@ -63,7 +64,10 @@ async def connect(config: MeshConfig) -> Backend:
     local: LocalWorkers | None = None
     auto: AutoJoin | None = None
     try:
-        links = await _dial_all(coordinator, config.addresses)
+        try:
+            links = await _dial_all(coordinator, config.addresses)
+        except ConnectFailed as error:
+            raise refused or error from None
         local = _local_workers(mesh, config.local, admission is not None)
         joins: list[Awaitable[Any]] = [coordinator.adopt(link, *address) for address, link in links.items()]
         if local is not None and config.local is not None:
@@ -99,26 +103,28 @@ async def _is_member(mesh: str, config: MeshConfig) -> bool:
     return await asyncio.to_thread(is_client, mesh)
 
 
-async def _as_member(mesh: str, config: MeshConfig) -> Backend | None:
-    """The coordinator at the first address that has one; None where there are only workers."""
+async def _as_member(mesh: str, config: MeshConfig) -> tuple[Backend | None, MeshError | None]:
+    """The coordinator at the first address that has one; without one, also who refused this client."""
+    refused: MeshError | None = None
     membership = await asyncio.to_thread(client_membership, mesh)
     for host, port in config.addresses:
         try:
             remote = await Remote.connect(mesh, host, port, membership)
         except NoCoordinator:
-            return None
-        except (ConnectFailed, NotTrusted):
-            if is_loopback(host):
-                continue  # perhaps a worker without a token, of this machine
-            raise
+            break
+        except (ConnectFailed, JoinRefused, NotTrusted) as error:
+            if not is_loopback(host):
+                raise
+            refused = error if isinstance(error, JoinRefused | NotTrusted) else refused
+            continue  # perhaps a worker without a token, of this machine
         if len(config.addresses) > 1 or config.local or config.discover:
             await remote.close()
             raise ConfigError(
                 f"{host}:{port} is a coordinator with workers of its own, so it cannot be mixed with other nodes",
                 next_step="Name it alone, or name its workers instead",
             )
-        return remote
-    return None
+        return remote, None
+    return None, refused
 
 
 async def _as_coordinator(mesh: str, config: MeshConfig) -> Admission | None:

@@ -80,16 +80,28 @@ def _is_good(credentials: Credentials, authority: bytes) -> bool:
     return credentials.member.ends_s > time.time() + LEFT_S_MIN
 
 
-def client_membership(mesh: str, state_dir: str = "") -> Membership:
-    """This user as a client of the mesh; ConfigError where nobody let it in."""
+def client_membership(mesh: str, state_dir: str = "", where: str = "") -> Membership:
+    """This user as a client of the mesh; ConfigError where nobody let it in.
+
+    `where` is the coordinator that was named, "host:port", if one was.
+    """
     folder = client_folder(mesh, state_dir)
     credentials = enrolled(folder, mesh, "client", machine_name(), authority_folder(mesh, state_dir))
     if credentials is None:
+        others = _client_of(state_dir)
+        token = "with a token made there by: mesh-coord token create --role client"
+        join = f"mesh-coord join --coordinator {where or 'HOST:PORT'}, {token}"
+        then = f"Join it: {join}" if where else f"Start one here: mesh-coord serve; or join one: {join}"
         raise ConfigError(
             f"this user of this machine is no member of mesh {mesh!r}, and its coordinator is not here",
-            next_step="Start one here: mesh-coord serve; or join one: mesh-coord join --coordinator HOST:PORT",
+            next_step=f"Name the one you are in: --mesh {' or '.join(others)}. {then}" if others else then,
         )
     return Membership(credentials, folder)
+
+
+def _client_of(state_dir: str) -> list[str]:
+    """The meshes that this user was let into as a client, by name."""
+    return sorted(path.parent.parent.name for path in state_root(state_dir).glob(f"*/{CLIENT_FOLDER}/certificate.pem"))
 
 
 def is_client(mesh: str) -> bool:

@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 
 from wire.address import shown
 from wire.codec import tensor_bytes
-from wire.errors import BlobMissing, ConfigError, ConnectFailed, MeshError, NodeLost, ProtocolError, RemoteError
+from wire.errors import (
+    BlobMissing,
+    ConfigError,
+    ConnectFailed,
+    MeshError,
+    NodeLost,
+    NotTrusted,
+    ProtocolError,
+    RemoteError,
+)
 from wire.exchange import BlobExchange
 from wire.graph import WireGraph
 from wire.identity import identity_here, process_id
@@ -49,7 +58,7 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.sharedmem import SharedDir
-from wire.transport import Endpoint
+from wire.transport import STARTED, Endpoint
 
 from .backend import Started, Work
 from .config import default_name
@@ -89,8 +98,9 @@ class Remote:
         NotTrusted for somebody else's, NoCoordinator if a worker answers there.
         """
         if membership is None:
-            membership = await asyncio.to_thread(client_membership, mesh)
-        await membership.refresh()
+            membership = await asyncio.to_thread(client_membership, mesh, where=f"{shown(host)}:{port}")
+        where = f"{shown(host)}:{port}"
+        expired = await membership.refresh(where)
         shared = await asyncio.to_thread(SharedDir.create)
         node_id = process_id(membership.credentials.node_id)
         remote = Remote(identity_here("client", mesh, default_name(), shared, node_id), shared, membership)
@@ -103,8 +113,10 @@ class Remote:
                 )
         except BaseException as error:
             await remote.close()
-            if isinstance(error, ConnectFailed):
+            if isinstance(error, ConnectFailed) and error.next_step == STARTED:
                 error.next_step = "Is mesh-coord serve running there?"
+            if isinstance(error, NotTrusted | ConnectFailed):
+                raise expired or await membership.why(where) or error from None
             raise
         remote._link, remote._address = link, (host, port)
         membership.met(link.peer.addresses or (link.address,))

@@ -275,7 +275,10 @@ async def _until_end(
     node: JoiningNode | RenewingNode | Listening, reader: asyncio.StreamReader
 ) -> NodeAction | Authority:
     while True:
-        data = await reader.read(READ_BYTES)
+        try:
+            data = await reader.read(READ_BYTES)
+        except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError):
+            data = b""
         if not data:
             ended = node.ended()
             raise ended if isinstance(ended, NotTrusted) else _HungUp(ended)

@@ -35,6 +35,8 @@ STRANGER_BYTES_MAX = 4 * KIB  # what is read from a side that has proved nothing
 GRANT_BYTES_MAX = 128 * KIB  # a revocation list of 1,024 nodes has 37 KiB, and there may be two
 DEADLINE_S = 5.0  # for a whole call; a join takes milliseconds
 
+JOIN = "mesh-worker join, or mesh-coord join for a client"
+
 # reason -> what the node says, and what to do.  `invalid` is all that whoever does not know the secret learns.
 REFUSALS = {
     "invalid": ("the token is not valid there", "Make a new one with: mesh-coord token create"),
@@ -44,8 +46,8 @@ REFUSALS = {
     "role": ("the token is for nodes of another role", "Make one with: mesh-coord token create --role worker|client"),
     "replayed": ("this request was made before", "Try again"),
     "full": ("the mesh has as many nodes as it may have", "Revoke nodes that are gone: mesh-coord nodes revoke NAME"),
-    "revoked": ("this node was revoked", "Remove its state folder and join with a new token"),
-    "unknown": ("this node is no member of the mesh any more", "Join with a new token: mesh-worker join"),
+    "revoked": ("this node was revoked", "Join again with a new token, and so a new key: " + JOIN),
+    "unknown": ("this node is no member of the mesh any more", "Join again with a new token: " + JOIN),
     "malformed": ("it could not read the request", "Use the same version of graph-mesh on both machines"),
     "failed": ("it could not write down the new member", "Look at the coordinator's log"),
 }
@@ -360,10 +362,14 @@ class RenewingNode:
         return []
 
     def ended(self) -> MeshError:
-        """By TLS 1.3 a server that does not accept a certificate hangs up after the handshake."""
+        """By TLS 1.3 a server that does not accept a certificate hangs up after the handshake.
+
+        It is of our mesh, or the handshake had failed here.
+        """
         return NotTrusted(
-            f"{self._where} does not accept this node's certificate",
-            next_step="It was revoked, or that is another mesh; join again with a new token",
+            f"{self._where}, the mesh's coordinator, does not accept this node's certificate: it was revoked, or is of "
+            "an authority that was replaced",
+            next_step=f"Join again with a new token: {JOIN}",
         )
 
 

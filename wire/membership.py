@@ -5,6 +5,7 @@ Workers and clients have one.  It knows no message and decides nothing about wor
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -16,7 +17,7 @@ from .certificates import NodeKey
 from .credentials import Credentials, Nap, keep_renewed
 from .disk import Disk
 from .endpoint import Endpoint
-from .errors import ConfigError, ConnectFailed, JoinRefused, MeshError
+from .errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
 from .identity import member_id
 from .join_link import PORT_OFFSET, join, renew
 from .joining import Admitted, Former
@@ -25,6 +26,7 @@ from .tokens import Token
 log = logging.getLogger("graph_mesh.identity")
 
 COORDINATOR_FILE = "coordinator.json"
+WHY_S = 1.0  # for the reason of a refusal: it is asked for when all is lost already
 
 
 class Membership:
@@ -45,21 +47,41 @@ class Membership:
 
     async def keep(self) -> None:
         """Keep the certificate renewed, for ever; at once if it has run out."""
-        await self.refresh()
+        failure = await self.refresh()
+        if failure is not None:
+            log.warning("%s", failure)
         await keep_renewed(self.credentials, self._renewed, sleep=self._nap)
 
-    async def refresh(self) -> None:
+    async def refresh(self, address: str = "") -> MeshError | None:
         """Renew a certificate that ran out, or is of the authority before: a machine that was off needs no new token.
 
-        A command that heard of a new authority calls it at its end, for it may not come again in time.
+        By the coordinator at this "host:port", if one is given; why not, if it could not be.  A command that heard of a
+        new authority calls it at its end, for it may not come again in time.
         """
         out = self.credentials.member.ends_s < time.time()
-        if (out or self.credentials.outdated) and self.coordinator:
-            try:
-                self.credentials.adopt(await self._renewed())
-            except MeshError as error:
-                said = "has run out" if out else "is of the authority before"
-                log.warning("the certificate %s and is not renewed: %s", said, error)
+        if not (out or self.credentials.outdated) or not (address or self.coordinator):
+            return None
+        try:
+            self.credentials.adopt(await self._renewed(address))
+        except MeshError as error:
+            said = "has run out" if out else "is of an authority that is replaced"
+            return NotTrusted(
+                f"the certificate of this node {said}, and is not renewed: {error.message}",
+                cause=error.cause,
+                next_step=error.next_step or f"The join port must be open: the coordinator's port + {PORT_OFFSET}",
+            )
+        return None
+
+    async def why(self, address: str) -> MeshError | None:
+        """Why the coordinator at this "host:port" does not take this node, as it says at its join port."""
+        try:
+            async with asyncio.timeout(WHY_S):
+                self.credentials.adopt(await self._renewed(address))
+        except (JoinRefused, NotTrusted) as error:
+            return error
+        except (MeshError, TimeoutError) as error:
+            log.debug("nothing is said at the join port, either: %s", error)
+        return None
 
     def woke(self) -> None:
         """The machine slept: the certificate may be due, or have run out."""
@@ -78,9 +100,9 @@ class Membership:
                 log.warning("%s was revoked", link.peer.name)
                 link.close("this node was revoked")
 
-    async def _renewed(self) -> Admitted:
+    async def _renewed(self, named: str = "") -> Admitted:
         failure: MeshError = ConnectFailed("no coordinator is known that could renew the certificate")
-        for address in self.coordinator:
+        for address in (named,) if named else self.coordinator:
             host, port = parse_address(address)
             try:
                 return await renew(host, port + PORT_OFFSET, self.credentials)

@@ -53,5 +53,6 @@ async def stay_linked(
             failed(error)
             if str(error) != told:
                 told = str(error)
-                log.info("%s: %s", " and ".join(addresses()) or "nowhere", error)
+                where = " and ".join(addresses()) or "nowhere"
+                log.info("%s%s", "" if where in told else f"{where}: ", error)
         await asyncio.sleep(backoff.next_s())

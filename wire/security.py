@@ -109,13 +109,13 @@ _VERIFY = {
     18: ("has a certificate of its own making", "It is not a node of this mesh"),
     19: _UNKNOWN,
     20: _UNKNOWN,
-    23: ("was revoked", "It can join again with a new key and a new token"),
+    23: ("was revoked", "It can join again with a new token"),
     62: ("is another node than the one expected there", "Check the address"),
 }
 # What the other side found wrong with ours, as alerts in the text of the error.
 _ALERTS = {
     "CERTIFICATE_EXPIRED": ("says that our certificate ran out", "Compare the clocks of both machines"),
-    "CERTIFICATE_REVOKED": ("says that this node was revoked", "Ask for a new token and join again with a new key"),
+    "CERTIFICATE_REVOKED": ("says that this node was revoked", "Join again with a new token, and so a new key"),
     "UNKNOWN_CA": ("belongs to another mesh", "Check the address, or join its mesh with a token"),
     "CERTIFICATE_REQUIRED": ("asks for a certificate", "Join its mesh with a token: mesh-worker join"),
     "BAD_CERTIFICATE": ("does not accept our certificate", "Join its mesh with a token: mesh-worker join"),
@@ -149,7 +149,11 @@ def explain(error: OSError | EOFError, where: str) -> MeshError:
             next_step="This node may have been revoked, or belongs to another mesh",
         )
     if isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
-        return ConnectFailed(f"{where} broke off the connection", cause=error.strerror or str(error))
+        return ConnectFailed(
+            f"{where} broke off the connection",
+            cause=error.strerror or str(error),
+            next_step="It may not accept this node's certificate, or have too many callers; look at its log",
+        )
     return ConnectFailed(f"nobody answers at {where}", cause=error.strerror or str(error))
 
 

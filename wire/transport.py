@@ -29,6 +29,7 @@ from .endpoint import Endpoint as AnyEndpoint
 from .errors import ConfigError, ConnectFailed, MeshError
 from .frames import frame_bytes_max
 from .gate import Gate, GateLimits
+from .joining import JOIN
 from .limits import DEFAULT, Limits
 from .link import Handler, Link
 from .listener import Caller, Listener, addresses_of
@@ -37,9 +38,10 @@ from .security import HANDSHAKE_S, drop, explain, is_tls_error, peer_member
 
 log = logging.getLogger("graph_mesh.transport")
 
-__all__ = ["Endpoint", "Handler", "Link"]
+__all__ = ["STARTED", "Endpoint", "Handler", "Link"]
 
 PATH = "/graph-mesh/link"
+STARTED = "Is mesh-worker running there?"  # for whoever wants a coordinator, another question
 HELLO_TIMEOUT_S = 5.0  # from the upgrade until the link stands
 HEADER_TIMEOUT_S = 3.0  # from connecting until the request's header is complete
 STRANGERS_PER_ORIGIN_MAX = 32  # one host may have many workers that come back at once
@@ -194,15 +196,26 @@ class WebSockets:
 
     def _failure(self, error: Exception, where: str) -> MeshError:
         """What a dial that failed means."""
+        cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", error)
+        reset = getattr(cause, "errno", None) in (errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE)
+        gone = reset or isinstance(error, aiohttp.ServerDisconnectedError)
         if self._credentials is not None:
-            if isinstance(error, aiohttp.ServerDisconnectedError):
-                return explain(EOFError(), where)
-            tls = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)
-            if isinstance(tls, OSError) and is_tls_error(tls):
-                return explain(tls, where)
-        return ConnectFailed(
-            f"no node answers at {where}", cause=_reason(error), next_step="Is mesh-worker running there?"
-        )
+            if isinstance(cause, OSError) and is_tls_error(cause):
+                return explain(cause, where)
+            if gone:
+                return explain(ConnectionResetError(errno.ECONNRESET, _reason(error)) if reset else EOFError(), where)
+        elif gone:
+            return ConnectFailed(
+                f"{where} hung up on this node, which has joined no mesh",
+                next_step=f"If a mesh is there, join it with a token: {JOIN}",
+            )
+        if isinstance(error, aiohttp.ClientResponseError):
+            return ConnectFailed(
+                f"{where} answered, but not as a graph-mesh node",
+                cause="it does not speak HTTP",
+                next_step="Check the port: nodes listen on 7100 to 7131, and nothing but joining is 1000 above",
+            )
+        return ConnectFailed(f"no node answers at {where}", cause=_reason(error), next_step=STARTED)
 
     async def close(self) -> None:
         """As Carrier has it."""

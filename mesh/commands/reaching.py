@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
-from wire.address import LAST_PORT, PORT, parse_address
+from wire.address import LAST_PORT, PORT, parse_address, shown
 from wire.errors import ConfigError, ConnectFailed, NotTrusted, WrongMesh
 
 from ..enrolment import client_membership
@@ -29,7 +29,8 @@ async def connect(options: argparse.Namespace) -> Remote:
     """The coordinator named by flag or environment, else the one of this mesh on this machine."""
     mesh = mesh_name(options)
     address = named(options)
-    membership = await asyncio.to_thread(client_membership, mesh)
+    where = f"{shown(address[0])}:{address[1]}" if address else ""
+    membership = await asyncio.to_thread(client_membership, mesh, where=where)
     if address is not None:
         return await Remote.connect(mesh, *address, membership)
     for known in membership.coordinator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,10 +17,14 @@ from support.commands import Daemon, daemon, environment, node_states, run, wait
 from support.durable import free_port
 from support.links import Recorder
 
+from coordinator.authority import Authority
 from mesh import Mesh, errors, trace
 from mesh.commands import exit_codes
-from mesh.enrolment import enrolled
+from mesh.enrolment import authority_folder, client_folder, client_membership, enrolled
+from mesh.remote import Remote
+from wire.credentials import Credentials
 from wire.identity import identity_here
+from wire.join_link import PORT_OFFSET
 from wire.link import Link
 from wire.messages import AskJobs, AskNodes, Message, SubmitJob
 from wire.transport import Endpoint
@@ -169,3 +174,97 @@ def test_a_worker_may_not_submit_jobs_or_look_at_them(home: Home, tmp_path: Path
     for message in (SubmitJob(graph.encoded, (), ()), AskJobs(""), AskNodes()):
         with pytest.raises(errors.NotTrusted, match="only clients submit jobs"):
             asyncio.run(ask(message))
+
+
+# -- clients that name a coordinator which does not take them: one line that says what is wrong and what to do
+
+
+def asking(home: Home, folder: Path, address: str = "") -> errors.MeshError:
+    """The error of a client whose state folder this is."""
+    at = address or home.coordinator.address
+
+    async def connected() -> None:
+        host, _, port = at.rpartition(":")
+        remote = await Remote.connect(MESH, host, int(port), client_membership(MESH, str(folder), where=at))
+        await remote.close()
+
+    with pytest.raises(errors.MeshError) as raised:
+        asyncio.run(connected())
+    assert "\n" not in str(raised.value) and raised.value.next_step
+    return raised.value
+
+
+def refused(home: Home, folder: Path) -> bool:
+    try:
+        asking(home, folder)
+    except pytest.fail.Exception:  # it was let in
+        return False
+    return True
+
+
+def client_by(authority: Authority, state: Path, name: str) -> Credentials:
+    """A client that this authority let in."""
+    made = Credentials(client_folder(MESH, str(state)))
+    made.adopt(authority.admit_here(made.key.public, "client", name))
+    return made
+
+
+def authority_of(home: Home, hours: float = 0.0) -> Authority:
+    """The mesh's own, so many hours ago."""
+    folder = authority_folder(MESH, str(Path(home.env["XDG_STATE_HOME"]) / "graph-mesh"))
+    return Authority(folder, MESH, lambda: time.time() - hours * 3600.0)
+
+
+def test_a_client_that_is_no_member_is_told_how_to_become_one(home: Home, tmp_path: Path) -> None:
+    said = str(asking(home, tmp_path))
+    assert f"no member of mesh '{MESH}'" in said and f"mesh-coord join --coordinator {home.coordinator.address}" in said
+    assert "mesh-coord token create --role client" in said
+
+
+def test_a_client_that_names_the_wrong_mesh_is_told_which_it_is_in(home: Home, tmp_path: Path) -> None:
+    other = Credentials(client_folder("garage", str(tmp_path)))
+    made = Authority(tmp_path / "authority", "garage")
+    other.adopt(made.admit_here(other.key.public, "client", "me"))
+    assert "Name the one you are in: --mesh garage" in str(asking(home, tmp_path))
+
+
+def test_a_client_of_another_authority_is_told_so(home: Home, tmp_path: Path) -> None:
+    client_by(Authority(tmp_path / "theirs", MESH), tmp_path, "me")
+    said = str(asking(home, tmp_path))
+    assert f"mesh '{MESH}' has a new authority" in said or "an authority that this node does not know" in said
+    assert "join again with a new token" in said.lower()
+
+
+def test_a_client_that_was_revoked_is_told_so(home: Home, tmp_path: Path) -> None:
+    client = client_by(authority_of(home), tmp_path, "former")
+    authority_of(home).revoke_node(client.node_id)
+    wait_for(lambda: refused(home, tmp_path))
+    said = str(asking(home, tmp_path))
+    assert "it was revoked" in said and "mesh-coord join" in said
+
+
+def test_a_client_whose_certificate_ran_out_renews_it_where_it_asks_or_is_told(home: Home, tmp_path: Path) -> None:
+    client = client_by(authority_of(home, 30.0), tmp_path, "sleeper")
+    assert client.member.ends_s < time.time()
+    said = str(asking(home, tmp_path, f"127.0.0.1:{free_port()}"))
+    assert "certificate of this node has run out, and is not renewed: nobody answers" in said and "join port" in said
+
+    async def connected() -> None:
+        host, _, port = home.coordinator.address.rpartition(":")
+        await (await Remote.connect(MESH, host, int(port), client_membership(MESH, str(tmp_path)))).close()
+
+    asyncio.run(connected())
+    assert Credentials(client_folder(MESH, str(tmp_path))).member.ends_s > time.time()
+
+
+def test_the_join_port_is_no_coordinator(home: Home, tmp_path: Path) -> None:
+    client_by(authority_of(home), tmp_path, "hasty")
+    said = str(asking(home, tmp_path, f"127.0.0.1:{home.coordinator.ready['port'] + PORT_OFFSET}"))
+    assert len(said) < 300 and "Check the port" in said
+
+
+def test_a_node_of_no_mesh_is_told_that_it_is_none(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(errors.MeshError, match="hung up on this node, which has joined no mesh") as raised:
+        Mesh.builder().mesh("nowhere").node(home.coordinator.address).build()
+    assert "mesh-coord join" in str(raised.value)
