@@ -65,6 +65,7 @@ class Recovery:
     planned_s: float
     deployed_s: float
     first_part_s: float
+    ahead: bool
 
     @property
     def resumed_s(self) -> float:
@@ -102,8 +103,11 @@ def one_round(graph: WireGraph, workers: int, kind: Kind, chance: random.Random)
         mesh.watch(events.append)
         expected = mesh.run(graph, held, strategy=STRATEGY)
         deadline_s = time.monotonic() + READY_S
-        while kind.ahead and len(mesh.plan(graph, held, strategy=STRATEGY).deaths) < workers:
-            assert time.monotonic() < deadline_s, "not every death was planned for"
+        while (
+            kind.ahead
+            and sum(death["rehearsed"] for death in mesh.plan(graph, held, strategy=STRATEGY).deaths) < workers
+        ):
+            assert time.monotonic() < deadline_s, "not every death was planned for and rehearsed"
             time.sleep(0.1)
         victim = chance.choice(mesh.nodes)
         struck_s: list[float] = []
@@ -121,7 +125,6 @@ def one_round(graph: WireGraph, workers: int, kind: Kind, chance: random.Random)
             timer.cancel()
             if struck_s and kind.signal == signal.SIGSTOP:
                 os.kill(victim.pid, signal.SIGCONT)
-        assert kind.ahead == (MADE_AHEAD in mesh.report().reasons), "the plan was made at another time than it should"
         return found
 
 
@@ -146,6 +149,7 @@ def recovery_in(events: Sequence[Mapping[str, Any]], victim: str, struck_s: Sequ
         planned["at_s"] - at_s,
         max(event["at_s"] for event in deployed) - at_s,
         began["at_s"] - at_s,
+        MADE_AHEAD in planned["text"],
     )
 
 
@@ -157,7 +161,7 @@ def first(
 
 def report(kind: Kind, recoveries: Sequence[Recovery]) -> bool:
     """Print a row for every figure; whether the goals were met by the 95th percentile."""
-    print(f"{kind.name}, n {len(recoveries)}")
+    print(f"{kind.name}, n {len(recoveries)}, by a plan made ahead {sum(each.ahead for each in recoveries)}")
     rows: list[tuple[str, Callable[[Recovery], float], float | None]] = [
         ("fault to detection", lambda each: each.detected_s, None),
         ("detection to plan", lambda each: each.planned_s, None),

@@ -6,7 +6,7 @@ memory and is what a plan costs.  A plan follows from its question and from noth
 question is asked: a worker that joins or dies, a link or device measured anew, make other questions, and what was made
 for the old ones is never found again.  `expect` then forgets it.
 
-It does not know who answers questions (`planning.py`), nor what plans are used for.
+It does not know who answers questions (`planning.py`), nor how a plan is rehearsed (`rehearsing.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from wire.graph import WireGraph
-
 from .planner import CANDIDATES_MAX, Question
 from .profile import Profiles
+from .program import Program
 
 PROGRAMS_MAX = 8  # those used last
 DEATHS_MAX = 16  # of one program that are planned for
@@ -27,10 +26,9 @@ BYTES_MAX = 64 << 20  # of all plans together; one for 10 000 nodes has some 300
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A program that is called: its graph and strategy, and the workers that its present plan runs on."""
+    """A program that is called, and the workers that its present plan runs on."""
 
-    graph: WireGraph
-    strategy: str
+    program: Program
     nodes: frozenset[str] = frozenset()
 
 
@@ -44,24 +42,24 @@ class Ahead:
 
     nodes_min: int | None
     bytes_max: int = BYTES_MAX
-    _uses: OrderedDict[tuple[WireGraph, str], Use] = field(default_factory=OrderedDict)  # the last used at the end
-    _expected: tuple[Question, ...] = ()
+    _uses: OrderedDict[Program, Use] = field(default_factory=OrderedDict)  # the last used at the end
+    _expected: dict[tuple[Program, Question], bool] = field(default_factory=dict)  # whether it was rehearsed
     _answers: dict[Question, bytes] = field(default_factory=dict)
     _passed: set[Question] = field(default_factory=set)  # that have no plan, or one that is too large to keep
 
     def use(self, use: Use) -> None:
         """A program has a plan, and calls go by it."""
-        key = use.graph, use.strategy
-        self._uses[key] = use
-        self._uses.move_to_end(key)
+        self._uses[use.program] = use
+        self._uses.move_to_end(use.program)
         if len(self._uses) > PROGRAMS_MAX:
             self._uses.popitem(last=False)
 
     def expect(self, profiles: Profiles) -> None:
         """These are the workers now: forget what can no longer be asked."""
         uses = [use for use in reversed(self._uses.values()) if self._is_slow(use, profiles)]
-        self._expected = tuple(question for use in uses for question in _questions(use, profiles))
-        there = set(self._expected)
+        expected = ((use.program, question) for use in uses for question in _questions(use, profiles))
+        self._expected = {each: self._expected.get(each, False) for each in expected}
+        there = {question for _, question in self._expected}
         self._answers = {question: data for question, data in self._answers.items() if question in there}
         self._passed &= there
 
@@ -70,11 +68,11 @@ class Ahead:
         if self.used_bytes >= self.bytes_max:
             return None
         done = {*known, *self._answers, *self._passed}
-        return next((question for question in self._expected if question not in done), None)
+        return next((question for _, question in self._expected if question not in done), None)
 
     def answered(self, question: Question, data: bytes | None) -> bool:
         """The plan as bytes, or None if there is none; whether it was kept."""
-        if question not in self._expected:
+        if not self.expects(question):
             return False
         if data is None or self.used_bytes + len(data) > self.bytes_max:
             self._passed.add(question)
@@ -85,25 +83,44 @@ class Ahead:
     def find(self, question: Question) -> bytes | None:
         return self._answers.get(question)
 
+    def expects(self, question: Question) -> bool:
+        return any(question == each for _, each in self._expected)
+
+    # -- rehearsals
+
+    def unrehearsed(self) -> tuple[Program, Question] | None:
+        """What has a plan that was not rehearsed yet."""
+        waiting = (each for each, done in self._expected.items() if not done and each[1] in self._answers)
+        return next(waiting, None)
+
+    def rehearsed(self, program: Program, question: Question) -> None:
+        """It was, or cannot be."""
+        if (program, question) in self._expected:
+            self._expected[program, question] = True
+
+    def was_rehearsed(self, question: Question) -> bool:
+        """For any program that asks it."""
+        return any(done for (_, each), done in self._expected.items() if each == question)
+
+    # -- helpers
+
     @property
     def used_bytes(self) -> int:
         return sum(map(len, self._answers.values()))
 
-    def expects(self, question: Question) -> bool:
-        return question in self._expected
-
     def _is_slow(self, use: Use, profiles: Profiles) -> bool:
         workers = min(len(profiles.workers), CANDIDATES_MAX)
-        return self.nodes_min is not None and len(use.graph) * workers >= self.nodes_min
+        return self.nodes_min is not None and len(use.program.graph) * workers >= self.nodes_min
 
 
 def _questions(use: Use, profiles: Profiles) -> Iterator[Question]:
     """What may be asked of a program next: its plan now, and without each worker."""
+    graph, strategy = use.program.graph, use.program.strategy
     if profiles.workers:
-        yield Question(use.graph, use.strategy, profiles)
+        yield Question(graph, strategy, profiles)
     for node in _by_use(use, profiles):
         if len(profiles.workers) > 1:
-            yield Question(use.graph, use.strategy, profiles.without(node))
+            yield Question(graph, strategy, profiles.without(node))
 
 
 def _by_use(use: Use, profiles: Profiles) -> Sequence[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,9 @@ from .planner import Question
 from .planner_process import Answerer
 from .prober import Prober
 from .profile import Profiles
+from .program import Program
 from .records import Member
+from .rehearsing import first_of
 from .stragglers import Stragglers
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -36,7 +38,7 @@ MADE_AHEAD = "this plan was made ahead, before it was needed"
 class Planning:
     """Plans for some of `members`, by what is known of them, their pace and their links.
 
-    Those of them that may get work are the `usable`.
+    Those of them that may get work are the `usable`; `answered` is called when another plan was made ahead.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Planning:
         usable: Callable[[], Iterable[str]],
         ahead: Ahead,
         answerer: Answerer,
+        answered: Callable[[], None],
     ) -> None:
         self._members = members
         self._stragglers = stragglers
@@ -54,6 +57,7 @@ class Planning:
         self._usable = usable
         self._ahead = ahead
         self._answerer = answerer
+        self._answered = answered
         self._plans: dict[Question, Plan] = {}  # the oldest first
         self._news = asyncio.Event()
 
@@ -85,9 +89,9 @@ class Planning:
 
     # -- plans made ahead
 
-    def use(self, graph: WireGraph, strategy: str, nodes: frozenset[str]) -> None:
+    def use(self, program: Program, nodes: frozenset[str]) -> None:
         """Calls go by a plan that runs on these workers."""
-        self._ahead.use(Use(graph, strategy, nodes))
+        self._ahead.use(Use(program, nodes))
         self._news.set()
 
     def changed(self) -> None:
@@ -102,16 +106,20 @@ class Planning:
                 await asyncio.sleep(SETTLE_S)
                 self._news.clear()
                 self._ahead.expect(self.profiles(self._usable()))
-                await _first(self._news.wait(), self._answer_all())
+                await first_of(self._news.wait(), self._answer_all())
         finally:
             await self._answerer.close()
 
     def outlook(self, graph: WireGraph, strategy: str) -> list[dict[str, Any]]:
-        """For every worker whose death is planned for: its name, and the predicted seconds per call without it."""
+        """For every worker whose death is planned for: its name, the predicted seconds per call without it, and whether
+        that plan was rehearsed."""
         profiles = self.profiles(self._usable())
-        rows = ((each.name, Question(graph, strategy, profiles.without(each.node_id))) for each in profiles.workers)
-        found = ((name, self._ahead.find(question)) for name, question in rows)
-        return [{"worker": name, "seconds": seconds_in(data)} for name, data in found if data is not None]
+        rows = [(each.name, Question(graph, strategy, profiles.without(each.node_id))) for each in profiles.workers]
+        return [
+            {"worker": name, "seconds": seconds_in(data), "rehearsed": self._ahead.was_rehearsed(question)}
+            for name, question in rows
+            if (data := self._ahead.find(question)) is not None
+        ]
 
     async def _answer_all(self) -> None:
         while (question := self._ahead.next(self._plans)) is not None:
@@ -120,7 +128,8 @@ class Planning:
             except (OSError, EOFError) as error:
                 log.warning("the process that plans ahead ended: %s", error)
                 answer = None
-            self._ahead.answered(question, answer)
+            if self._ahead.answered(question, answer):
+                self._answered()
 
     # -- helpers
 
@@ -139,16 +148,3 @@ class Planning:
 def _unpacked(data: bytes, question: Question) -> Plan:
     plan = plan_from(data, question.graph)
     return replace(plan, reasons=(*plan.reasons, MADE_AHEAD))
-
-
-async def _first(*works: Coroutine[Any, Any, object]) -> None:
-    """Until one of them ends; the others are cancelled."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -77,6 +77,7 @@ from .prober import Prober, second_opinion
 from .profile import CLIENT, worker_profile
 from .program import Program, Sampled, Trial, program_of
 from .records import Call, Deployment, Member, work_by_plan
+from .rehearsing import Rehearsing
 from .report import CallReport, NodeView, PairView
 from .samples import TRUSTED, Auditor, audited
 from .stragglers import Stragglers
@@ -145,13 +146,16 @@ class Coordinator:
         self._meter = Meter()
         self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
         self._deploying = Deploying(self._members, self.prober)
+        ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
+        self._rehearsing = Rehearsing(ahead, self._members, self._deploying, self._spare_key, self._spawn)
         self._planning = Planning(
             self._members,
             self._stragglers,
             self.prober,
             lambda: self._state.nodes,
-            Ahead(config.plan_ahead_min if config.plan_ahead else None),
+            ahead,
             answerer or PlannerProcess(),
+            self._rehearsing.changed,
         )
         self._pacing = Pacing(config.follow_pace, self._stragglers, self._lent())
         self._perform: dict[type, Callable[[Any], None]] = {
@@ -183,6 +187,7 @@ class Coordinator:
         self._spawn(self.link_watch.run())
         self._spawn(self.prober.run())
         self._spawn(self._planning.run())
+        self._spawn(self._rehearsing.run())
         self._spawn(self._pacing.run())
         self._spawn(self._watch_time())
 
@@ -389,7 +394,9 @@ class Coordinator:
         name = name_for(peer, self._members)
         profile = worker_profile(peer.node_id, name, joined, usable_ops(self.identity, peer))
         again = self._link_to(peer.node_id) is link  # it had joined over this link, so its ways are known
-        self._members[peer.node_id] = Member(link, joined, profile, blobs=set(joined.blobs))
+        before = self._members[peer.node_id] if again else None
+        graphs, blobs = (before.graphs, before.blobs) if before else (set[bytes](), set[bytes]())
+        self._members[peer.node_id] = Member(link, joined, profile, graphs, blobs | set(joined.blobs))
         view = view_of(peer, name, joined)
         self._known[peer.node_id] = view
         self._pacing.forget(peer.node_id)
@@ -540,6 +547,7 @@ class Coordinator:
     def _feed(self, event: state.Event) -> None:
         for action in self._state.handle(event, self._now()):
             self._perform[type(action)](action)
+        self._rehearsing.calls(not self._state.idle)
         if type(event) in state.NEWS_OF_NODES:
             self._planning.changed()
 
@@ -605,7 +613,7 @@ class Coordinator:
             if not deployment.trial:
                 self._tell("planned", "", "; ".join(plan.reasons), generation)
             self._teller.planned(deployment.program, generation)
-            self._planning.use(deployment.program.graph, deployment.program.strategy, dispatch.nodes(plan))
+            self._planning.use(deployment.program, dispatch.nodes(plan))
         nodes, outputs = dispatch.nodes(plan), dispatch.output_count(plan)
         timed = dispatch.part_seconds(plan), dispatch.prepare_seconds(plan)
         self._feed(state.PlanMade(generation, nodes, outputs, *timed))
@@ -751,6 +759,9 @@ class Coordinator:
         self._teller.progress("began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation)
 
     # -- helpers
+
+    def _spare_key(self) -> PlanKey:
+        return PlanKey(self.epoch, self._state.spare_generation())
 
     def _now(self) -> float:
         return self._loop.time()

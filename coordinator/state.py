@@ -365,6 +365,11 @@ class CoordinatorState:
         """No call is in progress."""
         return not self._calls
 
+    def spare_generation(self) -> int:
+        """A number that no plan of this machine has or will have."""
+        self._next_generation += 1
+        return self._next_generation - 1
+
     @property
     def nodes(self) -> frozenset[str]:
         """Nodes that may get work: they are there, and nobody paused them or took them out."""

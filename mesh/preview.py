@@ -41,9 +41,11 @@ class PlanPreview:
         return tuple(self.data["reasons"])
 
     @property
-    def deaths(self) -> Mapping[str, float]:
-        """Predicted seconds per call without a worker, by its name, where that is planned for already."""
-        return {each["worker"]: float(each["seconds"]) for each in self.data.get("deaths", ())}
+    def deaths(self) -> Sequence[Mapping[str, Any]]:
+        """One entry per worker whose death is planned for already: worker, seconds (predicted per call without it) and
+        whether that plan was rehearsed, so that weights and kernels are where it needs them."""
+        deaths: Sequence[Mapping[str, Any]] = self.data.get("deaths", ())
+        return deaths
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("part", "worker", "device", "engine", "nodes", "GFLOP", "weights")]
@@ -58,8 +60,9 @@ class PlanPreview:
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         deaths = [
-            f"if {name} is lost: planned ahead, predicted {seconds * 1e3:.3g} ms per call"
-            for name, seconds in self.deaths.items()
+            f"if {each['worker']} is lost: planned{' and rehearsed' if each['rehearsed'] else ''} ahead, "
+            f"predicted {each['seconds'] * 1e3:.3g} ms per call"
+            for each in self.deaths
         ]
         return "\n".join([*lines, *self.reasons, *deaths])
 

@@ -14,9 +14,11 @@ from coordinator.ahead import DEATHS_MAX, PROGRAMS_MAX, Ahead, Use
 from coordinator.plan_bytes import plan_bytes, plan_from, question_bytes, question_from, seconds_in
 from coordinator.planner import STRATEGIES, Question
 from coordinator.profile import Link, Profiles
+from coordinator.program import Program
 from wire.dtypes import F32
 from wire.errors import PlacementError
 from wire.graph import GraphBuilder, WireGraph
+from wire.types import TensorType
 
 WORKERS = near(*(worker(number, device(0, 10.0 + number, 10.0)) for number in range(4)))
 
@@ -27,11 +29,15 @@ def graph(width: int = 8) -> WireGraph:
     return builder.build([builder.add("tanh", builder.add("neg", x))])
 
 
+def use(width: int = 8, nodes: frozenset[str] = frozenset()) -> Use:
+    return Use(Program(graph(width), {}, "pipeline"), nodes)
+
+
 def ready(profiles: Profiles = WORKERS, *uses: Use, bytes_max: int = 1000) -> Ahead:
     """All answered that is expected, each with 100 bytes that nobody reads."""
     ahead = Ahead(0, bytes_max)
-    for use in uses or (Use(graph(), "pipeline"),):
-        ahead.use(use)
+    for each in uses or (use(),):
+        ahead.use(each)
     ahead.expect(profiles)
     while (question := ahead.next()) is not None:
         ahead.answered(question, bytes(100))
@@ -54,14 +60,14 @@ def test_every_single_death_is_planned_for_and_what_the_next_call_needs() -> Non
 
 def test_deaths_of_workers_that_compute_come_first() -> None:
     ahead = Ahead(0)
-    ahead.use(Use(graph(), "pipeline", frozenset({"node-2"})))
+    ahead.use(use(nodes=frozenset({"node-2"})))
     ahead.expect(WORKERS)
     assert ahead.next(known=[without()]) == without("node-2")
 
 
 def test_what_is_known_elsewhere_is_not_asked_again() -> None:
     ahead = Ahead(0)
-    ahead.use(Use(graph(), "pipeline"))
+    ahead.use(use())
     ahead.expect(WORKERS)
     assert ahead.next(known=[without(), *(without(f"node-{number}") for number in range(4))]) is None
 
@@ -107,7 +113,7 @@ def test_a_death_while_idle_keeps_the_plan_that_the_next_call_needs() -> None:
 
 def test_an_answer_that_comes_too_late_is_not_kept() -> None:
     ahead = Ahead(0)
-    ahead.use(Use(graph(), "pipeline"))
+    ahead.use(use())
     ahead.expect(WORKERS)
     asked = ahead.next()
     assert asked is not None
@@ -122,7 +128,7 @@ def test_memory_is_bounded_and_the_most_urgent_have_it() -> None:
     assert [ahead.find(without(f"node-{number}")) is not None for number in range(4)] == [True, False, False, False]
     assert ahead.next() is None
     large = Ahead(0, 50)
-    large.use(Use(graph(), "pipeline"))
+    large.use(use())
     large.expect(WORKERS)
     asked = large.next()
     assert asked is not None and not large.answered(asked, bytes(100))
@@ -131,7 +137,7 @@ def test_memory_is_bounded_and_the_most_urgent_have_it() -> None:
 
 def test_a_death_without_a_plan_is_not_asked_again() -> None:
     ahead = Ahead(0)
-    ahead.use(Use(graph(), "pipeline"))
+    ahead.use(use())
     ahead.expect(WORKERS)
     asked = ahead.next()
     assert asked is not None and not ahead.answered(asked, None)
@@ -140,17 +146,46 @@ def test_a_death_without_a_plan_is_not_asked_again() -> None:
 
 def test_programs_and_deaths_are_bounded() -> None:
     many = near(*(worker(number, device(0, 10.0, 10.0)) for number in range(DEATHS_MAX + 5)))
-    uses = [Use(graph(8 + number), "pipeline") for number in range(PROGRAMS_MAX + 3)]
+    uses = [use(8 + number) for number in range(PROGRAMS_MAX + 3)]
     ahead = ready(many, *uses, bytes_max=1 << 20)
     assert ahead.used_bytes == 100 * PROGRAMS_MAX * (1 + DEATHS_MAX)
-    assert ahead.find(Question(uses[0].graph, "pipeline", many)) is None
-    assert ahead.find(Question(uses[-1].graph, "pipeline", many)) is not None
+    assert ahead.find(Question(uses[0].program.graph, "pipeline", many)) is None
+    assert ahead.find(Question(uses[-1].program.graph, "pipeline", many)) is not None
+
+
+def test_what_has_a_plan_is_rehearsed_once_and_again_after_a_change() -> None:
+    ahead = ready()
+    rehearsed = []
+    while (found := ahead.unrehearsed()) is not None:
+        ahead.rehearsed(*found)
+        rehearsed.append(found[1])
+    assert set(rehearsed) == {without(), *(without(f"node-{number}") for number in range(4))}
+    ahead.expect(WORKERS)
+    assert ahead.unrehearsed() is None, "nothing changed"
+    ahead.expect(CHANGES["a device measured anew"]())
+    assert not any(ahead.was_rehearsed(without(f"node-{number}")) for number in range(1, 4))
+    assert ahead.was_rehearsed(without("node-0")), "that death is the same as before"
+
+
+def test_the_same_graph_with_other_weights_is_planned_once_and_rehearsed_for_each() -> None:
+    builder = GraphBuilder()
+    kind = TensorType((8,), F32)
+    builder.param("w", (8,), F32)
+    made = builder.build([builder.add("neg", builder.param("w", (8,), F32))])
+    programs = [Program(made, {"w": (bytes([number]) * 32, kind)}, "pipeline") for number in range(2)]
+    ahead = ready(WORKERS, *map(Use, programs))
+    assert ahead.used_bytes == 100 * 5
+    rehearsed = []
+    while (found := ahead.unrehearsed()) is not None:
+        ahead.rehearsed(*found)
+        rehearsed.append(found[0])
+    assert [rehearsed.count(program) for program in programs] == [5, 5]
 
 
 @pytest.mark.parametrize(("nodes_min", "planned"), [(0, True), (3 * 4, True), (3 * 4 + 1, False), (None, False)])
 def test_quick_plans_are_left_for_when_they_are_needed(nodes_min: int | None, planned: bool) -> None:
     ahead = Ahead(nodes_min)
-    ahead.use(Use(graph(), "pipeline"))
+    ahead.use(use())
     ahead.expect(WORKERS)
     assert (ahead.next() is not None) == planned
 

@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 from support.simulated import chaos_run, simulate
 
+from coordinator import rehearsing
 from coordinator.planner import Question
 from coordinator.planner_process import AnswersHere
 from coordinator.planning import MADE_AHEAD
 from coordinator.program import Program
+from coordinator.rehearsing import QUIET_S
 from coordinator.report import CallReport
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device
+from wire.codec import hash_array
 from wire.dtypes import F32
 from wire.graph import GraphBuilder
 from wire.memory_transport import Conditions
+from wire.types import TensorType
 from worker.cpu import evaluate
 
 X = np.linspace(-1, 1, 8 * 8, dtype=np.float32).reshape(8, 8)
@@ -28,13 +32,19 @@ SETTLED_S = 20.0  # links are measured, and whatever can be planned ahead is
 LAYERS = 8
 
 
+WEIGHTS = {f"w{number}": X * (number + 1) for number in range(LAYERS)}
+
+
 def tower() -> Program:
     builder = GraphBuilder()
     x = builder.input("x", X.shape, F32)
-    for _ in range(LAYERS):
-        x = builder.add("dot", x, x, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
+    for name in WEIGHTS:
+        weight = builder.param(name, X.shape, F32)
+        x = builder.add("dot", x, weight, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
         x = builder.add("tanh", x)
-    return Program(builder.build([x]), {}, "pipeline")
+    kind = TensorType(X.shape, F32)
+    bindings = {name: (hash_array(array), kind) for name, array in WEIGHTS.items()}
+    return Program(builder.build([x]), bindings, "pipeline")
 
 
 @dataclass(slots=True)
@@ -58,12 +68,14 @@ class SlowAnswers:
 async def ask(cluster: Cluster, *dying: str) -> CallReport:
     """A call during which workers die at one instant, and its report; the answer is right."""
     program = tower()
+    for array in WEIGHTS.values():
+        cluster.coordinator.hold(hash_array(array), array)
     _, future, report = cluster.coordinator.submit(program, {"x": X})
     await asyncio.sleep(0.3)
     for name in dying:
         cluster.kill(name)
     (found,) = await future
-    (wanted,) = evaluate(program.graph, {"x": X}, {})
+    (wanted,) = evaluate(program.graph, {"x": X}, WEIGHTS)
     assert found.tobytes() == wanted.tobytes()
     assert set(report.workers) <= set(cluster.alive)
     return report
@@ -207,6 +219,52 @@ def test_a_question_that_nobody_has_any_more_is_given_up() -> None:
         assert "sim-3" not in names
 
     simulate(scenario, devices=four(), plan_ahead_min=0, answerer=never)
+
+
+def plans_on(cluster: Cluster) -> dict[str, int]:
+    """How many plans every worker holds."""
+    states = {name: each.daemon._state for name, each in cluster._processes.items() if each.daemon is not None}
+    return {name: len(state._plans) for name, state in states.items() if state is not None}
+
+
+@pytest.mark.parametrize("rehearsed", [True, False])
+def test_after_a_rehearsal_a_recovery_moves_no_weight_and_compiles_nothing(
+    rehearsed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not rehearsed:
+        monkeypatch.setattr(rehearsing, "BYTES_MAX", 0)
+
+    async def scenario(cluster: Cluster) -> None:
+        await ask(cluster)
+        await asyncio.sleep(SETTLED_S)
+        preview = await cluster.coordinator.preview(tower().graph, "pipeline")
+        assert all(row["rehearsed"] for row in preview["deaths"]), "tried, as far as the bound allows"
+        assert plans_on(cluster) == dict.fromkeys(cluster.names, 1), "a rehearsed plan is dropped"
+        report = await ask(cluster, "sim-0")
+        assert MADE_AHEAD in report.reasons
+        assert (report.weight_bytes_moved == 0) == rehearsed
+        cold = [each for each in report.workers.values() if each.kernels_cached < each.kernels_compiled]
+        assert not cold or not rehearsed
+
+    simulate(scenario, devices=four(), plan_ahead_min=0)
+
+
+def test_a_call_ends_a_rehearsal_and_gets_its_answer() -> None:
+    """Calls so close that every rehearsal is broken off leave nothing behind."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await ask(cluster)
+        for _ in range(40):
+            await asyncio.sleep(QUIET_S + 0.002)
+            await ask(cluster)
+        preview = await cluster.coordinator.preview(tower().graph, "pipeline")
+        assert preview["deaths"] and not all(row["rehearsed"] for row in preview["deaths"])
+        assert plans_on(cluster) == dict.fromkeys(cluster.names, 1)
+        await asyncio.sleep(SETTLED_S)
+        preview = await cluster.coordinator.preview(tower().graph, "pipeline")
+        assert all(row["rehearsed"] for row in preview["deaths"])
+
+    simulate(scenario, devices=four(), plan_ahead_min=0)
 
 
 @pytest.mark.parametrize("seed", range(8))

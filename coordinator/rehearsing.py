@@ -1,0 +1,121 @@
+"""Rehearsing: what a recovery would send is sent before it is needed, while nobody calls.
+
+A plan made ahead is deployed to its workers and dropped again.  What they keep of it, as of every plan that was
+dropped, they keep as long as there is room and nothing that is in use has to give way: weights in their stores and on
+their devices, compiled graphs, links to each other.  A recovery then finds it all there.
+
+A call that comes ends a rehearsal at once.  It may find a device compiling one part.  It does not know which plans are
+worth it (`ahead.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from wire.limits import MIB
+from wire.messages import PlanKey
+
+from . import dispatch
+from .ahead import Ahead
+from .deploying import Deploying
+from .plan import FromParam, Plan
+from .plan_bytes import plan_from
+from .program import Program
+from .records import Member
+
+log = logging.getLogger("graph_mesh.coordinator")
+
+QUIET_S = 0.3  # without a call, before a rehearsal begins
+BYTES_MAX = 256 * MIB  # of weights that one may move; a recovery that moves more takes its time
+
+
+class Rehearsing:
+    """`key` names a plan that no call uses; `spawn` runs what must be said also when a rehearsal is broken off."""
+
+    def __init__(
+        self,
+        ahead: Ahead,
+        members: Mapping[str, Member],
+        deploying: Deploying,
+        key: Callable[[], PlanKey],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._ahead = ahead
+        self._members = members
+        self._deploying = deploying
+        self._key = key
+        self._spawn = spawn
+        self._quiet = asyncio.Event()
+        self._called = asyncio.Event()
+        self._news = asyncio.Event()
+        self._quiet.set()
+
+    def calls(self, any_under_way: bool) -> None:
+        """Whether anybody waits for an answer now."""
+        if any_under_way:
+            self._quiet.clear()
+            self._called.set()
+        else:
+            self._called.clear()
+            self._quiet.set()
+
+    def changed(self) -> None:
+        """There may be something new to rehearse."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Rehearse what is not yet, one plan after another; never returns."""
+        while True:
+            await self._quiet.wait()
+            await asyncio.sleep(QUIET_S)
+            if self._called.is_set():
+                continue
+            self._news.clear()
+            found = self._ahead.unrehearsed()
+            await first_of(self._called.wait(), self._news.wait() if found is None else self._rehearse(*found))
+
+    async def _rehearse(self, program: Program, question: Any) -> None:
+        data = self._ahead.find(question)
+        assert data is not None, "only what has a plan is rehearsed"
+        plan = await asyncio.to_thread(plan_from, data, program.graph)
+        if self._moved_bytes(plan, program) <= BYTES_MAX:
+            await self._deploy_and_drop(plan, program)
+        self._ahead.rehearsed(program, question)
+
+    async def _deploy_and_drop(self, plan: Plan, program: Program) -> None:
+        key, nodes = self._key(), sorted(dispatch.nodes(plan))
+        deploys = (self._deploying.deploy(plan, node, key, program.bindings) for node in nodes)
+        try:
+            for node, outcome in zip(nodes, await asyncio.gather(*deploys, return_exceptions=True), strict=True):
+                if isinstance(outcome, BaseException):
+                    log.debug("rehearsing on %s: %s", node, outcome)
+        finally:
+            for node in nodes:
+                self._spawn(self._deploying.drop(node, key))
+
+    def _moved_bytes(self, plan: Plan, program: Program) -> int:
+        """Of weights that workers would have to fetch."""
+        wanted = {
+            (part.node, *program.bindings[source.name])
+            for part in plan.parts
+            for source in part.sources
+            if isinstance(source, FromParam)
+        }
+        there = {node: member.blobs for node, member in self._members.items()}
+        return sum(kind.size_bytes for node, address, kind in wanted if address not in there.get(node, ()))
+
+
+async def first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Until one of them ends; the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
