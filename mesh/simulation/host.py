@@ -89,6 +89,7 @@ class SimulatedHost:
         self._waiting: deque[hm.ToHost] = deque()
         self._busy: asyncio.TimerHandle | None = None
         self._running = 0  # the run that is under way
+        self._stopped = 0  # the run that was given up last
         self._watchdog = Watchdog(config.host_beat_s, config.host_silence_s, config.part_s_max, config.stop_s_max)
         self._checker: asyncio.TimerHandle | None = None  # only while it owes an answer: an idle one is not simulated
         self._took_s = 0.0  # what is under way, or was last
@@ -121,6 +122,7 @@ class SimulatedHost:
     def stop_run(self, run: int) -> None:
         """What runs is given up now and answered all the same."""
         self._stop_cell[:] = run.to_bytes(hm.STOP_BYTES, "little")
+        self._stopped = run
         self._watchdog.stopped(self._loop.time())
         if self._busy is not None and run == self._running and not self._hangs:
             self._busy.cancel()
@@ -144,7 +146,8 @@ class SimulatedHost:
         if self._hangs:
             return
         self._running = message.run if isinstance(message, hm.ExecutePart) else 0
-        self._took_s = self._seconds(message)
+        given_up = self._running and self._running == self._stopped  # while the device hung
+        self._took_s = ANSWER_S if given_up else self._seconds(message)
         self._busy = self._loop.call_later(self._took_s, self._done)
 
     def _seconds(self, message: hm.ToHost) -> float:
