@@ -8,13 +8,14 @@ import errno
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import daemon, environment, wait_for
 from support.multicast import needs_multicast
+from support.waiting import until
 
 from mesh import Mesh, errors
 from wire.adverts import Candidate
@@ -30,12 +31,6 @@ WORKER = ("worker", "--port", "0", "--device", "cpu")
 def mesh() -> str:
     """A name that no other test, and nobody else on this machine, uses."""
     return f"discovery-{secrets.token_hex(4)}"
-
-
-async def until(holds: Callable[[], bool], within_s: float = APPEAR_S) -> None:
-    async with asyncio.timeout(within_s):
-        while not holds():
-            await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager
@@ -64,8 +59,8 @@ def hosts(present: dict[str, Candidate]) -> list[tuple[tuple[str, ...], str]]:
 async def test_a_node_appears_to_its_own_mesh_and_goes_when_it_says_goodbye(mesh: str) -> None:
     async with browsing(mesh) as own, browsing(f"{mesh}-other") as other:
         async with Announcer(identity_here("worker", mesh, "kitchen", None), 7123):
-            await until(lambda: hosts(own) == [(("127.0.0.1:7123",), "worker")])
-        await until(lambda: not own)
+            await until(lambda: hosts(own) == [(("127.0.0.1:7123",), "worker")], APPEAR_S)
+        await until(lambda: not own, APPEAR_S)
         assert not other
 
 
@@ -76,7 +71,7 @@ async def test_a_browser_may_ask_for_one_role(mesh: str) -> None:
         Announcer(identity_here("worker", mesh, "a", None), 7124),
         Announcer(identity_here("coordinator", mesh, "b", None), 7125),
     ):
-        await until(lambda: bool(coordinators))
+        await until(lambda: bool(coordinators), APPEAR_S)
         assert hosts(coordinators) == [(("127.0.0.1:7125",), "coordinator")]
 
 

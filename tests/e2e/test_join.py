@@ -16,6 +16,7 @@ from support.links import Recorder
 from support.tls import MESH, Card, card
 from support.tls import authority as new_ca
 from support.tls import credentials as identity
+from support.waiting import until
 
 from coordinator.audit import read_events, verify
 from coordinator.authority import Authority
@@ -265,7 +266,7 @@ async def call(there: Coordinator, context: ssl.SSLContext, said: bytes) -> byte
 )
 async def test_strangers_get_no_answer_and_one_record(there: Coordinator, said: bytes) -> None:
     assert await call(there, unverified_context(), said) == b""
-    await until(lambda: len(there.audit()) == 2)
+    await until(lambda: len(there.audit()) == 2, 10.0)
     assert there.audit()[1].startswith("turned away ")
 
 
@@ -418,7 +419,7 @@ async def test_a_running_member_that_slept_too_long_renews_as_it_wakes(
     assert node.member.ends_s < time.time(), "no coordinator is known"
     membership.met([f"{HOST}:{there.port - PORT_OFFSET}"])
     membership.woke()
-    await until(lambda: node.member.ends_s > time.time())
+    await until(lambda: node.member.ends_s > time.time(), 10.0)
     keeping.cancel()
 
 
@@ -434,7 +435,7 @@ async def test_a_running_member_renews_as_soon_as_it_hears(there: Coordinator, t
     endpoint = Endpoint(identity_here("worker", MESH, "desk", None, node.node_id), Recorder(), credentials=node)
     membership.trust(endpoint, trust.data, trust.authority, (trust.former.certificate, trust.former.revocations))
     assert node.outdated
-    await until(lambda: not node.outdated)
+    await until(lambda: not node.outdated, 10.0)
     keeping.cancel()
     await endpoint.close()
 
@@ -546,7 +547,7 @@ async def test_a_revocation_holds_for_the_next_handshake_and_leaves_others_alone
         )
         assert await service.ask(bad.client_context(), name) == b"heard"
         await asyncio.to_thread(there.authority.revoke_node, "bad")
-        await until(lambda: one.revocations.includes(bad.node_id))
+        await until(lambda: one.revocations.includes(bad.node_id), 10.0)
         assert await service.ask(bad.client_context(), name) == b""
         writer.write(b"still here")
         assert await reader.read(5) == b"heard"
@@ -563,9 +564,3 @@ async def test_a_server_that_was_revoked_is_not_believed(there: Coordinator, tmp
         with pytest.raises(ssl.SSLCertVerificationError, match="revoked"):
             await service.ask(good.client_context(), server_name(bad.node_id, MESH))
     assert service.heard == []
-
-
-async def until(holds: object) -> None:
-    async with asyncio.timeout(10.0):
-        while not holds():  # type: ignore[operator]
-            await asyncio.sleep(0.02)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from support.simulated import ALONE_S, Job, simulate
+from support.waiting import until
 
 from coordinator.report import CallReport
 from mesh.simulation.cluster import Cluster
@@ -19,16 +19,6 @@ SLEEPS = [3.0, 60.0, pytest.param(8 * HOUR_S, marks=pytest.mark.long)]
 
 def states(cluster: Cluster) -> dict[str, str]:
     return {node.name: node.state for node in cluster.coordinator.nodes()}
-
-
-async def until(holds: Callable[[], bool], within_s: float) -> float:
-    """How long it took."""
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    async with asyncio.timeout(within_s):
-        while not holds():
-            await asyncio.sleep(0.01)
-    return loop.time() - began_s
 
 
 async def report_of(cluster: Cluster, job: Job) -> CallReport:

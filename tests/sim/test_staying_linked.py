@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from support.links import Recorder, node
 from support.simulated import simulate as simulate_mesh
+from support.waiting import until
 
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.loop import VirtualLoop
@@ -34,16 +35,6 @@ def simulate(scenario: Callable[[SimulatedNetwork], Awaitable[object]], seed: in
 def endpoint(network: SimulatedNetwork, name: str) -> Endpoint:
     chance = random.Random(name).random
     return Endpoint(node(name, host_id=name), Recorder(), network.carrier(name), chance=chance)
-
-
-async def until(holds: Callable[[], bool], within_s: float) -> float:
-    """How long it took."""
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    async with asyncio.timeout(within_s):
-        while not holds():
-            await asyncio.sleep(0.01)
-    return loop.time() - began_s
 
 
 def test_a_node_that_comes_back_is_linked_again_however_long_it_was_gone() -> None:
