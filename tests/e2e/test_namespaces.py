@@ -129,6 +129,21 @@ def test_what_one_host_sends_another_is_lost_silently_and_one_way(lan: Lan) -> N
     assert there.next() == "again"
 
 
+def test_a_host_that_is_cut_off_sees_its_link_and_nobody_else(lan: Lan) -> None:
+    first, second = lan.hosts
+    here, there = Listener(first, "udp"), Listener(second, "udp")
+    second.cut_off()
+    assert "LOWER_UP" in second.run("ip", "link", "show", DEVICE).stdout
+    say(first, second.address, "lost")
+    say(second, first.address, "lost, too")
+    assert there.next(0.3) is None and here.next(0.1) is None
+    second.rejoin()
+    deadline_s = time.monotonic() + 10
+    while there.next(0.2) != "back":
+        assert time.monotonic() < deadline_s
+        say(first, second.address, "back")
+
+
 def test_multicast_passes_until_it_is_blocked_and_the_rest_goes_on(lan: Lan) -> None:
     first, second = lan.hosts
     heard = Listener(second, "udp", GROUP, second.address)

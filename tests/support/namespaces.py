@@ -67,6 +67,14 @@ class Host:
     def plug(self) -> None:
         _do("ip", "-n", self.lan.switch, "link", "set", self.port, "up")
 
+    def cut_off(self) -> None:
+        """From now on the switch drops all that comes from and goes to this host; neither side sees anything."""
+        _do("ip", "-n", self.lan.switch, "link", "set", self.port, "nomaster")
+
+    def rejoin(self) -> None:
+        """Undo `cut_off`."""
+        _do("ip", "-n", self.lan.switch, "link", "set", self.port, "master", "bridge")
+
     def lose_what_goes_to(self, other: Host) -> None:
         """What this host sends to `other` vanishes and neither is told; what comes from there still comes."""
         neighbour = ("lladdr", NOBODY, "dev", DEVICE, "nud", "permanent")
