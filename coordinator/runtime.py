@@ -59,7 +59,8 @@ from wire.transport import Endpoint
 from wire.versions import usable_ops
 from wire.watch import ANSWER_S, LinkWatch
 
-from . import dispatch, state
+from . import dispatch
+from . import events as ev
 from .ahead import Ahead
 from .config import CoordinatorConfig
 from .deploying import Deploying
@@ -80,6 +81,7 @@ from .records import Call, Deployment, Member, work_by_plan
 from .rehearsing import Rehearsing
 from .report import CallReport, NodeView, PairView
 from .samples import TRUSTED, Auditor, audited
+from .state import CoordinatorState
 from .stragglers import Stragglers
 from .teller import Teller
 
@@ -107,7 +109,7 @@ class Coordinator:
         identity: Identity,
         shared: SharedDir | None,
         endpoint: Callable[[Identity, Handler], AnyEndpoint] = Endpoint,
-        machine: Callable[[float], state.CoordinatorState] = state.CoordinatorState,
+        machine: Callable[[float], CoordinatorState] = CoordinatorState,
         answerer: Answerer | None = None,
     ) -> None:
         self.config = config
@@ -159,14 +161,14 @@ class Coordinator:
         )
         self._pacing = Pacing(config.follow_pace, self._stragglers, self._lent())
         self._perform: dict[type, Callable[[Any], None]] = {
-            state.MakePlan: self._make_plan,
-            state.SendDeploy: self._start_deploy,
-            state.SendRun: self._start_run,
-            state.SendCancel: self._send_cancel,
-            state.SendDrop: self._send_drop,
-            state.ForgetPlan: self._forget_plan,
-            state.Resolve: self._resolve,
-            state.Reject: self._reject,
+            ev.MakePlan: self._make_plan,
+            ev.SendDeploy: self._start_deploy,
+            ev.SendRun: self._start_run,
+            ev.SendCancel: self._send_cancel,
+            ev.SendDrop: self._send_drop,
+            ev.ForgetPlan: self._forget_plan,
+            ev.Resolve: self._resolve,
+            ev.Reject: self._reject,
         }
         self._judged: dict[type, Callable[[Any], object]] = {
             Transition: self._changed,
@@ -279,7 +281,7 @@ class Coordinator:
         variant = self._auditor.pick(self._parts_of(program)) if self.config.audit and trial is None else None
         job = trial or (program if variant is None else Sampled(program, variant))
         others = frozenset(self._members) - {trial.node} if trial else frozenset[str]()
-        self._feed(state.CallSubmitted(number, job, others, patient))
+        self._feed(ev.CallSubmitted(number, job, others, patient))
         self._tell_if_all_paused()
         return number, future, report
 
@@ -306,7 +308,7 @@ class Coordinator:
 
     def cancel(self, call: int) -> None:
         """Stop a call; its future gets Cancelled.  A finished call is left alone."""
-        self._feed(state.CallCancelled(call))
+        self._feed(ev.CallCancelled(call))
 
     async def close(self) -> None:
         """Drop every link and end every wait."""
@@ -438,13 +440,13 @@ class Coordinator:
             return
         if by:
             self._tell("paused", node, PAUSED_BY.get(by, f"paused by its {by}"))
-            self._feed(state.NodePaused(node))
+            self._feed(ev.NodePaused(node))
             self._tell_if_all_paused()
             return
         if was:
             self._tell("resumed", node, "it takes work again")
         if node not in self.quarantined:
-            self._feed(state.NodeJoined(node))
+            self._feed(ev.NodeJoined(node))
 
     def _tell_if_all_paused(self) -> None:
         if self._calls and all_paused(self._members.values()):
@@ -471,7 +473,7 @@ class Coordinator:
             mine = (run for run in body.working if run.plan.epoch == self.epoch)
             runs = tuple(dispatch.working(run) for run in mine)
             was = self._state.stuck
-            self._feed(state.Working(node, runs))
+            self._feed(ev.Working(node, runs))
             if node in self._state.stuck - was:
                 self._tell("stuck", node, "a part takes far too long")
                 for generation, step, part, took_s in runs:
@@ -499,9 +501,7 @@ class Coordinator:
             error = lost_node(member.profile.name, change, self.config.health)
             error.log_lines = (member.last_words or self.last_words(member.link.peer.pid))[-LOG_LINES_MAX:]
             crashed = change.cause is Cause.CLOSED and not member.leaving
-            self._feed(
-                state.NodeGone(change.node, error, work_by_plan(self._deployments, change.node) if crashed else {})
-            )
+            self._feed(ev.NodeGone(change.node, error, work_by_plan(self._deployments, change.node) if crashed else {}))
 
     async def _ask_peer(self, ask: AskPeer) -> None:
         """Have a worker try to reach one that is silent to us."""
@@ -540,18 +540,18 @@ class Coordinator:
                 for _ in range(READ_PASSES):
                     await asyncio.sleep(0)
                 self._judge(self._detector.tick(self._now(), late_s))
-                self._feed(state.Tick())
+                self._feed(ev.Tick())
 
     # -- performing what the machine decided
 
-    def _feed(self, event: state.Event) -> None:
+    def _feed(self, event: ev.Event) -> None:
         for action in self._state.handle(event, self._now()):
             self._perform[type(action)](action)
         self._rehearsing.calls(not self._state.idle)
-        if type(event) in state.NEWS_OF_NODES:
+        if type(event) in ev.NEWS_OF_NODES:
             self._planning.changed()
 
-    def _make_plan(self, action: state.MakePlan) -> None:
+    def _make_plan(self, action: ev.MakePlan) -> None:
         program = program_of(action.job)
         self._deployments[action.generation] = Deployment(program, trial=isinstance(action.job, Trial))
         cached = self._planning.found(program.graph, program.strategy, action.nodes)
@@ -560,7 +560,7 @@ class Coordinator:
         else:
             self._spawn(self._plan_then_tell(action, program))
 
-    async def _plan_then_tell(self, action: state.MakePlan, program: Program) -> None:
+    async def _plan_then_tell(self, action: ev.MakePlan, program: Program) -> None:
         try:
             if isinstance(action.job, Trial):
                 plan = trial_plan(action.job, self._planning.profiles(action.nodes))
@@ -570,11 +570,11 @@ class Coordinator:
                 profiles = self._planning.profiles(action.nodes)
                 plan = await asyncio.to_thread(audited, plan, action.job.variant, profiles)
         except MeshError as error:
-            self._feed(state.PlanFailed(action.generation, error))
+            self._feed(ev.PlanFailed(action.generation, error))
         except Exception as error:  # a fault of the planner must end its calls, not leave them waiting
             log.exception("planning failed")
             failure = MeshError("planning failed", cause=f"{type(error).__name__}: {error}")
-            self._feed(state.PlanFailed(action.generation, failure))
+            self._feed(ev.PlanFailed(action.generation, failure))
         else:
             self._plan_made(action.generation, plan)
 
@@ -584,7 +584,7 @@ class Coordinator:
             lambda program: self.plan(program.graph, program.strategy),
             lambda: self._planning.profiles(self._members),
             lambda node, program: self._members[node].holds(program),
-            lambda generation: self._feed(state.Outdated(generation)),
+            lambda generation: self._feed(ev.Outdated(generation)),
             lambda trial: self.submit(trial.program, {}, trial=trial)[1],
             lambda kind, node, text: self._tell(kind, node, text),
         )
@@ -602,7 +602,7 @@ class Coordinator:
         return await pass_on(self._link_to(body.node), link.peer.node_id, body)
 
     def _profiles_changed(self) -> None:
-        self._feed(state.ProfilesChanged())
+        self._feed(ev.ProfilesChanged())
 
     def _plan_made(self, generation: int, plan: Plan) -> None:
         deployment = self._deployments.get(generation)
@@ -616,15 +616,15 @@ class Coordinator:
             self._planning.use(deployment.program, dispatch.nodes(plan))
         nodes, outputs = dispatch.nodes(plan), dispatch.output_count(plan)
         timed = dispatch.part_seconds(plan), dispatch.prepare_seconds(plan)
-        self._feed(state.PlanMade(generation, nodes, outputs, *timed))
+        self._feed(ev.PlanMade(generation, nodes, outputs, *timed))
 
-    def _forget_plan(self, action: state.ForgetPlan) -> None:
+    def _forget_plan(self, action: ev.ForgetPlan) -> None:
         self._deployments.pop(action.generation, None)
 
-    def _start_deploy(self, action: state.SendDeploy) -> None:
+    def _start_deploy(self, action: ev.SendDeploy) -> None:
         self._spawn(self._send_deploy(action))
 
-    async def _send_deploy(self, action: state.SendDeploy) -> None:
+    async def _send_deploy(self, action: ev.SendDeploy) -> None:
         member = self._members.get(action.node)
         deployment = self._deployments.get(action.generation)
         if member is None or deployment is None or deployment.plan is None:
@@ -634,17 +634,17 @@ class Coordinator:
             answer = await self._deploying.deploy(deployment.plan, action.node, key, deployment.program.bindings)
         except MeshError as error:
             work = explain(error, member.profile.name, action.node, deployment.plan)
-            self._feed(state.DeployFailed(action.generation, action.node, error, work))
+            self._feed(ev.DeployFailed(action.generation, action.node, error, work))
             return
         deployment.results[action.node] = answer
         text = f"{answer.compiled} kernels compiled, {answer.from_cache} from cache"
         self._tell("deployed", action.node, text, action.generation)
-        self._feed(state.DeployDone(action.generation, action.node))
+        self._feed(ev.DeployDone(action.generation, action.node))
 
-    def _start_run(self, action: state.SendRun) -> None:
+    def _start_run(self, action: ev.SendRun) -> None:
         self._spawn(self._send_run(action))
 
-    async def _send_run(self, action: state.SendRun) -> None:
+    async def _send_run(self, action: ev.SendRun) -> None:
         member = self._members.get(action.node)
         call = self._calls.get(action.call)
         deployment = self._deployments.get(action.generation)
@@ -667,20 +667,20 @@ class Coordinator:
         except MeshError as error:
             self.prober.lost_between(action.node, error)
             work = explain(error, member.profile.name, action.node, deployment.plan)
-            self._feed(state.RunFailed(action.generation, action.step, action.node, error, work))
+            self._feed(ev.RunFailed(action.generation, action.step, action.node, error, work))
             return
         call.ran[action.generation, action.node] = answer
         self._teller.progress("ran", action.node, f"its parts of step {action.step}", action.generation)
         seconds = {run.part: run.compute_s for run in answer.parts}
         self._pacing.took(deployment, seconds, len(self._calls))
-        self._feed(state.NodeRan(action.generation, action.step, action.node, seconds))
+        self._feed(ev.NodeRan(action.generation, action.step, action.node, seconds))
 
-    def _send_cancel(self, action: state.SendCancel) -> None:
+    def _send_cancel(self, action: ev.SendCancel) -> None:
         member = self._members.get(action.node)
         if member is not None:
             member.link.notify(CancelStep(PlanKey(self.epoch, action.generation), action.step))
 
-    def _send_drop(self, action: state.SendDrop) -> None:
+    def _send_drop(self, action: ev.SendDrop) -> None:
         if action.node in self._members:
             self._spawn(self._deploying.drop(action.node, PlanKey(self.epoch, action.generation)))
 
@@ -691,9 +691,9 @@ class Coordinator:
             self._output(body.plan.generation, body.step, body.slot, tensor_of(link, body.value))
 
     def _output(self, generation: int, step: int, slot: int, array: NDArray[Any]) -> None:
-        self._feed(state.OutputArrived(generation, step, slot, array))
+        self._feed(ev.OutputArrived(generation, step, slot, array))
 
-    def _resolve(self, action: state.Resolve) -> None:
+    def _resolve(self, action: ev.Resolve) -> None:
         call = self._calls.pop(action.call)
         deployment = self._deployments[action.generation]
         assert deployment.plan is not None
@@ -709,7 +709,7 @@ class Coordinator:
         if not call.future.done():
             call.future.set_result(outputs)
 
-    def _reject(self, action: state.Reject) -> None:
+    def _reject(self, action: ev.Reject) -> None:
         call = self._calls.pop(action.call)
         call.report.seconds = self._now() - call.began_s
         if call.future.done():
@@ -739,23 +739,23 @@ class Coordinator:
         self._tell("quarantined", node, "it was wrong twice, and gets no work any more")
         for generation, deployment in self._deployments.items():
             if deployment.plan is not None and node in dispatch.nodes(deployment.plan):
-                self._send_drop(state.SendDrop(generation, node))
-        self._feed(state.NodeGone(node, in_quarantine(self._known[node].name)))
+                self._send_drop(ev.SendDrop(generation, node))
+        self._feed(ev.NodeGone(node, in_quarantine(self._known[node].name)))
 
     def _ask_again(self, number: int, call: Call) -> None:
         """Nobody gets an answer that is known to be wrong or doubted."""
         call.doubts += 1
         self._calls[number] = call
         if call.doubts > DOUBTS_MAX:
-            self._reject(state.Reject(number, disagreement(call.doubts)))
+            self._reject(ev.Reject(number, disagreement(call.doubts)))
         else:
-            self._feed(state.CallSubmitted(number, Sampled(call.program, self._auditor.again())))
+            self._feed(ev.CallSubmitted(number, Sampled(call.program, self._auditor.again())))
 
     # -- telling people
 
     def _on_began(self, link: Link, body: Began) -> None:
         if body.plan.epoch == self.epoch:
-            self._feed(state.NodeBegan(body.plan.generation, body.step, link.peer.node_id))
+            self._feed(ev.NodeBegan(body.plan.generation, body.step, link.peer.node_id))
         self._teller.progress("began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation)
 
     # -- helpers

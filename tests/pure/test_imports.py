@@ -68,6 +68,7 @@ PURE = (
     "coordinator/ahead.py",
     "coordinator/cost.py",
     "coordinator/dispatch.py",
+    "coordinator/events.py",
     "coordinator/explain.py",
     "coordinator/health.py",
     "coordinator/jobs.py",
