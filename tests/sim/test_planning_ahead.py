@@ -270,14 +270,14 @@ def test_a_call_ends_a_rehearsal_and_gets_its_answer() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_mischief_while_plans_are_made_ahead(seed: int) -> None:
     """Programs of every kind, planned ahead however small: the answers are right and every job ends."""
-    simulate(
-        chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead_min=0, answerer=SlowAnswers(random.Random(seed).random())
-    )
+    slow = SlowAnswers(random.Random(seed).random())
+    simulate(chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead_min=0, answerer=slow)
+    assert slow.asked, "nothing was planned ahead"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 400))
 def test_much_mischief_while_plans_are_made_ahead(seed: int) -> None:
-    simulate(
-        chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead_min=0, answerer=SlowAnswers(random.Random(seed).random())
-    )
+    slow = SlowAnswers(random.Random(seed).random())
+    simulate(chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead_min=0, answerer=slow)
+    assert slow.asked, "nothing was planned ahead"
