@@ -6,7 +6,7 @@ and its fields.  A graph is its encoding, once however often it occurs.  To carr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -42,9 +42,12 @@ def plan_bytes(plan: Plan) -> bytes:
     return _pack(plan)
 
 
-def plan_from(data: bytes, asked: WireGraph) -> Plan:
-    """The plan; its graphs get the large constants of the graph that was asked for."""
-    plan = _Unpacker(data, asked.blobs).value
+def plan_from(data: bytes, asked: WireGraph, known: Iterable[WireGraph] = ()) -> Plan:
+    """The plan; its graphs get the large constants of the graph that was asked for.
+
+    What is `known` need not be read again: the plans of a graph share its simplified form, which is half of the bytes.
+    """
+    plan = _Unpacker(data, asked.blobs, known).value
     assert isinstance(plan, Plan)
     return plan
 
@@ -80,9 +83,10 @@ def _plain(value: Any, graphs: dict[bytes, int]) -> Any:
 
 
 class _Unpacker:
-    def __init__(self, data: bytes, blobs: Mapping[bytes, Any] | None = None) -> None:
+    def __init__(self, data: bytes, blobs: Mapping[bytes, Any] | None = None, known: Iterable[WireGraph] = ()) -> None:
         plain, encodings = msgspec.msgpack.decode(data)
-        graphs = (decode_graph(each) for each in encodings)
+        there = {graph.encoded: graph for graph in known}
+        graphs = (there.get(each) or decode_graph(each) for each in encodings)
         self._graphs = [replace(graph, blobs=blobs) if blobs else graph for graph in graphs]
         self.value = self._made(plain)
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from wire.graph import WireGraph
@@ -73,9 +74,9 @@ class Planning:
         found = self._plans.get(question)
         if found is None:
             ahead = self._ahead.find(question)
-            found = await (
-                asyncio.to_thread(question.answer) if ahead is None else asyncio.to_thread(_unpacked, ahead, question)
-            )
+            known = [plan.graph for asked, plan in self._plans.items() if asked.graph == graph][-1:]
+            work = question.answer if ahead is None else partial(_unpacked, ahead, question, known)
+            found = await asyncio.to_thread(work)
             self._remember(question, found)
         return found
 
@@ -145,6 +146,6 @@ class Planning:
         return sum(len(plan.graph) for plan in self._plans.values())
 
 
-def _unpacked(data: bytes, question: Question) -> Plan:
-    plan = plan_from(data, question.graph)
+def _unpacked(data: bytes, question: Question, known: Iterable[WireGraph]) -> Plan:
+    plan = plan_from(data, question.graph, known)
     return replace(plan, reasons=(*plan.reasons, MADE_AHEAD))

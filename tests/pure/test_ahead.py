@@ -209,6 +209,7 @@ def test_plans_and_questions_survive_as_bytes(seed: int) -> None:
             continue
         data = plan_bytes(plan)
         assert plan_from(data, made) == plan
+        assert plan_from(data, made, [plan.graph]).graph.nodes is plan.graph.nodes
         assert seconds_in(data) == plan.seconds
         assert plan_bytes(question_from(question_bytes(question)).answer()) == data, "the same question, another plan"
 
