@@ -5,10 +5,12 @@ Plain frozen data; `worker_profile` makes it of what a worker reported when it j
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from wire.errors import ProtocolError
 from wire.messages import DeviceReport, Joined
 
 CLIENT = ""  # the node id that stands for whoever holds inputs and wants outputs
@@ -150,7 +152,11 @@ class Profiles:
 
 
 def worker_profile(node_id: str, name: str, joined: Joined, ops: frozenset[str]) -> WorkerProfile:
-    """The profile of a worker from its own report."""
+    """The profile of a worker from its own report; ProtocolError for a report that no plan can be made by."""
+    if not joined.devices or [report.index for report in joined.devices] != [*range(len(joined.devices))]:
+        raise ProtocolError("a worker has no devices, or does not number them 0, 1, 2, ...", node=name)
+    if any(math.inf in (report.gflops, report.gbytes_per_s, report.dispatch_s) for report in joined.devices):
+        raise ProtocolError("a worker has a device of endless speed", node=name)
     return WorkerProfile(node_id, name, tuple(_device(report) for report in joined.devices), joined.memory_bytes, ops)
 
 

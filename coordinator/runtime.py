@@ -387,14 +387,14 @@ class Coordinator:
             joined = await link.request(join, timeout_s=JOIN_TIMEOUT_S)
             if not isinstance(joined, Joined):
                 raise ProtocolError(f"expected Joined, got {type(joined).__name__}", node=link.peer.name)
+            peer, now = link.peer, self._now()
+            name = name_for(peer, self._members)
+            profile = worker_profile(peer.node_id, name, joined, usable_ops(self.identity, peer))
         except MeshError:
             link.close("could not join")
             raise
         finally:
             self._joins.pop(link, None)
-        peer, now = link.peer, self._now()
-        name = name_for(peer, self._members)
-        profile = worker_profile(peer.node_id, name, joined, usable_ops(self.identity, peer))
         again = self._link_to(peer.node_id) is link  # it had joined over this link, so its ways are known
         before = self._members[peer.node_id] if again else None
         graphs, blobs = (before.graphs, before.blobs) if before else (set[bytes](), set[bytes]())

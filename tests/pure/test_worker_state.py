@@ -184,7 +184,7 @@ def test_blobs_of_a_deployed_plan_are_pinned_until_it_is_dropped() -> None:
 def test_a_deploy_waits_for_links_to_the_peers_it_will_push_to() -> None:
     drive = Driver()
     actions = drive.ask_deploy(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
-    assert one(ev.LinkTo, actions) == ev.LinkTo(PEER, "127.0.0.1:2")
+    assert one(ev.LinkTo, actions) == ev.LinkTo(PEER, ("127.0.0.1:2",))
     assert drive(ev.PartPrepared(one(ev.Prepare, actions).prepared, 0.0, True)) == []
     assert isinstance(one(ev.Reply, drive(ev.NodeLinked(PEER))).message, Deployed)
 

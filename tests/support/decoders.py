@@ -1,11 +1,12 @@
 """Every decoder that reads bytes from outside, and how often to try it with damaged ones.
 
-To add a decoder: a function in `network_decoders.py` or `file_decoders.py` that gives its Target, and a row here.
+To add a decoder: a function in one of the files named after the sources that gives its Target, and a row here.
 """
 
 from __future__ import annotations
 
 from . import file_decoders as files
+from . import machine_decoders as machines
 from . import network_decoders as network
 from .fuzzing import Decoder
 
@@ -14,7 +15,7 @@ from .fuzzing import Decoder
 DECODERS = (
     Decoder("frames", network.frames, 200_000, 0.5),
     Decoder("identities", network.identities, 150_000, 0.5),
-    Decoder("messages", network.messages, 225_000, 0.7),
+    Decoder("messages", network.messages, 200_000, 0.7),
     Decoder("tensors", network.tensors, 100_000, 0.7),
     Decoder("links", network.links, 60_000, 0.3),
     Decoder("errors", network.errors, 30_000, 0.3),
@@ -26,6 +27,8 @@ DECODERS = (
     Decoder("words", network.words, 10_000, 0.1),
     Decoder("shared files", network.shared_files, 20_000, 0.9),
     Decoder("host messages", network.host_messages, 40_000, 0.5),
+    Decoder("worker orders", machines.worker_orders, 21_000, 0.4),
+    Decoder("worker reports", machines.worker_reports, 4_000, 0.7),
     Decoder("graph files", files.graph_files, 10_000, 0.7),
     Decoder("safetensors", files.safetensors, 10_000, 0.7),
     Decoder("rosters", files.rosters, 10_000, 0.7),

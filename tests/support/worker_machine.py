@@ -27,7 +27,7 @@ def part(number: int, sources: list[Source], targets: list[list[Target]], device
 
 
 def deploy(*parts: PartSpec, plan: PlanKey = KEY, blobs: tuple[BlobSpec, ...] = (), force: bool = False) -> Deploy:
-    return Deploy(plan, parts, {GRAPH: b"encoded"}, blobs, {ME: "127.0.0.1:1", PEER: "127.0.0.1:2"}, force)
+    return Deploy(plan, parts, {GRAPH: b"encoded"}, blobs, {ME: ("127.0.0.1:1",), PEER: ("127.0.0.1:2",)}, force)
 
 
 def weight(*holders: str) -> BlobSpec:
