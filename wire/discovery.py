@@ -317,7 +317,7 @@ def announced(packet: bytes) -> Announced | None:
     if text is None:
         return None
     service = next((each for each in records if isinstance(each, DNSService) and each.name == text.name), None)
-    if service is None:
+    if service is None or not service.port:  # nobody listens on port 0
         return None
     hosts = (each.address for each in records if isinstance(each, DNSAddress) and each.name == service.server)
     return Announced(

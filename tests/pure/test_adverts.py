@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from support.mdns import advert
 
 from wire.adverts import (
     ADDRESSES_MAX,
@@ -22,6 +23,7 @@ from wire.adverts import (
     role_in,
     text_of,
 )
+from wire.discovery import announced
 from wire.tokens import discovery_key
 
 KEY = discovery_key(bytes(32))
@@ -173,3 +175,8 @@ def test_a_flood_of_good_adverts_ends_at_so_many_candidates_and_addresses() -> N
     assert max(len(each.until) for each in seen._known.values()) == ADDRESSES_MAX
     assert len(list(iter(lambda: seen.due(0.0), None))) == CANDIDATES_MAX
     assert len(seen.expired(TTL_S)) == CANDIDATES_MAX and seen.heard("new", "worker", HERE, TTL_S) is not None
+
+
+@pytest.mark.parametrize(("port", "taken"), [(7100, True), (0, False)])
+def test_nobody_listens_on_port_0(port: int, taken: bool) -> None:
+    assert (announced(advert(KEY, 0.0, port=port)) is not None) == taken
