@@ -37,7 +37,7 @@ def advert(
     out = DNSOutgoing(_ANSWER)
     out.add_answer_at_time(DNSPointer(SERVICE, _PTR, _IN, ttl_s, name), 0)
     out.add_answer_at_time(
-        DNSService(name, _SRV, _UNIQUE, ttl_s, 0, 0, port if srv_port is None else srv_port, server), 0
+        DNSService(name, _SRV, _UNIQUE, ttl_s, 0, 0, srv_port or port, server), 0
     )
     out.add_answer_at_time(DNSText(name, _TXT, _UNIQUE, ttl_s, text), 0)
     for each in map(ipaddress.ip_address, addresses):
