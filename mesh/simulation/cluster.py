@@ -62,6 +62,7 @@ class Cluster:
     coordinator: Coordinator = field(init=False)
     trace: deque[str] = field(init=False, default_factory=lambda: deque(maxlen=TRACE_MAX))
     _processes: dict[str, _Process] = field(init=False, default_factory=dict)
+    _dying: dict[str, asyncio.Task[None]] = field(init=False, default_factory=dict)  # killed, and not gone yet
     _falling: dict[str, asyncio.TimerHandle] = field(init=False, default_factory=dict)  # asleep, or soon
     _cleanup: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
     _folder: Path = field(init=False)
@@ -129,6 +130,7 @@ class Cluster:
         self.network.kill(name)
         self.referee.gone(name)
         process.task.cancel()
+        self._dying[name] = process.task
 
     def leave(self, name: str) -> None:
         """As SIGTERM does: it hands its work back and ends."""
@@ -215,6 +217,8 @@ class Cluster:
 
     async def _run(self, name: str, config: WorkerConfig, surroundings: Surroundings) -> None:
         process = self._processes[name]
+        if name in self._dying:  # its folder is locked until it is gone
+            await asyncio.wait([self._dying.pop(name)])
         async with contextlib.AsyncExitStack() as stack:
             process.daemon = Daemon(config, deque(maxlen=200), stack, surroundings)
             code = await process.daemon.run()
