@@ -17,12 +17,14 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .disk import WRITING
 from .errors import BlobCorrupt, BlobMissing, ConfigError, OutOfMemory, ProtocolError
 from .limits import MIB
 
@@ -59,10 +61,9 @@ class SharedDir:
         path = folder / f"graph-mesh-{secrets.token_hex(16)}"
         try:
             path.mkdir(mode=0o700)
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
+            lock = _locked(path)
         except OSError as error:
             raise ConfigError(f"{folder} cannot hold shared memory", cause=str(error)) from None
-        _hold(lock)
         return cls(path, lock)
 
     @classmethod
@@ -262,6 +263,20 @@ def _is_alive(path: Path) -> bool:
         return not _hold(lock)
     finally:
         os.close(lock)
+
+
+def _locked(path: Path) -> int:
+    """A directory's new lock file, held.  It gets its name once it is held: one that is free is a dead process's, and
+    whoever sweeps at that moment would remove the directory."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS
+    if sys.platform == "win32":  # which does not rename an open file
+        lock = os.open(path / _LOCK, flags, 0o600)
+        _hold(lock)
+        return lock
+    lock = os.open(path / (_LOCK + WRITING), flags, 0o600)
+    _hold(lock)
+    os.rename(path / (_LOCK + WRITING), path / _LOCK)
+    return lock
 
 
 def _hold(lock: int) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from wire import sharedmem
 from wire.errors import BlobCorrupt, BlobMissing, ProtocolError
 from wire.sharedmem import SharedDir, readable, remove, take
 
@@ -42,3 +43,18 @@ def test_only_names_of_our_making_are_opened_or_removed(tmp_path: Path, name: st
         take(tmp_path, "0" * 32, 3)
     assert (tmp_path / "secret").exists()
     made.close()
+
+
+def test_a_directory_that_is_being_made_is_not_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = sharedmem._hold
+
+    def sweep_first(lock: int) -> bool:
+        monkeypatch.setattr(sharedmem, "_hold", hold)
+        assert SharedDir.sweep(tmp_path) == 0
+        return hold(lock)
+
+    monkeypatch.setattr(sharedmem, "_hold", sweep_first)
+    made = SharedDir.create(tmp_path)
+    assert made.write([b"abc"]) and SharedDir.sweep(tmp_path) == 0
+    made.close()
+    assert not list(tmp_path.iterdir())
