@@ -162,6 +162,7 @@ class Journal:
                 self._disk.sync_file(path)
             self._acknowledge(rows[-1])  # also what the last process wrote and could not acknowledge any more
         self._connection = self._connect(self._database)
+        self._count(needed)
         self._rewrite(needed)
         return [row.entry for row in needed]
 
@@ -242,8 +243,7 @@ class Journal:
             _insert(self._connection, rows)
         self._acknowledge(rows[-1])
         self._stored += len(rows)
-        for row in rows:
-            _count(self._live, row)
+        self._count(rows)
 
     def _acknowledge(self, row: _Row) -> None:
         """Every row up to this one is on the disk; it counts once that is said."""
@@ -259,7 +259,9 @@ class Journal:
         if rows[0].number <= self._number:  # else the refusal came after all rows were rewritten, none added
             rows = [row for row in rows if row.number <= self._number]
         self._number, self._chain = rows[-1].number, rows[-1].chain
-        self._rewrite(_needed(rows))
+        self._live.clear()
+        self._count(needed := _needed(rows))
+        self._rewrite(needed)
 
     def _compact_if_due(self) -> None:
         needed = sum(self._live.values())
@@ -295,15 +297,20 @@ class Journal:
             )
             connection.execute(f"PRAGMA user_version = {FORMAT}")
             connection.execute("DELETE FROM rows WHERE number > ?", (last,))
-            live: dict[str, int] = {}
-            stored = 0
             for row in _chained(last, self._chain, moved()):
                 _insert(connection, [row])
-                stored += 1
-                _count(live, row)
             connection.execute("DELETE FROM rows WHERE number <= ?", (last,))
         self._acknowledge(row)
-        self._live, self._stored = live, stored
+        self._stored = row.number - last
+
+    def _count(self, rows: Iterable[_Row]) -> None:
+        """Keep the number of needed rows by job; tidying does not change it."""
+        for row in rows:
+            job, kind = row.entry.job, row.entry.kind
+            if kind == FORGOTTEN:
+                self._live.pop(job, None)
+            else:
+                self._live[job] = 1 if kind in WHOLE else self._live.get(job, 0) + 1
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -405,15 +412,6 @@ def _needed_of(heads: Iterable[tuple[int, str, str]]) -> list[int]:
         if kind not in (BEGIN, FORGOTTEN):
             by_job.setdefault(job, []).append(number)
     return sorted(number for each in by_job.values() for number in each)
-
-
-def _count(live: dict[str, int], row: _Row) -> None:
-    """Keep the number of needed rows by job."""
-    job, kind = row.entry.job, row.entry.kind
-    if kind == FORGOTTEN:
-        live.pop(job, None)
-    else:
-        live[job] = 1 if kind in WHOLE else live.get(job, 0) + 1
 
 
 def _chained(number: int, chain: bytes, entries: Iterable[Entry]) -> Iterator[_Row]:

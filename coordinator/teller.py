@@ -9,7 +9,8 @@ from .program import Program
 from .records import Call, Deployment
 from .report import Event, NodeView, worker_report
 
-EVENTS_MAX = 1000
+EVENTS_MAX = 256
+PROGRESS = frozenset({"began", "ran"})  # of every call: told, and not kept, where they would crowd out all others
 
 
 class Teller:
@@ -26,8 +27,9 @@ class Teller:
         """Tell of an event; `kind` is one of those of `Event`."""
         view = self._known.get(node)
         event = Event(self._now(), kind, view.name if view else node, text, generation)
-        self.events.append(event)
-        del self.events[:-EVENTS_MAX]
+        if kind not in PROGRESS:
+            self.events.append(event)
+            del self.events[:-EVENTS_MAX]
         for call in self._calls.values():
             call.report.events.append(event)
         for watcher in self.watchers:

@@ -77,7 +77,7 @@ def test_history_does_not_grow_the_journal(tmp_path: Path) -> None:
 
 def test_tidying_does_not_take_memory_for_all_that_is_kept(tmp_path: Path) -> None:
     journal, _ = open_quick(tmp_path)
-    bodies = {f"{number}": bytes([number % 256]) * 8192 for number in range(DEAD_ROWS_MIN)}
+    bodies = {f"{number}": bytes([number % 256]) * 32768 for number in range(DEAD_ROWS_MIN)}
     tracemalloc.start()
     try:
         for job, body in bodies.items():
