@@ -36,9 +36,7 @@ def advert(
     text = b"".join(bytes([len(name) + 1 + len(value)]) + name + b"=" + value for name, value in fields.items())
     out = DNSOutgoing(_ANSWER)
     out.add_answer_at_time(DNSPointer(SERVICE, _PTR, _IN, ttl_s, name), 0)
-    out.add_answer_at_time(
-        DNSService(name, _SRV, _UNIQUE, ttl_s, 0, 0, srv_port or port, server), 0
-    )
+    out.add_answer_at_time(DNSService(name, _SRV, _UNIQUE, ttl_s, 0, 0, srv_port or port, server), 0)
     out.add_answer_at_time(DNSText(name, _TXT, _UNIQUE, ttl_s, text), 0)
     for each in map(ipaddress.ip_address, addresses):
         kind = _A if each.version == 4 else _AAAA
