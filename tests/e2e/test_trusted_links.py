@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import socket
 import ssl
@@ -16,12 +18,15 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from support.flood import hello
 from support.links import Recorder, node
 from support.tls import MESH, authority, credentials
 
 from wire.certificates import CERTIFICATE_S, CertificateAuthority, any_server_name
 from wire.credentials import Credentials
 from wire.errors import ConnectFailed, MeshError, NotTrusted
+from wire.gate import GateLimits
+from wire.listener import HEADER_BYTES, HELLO_BYTES_MAX
 from wire.messages import Done, PlanKey, Push, Value
 from wire.transport import Endpoint
 
@@ -151,6 +156,57 @@ async def test_strangers_bytes_never_reach_the_http_parser(
     monkeypatch.undo()
     assert len([record for record in caplog.records if "turned away" in record.message]) == 1
     assert (await dial(here, there)).peer.name == "there"
+
+
+@pytest.mark.parametrize("claims", [HELLO_BYTES_MAX - HEADER_BYTES, HELLO_BYTES_MAX - HEADER_BYTES + 1])
+async def test_a_first_record_of_more_than_4_kib_is_not_waited_for(home: Home, claims: int) -> None:
+    there = await home.node("there", home.card())
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(there))
+    writer.write(b"\x16\x03\x01" + claims.to_bytes(2) + bytes(100))
+    heard = asyncio.ensure_future(reader.read())
+    done, _ = await asyncio.wait([heard], timeout=0.5)
+    assert bool(done) == (claims > HELLO_BYTES_MAX - HEADER_BYTES)
+    writer.close()
+    with contextlib.suppress(OSError):
+        assert await heard == b""
+
+
+async def test_a_crowd_at_the_mesh_port_holds_64_places_and_keeps_no_member_out(home: Home) -> None:
+    """Some say nothing, some begin a word of TLS, some say a whole one and leave it there."""
+    there, here = await home.node("there", home.card()), await home.node("here", home.card())
+    words = (b"", b"\x16\x03\x01\x02\x00\x01", hello())
+    callers = [await asyncio.open_connection("127.0.0.1", port_of(there)) for _ in range(200)]
+    for (_, writer), word in zip(callers, itertools.cycle(words), strict=False):
+        writer.write(word)
+    listener = there._sockets._listener
+    assert listener is not None
+    for _ in range(10):
+        await asyncio.sleep(0.02)
+        assert len(listener._strangers) <= GateLimits().strangers_max
+    async with asyncio.timeout(10.0):
+        while True:
+            try:
+                assert (await dial(here, there)).peer.name == "there"
+                break
+            except ConnectFailed:  # whoever is hung up on dials again, as stay_linked does
+                await asyncio.sleep(0.05)
+    for _, writer in callers:
+        writer.close()
+
+
+@pytest.mark.long  # it waits for the 3 s
+@pytest.mark.parametrize("word", ["nothing", "half a word", "a whole one"])
+async def test_whoever_does_not_prove_to_be_a_member_has_3_s(home: Home, word: str) -> None:
+    there = await home.node("there", home.card())
+    said = {"nothing": b"", "half a word": b"\x16\x03\x01\x02\x00\x01", "a whole one": hello()}[word]
+    began_s = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(there))
+    writer.write(said)
+    with contextlib.suppress(OSError):
+        while await reader.read(4096):
+            pass
+    assert 2.5 < time.monotonic() - began_s < 6.0
+    writer.close()
 
 
 async def tell(host: str, port: int, data: bytes, context: ssl.SSLContext | None) -> bytes:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,21 @@ def test_dependencies_are_what_is_imported() -> None:
     ours = {*PACKAGES, *sys.stdlib_module_names}
     imported = {found.top for file in source_files() for found in file.imports if found.top not in ours}
     assert {plain(requirement) for requirement in PROJECT["dependencies"]} == imported - OPTIONAL.keys()
+
+
+# Older ones have holes that reach us: bytes of strangers in their parsers, caches without bounds.
+FLOORS = {"aiohttp": (3, 14, 5), "zeroconf": (0, 150), "msgpack": (1, 2, 1)}
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_floors_hold_in_what_is_asked_for_and_in_what_is_installed(name: str) -> None:
+    (asked,) = (each for each in PROJECT["dependencies"] if plain(each) == name)
+    assert numbers(asked.partition(">=")[2]) >= FLOORS[name], asked
+    assert numbers(version(name)) >= FLOORS[name]
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in re.match(r"[\d.]+", text)[0].rstrip(".").split("."))  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("module", "extra"), OPTIONAL.items())
