@@ -7,8 +7,6 @@ it happened and remembered, since a shell may go on after it; `verdict` raises t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from coordinator.state import CoordinatorState
@@ -33,10 +31,13 @@ class Referee:
 
         class Watched(WorkerState):
             def handle(self, event: Event, now: float) -> list[Any]:
-                with referee.watching():
+                try:
                     actions = super().handle(event, now)
                     self.validate()
                     referee.saw_worker(name, self)
+                except Exception as error:
+                    referee.broken.append(error)
+                    raise
                 return actions
 
         return Watched
@@ -48,21 +49,15 @@ class Referee:
         class Watched(CoordinatorState):
             def handle(self, event: Any, now: float) -> list[Any]:
                 referee.events += 1
-                with referee.watching():
+                try:
                     actions = super().handle(event, now)
                     self.validate()
+                except Exception as error:
+                    referee.broken.append(error)
+                    raise
                 return actions
 
         return Watched(alone_s)
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """What a machine raises is remembered."""
-        try:
-            yield
-        except Exception as error:
-            self.broken.append(error)
-            raise
 
     def verdict(self) -> None:
         """Raise the first broken invariant, if any was."""

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 ROUNDS_MAX = 200_000  # a busy moment of a thousand nodes has some thousands
-FILES_EVERY = 4096  # rounds: real files are looked at so often while there is anything else to do
+FILES_EVERY = 1000  # rounds of one moment: so often real files are looked at while there is anything else to do
 
 
 class Stuck(RuntimeError):
@@ -43,7 +43,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._on_demand = on_demand
         self._flows = 0
         self._rounds = 0  # of the loop since time moved
-        self._rounds_all = 0
         self._asked: deque[Callable[[], object]] = deque()  # by other threads
         self._timers: list[
             tuple[float, int, asyncio.TimerHandle]
@@ -107,20 +106,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """A round: what is ready is run; where nothing is, time moves on to the next timer."""
         ready = self._ready
-        self._rounds_all += 1
-        if not ready or self._rounds_all % FILES_EVERY == 0:
-            self._look(wait=not ready and not self._go_on())
-        else:
-            self._still_busy()
+        self._rounds += 1
+        if self._rounds % FILES_EVERY == 0:
+            self._look_at_files(0)
+            if self._rounds > ROUNDS_MAX:
+                self._rounds = 0
+                raise Stuck(f"after {ROUNDS_MAX} rounds of the loop it is still {self._now_s:.6f} s")
+        if not ready and not self._go_on():
+            self._look_at_files(None)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle.cancelled():
                 handle._run()
 
-    def _look(self, wait: bool) -> None:
+    def _look_at_files(self, wait_s: float | None) -> None:
         """See what real files have; and other threads, which wake us by one."""
-        if wait or self._rounds_all % FILES_EVERY == 0:
-            self._process_events(self._selector.select(None if wait else 0))
+        self._process_events(self._selector.select(wait_s))
 
     def _go_on(self) -> bool:
         """Nothing is to be done now: do what was asked, or move the clock; False if others have to act first."""
@@ -140,13 +141,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         while timers and timers[0][0] <= self._now_s:
             self._ready.append(heapq.heappop(timers)[2])
         return True
-
-    def _still_busy(self) -> None:
-        """There is more to do at this moment; Stuck if there always is."""
-        self._rounds += 1
-        if self._rounds > ROUNDS_MAX:
-            self._rounds = 0
-            raise Stuck(f"after {ROUNDS_MAX} rounds of the loop it is still {self._now_s:.6f} s")
 
     def _flown(self, _: object) -> None:
         self._flows -= 1

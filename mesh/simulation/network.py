@@ -26,16 +26,17 @@ SAME_HOST = Conditions(delay_s=0.00005, bytes_per_s=2e9)
 
 
 class SimulatedNetwork:
-    """All hosts and wires.  Use it on the loop whose clock it goes by."""
+    """All hosts and wires.  Make and use it on the loop whose clock it goes by."""
 
     def __init__(self, seed: int = 0, conditions: Conditions = LAN) -> None:
         self.random = random.Random(seed)
         self.conditions = conditions
         self.frames = 0  # delivered so far
+        self.loop = asyncio.get_running_loop()
         self._ways: dict[tuple[str, str], Conditions] = {}
         self._blocked: set[tuple[str, str]] = set()
         self._listening: dict[tuple[str, int], Accept] = {}
-        self._sockets: list[_Socket] = []
+        self._sockets: dict[_Socket, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def carrier(self, host: str) -> SimulatedCarrier:
@@ -44,7 +45,8 @@ class SimulatedNetwork:
 
     def way(self, source: str, target: str) -> Conditions:
         """How frames get from one host to another."""
-        return self._ways.get((source, target), SAME_HOST if source == target else self.conditions)
+        found = self._ways.get((source, target)) if self._ways else None
+        return found or (SAME_HOST if source == target else self.conditions)
 
     def set_way(self, source: str, target: str, conditions: Conditions) -> None:
         """From now on, frames from `source` to `target` meet these conditions."""
@@ -58,11 +60,11 @@ class SimulatedNetwork:
     def heal(self, host: str = "") -> None:
         """Every silence ends, or every silence of one host; what was sent meanwhile arrives, as TCP sends again."""
         self._blocked = {way for way in self._blocked if host and host not in way}
-        for each in self._sockets:
+        for each in list(self._sockets):
             each.resume()
 
     def is_blocked(self, source: str, target: str) -> bool:
-        return (source, target) in self._blocked
+        return bool(self._blocked) and (source, target) in self._blocked
 
     def kill(self, host: str) -> None:
         """The host's process is gone: its connections end, and nobody listens there."""
@@ -94,13 +96,12 @@ class SimulatedNetwork:
             raise ConnectFailed(f"no node answers at {target}:{port}", next_step="Is mesh-worker running there?")
         near, far = _Socket(self, source, target), _Socket(self, target, source)
         near.other, far.other = far, near
-        self._sockets += [near, far]
+        self._sockets |= {near: None, far: None}
         self._spawn(self._serve(accept, far))
         return near
 
     def forget(self, socket: _Socket) -> None:
-        if socket in self._sockets:
-            self._sockets.remove(socket)
+        self._sockets.pop(socket, None)
 
     async def _serve(self, accept: Accept, socket: _Socket) -> None:
         try:
@@ -161,21 +162,24 @@ class _Socket:
     def write(self, frame: bytes) -> bool:
         if not self.closed:
             self._send(frame)
-        return self.flying_bytes < self.network.way(self.host, self.target).buffer_bytes
+        return not self.congested
+
+    @property
+    def congested(self) -> bool:
+        return self.flying_bytes >= self.network.way(self.host, self.target).buffer_bytes
 
     async def send(self, frame: bytes) -> None:
-        congested = not self.write(frame)
-        while congested and not self.closed:
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.write(frame)
+        while self.congested and not self.closed:
+            waiting: asyncio.Future[None] = self.network.loop.create_future()
             self._writers.append(waiting)
             await waiting
-            congested = self.flying_bytes >= self.network.way(self.host, self.target).buffer_bytes
         if self.closed:
             raise ConnectionResetError("the connection ended")
 
     async def receive(self) -> bytes | None:
         while not self._inbox:
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiting: asyncio.Future[None] = self.network.loop.create_future()
             self._readers.append(waiting)
             await waiting
         if self._inbox[0] is None:
@@ -210,23 +214,29 @@ class _Socket:
             self._fly(frame)
 
     def _fly(self, frame: bytes | None) -> None:
-        loop, how, chance = asyncio.get_running_loop(), self.network.way(self.host, self.target), self.network.random
-        self._free_s = max(self._free_s, loop.time()) + len(frame or b"") / how.bytes_per_s
+        network = self.network
+        how, chance, now = network.way(self.host, self.target), network.random, network.loop.time()
+        if self._free_s < now:
+            self._free_s = now
+        self._free_s += len(frame or b"") / how.bytes_per_s
         arrives_s = self._free_s + how.delay_s + how.jitter_s * chance.random()
         if how.loss and chance.random() < how.loss:
             arrives_s += how.resend_s
-        self._arrived_s = max(arrives_s, self._arrived_s)
+        if self._arrived_s < arrives_s:
+            self._arrived_s = arrives_s
         self._flying.append(frame)
-        loop.call_at(self._arrived_s, self._arrive)
+        network.loop.call_at(self._arrived_s, self._arrive)
 
     def _arrive(self) -> None:
         frame = self._flying.popleft()  # in order also where two arrive at the same moment, which timers do not promise
-        if self.network.is_blocked(self.host, self.target):
+        network = self.network
+        if network.is_blocked(self.host, self.target):
             self._held.append(frame)  # it was on its way when the silence began
             return
         self.flying_bytes -= len(frame or b"")
-        _wake(self._writers)
-        self.network.frames += 1
+        if self._writers:
+            _wake(self._writers)
+        network.frames += 1
         self.other._take(frame)
 
     def _take(self, frame: bytes | None) -> None:
