@@ -74,8 +74,7 @@ class SharedDir:
 
     def write(self, chunks: Iterable[bytes | bytearray | memoryview]) -> str:
         """A new file of these bytes, one after the other; its name.  OutOfMemory if they do not fit."""
-        name = secrets.token_hex(16)
-        handle = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
+        name, handle = self._new_file(os.O_WRONLY)
         try:
             for chunk in chunks:
                 _write_all(handle, memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b""))
@@ -88,8 +87,7 @@ class SharedDir:
 
     def allocate(self, size_bytes: int) -> Segment:
         """A new file of `size_bytes` zeros to write into.  OutOfMemory if it does not fit."""
-        name = secrets.token_hex(16)
-        handle = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
+        name, handle = self._new_file(os.O_RDWR)
         try:
             if size_bytes == 0:
                 return Segment(name, memoryview(bytearray()))
@@ -101,16 +99,27 @@ class SharedDir:
         finally:
             os.close(handle)
 
-    def share(self, name: str, copies: int) -> list[str]:
-        """Further names of a file, one for each further receiver; no bytes are copied."""
-        check_name(name)
-        names = [secrets.token_hex(16) for _ in range(copies)]
-        for other in names:
-            try:
-                os.link(self.path / name, self.path / other, follow_symlinks=False)
-            except FileNotFoundError:
-                raise BlobMissing(f"shared file {name} is gone") from None
-        return names
+    def write_copies(self, chunks: Iterable[bytes | bytearray | memoryview], copies: int) -> tuple[str, ...]:
+        """A new file of these bytes under one name for each receiver; OutOfMemory if it does not fit, and then none."""
+        names = [self.write(chunks)]
+        try:
+            while len(names) < copies:
+                names.append(secrets.token_hex(16))
+                os.link(self.path / names[0], self.path / names[-1], follow_symlinks=False)
+        except OSError as error:
+            for name in names:
+                _unlink(self.path / name)
+            raise OutOfMemory("shared memory takes no further file", cause=str(error)) from None
+        return tuple(names)
+
+    def _new_file(self, mode: int) -> tuple[str, int]:
+        name = secrets.token_hex(16)
+        try:
+            return name, os.open(self.path / name, mode | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
+        except FileNotFoundError:
+            raise BlobMissing(f"{self.path} is gone, and the process whose shared memory it was") from None
+        except OSError as error:
+            raise OutOfMemory("shared memory takes no further file", cause=str(error)) from None
 
     def close(self) -> None:
         """Remove the directory if this process made it.  Mappings stay valid."""
@@ -136,7 +145,8 @@ def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True)
     """Map another process's file of exactly `size_bytes`, read-only, and own it from then on.
 
     With `unlink` false the file stays for whoever takes it next.  The memory is freed with the last view of it.
-    Raises ProtocolError for names that are not of our making, BlobMissing, BlobCorrupt for another size.
+    Raises ProtocolError for names that are not of our making, BlobMissing, BlobCorrupt for another size, OutOfMemory
+    where it cannot be mapped.
     """
     path = _file(directory, name)
     try:
@@ -148,6 +158,8 @@ def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True)
         if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
             raise BlobCorrupt(f"shared file {name} has {found.st_size} bytes, expected {size_bytes}")
         view = memoryview(_map(handle, size_bytes)) if size_bytes else memoryview(b"")
+    except OSError as error:
+        raise OutOfMemory(f"{size_bytes} bytes of shared memory cannot be mapped", cause=str(error)) from None
     finally:
         os.close(handle)
     if unlink:

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -244,7 +244,7 @@ class Host:
             results = self._engine.run(prepared.executable, inputs, lambda: self._stop_cell == number)
             compute_s = time.perf_counter() - started
             del inputs
-            outputs = tuple(self._deliver(*pair) for pair in zip(results, message.outputs, strict=True))
+            outputs = self._deliver_all(results, message.outputs)
         except Exception as error:
             self._discard(message.inputs)
             return messages.ExecuteFailed(message.run, self._as_mesh_error(error).to_fields())
@@ -280,6 +280,22 @@ class Host:
             elif given.last and given.name:
                 remove(given.directory, given.name)
 
+    def _deliver_all(
+        self, results: Sequence[NDArray[Any]], wanted: Sequence[messages.Wanted]
+    ) -> tuple[messages.Output, ...]:
+        """Every output, or none: nobody hears of those that came before one that cannot be delivered."""
+        made: list[messages.Output] = []
+        try:
+            for result, wish in zip(results, wanted, strict=True):
+                made.append(self._deliver(result, wish))
+        except BaseException:
+            for wish in wanted:
+                self._kept.pop(wish.keep, None)
+            for file in (file for output in made for file in output.files):
+                remove(self._shared.path, file)
+            raise
+        return tuple(made)
+
     def _deliver(self, array: NDArray[Any], wanted: messages.Wanted) -> messages.Output:
         if wanted.keep:
             self._kept[wanted.keep] = array
@@ -289,8 +305,7 @@ class Host:
         data = tensor_bytes(array)
         if data.nbytes <= INLINE_BYTES_MAX:
             return messages.Output(dtype, array.shape, data.tobytes(), (), wanted.keep)
-        name = self._shared.write([data])
-        files = (name, *self._shared.share(name, wanted.copies - 1))
+        files = self._shared.write_copies([data], wanted.copies)
         return messages.Output(dtype, array.shape, None, files, wanted.keep)
 
     def _as_mesh_error(self, error: Exception) -> MeshError:

@@ -1,0 +1,148 @@
+"""An engine host whose Nth call fails, for every N: a named error, nothing left behind, and the next run is right."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from support.failing_calls import NO_ROOM, Refusing, each_call, system_refuses
+from support.faulty_disk import Fuse
+
+from wire.codec import hash_array
+from wire.dtypes import F32
+from wire.errors import BlobMissing, DeviceLost, OutOfMemory, from_fields
+from wire.graph import GraphBuilder
+from wire.sharedmem import SharedDir, take
+from worker import host_messages as hm
+from worker.cpu import CpuEngine
+from worker.engine import Engine
+from worker.host import Host
+
+SIDE = 512  # a tensor is over the megabyte from which files are mapped, and over what travels in a message
+WEIGHT = np.arange(SIDE * SIDE, dtype=np.float32).reshape(SIDE, SIDE)
+GIVEN = np.ones((SIDE, SIDE), np.float32)
+
+
+class Story:
+    """One host and its daemon's side: a part with a weight, run on a file, twice, and taken back."""
+
+    def __init__(self, folder: Path, wrap: Callable[[Engine], Any] = lambda engine: engine) -> None:
+        builder = GraphBuilder()
+        x = builder.input("x", (SIDE, SIDE), F32)
+        weight = builder.param("weight", (SIDE, SIDE), F32)
+        total = builder.add("add", x, weight)
+        self.graph = builder.build([total, builder.add("mul", x, weight)])
+        self.blob = folder / "weight"
+        self.blob.write_bytes(WEIGHT.tobytes())
+        self.shared = SharedDir.create(folder)
+        engine = CpuEngine()
+        self.host = Host(cast(Engine, wrap(engine)), self.shared, memoryview(bytearray(8)), 1 << 30)
+        self.errors: list[Any] = []
+
+    def tell(self) -> bool:
+        """Whether nothing failed; the answers are right then."""
+        prepare = hm.PreparePart(
+            1, self.graph.hash, self.graph.encoded, 2, 2,
+            (hm.BoundParam(1, hash_array(WEIGHT), str(self.blob)),), {}, False,
+        )  # fmt: skip
+        try:
+            if not self.said(self.host.handle(prepare)):
+                return False
+            return self.run(1) and self.run(2)
+        finally:
+            self.host.handle(hm.Unprepare(1))
+
+    def run(self, number: int) -> bool:
+        try:
+            name = self.shared.write([GIVEN])
+        except OutOfMemory as error:
+            self.errors.append(error)
+            return False
+        given = hm.Input(0, F32.name, (SIDE, SIDE), True, None, str(self.shared.path), name)
+        wanted = (hm.Wanted(2 * number, 2), hm.Wanted(2 * number + 1, 2))
+        answer = self.host.handle(hm.ExecutePart(number, 1, (given,), wanted))
+        if not self.said(answer):
+            return False
+        assert isinstance(answer, hm.Executed)
+        for output, right in zip(answer.outputs, (GIVEN + WEIGHT, GIVEN * WEIGHT), strict=True):
+            for file in output.files:
+                self.check(file, right)
+            self.host.handle(hm.Forget(output.kept))
+        return True
+
+    def check(self, file: str, right: Any) -> None:
+        try:
+            view = take(self.shared.path, file, right.nbytes)
+        except (BlobMissing, OutOfMemory) as error:  # the daemon's own trouble, which removes what it cannot take
+            self.errors.append(error)
+            (self.shared.path / file).unlink(missing_ok=True)
+            return
+        assert bytes(view) == right.tobytes(), "a wrong answer"
+
+    def said(self, answer: Any) -> bool:
+        if isinstance(answer, hm.ExecuteFailed | hm.PrepareFailed):
+            self.errors.append(from_fields(answer.error))
+            return False
+        return True
+
+    def left(self) -> tuple[list[str], list[int]]:
+        return sorted(path.name for path in self.shared.path.iterdir()), sorted(self.host._kept)
+
+
+def descriptors() -> int:
+    """The files this process has open; 0 where the system does not say."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+def check_story(story: Story, fuse: Fuse) -> None:
+    """What holds after a story that may have failed."""
+    assert story.left() == (["lock"], []), f"left after call {fuse.fails_at} failed"
+    fuse.fails_at, before = 0, len(story.errors)
+    assert story.tell() and len(story.errors) == before, story.errors
+    assert story.left() == (["lock"], [])
+    story.shared.close()
+
+
+@pytest.mark.parametrize("number", NO_ROOM, ids=lambda number: os.strerror(number).replace(" ", "-"))
+def test_whatever_the_system_refuses_a_part_fails_by_name_and_leaves_nothing(tmp_path: Path, number: int) -> None:
+    failed = 0
+    open_before = descriptors()
+    for fuse in each_call():
+        story = Story(tmp_path)
+        with system_refuses(fuse, number, tmp_path):
+            well = story.tell()
+        assert all(isinstance(error, OutOfMemory | BlobMissing) for error in story.errors), story.errors
+        assert well or story.errors
+        failed += bool(story.errors)
+        check_story(story, fuse)
+    assert failed >= 12
+    del story
+    assert descriptors() <= open_before
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (lambda: OutOfMemory("the test's device is full"), OutOfMemory),
+        (lambda: MemoryError(), OutOfMemory),
+        (lambda: DeviceLost("the test's device is gone"), DeviceLost),
+    ],
+)
+def test_whatever_the_engine_refuses_a_part_fails_by_name_and_leaves_nothing(
+    tmp_path: Path, error: Callable[[], Exception], kind: type[Exception]
+) -> None:
+    failed = 0
+    for fuse in each_call():
+        story = Story(tmp_path, lambda engine, fuse=fuse: Refusing(engine, ("compile", "load", "run"), fuse, error))  # type: ignore[misc]
+        well = story.tell()
+        assert well == (not story.errors) and all(type(each) is kind for each in story.errors)
+        assert story.host.lost == (kind is DeviceLost and not well), "a host without a device ends"
+        failed += not well
+        check_story(story, fuse)
+    assert failed == 4, "compile, load, and two runs"

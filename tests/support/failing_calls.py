@@ -1,0 +1,102 @@
+"""The Nth call of something fails: of the system, of an engine, of a device's driver.
+
+    for fuse in each_call():
+        with system_refuses(fuse, errno.EMFILE, folder):
+            story()
+
+`each_call` gives fuses for N = 1, 2, ... until a story ends before its Nth call.  To make another thing fail, wrap it
+in a Refusing with the names of its methods.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import io
+import mmap
+import os
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from .faulty_disk import Fuse
+
+SYSTEM = (  # (module, name, the arguments that may be paths)
+    (os, "open", (0,)),
+    (os, "link", (0, 1)),
+    (os, "replace", (0, 1)),
+    (os, "rename", (0, 1)),
+    (builtins, "open", (0,)),
+    (io, "open", (0,)),
+)
+MEMORY = ((os, "write"), (os, "posix_fallocate"), (mmap, "mmap"))
+CALLS_MAX = 500
+NO_ROOM = (errno.ENOSPC, errno.EMFILE, errno.ENOMEM)
+
+
+def each_call() -> Iterator[Fuse]:
+    """A fuse for every N at which something still fails."""
+    for number in range(1, CALLS_MAX):
+        fuse = Fuse(fails_at=number, heals_at=number + 1)
+        yield fuse
+        if fuse.steps < number:
+            return
+    raise AssertionError(f"there is no end of calls after {CALLS_MAX}")
+
+
+@contextlib.contextmanager
+def system_refuses(fuse: Fuse, number: int, folder: Path) -> Iterator[None]:
+    """Calls of the system on files below `folder`, and those that take memory, fail by the fuse, with this errno."""
+    with contextlib.ExitStack() as stack:
+        for module, name, places in SYSTEM:
+            _replace(stack, module, name, _on_paths(getattr(module, name), places, fuse, number, str(folder)))
+        for module, name in MEMORY:
+            _replace(stack, module, name, _always(getattr(module, name), fuse, number))
+        yield
+
+
+class Refusing:
+    """As `inner`, but calls of the methods `names` fail by the fuse, with what `error` makes."""
+
+    def __init__(self, inner: Any, names: Collection[str], fuse: Fuse, error: Callable[[], BaseException]) -> None:
+        self._inner = inner
+        self._names = names
+        self._fuse = fuse
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name not in self._names:
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._fuse.step():
+                raise self._error()
+            return found(*args, **kwargs)
+
+        return call
+
+
+def _on_paths(found: Any, places: tuple[int, ...], fuse: Fuse, number: int, folder: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        paths = (args[place] for place in places if place < len(args))
+        if any(str(path).startswith(folder) for path in paths) and fuse.step():
+            raise OSError(number, os.strerror(number))
+        return found(*args, **kwargs)
+
+    return call
+
+
+def _always(found: Any, fuse: Fuse, number: int) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if fuse.step():
+            raise OSError(number, os.strerror(number))
+        return found(*args, **kwargs)
+
+    return call
+
+
+def _replace(stack: contextlib.ExitStack, module: Any, name: str, with_what: Any) -> None:
+    stack.callback(setattr, module, name, getattr(module, name))
+    setattr(module, name, with_what)
