@@ -7,10 +7,9 @@ knows no sockets: `transport.py` gives it two connections to write to and hands 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from .errors import Cancelled, DeadlineExceeded, MeshError, NodeLost, ProtocolError, RemoteError
@@ -118,7 +117,7 @@ class Link:
         answer: asyncio.Future[Message] = self._loop.create_future()
         self._answers[number] = answer
         self._flush()
-        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._expire, number, timeout_s)
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._expire, answer, timeout_s)
         try:
             return await answer
         finally:
@@ -154,15 +153,14 @@ class Link:
         self._last_ping += 1
         token = self._last_ping
         ponged = self._pings[token] = self._loop.create_future()
+        timer = self._loop.call_later(timeout_s, self._expire, ponged, timeout_s)
         began_s = self._loop.time()
         try:
             self._machine.ping(token)
             self._flush()
-            async with asyncio.timeout(timeout_s):
-                await ponged
-        except TimeoutError:
-            raise DeadlineExceeded(f"no answer within {timeout_s:g} s", node=self.peer.name) from None
+            await ponged
         finally:
+            timer.cancel()
             self._pings.pop(token, None)
         return self._loop.time() - began_s
 
@@ -183,8 +181,7 @@ class Link:
         """Both connections stand: the link may be used."""
         self.same_host = self._machine.shared_ok
         self._connections = connections
-        with self._guarded("on_linked"):
-            self._owner.handler.on_linked(self)
+        self._guarded("on_linked", self._owner.handler.on_linked, self)
         self._flush()
 
     def received(self, channel: Channel, data: bytes) -> None:
@@ -260,8 +257,7 @@ class Link:
 
     def _on_notify(self, event: NotifyReceived) -> None:
         body = decode_message(event.body)
-        with self._guarded(type(body).__name__):
-            self._owner.handler.on_notify(self, body)
+        self._guarded(type(body).__name__, self._owner.handler.on_notify, self, body)
 
     def _on_stream_open(self, event: StreamOpened) -> None:
         header = decode_message(event.header)
@@ -281,8 +277,7 @@ class Link:
 
     def _on_stream_done(self, event: StreamDone) -> None:
         header, buffer = self._arriving.pop(event.stream)
-        with self._guarded(type(header).__name__):
-            self._owner.handler.on_stream_done(self, header, buffer, event.error)
+        self._guarded(type(header).__name__, self._owner.handler.on_stream_done, self, header, buffer, event.error)
 
     def _on_stream_sent(self, event: StreamSent) -> None:
         sent = self._sending.pop(event.stream, None)
@@ -301,11 +296,10 @@ class Link:
     def _on_closed(self, event: Closed) -> None:
         self._end(event.error)
 
-    @contextlib.contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
+    def _guarded(self, what: str, tell: Callable[..., None], *told: object) -> None:
         """A handler's bug must reach the log, not end the link; its ProtocolError blames the other side and does."""
         try:
-            yield
+            tell(*told)
         except ProtocolError:
             raise
         except Exception:
@@ -314,10 +308,11 @@ class Link:
     # -- sending
 
     def _flush(self) -> None:
-        if not self._machine.has_to_send:
+        if not self._machine.has_to_send():
             return
-        for connection in self._connections.values():
-            connection.pump()
+        for channel, connection in self._connections.items():
+            if self._machine.has_frames(channel):
+                connection.pump()
         for event in self._machine.sent_events():
             self._handle(event)
         if self._machine.queued_bytes > self._machine.limits.queue_bytes_max:
@@ -334,9 +329,8 @@ class Link:
         """Chunks left in the background; streams may be complete."""
         self.handle(self._machine.sent_events())
 
-    def _expire(self, number: int, timeout_s: float) -> None:
-        answer = self._answers.get(number)
-        if answer is not None and not answer.done():
+    def _expire(self, answer: asyncio.Future[Any], timeout_s: float) -> None:
+        if not answer.done():
             answer.set_exception(DeadlineExceeded(f"no answer within {timeout_s:g} s", node=self.peer.name))
 
     # -- the end
@@ -368,11 +362,9 @@ class Link:
         self._owner.unlinked(self)
         self._over.set()
         for header, buffer in self._arriving.values():
-            with self._guarded(type(header).__name__):
-                self._owner.handler.on_stream_done(self, header, buffer, _copy(lost))
+            self._guarded(type(header).__name__, self._owner.handler.on_stream_done, self, header, buffer, _copy(lost))
         self._arriving.clear()
-        with self._guarded("on_unlinked"):
-            self._owner.handler.on_unlinked(self, error)
+        self._guarded("on_unlinked", self._owner.handler.on_unlinked, self, error)
 
 
 _KIND = {CONTROL: "control", BULK: "bulk"}

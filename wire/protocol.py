@@ -287,7 +287,10 @@ class Peer:
         chunk = self._sender.next() if channel is BULK and self.state is State.OPEN else None
         return None if chunk is None else encode(chunk)
 
-    @property
+    def has_frames(self, channel: Channel) -> bool:
+        """Whether `next_frame` may have one."""
+        return bool(self._frames[channel]) or (channel is BULK and self._sender.has_bytes)
+
     def has_to_send(self) -> bool:
         """Whether `next_frame` or `sent_events` may have something."""
         control, bulk = self._frames
