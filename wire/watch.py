@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from .endpoint import Endpoint
 from .errors import DeadlineExceeded, MeshError, NodeLost
@@ -21,7 +21,8 @@ log = logging.getLogger("graph_mesh.transport")
 
 TICK_S = 1.0
 IDLE_S = 2.0  # of silence until a link is asked whether it lives; traffic of any kind keeps it from being asked
-RESTING_S = 60.0  # the same of a link that nothing depends on; who dialled asks first
+RESTING_S = 60.0  # the same of a link to a worker that nothing depends on; who dialled asks first
+LOOK_S = 5.0  # how often those are looked at
 ANSWER_S = 3.0  # of an idle link: twice the node time-out of a LAN
 ANSWER_CLIENT_S = 60.0  # a user's process may be stopped, or busy in something that lets nothing else run
 ANSWER_DOUBTFUL_S = 2.0  # of a link that is doubtful: dialling anew costs little
@@ -31,8 +32,8 @@ class LinkWatch:
     """Watches one endpoint while `run` runs.
 
     `moved()` says whether the machine's addresses changed since it was last asked; `wall` is the time of day; `woke` is
-    told when either made all links doubtful; an idle node has `answer_s` to answer.  `needed()` are the workers that
-    something depends on now: in a mesh of a thousand most links are to others, which are asked seldom.
+    told when either made all links doubtful; an idle node has `answer_s` to answer.  `needed()` are the nodes that
+    something depends on now: in a mesh of a thousand most links are to other workers, which are asked seldom.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class LinkWatch:
         self.needed: Callable[[], Collection[str]] | None = None  # everyone is
         self._endpoint = endpoint
         self._waking = Waking()
+        self._look_at_s = 0.0
         self._asked: dict[Link, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -59,8 +61,7 @@ class LinkWatch:
                     log.info("%s: asking %d linked nodes whether they are there", reason, len(self._endpoint.links))
                     for tell in self.woke:
                         tell()
-                links = list(self._endpoint.links.values())
-                for link in links if reason else self._quiet(links, loop.time()):
+                for link in list(self._endpoint.links.values()) if reason else self._quiet(loop.time()):
                     answer_s = ANSWER_DOUBTFUL_S
                     if not reason:
                         answer_s = ANSWER_CLIENT_S if link.peer.role == "client" else self.answer_s
@@ -70,24 +71,27 @@ class LinkWatch:
             for task in self._asked.values():
                 task.cancel()
 
-    def _quiet(self, links: Sequence[Link], now: float) -> list[Link]:
-        """Those that were silent for long enough to be asked."""
-        silent = [link for link in links if now - link.heard_s >= IDLE_S]
-        if self.needed is None or not silent:
-            return silent
-        needed = self.needed()
-        return [
-            link
-            for link in silent
-            if now - link.heard_s >= (RESTING_S if link.address else RESTING_S + 2 * TICK_S)
-            or link.peer.role != "worker"
-            or link.peer.node_id in needed
-        ]
+    def _quiet(self, now: float) -> list[Link]:
+        """Those that were silent for long enough to be asked; links to others than the needed are seldom looked at."""
+        links, needed = self._endpoint.links, self.needed() if self.needed else None
+        if needed is None:
+            return [link for link in links.values() if now - link.heard_s >= IDLE_S]
+        if now >= self._look_at_s:
+            self._look_at_s = now + LOOK_S
+            return [link for link in links.values() if now - link.heard_s >= _quiet_s(link, needed)]
+        return [link for node in needed if (link := links.get(node)) is not None and now - link.heard_s >= IDLE_S]
 
     def _ask(self, link: Link, answer_s: float, reason: str) -> None:
         if link not in self._asked:
             task = self._asked[link] = asyncio.get_running_loop().create_task(_check(link, answer_s, reason))
             task.add_done_callback(lambda _: self._asked.pop(link, None))
+
+
+def _quiet_s(link: Link, needed: Collection[str]) -> float:
+    """After how much silence a link is asked."""
+    if link.peer.role != "worker" or link.peer.node_id in needed:
+        return IDLE_S
+    return RESTING_S if link.address else RESTING_S + 2 * LOOK_S
 
 
 async def revived(link: Link) -> bool:

@@ -144,8 +144,9 @@ class WorkerState:
         return self._runs.values()
 
     def needed(self) -> Collection[str]:
-        """The workers that plans here send to or get from."""
-        return set().union(*(plan.neighbours for plan in self._plans.values()))
+        """The coordinator, and the workers that plans here send to or get from."""
+        owner = set() if self.owner is None else {self.owner.node}
+        return sorted(owner.union(*(plan.neighbours for plan in self._plans.values())))
 
     def validate(self) -> None:
         """AssertionError if the state contradicts itself; tests call it after every event."""
