@@ -49,7 +49,8 @@ OVERLAP_S_MAX = 30 * 86400.0
 class Trust:
     """Whom members trust: who is out, as a list to hand on (`data`) and as node ids, and the authorities.
 
-    `pins` are those of the authority and of the one before, if that is trusted too.
+    `pins` are those of the authority and of the one before, if that is trusted too; `certified` are the members that
+    have a certificate of the present one.
     """
 
     number: int
@@ -58,6 +59,7 @@ class Trust:
     authority: bytes
     former: Former | None
     pins: tuple[bytes, ...]
+    certified: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +330,8 @@ class Authority:
             pins.append(pin_of(theirs.certificate))
             former = Former(self._keyring.vouched(roster.authority), theirs.revocations(out, roster.number))
         data = ours.revocations(out, roster.number)
-        return Trust(roster.number, data, out, ours.certificate, former, tuple(pins))
+        certified = frozenset(roster.certified())
+        return Trust(roster.number, data, out, ours.certificate, former, tuple(pins), certified)
 
     def _rotation(self, roster: Roster, withdrawn: tuple[TokenRecord, ...] = ()) -> Rotation:
         certificate = self._keyring.get(roster.authority).certificate

@@ -78,6 +78,10 @@ class Roster:
         """The members that have no certificate of the present authority yet."""
         return [each for each in self.members.values() if not each.revoked and each.authority < self.authority]
 
+    def certified(self) -> list[str]:
+        """The ids of those that have one."""
+        return [each.node_id for each in self.members.values() if not each.revoked and each.authority == self.authority]
+
     def admit(self, record: TokenRecord, asked: Asked, node_id: str, host: str, now_s: float, ends_s: float) -> str:
         """Let a node in that proved to know the token of `record`: "" then, else a reason of `joining.REFUSALS`."""
         known = self.members.get(node_id)

@@ -19,6 +19,7 @@ from coordinator.authority import Authority, Trust
 from coordinator.runtime import Coordinator
 from wire.credentials import RETRY_S, Credentials, Nap, keep_renewed
 from wire.errors import ConfigError, MeshError
+from wire.identity import member_id
 from wire.join_link import PORT_OFFSET, serve_joining
 from wire.joining import Admitted
 from wire.listener import Listener, addresses_of
@@ -111,9 +112,11 @@ class Admission:
         """Trust whom the authority says, and tell all others."""
         async for trust in self.authority.watch():
             await self._adopt(trust)
-            self._pins = trust.pins
+            dropped, self._pins = len(trust.pins) < len(self._pins), trust.pins
             former = (trust.former.certificate, trust.former.revocations) if trust.former else (b"", b"")
             coordinator.revoke(Revocations(trust.data, trust.authority, *former), trust.node_ids)
+            if dropped:
+                _end_links_of_before(coordinator, trust)
 
     async def _adopt(self, trust: Trust) -> None:
         """Before others hear of it, so that they can renew; a disk that is full keeps it from happening."""
@@ -131,6 +134,14 @@ class Admission:
 
     def _certify(self) -> Admitted:
         return self.authority.certify_coordinator(self.credentials.key.public)
+
+
+def _end_links_of_before(coordinator: Coordinator, trust: Trust) -> None:
+    """Whoever showed a certificate of the authority before, and has no newer one, is trusted no more."""
+    for link in list(coordinator.endpoint.links.values()):
+        if member_id(link.peer.node_id) not in trust.certified:
+            log.warning("%s has no certificate of the new authority", link.peer.name)
+            link.close("the authority of this node's certificate was replaced")
 
 
 def _free_ports() -> Sequence[int]:

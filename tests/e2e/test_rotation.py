@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -9,8 +10,14 @@ from typing import Any
 
 import pytest
 from support.commands import daemon, environment, node_states, run, wait_for
+from support.links import Recorder
+from support.tls import credentials
 
 from mesh.commands import exit_codes
+from wire.certificates import authority_from_pem
+from wire.errors import NotTrusted
+from wire.identity import identity_here
+from wire.transport import Endpoint
 
 MESH = "rotated"
 SERVE = ("coord", "serve", "--no-mdns", "--port", "0")
@@ -78,3 +85,21 @@ def test_a_mesh_goes_on_by_a_new_authority(tmp_path: Path) -> None:
     assert [event for event in events if event.startswith("authority")] == [
         "authority made", "authority changed", "authority dropped",
     ]  # fmt: skip
+
+
+@pytest.mark.long
+async def test_what_a_thief_made_with_the_old_key_ends_with_it(tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME=MESH)
+    with daemon(*SERVE, env=env, log=tmp_path / "serve.log") as coordinator:
+        folder = next(tmp_path.rglob("authority.key")).parent
+        stolen = authority_from_pem(*((folder / name).read_bytes() for name in ("authority.key", "authority.pem")))
+        thief = credentials(tmp_path / "thief", stolen, "client", mesh=MESH)
+        endpoint = Endpoint(identity_here("client", MESH, "thief", None, thief.node_id), Recorder(), credentials=thief)
+        link = await endpoint.dial("127.0.0.1", coordinator.ready["port"])
+        done = await asyncio.to_thread(run, "coord", "authority", "rotate", "--overlap", "4s", env=env)
+        assert done.returncode == exit_codes.OK and not link.closed
+        async with asyncio.timeout(15.0):
+            await link.wait_closed()
+        with pytest.raises(NotTrusted):
+            await endpoint.dial("127.0.0.1", coordinator.ready["port"])
+        await endpoint.close()
