@@ -157,9 +157,7 @@ class Remote:
         return self._link is not None and not self._link.closed
 
     async def plan(self, graph: WireGraph, strategy: str) -> Mapping[str, Any]:
-        answer = await self._ask(PlanGraph(graph.encoded, strategy), Planned)
-        described: Mapping[str, Any] = json.loads(answer.plan)
-        return described
+        return told((await self._ask(PlanGraph(graph.encoded, strategy), Planned)).plan)
 
     def hold(self, handle: Handle) -> None:
         return  # its tensor goes along with every job that names it
@@ -221,7 +219,7 @@ class Remote:
                     raise
                 continue
             names = [value.name for value in answer.outputs]
-            return dict(zip(names, arrays, strict=True)), json.loads(answer.report or "{}")
+            return dict(zip(names, arrays, strict=True)), told(answer.report or "{}")
 
     async def cancel(self, job: str) -> None:
         await self._ask(CancelJob(job), Done)
@@ -332,3 +330,14 @@ def _named(name: str, value: NDArray[Any] | Handle, offered: dict[bytes, NDArray
     if named.blob is not None:
         offered[named.blob] = array
     return named
+
+
+def told(text: str) -> dict[str, Any]:
+    """The plan or report that a coordinator told as JSON; ProtocolError if it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("the coordinator told something that is not JSON", cause=str(error)[:200]) from None
+    if not isinstance(found, dict):
+        raise ProtocolError(f"the coordinator told a {type(found).__name__} and no plan or report")
+    return found

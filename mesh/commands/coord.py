@@ -25,7 +25,7 @@ from wire.logs import start_logging
 from wire.messages import JobReport
 
 from ..preview import PlanPreview, size_text
-from ..remote import Remote
+from ..remote import Remote, told
 from .arrays import check_folder, read_inputs, write_outputs
 from .exit_codes import INTERRUPTED, OK, print_log, run_command
 from .flags import add_common, add_health, add_listening, command, node_timeout_s, verbosity
@@ -308,7 +308,7 @@ def _job_fields(job: JobReport) -> dict[str, Any]:
     fields = {name: getattr(job, name) for name in JobReport.__struct_fields__}
     return {
         **fields,
-        "report": json.loads(job.report or "{}"),
+        "report": told(job.report or "{}"),
         "error": str(from_fields(job.error)) if job.error else "",
     }
 
