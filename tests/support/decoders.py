@@ -15,7 +15,7 @@ from .fuzzing import Decoder
 DECODERS = (
     Decoder("frames", network.frames, 200_000, 0.5),
     Decoder("identities", network.identities, 150_000, 0.5),
-    Decoder("messages", network.messages, 200_000, 0.7),
+    Decoder("messages", network.messages, 190_000, 0.7),
     Decoder("tensors", network.tensors, 100_000, 0.7),
     Decoder("links", network.links, 60_000, 0.3),
     Decoder("errors", network.errors, 30_000, 0.3),
@@ -26,6 +26,7 @@ DECODERS = (
     Decoder("adverts", network.adverts, 10_000, 0.5),
     Decoder("words", network.words, 10_000, 0.1),
     Decoder("shared files", network.shared_files, 20_000, 0.9),
+    Decoder("plans told", network.plans_told, 10_000, 0.4),
     Decoder("host messages", network.host_messages, 40_000, 0.5),
     Decoder("worker orders", machines.worker_orders, 21_000, 0.4),
     Decoder("worker reports", machines.worker_reports, 4_000, 0.7),

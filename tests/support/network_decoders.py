@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from mesh.durations import parse_duration
+from mesh.remote import told
 from mesh.sizes import parse_size
 from wire.address import check_name, parse_address, shown
 from wire.adverts import ROLES, bucket_of, fields_of, key_of_name, near, role_in
@@ -98,7 +99,7 @@ from .links import LINK_ID, node
 from .mdns import advert
 from .messages import MESSAGES
 from .random_graphs import random_graph
-from .tampering import GRAPH, MSGPACK, Form, nested
+from .tampering import GRAPH, JSON, MSGPACK, Form, nested
 
 NOW_S = 1_700_000_000.0  # of what is dated
 
@@ -219,6 +220,18 @@ _TALK = [
 _BULK_KINDS = {
     encode(frame)[:1] for frame in FRAMES if isinstance(frame, Piece | StreamOpen | StreamChunk | StreamAbort)
 }
+
+
+def plans_told(folder: Path) -> Target:
+    """Plans and reports as a client is told them."""
+    plan = b'{"seconds": 0.5, "parts": [{"node": "n1", "ops": 3}], "reasons": ["it fits"]}'
+
+    def check(found: Any, data: bytes) -> None:
+        assert isinstance(found, dict)
+
+    return Target(
+        [plan, b"{}"], refused_with(ProtocolError, lambda data: told(data.decode("utf-8", "replace")), check), JSON
+    )
 
 
 class _Links:
