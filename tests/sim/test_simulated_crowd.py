@@ -15,11 +15,22 @@ from collections import Counter
 import pytest
 from support.simulated import Job, simulate
 
+from coordinator.planner import Question
+from coordinator.planner_process import AnswersHere
 from mesh.simulation.cluster import Cluster
 
 CHURN_PER_S = 0.05 / 60  # of all workers; each is away for a while
 AWAY_S = (0.5, 30.0)
 JOB_EVERY_S = 20.0
+PLANNING_S = 0.1
+
+
+class Unhurried(AnswersHere):
+    """Plans ahead in a process at the lowest priority: it takes its time, and what is asked for meanwhile ends it."""
+
+    async def answer(self, question: Question) -> bytes | None:
+        await asyncio.sleep(PLANNING_S)
+        return await AnswersHere.answer(self, question)
 
 
 async def crowd_run(cluster: Cluster, seconds: float) -> Counter[str]:
@@ -79,7 +90,7 @@ def test_a_crowd_comes_and_goes(nodes: int, seconds: float) -> None:
     async def run(cluster: Cluster) -> None:
         seen.append(await crowd_run(cluster, seconds))
 
-    simulate(run, nodes, seed=1)
+    simulate(run, nodes, seed=1, answerer=Unhurried())
     assert seen[0]["answered"] and seen[0]["away"] and seen[0]["dead"]
 
 
@@ -91,5 +102,5 @@ if __name__ == "__main__":
 
     gc.set_threshold(200_000, 50, 50)  # most objects here live for long: looking at a million again takes most of a run
     began_s = time.monotonic()
-    simulate(main, count, seed=1)
+    simulate(main, count, seed=1, answerer=Unhurried())
     print(f"{count} nodes for {hours:g} h: every invariant held, {time.monotonic() - began_s:.0f} s", flush=True)
