@@ -116,6 +116,8 @@ class WebSockets:
         for each in ("0.0.0.0", "::") if address == "::" else (address,):
             try:
                 server = await asyncio.get_running_loop().create_server(self._make_protocol, each, port, backlog=1024)
+                if not server.sockets:  # asyncio says nothing of sockets that the system does not give
+                    raise OSError(errno.EAFNOSUPPORT, f"the system gives no socket for {each}")
             except OSError as error:
                 if self._servers and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     break  # a machine without IPv6

@@ -16,6 +16,7 @@ import errno
 import io
 import mmap
 import os
+import socket
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ SYSTEM = (  # (module, name, the arguments that may be paths)
     (io, "open", (0,)),
 )
 MEMORY = ((os, "write"), (os, "posix_fallocate"), (mmap, "mmap"))
+SOCKETS = ("bind", "listen", "connect", "accept", "recv", "recv_into", "send", "sendmsg")
+SOCKET_ERRORS = (errno.ECONNRESET, errno.EPIPE, errno.EMFILE, errno.ENETUNREACH, errno.ETIMEDOUT)
 CALLS_MAX = 500
 NO_ROOM = (errno.ENOSPC, errno.EMFILE, errno.ENOMEM)
 
@@ -53,6 +56,32 @@ def system_refuses(fuse: Fuse, number: int, folder: Path) -> Iterator[None]:
             _replace(stack, module, name, _on_paths(getattr(module, name), places, fuse, number, str(folder)))
         for module, name in MEMORY:
             _replace(stack, module, name, _always(getattr(module, name), fuse, number))
+        yield
+
+
+@contextlib.contextmanager
+def sockets_refuse(fuse: Fuse, number: int) -> Iterator[None]:
+    """Calls on IP sockets, making one and asking for addresses fail by the fuse, with this errno."""
+
+    def refuse(found: Any, counts: Callable[..., bool]) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if counts(*args, **kwargs) and fuse.step():
+                raise OSError(number, os.strerror(number))
+            return found(*args, **kwargs)
+
+        return call
+
+    def is_ip(each: Any, *_: Any, **__: Any) -> bool:
+        return each.family in (socket.AF_INET, socket.AF_INET6)  # the loop's own are not
+
+    def makes_ip(_: Any, family: int = socket.AF_INET, *__: Any, fileno: Any = None, **___: Any) -> bool:
+        return family in (socket.AF_INET, socket.AF_INET6) and fileno is None
+
+    with contextlib.ExitStack() as stack:
+        for name in SOCKETS:
+            _replace(stack, socket.socket, name, refuse(getattr(socket.socket, name), is_ip))
+        _replace(stack, socket, "getaddrinfo", refuse(socket.getaddrinfo, lambda *_, **__: True))
+        _replace(stack, socket.socket, "__init__", refuse(socket.socket.__init__, makes_ip))
         yield
 
 
