@@ -7,6 +7,7 @@ in the messages, large ones are fetched by address from whoever has them, so an 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import secrets
@@ -67,6 +68,7 @@ from .handle import Handle
 from .node import Node, node_from
 
 DIAL_TIMEOUT_S = 5.0
+RENEW_S = 1.0  # at the end, where the mesh has a new authority
 RETURN_S = 30.0  # how long a coordinator that vanished is dialled again
 RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
 M = TypeVar("M", bound=Message)
@@ -179,7 +181,9 @@ class Remote:
         for task in self._tasks:
             task.cancel()
         if self._membership.credentials.outdated:
-            await self._membership.refresh()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._membership.refresh()
         await self._endpoint.close()
         self._shared.close()
 

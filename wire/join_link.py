@@ -54,6 +54,7 @@ SHUTDOWN_S = 0.5  # for a call's last bytes; then the connection is dropped
 READ_BYTES = 4096
 INSIST_S = 20.0  # a flood leaves room for somebody else every few hundredths of a second
 AGAIN_S = 0.05
+TELL_S = 2.0  # until somebody who waits is told why
 CROWDED = "It may have too many callers; try again later, and look at the coordinator's log"
 JOIN_AGAIN = {"worker": "mesh-worker join here", "client": "mesh-coord join here"}
 
@@ -234,7 +235,7 @@ class _HungUp(Exception):
 async def _insist(where: str, call: Callable[[], Awaitable[T]]) -> T:
     """What a call ends with, made again for INSIST_S where the other side hangs up on it."""
     loop = asyncio.get_running_loop()
-    until_s = loop.time() + INSIST_S
+    began_s, until_s, told = loop.time(), loop.time() + INSIST_S, False
     while True:
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -245,6 +246,9 @@ async def _insist(where: str, call: Callable[[], Awaitable[T]]) -> T:
             if loop.time() > until_s:
                 error.told.next_step = error.told.next_step or CROWDED
                 raise error.told from None
+            if not told and loop.time() - began_s > TELL_S:
+                told = True
+                log.warning("%s hangs up, as with many callers; asking again for %.0f s", where, INSIST_S - TELL_S)
         await asyncio.sleep(random.uniform(0.5, 1.5) * AGAIN_S)
 
 
