@@ -105,6 +105,11 @@ class Ahead:
     # -- helpers
 
     @property
+    def busy(self) -> bool:
+        """Whether there is anything to plan for."""
+        return bool(self._expected)
+
+    @property
     def used_bytes(self) -> int:
         return sum(map(len, self._answers.values()))
 

@@ -8,6 +8,7 @@ while nothing changes.  It does not know what a plan is wanted for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -32,6 +33,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 
 PLANS_REMEMBERED = 256
 NODES_REMEMBERED = 500_000  # of the graphs of all plans together: some hundred bytes each
+LOOK_S = 5.0
 SETTLE_S = 0.5  # changes come in crowds, and a death has its recovery to be carried out first
 MADE_AHEAD = "this plan was made ahead, before it was needed"
 
@@ -103,7 +105,7 @@ class Planning:
         """Answer what is expected; never returns."""
         try:
             while True:
-                await self._news.wait()
+                await self._any_news()
                 await asyncio.sleep(SETTLE_S)
                 self._news.clear()
                 self._ahead.expect(self.profiles(self._usable()))
@@ -121,6 +123,12 @@ class Planning:
             for name, question in rows
             if (data := self._ahead.find(question)) is not None
         ]
+
+    async def _any_news(self) -> None:
+        """Until something changed, or may have without a word: verdicts on the pace of devices do."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S if self._ahead.busy else None):
+                await self._news.wait()
 
     async def _answer_all(self) -> None:
         while (question := self._ahead.next(self._plans)) is not None:

@@ -613,7 +613,8 @@ class Coordinator:
             if not deployment.trial:
                 self._tell("planned", "", "; ".join(plan.reasons), generation)
             self._teller.planned(deployment.program, generation)
-            self._planning.use(deployment.program, dispatch.nodes(plan))
+            if not deployment.trial:
+                self._planning.use(deployment.program, dispatch.nodes(plan))
         nodes, outputs = dispatch.nodes(plan), dispatch.output_count(plan)
         timed = dispatch.part_seconds(plan), dispatch.prepare_seconds(plan)
         self._feed(ev.PlanMade(generation, nodes, outputs, *timed))

@@ -14,7 +14,7 @@ from support.simulated import chaos_run, simulate
 from coordinator import rehearsing
 from coordinator.planner import Question
 from coordinator.planner_process import AnswersHere
-from coordinator.planning import MADE_AHEAD
+from coordinator.planning import LOOK_S, MADE_AHEAD, SETTLE_S
 from coordinator.program import Program
 from coordinator.rehearsing import QUIET_S
 from coordinator.report import CallReport
@@ -164,7 +164,14 @@ def _id(cluster: Cluster, name: str) -> str:
     return next(view.node_id for view in cluster.coordinator.nodes() if view.name == name)
 
 
-@pytest.mark.parametrize("change", [_joined, _measured])
+async def _slower(cluster: Cluster) -> None:
+    """A verdict on a device's pace, which nobody is told of."""
+    site = (_id(cluster, "sim-0"), 0)
+    cluster.coordinator._stragglers._site(site).slowness = 4.0
+    await asyncio.sleep(LOOK_S + 2 * SETTLE_S)
+
+
+@pytest.mark.parametrize("change", [_joined, _measured, _slower])
 def test_a_plan_made_before_a_change_is_not_used_after_it(change: Callable[[Cluster], Awaitable[None]]) -> None:
     slow = SlowAnswers(0.0)
 
