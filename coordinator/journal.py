@@ -22,7 +22,7 @@ import sqlite3
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -270,7 +270,7 @@ class Journal:
         assert self._connection is not None
         try:
             _check(self._connection)
-            self._rewrite(_read_needed(self._connection))
+            self._rewrite(_read_needed(self._connection, self._live))
         except (sqlite3.Error, OSError, ValueError) as error:  # what was written stays; the next write tries again
             log.warning("the journal in %s was not compacted: %s", self._folder, error)
             self._disconnect()
@@ -372,9 +372,14 @@ def _rows(connection: sqlite3.Connection) -> list[_Row]:
     return rows
 
 
-def _read_needed(connection: sqlite3.Connection) -> Iterator[_Row]:
-    """The rows that still say something, oldest first, each read when it is its turn."""
-    for number in _needed_of(connection.execute("SELECT number, job, kind FROM rows ORDER BY number")):
+def _read_needed(connection: sqlite3.Connection, live: Mapping[str, int]) -> Iterator[_Row]:
+    """Of every job its newest rows, as many as are needed, oldest first; each is read when it is its turn."""
+    left, numbers = dict(live), []
+    for number, job in connection.execute("SELECT number, job FROM rows ORDER BY number DESC"):
+        if left.get(job):
+            left[job] -= 1
+            numbers.append(number)
+    for number in reversed(numbers):
         row = connection.execute("SELECT job, kind, body, chain FROM rows WHERE number = ?", (number,)).fetchone()
         yield _Row(number, Entry(*row[:3]), row[3])
 
@@ -397,21 +402,15 @@ def _wrong_in(rows: Sequence[_Row], number: int, chain: bytes) -> str:
     return "" if chains[number] == chain else f"row {number} is not the one that was acknowledged"
 
 
-def _needed(rows: Sequence[_Row]) -> list[_Row]:
+def _needed(rows: Iterable[_Row]) -> list[_Row]:
     """The rows that still say something, oldest first."""
-    numbers = set(_needed_of((row.number, row.entry.job, row.entry.kind) for row in rows))
-    return [row for row in rows if row.number in numbers]
-
-
-def _needed_of(heads: Iterable[tuple[int, str, str]]) -> list[int]:
-    """Of rows by number, job and kind, oldest first."""
-    by_job: dict[str, list[int]] = {}
-    for number, job, kind in heads:
-        if kind in WHOLE:
-            by_job.pop(job, None)
-        if kind not in (BEGIN, FORGOTTEN):
-            by_job.setdefault(job, []).append(number)
-    return sorted(number for each in by_job.values() for number in each)
+    by_job: dict[str, list[_Row]] = {}
+    for row in rows:
+        if row.entry.kind in WHOLE:
+            by_job.pop(row.entry.job, None)
+        if row.entry.kind not in (BEGIN, FORGOTTEN):
+            by_job.setdefault(row.entry.job, []).append(row)
+    return sorted((row for each in by_job.values() for row in each), key=lambda row: row.number)
 
 
 def _chained(number: int, chain: bytes, entries: Iterable[Entry]) -> Iterator[_Row]:

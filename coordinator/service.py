@@ -15,6 +15,7 @@ import json
 import logging
 import platform
 import secrets
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -60,7 +61,7 @@ from .runtime import Coordinator
 log = logging.getLogger("graph_mesh.service")
 
 PUBLISHED_MAX = 16  # results that wait for clients to fetch them; each large output is an open file
-RECENT_MAX = 64  # jobs that are over and whose details are in memory; others are read from the journal
+RECENT_MAX = 8  # jobs that are over and whose details are in memory; others are read from the journal
 WORKERS = "@workers"  # the entry that names the workers of before; no job has such an id
 COMING_AND_GOING = frozenset({"joined", "dead", "leaving"})
 
@@ -174,7 +175,7 @@ class JobService:
         self._table.seen(client)
         name = body.job or secrets.token_hex(6)
         while True:
-            job = Job(name, body.name, client, body.detach, self._wall(), _digest(body))
+            job = Job(name, sys.intern(body.name), client, body.detach, self._wall(), _digest(body))
             known = self._table.submit(job)
             if known is job:
                 await self._take_in(link, job, graph, body)
