@@ -68,7 +68,7 @@ def test_the_coordinator_pauses_a_worker_but_does_not_end_a_pause_of_its_user(
         assert ask(coord.main, "nodes", "resume", "attic", *place) == exit_codes.OK
         assert node_states(coordinator) == {"attic": "healthy"}
         assert ask(worker_command.main, "pause") == exit_codes.OK
-        assert node_states(coordinator) == {"attic": "paused"}
+        wait_for(lambda: node_states(coordinator) == {"attic": "paused"})
         assert ask(coord.main, "nodes", "resume", "attic", *place) == exit_codes.UNREACHABLE
         assert node_states(coordinator) == {"attic": "paused"}
         assert ask(worker_command.main, "resume") == exit_codes.OK
