@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -46,6 +46,7 @@ class Device:
     spare: bool = False  # its worker has a cpu beside it that nothing is wrong with
     dies_of: str = ""  # an op that ends the host whenever a part with it runs
     lost: int = 0  # how often it was
+    wrap: Callable[[Engine], Engine] = field(default=lambda engine: engine)  # what else is wrong with its engine
 
     def seconds(self, flops: int, moved_bytes: int) -> float:
         """The roofline (Williams et al. 2009), and what a dispatch costs."""
@@ -81,7 +82,7 @@ class SimulatedHost:
         assert engine is not None, "there is always a cpu"
         self._info = engine.info
         self._host = Host(
-            cast(Engine, FlippingEngine(engine, device)),
+            device.wrap(cast(Engine, FlippingEngine(engine, device))),
             SharedDir.attach(Path(opening.shared_dir)),
             stop_cell,
             opening.memory_bytes,
@@ -202,6 +203,9 @@ class SimulatedHost:
         if answer is not None:
             self._watchdog.answered(self._loop.time())
             self._on_message(self, answer)
+        if self._host.lost:  # a host ends once it has said so
+            self._lose("the device is gone")
+            return
         self._next()
 
     def _loses_device(self, ops: set[str]) -> bool:

@@ -86,9 +86,9 @@ def sockets_refuse(fuse: Fuse, number: int) -> Iterator[None]:
 
 
 class Refusing:
-    """As `inner`, but calls of the methods `names` fail by the fuse, with what `error` makes."""
+    """As `inner`, but calls of the methods `names` fail by the fuse, with what `error` makes, if it makes anything."""
 
-    def __init__(self, inner: Any, names: Collection[str], fuse: Fuse, error: Callable[[], BaseException]) -> None:
+    def __init__(self, inner: Any, names: Collection[str], fuse: Fuse, error: Callable[[], Exception | None]) -> None:
         self._inner = inner
         self._names = names
         self._fuse = fuse
@@ -100,8 +100,8 @@ class Refusing:
             return found
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._fuse.step():
-                raise self._error()
+            if self._fuse.step() and (error := self._error()) is not None:
+                raise error
             return found(*args, **kwargs)
 
         return call
