@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import daemon, environment, node_states, run, wait_for
+from support.commands import ROOT, daemon, environment, node_states, run, wait_for
 from support.links import Recorder
 from support.tls import credentials
 
+from coordinator.audit import verify
+from coordinator.authority import Authority
 from mesh.commands import exit_codes
-from wire.certificates import authority_from_pem
+from wire.certificates import authority_from_pem, is_issued, new_key
 from wire.errors import NotTrusted
 from wire.identity import identity_here
+from wire.joining import Grant
 from wire.transport import Endpoint
 
 MESH = "rotated"
@@ -103,3 +109,25 @@ async def test_what_a_thief_made_with_the_old_key_ends_with_it(tmp_path: Path) -
         with pytest.raises(NotTrusted):
             await endpoint.dial("127.0.0.1", coordinator.ready["port"])
         await endpoint.close()
+
+
+@pytest.mark.long
+def test_a_process_that_is_killed_in_the_middle_of_it_leaves_a_mesh_that_works(tmp_path: Path) -> None:
+    """By SIGKILL before every step of the disk; what the folder says then is the old mesh or the new one."""
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    outcomes, step = [], 0
+    while not outcomes or outcomes[-1] != (0, 2):
+        step += 1
+        folder = tmp_path / str(step)
+        member = Authority(folder, MESH).admit_here(new_key().public, "worker", "desk")
+        words = [sys.executable, "-m", "support.dying_rotation", str(folder), MESH, str(step)]
+        done = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=60.0)
+        after = Authority(folder, MESH)
+        number = after.rotation().number
+        outcomes.append((done.returncode, number))
+        renewed = after.renew(member.grant.certificate, "h")
+        assert isinstance(renewed, Grant) and is_issued(renewed.certificate, after.certificate)
+        assert (after.certificate == member.authority) == (number == 1)
+        assert len(list(folder.glob("*.key"))) == number and not verify(folder).broken
+        after.create_token()
+    assert {(-signal.SIGKILL, 1), (-signal.SIGKILL, 2), (0, 2)} == set(outcomes) and len(outcomes) > 10
