@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import platform
@@ -52,6 +53,7 @@ from wire.transport import Link
 from wire.types import TensorType
 
 from .health import Health
+from .heap import give_back
 from .jobs import FINAL, Action, Free, Job, JobTable, Note, Save, Start, Stop, Tell
 from .keeping import Content, Found, Keeper
 from .program import Program
@@ -62,6 +64,7 @@ log = logging.getLogger("graph_mesh.service")
 
 PUBLISHED_MAX = 16  # results that wait for clients to fetch them; each large output is an open file
 RECENT_MAX = 8  # jobs that are over and whose details are in memory; others are read from the journal
+GIVE_BACK_EVERY = 64  # jobs, after which memory goes back to the system
 WORKERS = "@workers"  # the entry that names the workers of before; no job has such an id
 COMING_AND_GOING = frozenset({"joined", "dead", "leaving"})
 
@@ -113,6 +116,7 @@ class JobService:
         self._publishing = asyncio.Lock()
         self._held: dict[str, list[bytes]] = {}  # those that clients fetch by address
         self._recent: dict[str, Job] = {}
+        self._ended = itertools.count(1)
         self._workers_before: frozenset[str] = frozenset()
         self._workers_kept: list[dict[str, Any]] = []
         self._closing = False
@@ -305,6 +309,8 @@ class JobService:
         self._feed(self._table.saved(save, self._wall()))
         if save.kind == "ended":
             self._remember(job)
+            if next(self._ended) % GIVE_BACK_EVERY == 0:
+                await asyncio.to_thread(give_back)
 
     def _start_running(self, start: Start) -> None:
         if self._closing:
