@@ -34,7 +34,7 @@ from mesh import Mesh
 from wire.graph import WireGraph
 
 STRATEGY = "pipeline"
-READY_S = 60.0
+READY_S = 240.0  # the process that plans ahead gets what others leave
 MOMENT_S = 0.3  # some calls long
 
 
