@@ -13,6 +13,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from .errors import ConfigError
 from .ops import OPS, row_hash
 from .protocol import Identity
 from .sharedmem import SharedDir
@@ -54,15 +55,15 @@ def member_id(node_id: str) -> str:
 
 
 def kept_node_id(folder: Path) -> str:
-    """The node id kept in a state folder, made at the first start."""
+    """The node id kept in a state folder, made at the first start; ConfigError if the disk refuses it."""
     path = folder / "node_id"
     try:
-        found = path.read_text(errors="replace").strip()
-    except OSError:
-        found = ""
-    if not _NODE_ID.fullmatch(found):
-        found = secrets.token_hex(16)
-        path.write_text(found + "\n")
+        found = path.read_text(errors="replace").strip() if path.exists() else ""
+        if not _NODE_ID.fullmatch(found):
+            found = secrets.token_hex(16)
+            path.write_text(found + "\n")
+    except OSError as error:  # one that cannot be read now is not replaced: others know this node by it
+        raise ConfigError(f"cannot keep the node's id in {path}", cause=str(error)) from None
     return found
 
 

@@ -39,5 +39,9 @@ def claim(base: Path, name: str) -> StateFolder:
             raise ConfigError(f"cannot make the state folder {path}", cause=str(error)) from None
         lock = FileLock(path / "lock")
         if lock.try_acquire():
-            return StateFolder(path, numbered, kept_node_id(path), lock)
+            try:
+                return StateFolder(path, numbered, kept_node_id(path), lock)
+            except ConfigError:
+                lock.release()
+                raise
     raise ConfigError(f"{NAMES_MAX} workers called {name} already run here", next_step="Choose another --name")

@@ -6,6 +6,7 @@ would otherwise measure each other.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -13,6 +14,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from wire.errors import ConfigError
 from wire.lock import FileLock
 
 from .engine import Engine, Measured
@@ -25,11 +27,12 @@ def measured(engine: Engine, folder: Path) -> Measured:
     info = engine.info
     identity = json.dumps([FORMAT, info.engine, info.adapter, info.backend, info.driver, os.cpu_count()])
     path = folder / f"{hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return engine.measure()  # nowhere to keep them
-    with FileLock(folder / "measuring.lock"):
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(folder / "measuring.lock"))
+        except (OSError, ConfigError):
+            return engine.measure()  # nowhere to keep them
         kept = _read(path)
         if kept is None:
             kept = engine.measure()
