@@ -511,8 +511,10 @@ class Daemon:
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
         log.info("link to %s %s ended%s", link.peer.role, link.peer.name, f": {error}" if error else "")
         self._feed(ev.NodeUnlinked(link.peer.node_id))
+        if self._state is None or self._seeking is not None:
+            return  # it ends, or seeks already
         owner = self._coordinator
-        if owner is not None and owner.node_id == link.peer.node_id and owner.addresses and self._seeking is None:
+        if owner is not None and owner.node_id == link.peer.node_id and owner.addresses:
             self._seeking = self._spawn(self._stay_linked(owner.addresses))
 
     async def _stay_linked(self, addresses: Sequence[str]) -> None:
