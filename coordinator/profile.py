@@ -58,6 +58,9 @@ class WorkerProfile:
     memory_bytes: int
     ops: frozenset[str]
 
+    def __hash__(self) -> int:
+        return hash(self.node_id)  # plans are found by the profiles of a thousand: their figures are left to ==
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -87,6 +90,13 @@ class Profiles:
     workers: tuple[WorkerProfile, ...]
     near: frozenset[str] = frozenset()
     links: Mapping[tuple[str, str], Link] = field(hash=False, default_factory=dict)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.workers, self.near))
 
     def link(self, source: str, target: str) -> Link:
         """How tensors get from one node to another; a measured link wins over the defaults."""

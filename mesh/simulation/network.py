@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -36,7 +36,7 @@ class SimulatedNetwork:
         self._ways: dict[tuple[str, str], Conditions] = {}
         self._blocked: set[tuple[str, str]] = set()
         self._listening: dict[tuple[str, int], Accept] = {}
-        self._sockets: dict[_Socket, None] = {}
+        self._sockets: dict[str, dict[_Socket, None]] = defaultdict(dict)  # of each host
         self._tasks: set[asyncio.Task[None]] = set()
 
     def carrier(self, host: str) -> SimulatedCarrier:
@@ -60,7 +60,7 @@ class SimulatedNetwork:
     def heal(self, host: str = "") -> None:
         """Every silence ends, or every silence of one host; what was sent meanwhile arrives, as TCP sends again."""
         self._blocked = {way for way in self._blocked if host and host not in way}
-        for each in list(self._sockets):
+        for each in [each for sockets in self._sockets.values() for each in sockets if each.holds]:
             each.resume()
 
     def is_blocked(self, source: str, target: str) -> bool:
@@ -70,7 +70,7 @@ class SimulatedNetwork:
         """The host's process is gone: its connections end, and nobody listens there."""
         for address in [address for address in self._listening if address[0] == host]:
             del self._listening[address]
-        for each in [each for each in self._sockets if each.host == host]:
+        for each in list(self._sockets[host]):
             each.vanish()
 
     # -- for carriers and sockets
@@ -96,12 +96,12 @@ class SimulatedNetwork:
             raise ConnectFailed(f"no node answers at {target}:{port}", next_step="Is mesh-worker running there?")
         near, far = _Socket(self, source, target), _Socket(self, target, source)
         near.other, far.other = far, near
-        self._sockets |= {near: None, far: None}
+        self._sockets[source][near] = self._sockets[target][far] = None
         self._spawn(self._serve(accept, far))
         return near
 
     def forget(self, socket: _Socket) -> None:
-        self._sockets.pop(socket, None)
+        self._sockets[socket.host].pop(socket, None)
 
     async def _serve(self, accept: Accept, socket: _Socket) -> None:
         try:
@@ -200,6 +200,11 @@ class _Socket:
             self._held.clear()
             self._send(None)
             self._end()
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything was sent into a silence."""
+        return bool(self._held)
 
     def resume(self) -> None:
         """A silence is over."""

@@ -1,6 +1,6 @@
 """A large simulated mesh with workers coming and going: invariants hold, jobs are answered, nobody is lost.
 
-`PYTHONHASHSEED=0 python tests/sim/test_simulated_crowd.py NODES HOURS` runs one and reports.
+`PYTHONHASHSEED=0 python tests/sim/test_simulated_crowd.py NODES HOURS [SEED]` runs one and reports.
 """
 
 from __future__ import annotations
@@ -96,11 +96,21 @@ def test_a_crowd_comes_and_goes(nodes: int, seconds: float) -> None:
 
 if __name__ == "__main__":
     count, hours = int(sys.argv[1]), float(sys.argv[2])
+    seed = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+
+    async def tell(cluster: Cluster) -> None:
+        while True:
+            await asyncio.sleep(60)
+            now_s, events = asyncio.get_running_loop().time(), cluster.referee.events
+            print(f"{now_s / 60:.0f} min: {events} events, {time.process_time():.0f} s of a core", flush=True)
 
     async def main(cluster: Cluster) -> None:
+        telling = asyncio.create_task(tell(cluster))
         print(dict(await crowd_run(cluster, hours * 3600)), flush=True)
+        telling.cancel()
 
     gc.set_threshold(200_000, 50, 50)  # most objects here live for long: looking at a million again takes most of a run
     began_s = time.monotonic()
-    simulate(main, count, seed=1, answerer=Unhurried())
-    print(f"{count} nodes for {hours:g} h: every invariant held, {time.monotonic() - began_s:.0f} s", flush=True)
+    simulate(main, count, seed=seed, answerer=Unhurried())
+    took_s = time.monotonic() - began_s
+    print(f"{count} nodes for {hours:g} h from seed {seed}: every invariant held, {took_s:.0f} s", flush=True)
