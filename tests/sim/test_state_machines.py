@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.core import seed
 from hypothesis.stateful import rule, run_state_machine_as_test
-from support.sim_machine import CallingMesh, FaultyMesh, worker
+from support.sim_machine import CallingMesh, DurableMesh, FaultyMesh, worker
 
-MACHINES = (CallingMesh,)
+MACHINES = (CallingMesh, DurableMesh)
 
 
 def scripts(count: int, steps: int, derandomize: bool = True) -> settings:
@@ -29,7 +29,7 @@ def scripts(count: int, steps: int, derandomize: bool = True) -> settings:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("count", [12, pytest.param(1200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [8, pytest.param(1000, marks=pytest.mark.long)])
 def test_whatever_happens_every_call_ends_right_and_nothing_is_left(machine: type[FaultyMesh], count: int) -> None:
     run_state_machine_as_test(machine, settings=scripts(count, 20))
 

@@ -8,6 +8,7 @@ of `_heal` that ends it.
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import LAN
 from wire.memory_transport import Conditions
+from wire.messages import AskJobs, JobAccepted, Jobs
 
 from .simulated import ALONE_S, ANSWER_S, Job
+from .simulated_jobs import Client, DurableCluster, submission
 
 T = TypeVar("T")
 WORKERS = ("sim-0", "sim-1", "sim-2")
@@ -173,7 +176,7 @@ class FaultyMesh(RuleBasedStateMachine):
                 assert left == clean, {key: left[key] for key in clean if left[key] != clean[key]}
         finally:
             try:
-                self.do(self.end)
+                self.do(self.end, checked=False)
             finally:
                 self.runner.close()
 
@@ -237,13 +240,14 @@ class FaultyMesh(RuleBasedStateMachine):
 
         self.do(call)
 
-    def do(self, work: Callable[[], Awaitable[T]]) -> T:
+    def do(self, work: Callable[[], Awaitable[T]], checked: bool = True) -> T:
         async def call() -> T:
             return await work()
 
         try:
             result = self.runner.run(call())
-            self.check()
+            if checked:
+                self.check()
             return result
         except BaseException as error:
             if hasattr(self, "cluster"):
@@ -304,13 +308,82 @@ class CallingMesh(FaultyMesh):
         assert self.cluster.coordinator.idle, "a call is left"
 
 
+class DurableMesh(FaultyMesh):
+    """Jobs of a coordinator daemon, which is killed, at once or at a step of its disk, and comes back."""
+
+    def __init__(self) -> None:
+        self.promised: dict[str, Job] = {}
+        self.asking: list[asyncio.Task[None]] = []
+        super().__init__()
+
+    async def begin(self) -> None:
+        config = CoordinatorConfig("sim", "me", alone_s=ALONE_S)
+        devices = [Device(dispatch_s=0.02) for _ in WORKERS]
+        self.cluster = self.durable = DurableCluster(config, devices, chance=random.Random(0), mortal=False)
+        await self.cluster.begin()
+        self.client = Client(self.durable, "client")
+
+    @rule(graph=graph, strategy=strategy, detach=st.booleans())
+    def submit(self, graph: int, strategy: str, detach: bool) -> None:
+        job, name = job_of(graph, strategy), f"job-{len(self.asking)}"
+
+        async def ask() -> None:
+            self.asking.append(asyncio.create_task(self.promise(name, job, detach)))
+            await asyncio.sleep(0)
+
+        self.do(ask)
+
+    @rule()
+    def crash(self) -> None:
+        self.now(self.durable.crash)
+
+    @rule(steps=st.integers(1, 30))
+    def crash_at_step(self, steps: int) -> None:
+        """Of its disk, from here on."""
+        if not self.durable.bomb.blown:
+            self.durable.bomb.fails_at = self.durable.bomb.steps + steps
+
+    async def promise(self, name: str, job: Job, detach: bool) -> None:
+        """Submit until it is accepted, and see that it is answered, as ever."""
+        await self.client.ask(submission(name, job, detach), JobAccepted)
+        self.promised[name] = self.client.jobs[name] = job
+        await self.client.check(name)
+
+    def check(self) -> None:
+        super().check()
+        for each in [each for each in self.asking if each.done()]:
+            each.result()
+
+    async def settle(self) -> None:
+        await self.heal_all()
+        async with asyncio.timeout(ANSWER_S):
+            await asyncio.gather(*self.asking)
+            for name in self.promised:
+                await self.client.check(name)
+            reports = await self.client.ask(AskJobs(), Jobs)
+        assert set(self.promised) <= {report.job for report in reports.jobs}, "a promise is forgotten"
+        await asyncio.sleep(FORGIVEN_S)
+        assert self.cluster.coordinator.idle, "a call is left"
+
+    def left(self) -> dict[str, Any]:
+        """Tasks and connections differ by who dialled whom after a coordinator came back."""
+        found = super().left()
+        return {key: found[key] for key in ("states", "parts", "files", "kept")}
+
+    async def end(self) -> None:
+        for each in self.asking:
+            each.cancel()
+        await self.client.endpoint.close()
+        await super().end()
+
+
 @cache
 def spotless(kind: type[FaultyMesh]) -> dict[str, Any]:
     """What is left where nothing was asked and nothing went wrong."""
     machine = kind()
     machine.do(machine.settle)
     left = machine.left()
-    machine.do(machine.end)
+    machine.do(machine.end, checked=False)
     machine.runner.close()
     return left
 

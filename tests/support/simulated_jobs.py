@@ -152,6 +152,15 @@ class DurableCluster(Cluster):
         await asyncio.gather(*(dial(name) for name in self.names))
 
 
+def submission(name: str, job: Job, detach: bool) -> SubmitJob:
+    """What a client says to have a job done."""
+    made = job.random
+    inputs, params = (
+        tuple(BlobExchange.named(each, array) for each, array in side.items()) for side in (made.inputs, made.params)
+    )
+    return SubmitJob(made.graph.encoded, inputs, params, job.program.strategy, detach, "", name)
+
+
 class Client:
     """Submits jobs and remembers what it was promised."""
 
@@ -169,14 +178,7 @@ class Client:
         for number in range(JOBS_PER_CLIENT):
             name = f"{self.name}-{number}"
             job = Job.of(self.rng.randrange(1 << 30), self.rng.choice(("auto", "single", "pipeline")))
-            made = job.random
-            values = [
-                tuple(BlobExchange.named(each, array) for each, array in side.items())
-                for side in (made.inputs, made.params)
-            ]
-            detach = self.rng.random() < 0.5
-            body = SubmitJob(made.graph.encoded, values[0], values[1], job.program.strategy, detach, "", name)
-            accepted = await self.ask(body, JobAccepted)
+            accepted = await self.ask(submission(name, job, self.rng.random() < 0.5), JobAccepted)
             assert accepted.job == name
             self.jobs[name] = job
             await self.check(name)
