@@ -38,11 +38,12 @@ class Pairing:
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
         self._links: dict[bytes, _Entry] = {}
+        self._of: dict[str, list[bytes]] = {}  # the links to and from a node, the oldest first
 
     def accept(self, link_id: bytes, node_id: str, boot_id: str) -> bytes:
         """A node dialled: the link we keep instead unless it does not know it, or b""."""
         kept = self._find(node_id, boot_id, Stage.OPEN) or self._find(node_id, boot_id, Stage.COMMITTED)
-        self._links[link_id] = _Entry(node_id, boot_id, Stage.ACCEPTED)
+        self._add(link_id, _Entry(node_id, boot_id, Stage.ACCEPTED))
         return kept
 
     def acknowledged(self, link_id: bytes, node_id: str, boot_id: str, existing: bytes) -> bytes:
@@ -56,7 +57,7 @@ class Pairing:
             theirs = self._find(node_id, boot_id, Stage.ACCEPTED)
             if theirs:
                 return theirs
-        self._links[link_id] = _Entry(node_id, boot_id, Stage.COMMITTED)
+        self._add(link_id, _Entry(node_id, boot_id, Stage.COMMITTED))
         return b""
 
     def opened(self, link_id: bytes) -> bytes:
@@ -68,10 +69,21 @@ class Pairing:
 
     def gone(self, link_id: bytes) -> None:
         """A connection ended at whatever stage."""
-        self._links.pop(link_id, None)
+        entry = self._links.pop(link_id, None)
+        if entry is None:
+            return
+        self._of[entry.node_id].remove(link_id)
+        if not self._of[entry.node_id]:
+            del self._of[entry.node_id]
+
+    def _add(self, link_id: bytes, entry: _Entry) -> None:
+        self.gone(link_id)
+        self._links[link_id] = entry
+        self._of.setdefault(entry.node_id, []).append(link_id)
 
     def _find(self, node_id: str, boot_id: str | None, stage: Stage) -> bytes:
-        for link_id, entry in self._links.items():
-            if entry.node_id == node_id and entry.stage is stage and boot_id in (None, entry.boot_id):
+        for link_id in self._of.get(node_id, ()):
+            entry = self._links[link_id]
+            if entry.stage is stage and boot_id in (None, entry.boot_id):
                 return link_id
         return b""
