@@ -31,7 +31,7 @@ from .stragglers import Stragglers
 
 log = logging.getLogger("graph_mesh.coordinator")
 
-PLANS_REMEMBERED = 256
+PLANS_REMEMBERED = 64
 NODES_REMEMBERED = 500_000  # of the graphs of all plans together: some hundred bytes each
 LOOK_S = 5.0
 SETTLE_S = 0.5  # changes come in crowds, and a death has its recovery to be carried out first
