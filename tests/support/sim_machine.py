@@ -59,8 +59,7 @@ def job_of(graph: int, strategy: str) -> Job:
 class Asked:
     """A call and whoever waits for it."""
 
-    job: Job
-    task: asyncio.Task[None]
+    task: asyncio.Task[bool]
     cancelled: bool = False
 
 
@@ -71,7 +70,6 @@ class FaultyMesh(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.deaths = 0  # of devices and workers, which a part that ran there may be blamed for
         self.asleep: set[str] = set()
         self.runner = asyncio.Runner(loop_factory=VirtualLoop)
         self.do(self.begin)
@@ -80,7 +78,6 @@ class FaultyMesh(RuleBasedStateMachine):
 
     @rule(name=worker)
     def kill(self, name: str) -> None:
-        self.deaths += 1
         self.now(lambda: self.is_there(name) and self.cluster.kill(name))
         self.asleep.discard(name)
 
@@ -145,7 +142,7 @@ class FaultyMesh(RuleBasedStateMachine):
 
     @rule(name=worker, silent=st.booleans())
     def device_hangs(self, name: str, silent: bool) -> None:
-        self.deaths += 1
+        self.now(lambda: self.cluster.tell(f"the device of {name} hangs"))
         self.device(name).stuck, self.device(name).silent = True, silent
 
     @rule(name=worker)
@@ -154,7 +151,7 @@ class FaultyMesh(RuleBasedStateMachine):
 
     @rule(name=worker, parts=st.integers(0, 2))
     def device_lost_after(self, name: str, parts: int) -> None:
-        self.deaths += 1
+        self.now(lambda: self.cluster.tell(f"the device of {name} is about to be lost"))
         self.device(name).fails_after = parts
 
     @rule(seconds=seconds)
@@ -272,7 +269,7 @@ class CallingMesh(FaultyMesh):
         job = job_of(graph, strategy)
 
         async def ask() -> None:
-            self.asked.append(Asked(job, asyncio.create_task(self.answered(job))))
+            self.asked.append(Asked(asyncio.create_task(job.ask(self.cluster))))
             await asyncio.sleep(0)
 
         self.do(ask)
@@ -293,16 +290,12 @@ class CallingMesh(FaultyMesh):
             elif (error := each.task.exception()) is not None:
                 raise error
 
-    async def answered(self, job: Job) -> bool:
-        """Whether somebody was there to answer, and then rightly; nothing else is allowed."""
-        return await job.ask(self.cluster)
-
     async def settle(self) -> None:
         await self.heal_all()
         await asyncio.gather(*(each.task for each in self.asked), return_exceptions=True)
         self.check()
         async with asyncio.timeout(ANSWER_S):
-            while not await self.answered(job_of(0, "pipeline")):
+            while not await job_of(0, "pipeline").ask(self.cluster):
                 await asyncio.sleep(0.1)
         await asyncio.sleep(FORGIVEN_S)
         assert self.cluster.coordinator.idle, "a call is left"

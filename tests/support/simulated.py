@@ -99,7 +99,8 @@ class Job:
         except NodeLost:
             return False
         except PoisonTask:  # mischief cannot be told from poison where three workers died of it
-            assert sum(" is killed" in line or "about to be lost" in line for line in cluster.trace) >= 3
+            deaths = (" is killed", " is about to be lost", " hangs")
+            assert sum(line.endswith(deaths) for line in cluster.trace) >= 3
             return False
         finally:
             for array in self.random.params.values():
