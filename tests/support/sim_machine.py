@@ -55,7 +55,7 @@ def job_of(graph: int, strategy: str) -> Job:
     return Job.of(graph, strategy)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Asked:
     """A call and whoever waits for it."""
 
