@@ -96,6 +96,16 @@ class Pairs:
             self._retries.pop(way, None)
         self._wait(pair)
 
+    def silent(self, pair: Pair, cause: str) -> bool:
+        """Two workers hear nothing of each other, so what they exchange is relayed until a probe says otherwise."""
+        if not self._nodes.keys() >= set(pair):
+            return False
+        self.doubt(pair)
+        for way in (pair, (pair[1], pair[0])):
+            self._ways[way] = Way(False, cause=cause)
+            self._cut[way] = None
+        return True
+
     def due(self, now: float) -> list[Pair]:
         """What to probe now; tell `found` of each."""
         while self._timers and self._timers[0][0] <= now:

@@ -14,6 +14,7 @@ from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.link import Link as Wire
 from wire.measuring import Meter
 from wire.messages import Probe, Probed
+from wire.timeouts import SILENT
 
 from .pairs import Pair, Pairs, Way
 from .profile import CLIENT, Link, Profiles
@@ -60,9 +61,14 @@ class Prober:
     def lost_between(self, node: str, error: MeshError) -> None:
         """A worker's error that names another one by its id: see how the two stand, and name it for people."""
         other = self._links(error.node)
-        if isinstance(error, NodeLost) and other is not None and error.node != node:
+        if not isinstance(error, NodeLost) or other is None or error.node == node:
+            return
+        if error.cause == SILENT and self.pairs.silent((node, error.node), error.message):
+            self._changed()
+            self._news.set()
+        else:
             self.doubt(node, error.node)
-            error.node = other.peer.name
+        error.node = other.peer.name
 
     def views(self, names: Mapping[str, str]) -> list[PairView]:
         """What is known, for people; `names` are those of the workers that are there, by their ids."""

@@ -46,6 +46,7 @@ from .sharedmem import readable
 log = logging.getLogger("graph_mesh.transport")
 
 CLOSE_TIMEOUT_S = 0.2  # how long a closing handshake may take before the socket is dropped
+FULL_S = 0.002  # a socket that takes a frame only after so long was full
 TURN_BYTES = 256 * KIB  # bulk bytes written before other work on the loop gets its turn
 
 
@@ -400,11 +401,12 @@ class _Connection:
         self._task = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
-        budget = TURN_BYTES
+        budget, loop = TURN_BYTES, asyncio.get_running_loop()
         try:
             while (frame := self._link.next_frame(self._channel)) is not None:
+                began_s = loop.time()
                 await self._socket.send(frame)
-                self._link.bulk_moved()
+                self._link.bulk_moved(loop.time() - began_s > FULL_S)
                 budget -= len(frame)
                 if budget <= 0:
                     await asyncio.sleep(0)

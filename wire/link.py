@@ -88,6 +88,7 @@ class Link:
         self.same_host = False
         self.closed = False
         self.heard_s = asyncio.get_running_loop().time()  # when the last frame came
+        self._taken_s = self.heard_s  # when a full socket took more
         self.bytes_sent: Counter[str] = Counter(control=0, bulk=0, shared=0)
         self.bytes_received: Counter[str] = Counter(control=0, bulk=0, shared=0)
         self._owner = owner
@@ -163,6 +164,16 @@ class Link:
             timer.cancel()
             self._pings.pop(token, None)
         return self._loop.time() - began_s
+
+    def ask(self) -> None:
+        """Have the other end answer, whenever it does: `alive_s` tells."""
+        self._machine.ping(_NOBODY)
+        self._flush()
+
+    @property
+    def alive_s(self) -> float:
+        """When there was a sign of life: a frame came, or a full socket took more, for which the other end had to."""
+        return max(self.heard_s, self._taken_s)
 
     def close(self, reason: str = "") -> None:
         """End the link in good order; on_unlinked follows."""
@@ -325,8 +336,10 @@ class Link:
             self.bytes_sent[_KIND[channel]] += len(frame)
         return frame
 
-    def bulk_moved(self) -> None:
-        """Chunks left in the background; streams may be complete."""
+    def bulk_moved(self, waited: bool) -> None:
+        """A frame left in the background, perhaps after the socket was full; streams may be complete."""
+        if waited:
+            self._taken_s = self._loop.time()
         self.handle(self._machine.sent_events())
 
     def _expire(self, answer: asyncio.Future[Any], timeout_s: float) -> None:
@@ -367,6 +380,7 @@ class Link:
         self._guarded("on_unlinked", self._owner.handler.on_unlinked, self, error)
 
 
+_NOBODY = 0  # who waits for an answer to this ping
 _KIND = {CONTROL: "control", BULK: "bulk"}
 _REACTIONS: dict[type[Any], Callable[[Link, Any], None]] = {
     RequestReceived: Link._on_request,

@@ -13,6 +13,7 @@ from .errors import ConfigError
 PRESETS: dict[str, float] = {"local": 1.5, "lan": 1.5, "wan": 10.0}
 NODE_TIMEOUT_S = PRESETS["lan"]
 BEATS = 15  # heartbeats in one node time-out
+SILENT = "silence"  # the cause in the error of a link that was ended because nothing came over it for so long
 BEAT_S_MIN, BEAT_S_MAX = 0.01, 60.0
 
 

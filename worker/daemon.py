@@ -24,6 +24,7 @@ from wire.alone import alone
 from wire.dtypes import dtype_named
 from wire.errors import (
     LOG_LINES_MAX,
+    ConnectFailed,
     DeviceLost,
     MeshError,
     NotTrusted,
@@ -70,6 +71,8 @@ from wire.messages import (
 from wire.protocol import Identity
 from wire.redial import stay_linked
 from wire.sharedmem import SharedDir, remove, take
+from wire.timeouts import SILENT
+from wire.vigil import Vigil
 from wire.watch import ANSWER_S, IDLE_S, LinkWatch
 
 from . import events as ev
@@ -96,6 +99,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
 LEAVING_LOG_LINES = 64
+LINK_S = 1.5  # for a link to another worker: beyond, what is meant for it is relayed, and the coordinator looks closer
 OWNER_ANSWER_S = 10.0  # the machine decides much earlier whether the coordinator is gone
 MEMBERSHIP_LOOK_S = 1.0
 LAST_WORDS_S = 1.0  # a machine waits up to 5 s before it sleeps
@@ -148,6 +152,8 @@ class Daemon:
         node_id = credentials.node_id if credentials else self._folder.node_id
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, self._shared, node_id)
         self._endpoint = surroundings.endpoint(self._identity, self, credentials)
+        self._vigil = Vigil(self._endpoint)
+        self._patience_s = LINK_S
         self._neighbours = Neighbours(self._endpoint, self._shared, self._owner_id, self._check_stream)
         self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
         self._fetching = Fetching(self._endpoint, self._store, self._exchange, self._owner_id, self._feed)
@@ -443,6 +449,7 @@ class Daemon:
         self._coordinator = peer
         if self._watch is not None:
             self._watch.answer_s = max(ANSWER_S, 1.5 * body.silence_s)
+        self._patience_s = max(LINK_S, body.silence_s)
         if self._membership:
             self._membership.met(peer.addresses or ((link.address,) if link.address else ()))
         if self._seeking is not None:
@@ -510,7 +517,7 @@ class Daemon:
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
         log.info("link to %s %s ended%s", link.peer.role, link.peer.name, f": {error}" if error else "")
-        self._feed(ev.NodeUnlinked(link.peer.node_id))
+        self._feed(ev.NodeUnlinked(link.peer.node_id, error is not None and error.cause == SILENT))
         if self._state is None or self._seeking is not None:
             return  # it ends, or seeks already
         owner = self._coordinator
@@ -632,6 +639,8 @@ class Daemon:
         now = self._loop.time()
         self._lag_s = max(0.0, now - due_s)
         self._send_beat(None)
+        if self._state is not None:
+            self._vigil.check(self._state.used())
         due_s = max(due_s + action.beat_s, now)
         self._beater = self._loop.call_at(due_s, self._beat, action, due_s)
 
@@ -675,7 +684,11 @@ class Daemon:
 
     async def _dial(self, action: ev.LinkTo) -> None:
         try:
-            await self._neighbours.linked(action.node, action.addresses)
+            async with asyncio.timeout(self._patience_s):
+                await self._neighbours.linked(action.node, action.addresses)
+        except TimeoutError:
+            error = ConnectFailed(f"no link within {self._patience_s:g} s", node=action.node)
+            self._feed(ev.LinkFailed(action.node, error))
         except MeshError as error:
             self._feed(ev.LinkFailed(action.node, error))
         else:

@@ -90,7 +90,10 @@ class NodeLinked:
 
 @dataclass(frozen=True, slots=True)
 class NodeUnlinked:
+    """Silent says that nothing came over it for too long, though both nodes may be well."""
+
     node: str
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from wire.errors import (
     StaleGeneration,
 )
 from wire.messages import Began, Deploy, Done, MissingGraphs, PartRun, PlanKey, Working
+from wire.timeouts import SILENT
 
 from . import events as ev
 from .duty import COORDINATOR, Duty
@@ -148,6 +149,10 @@ class WorkerState:
         owner = set() if self.owner is None else {self.owner.node}
         return sorted(owner.union(*(plan.neighbours for plan in self._plans.values())))
 
+    def used(self) -> Collection[str]:
+        """Those of them that take part in a step now."""
+        return set().union(*(plan.neighbours for plan in self._plans.values() if plan.steps))
+
     def validate(self) -> None:
         """AssertionError if the state contradicts itself; tests call it after every event."""
         self._fetches.validate()
@@ -210,10 +215,14 @@ class WorkerState:
         return self._await_link_no_more(event.node, now)
 
     def _node_unlinked(self, event: ev.NodeUnlinked, now: float) -> list[ev.Action]:
-        self._lost_links.ended(event.node, self._steps_with(event.node), now)
-        if not self._ownership.by(event.node):
+        if self._ownership.by(event.node):
+            return self._lose_owner(now, "its link ended")
+        steps = self._steps_with(event.node)
+        self._lost_links.ended(event.node, () if event.silent else steps, now)
+        if not event.silent:
             return []
-        return self._lose_owner(now, "its link ended")
+        error = NodeLost("nothing is heard of a worker of the plan", node=event.node, cause=SILENT)
+        return [action for key, step in steps for action in self._close_step(self._plans[key], step, error.copy())]
 
     def _steps_with(self, node: str) -> list[tuple[PlanKey, int]]:
         plans = [plan for plan in self._plans.values() if node in plan.neighbours]
@@ -312,6 +321,8 @@ class WorkerState:
         self._requests[event.request] = (plan.key, None)
         self._tell(now, f"deploy {label(plan.key)}: {len(plan.parts)} parts, {len(plan.blobs)} blobs")
         actions: list[ev.Action] = [ev.LinkTo(node, deploy.peers[node]) for node in sorted(plan.waiting_links)]
+        cut = [node for node in sorted(plan.neighbours) if deploy.peers.get(node) == ()]  # a link there leads nowhere
+        actions += [ev.CloseLink(node, "it is out of reach") for node in cut]
         for spec in deploy.blobs:
             actions += self._fetches.want(spec, plan.key)
         return actions + self._prepare_if_fetched(plan, now)
