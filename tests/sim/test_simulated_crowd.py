@@ -22,7 +22,7 @@ from mesh.simulation.cluster import Cluster
 CHURN_PER_S = 0.05 / 60  # of all workers; each is away for a while
 AWAY_S = (0.5, 30.0)
 JOB_EVERY_S = 20.0
-PLANNING_S = 0.1
+PLANNING_S = 0.5  # of a plan made ahead
 
 
 class Unhurried(AnswersHere):
