@@ -326,7 +326,7 @@ class Coordinator:
 
     def on_linked(self, link: Link) -> None:
         """Either side dialled; a worker joins."""
-        if self._revocations is not None:
+        if self._revocations is not None and link.peer.role != "coordinator":  # one of those dialled by mistake
             link.notify(self._revocations)
         if link.peer.role == "worker" and not self._closing:
             self._joining(link)

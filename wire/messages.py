@@ -492,8 +492,7 @@ class AskNodes(Message, frozen=True, array_like=True, tag=True):
 
 
 class PauseNode(Message, frozen=True, array_like=True, tag=True):
-    """Pause a worker, or end its pause; `node` is its name, its id or the first characters of that.  Answered by Done.
-    """
+    """Pause a worker, or end that; `node` is its name, its id or the first characters of that.  Answered by Done."""
 
     node: Name
     on: bool

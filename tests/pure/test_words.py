@@ -9,7 +9,6 @@ from mesh.sizes import parse_size
 from wire.address import parse_address
 from wire.errors import ConfigError
 
-
 SIZES = [("8GiB", 8 << 30), ("1.5G", 3 << 29), ("500MB", 500_000_000), (" 7 ", 7)]
 
 
