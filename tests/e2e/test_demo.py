@@ -31,7 +31,8 @@ def test_the_demo_kills_a_worker_finishes_and_answers(tmp_path: Path) -> None:
     second = demo(tmp_path, "Where are kernels cached?")
     start = re.search(r"weights and kernels at the start: (.*)", second)
     assert start is not None
-    assert start[1].startswith("0 B sent to workers")
+    # Links are measured anew, and another place for a few small weights may be better by a hair.
+    assert re.match(r"(0 B|\d+(\.\d)? KiB) sent to workers, 8\d\.\d MiB from their disks", start[1]), start[1]
     compiled, cached = re.findall(r"(\d+) kernels compiled, (\d+) from a cache", start[1])[0]
     assert compiled == cached
     assert "Search: Where are kernels cached?" in second

@@ -171,8 +171,11 @@ def test_a_report_names_every_plan_its_call_went_through() -> None:
     with Mesh.builder().mesh("plans").local(2, "cpu").build() as mesh:
         compiled = mesh.compile(chain(200), X, strategy="pipeline")
         expected = compiled(X)
+        for _ in range(20):  # the link between the two may be measured during the first calls, and change the plan
+            compiled(X)
+            if len(mesh.report().generations) == 1:
+                break
         assert mesh.report().generations == (mesh.report().generation,)
-        compiled(X)
         (before,) = mesh.report().generations
         began = threading.Event()
         mesh.watch(lambda event: began.set() if event["kind"] == "began" else None)

@@ -31,7 +31,9 @@ def scripts(count: int, steps: int, derandomize: bool = True) -> settings:
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("count", [8, pytest.param(1000, marks=pytest.mark.long)])
 def test_whatever_happens_every_call_ends_right_and_nothing_is_left(machine: type[FaultyMesh], count: int) -> None:
+    before = machine.spotless_ends
     run_state_machine_as_test(machine, settings=scripts(count, 20))
+    assert machine.spotless_ends - before >= count
 
 
 class LyingMesh(CallingMesh):

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -67,6 +67,7 @@ class FaultyMesh(RuleBasedStateMachine):
     """Whatever may befall a simulated mesh.  A subclass says how work is given to it."""
 
     cluster: Cluster
+    spotless_ends: ClassVar[int] = 0  # scripts that left nothing behind
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,6 +172,7 @@ class FaultyMesh(RuleBasedStateMachine):
                 self.do(self.settle)
                 left, clean = self.left(), spotless(type(self))
                 assert left == clean, {key: left[key] for key in clean if left[key] != clean[key]}
+                type(self).spotless_ends += 1
         finally:
             try:
                 self.do(self.end, checked=False)
