@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wire.messages import Deployed, DeviceReport, Ran
+from wire.reports import Event, PartReport, WorkerReport
 
 from .plan import Plan
 
@@ -43,50 +44,6 @@ class PairView:
     bytes_per_s: float
     address: str
     cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something worth telling; `at_s` is on the coordinator's monotonic clock.
-
-    `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, stuck (a part takes far too long),
-    unstuck, paused (it takes no work), resumed, waiting (all are paused), pace (it is slower than it was, or as
-    fast again), moved (a program gets another plan for that), wrong,
-    doubted (audits disagree), quarantined, leaving, devices (it gave one up), planned, deployed, began (a worker's
-    first part of a step started) or ran (all its parts did).
-    """
-
-    at_s: float
-    kind: str
-    node: str
-    text: str
-    generation: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PartReport:
-    part: int
-    engine: str
-    nodes: int  # graph nodes in the part
-    compute_s: float
-    wait_s: float  # until its last input was there
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
-    """One worker's share of a call.  Weight bytes and kernels are those of deployments made for this call."""
-
-    name: str
-    node_id: str
-    parts: tuple[PartReport, ...]
-    bytes_in: int
-    bytes_out: int
-    compute_s: float
-    wait_s: float
-    weight_bytes: dict[str, int]  # by source: socket, shared, disk, resident
-    compile_s: float
-    kernels_compiled: int
-    kernels_cached: int
 
 
 @dataclass(slots=True)

@@ -49,6 +49,7 @@ from wire.messages import (
     Planned,
     SubmitJob,
 )
+from wire.reports import Event
 from wire.transport import Link
 from wire.types import TensorType
 
@@ -57,7 +58,7 @@ from .heap import give_back
 from .jobs import FINAL, Action, Free, Job, JobTable, Note, Save, Start, Stop, Tell
 from .keeping import Content, Found, Keeper
 from .program import Program
-from .report import Event, NodeView
+from .report import NodeView
 from .runtime import Coordinator
 
 log = logging.getLogger("graph_mesh.service")

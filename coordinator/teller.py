@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from wire.reports import Event
+
 from .program import Program
 from .records import Call, Deployment
-from .report import Event, NodeView, worker_report
+from .report import NodeView, worker_report
 
 EVENTS_MAX = 256
 PROGRESS = frozenset({"began", "ran"})  # of every call: told, and not kept, where they would crowd out all others

@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary, finalize
 from numpy.typing import NDArray
 
 from coordinator.program import Program
-from coordinator.report import Event
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from wire.credentials import Credentials
 from wire.graph import WireGraph
 from wire.identity import identity_here
+from wire.reports import Event
 from wire.sharedmem import SharedDir
 from wire.transport import Endpoint
 

@@ -6,45 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class PartReport:
-    """One part of the graph on one device; `wait_s` is how long it waited for its last input."""
-
-    part: int
-    engine: str
-    nodes: int
-    compute_s: float
-    wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
-    """One worker's share.  `weight_bytes` is by source: "socket", "shared" (memory), "disk", "resident"; it and the
-    kernel counts are those of deployments made for this call, so a repeated call shows zeros."""
-
-    name: str
-    node_id: str
-    parts: tuple[PartReport, ...]
-    bytes_in: int
-    bytes_out: int
-    compute_s: float
-    wait_s: float
-    weight_bytes: Mapping[str, int]
-    compile_s: float
-    kernels_compiled: int
-    kernels_cached: int
-
-
-@dataclass(frozen=True, slots=True)
-class EventReport:
-    """Something that happened during the call: joined, suspect, healthy, dead, leaving, planned, deployed, began."""
-
-    at_s: float
-    kind: str
-    node: str
-    text: str
-    generation: int
+from wire.reports import Event, PartReport, WorkerReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +18,7 @@ class Report:
     generations: tuple[int, ...]
     reasons: tuple[str, ...]
     workers: Mapping[str, WorkerReport]
-    events: tuple[EventReport, ...]
+    events: tuple[Event, ...]
 
     @property
     def weight_bytes_moved(self) -> int:
@@ -77,7 +39,7 @@ class Report:
             tuple(data.get("generations", ())),
             tuple(data.get("reasons", ())),
             workers,
-            tuple(EventReport(**event) for event in data.get("events", ())),
+            tuple(Event(**event) for event in data.get("events", ())),
         )
 
 

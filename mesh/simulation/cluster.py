@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coordinator.planner_process import Answerer, AnswersHere
-from coordinator.report import Event
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from wire.endpoint import Endpoint
 from wire.errors import ConfigError
 from wire.identity import identity_here
 from wire.link import Handler
 from wire.protocol import Identity
+from wire.reports import Event
 from wire.watch import LinkWatch
 from worker.config import WorkerConfig
 from worker.daemon import Daemon

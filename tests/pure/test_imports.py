@@ -90,6 +90,7 @@ PURE = (
     "coordinator/tokens.py",
     "mesh/diagnosis.py",
     "wire/address.py",
+    "wire/reports.py",
     "wire/adverts.py",
     "wire/allowed.py",
     "wire/alone.py",

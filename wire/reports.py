@@ -1,0 +1,53 @@
+"""What a coordinator tells of a call: events, and each worker's share.  Travels as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something worth telling; `at_s` is on the coordinator's monotonic clock.
+
+    `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, stuck (a part takes far too long),
+    unstuck, paused (it takes no work), resumed, waiting (all are paused), pace (it is slower than it was, or as
+    fast again), moved (a program gets another plan for that), wrong,
+    doubted (audits disagree), quarantined, leaving, devices (it gave one up), planned, deployed, began (a worker's
+    first part of a step started) or ran (all its parts did).
+    """
+
+    at_s: float
+    kind: str
+    node: str
+    text: str
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartReport:
+    """One part of the graph, of so many nodes, on one device; `wait_s` is until its last input was there."""
+
+    part: int
+    engine: str
+    nodes: int
+    compute_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """One worker's share.  `weight_bytes` is by source: "socket", "shared" (memory), "disk", "resident"; it and the
+    kernel counts are those of deployments made for this call, so a repeated call shows zeros."""
+
+    name: str
+    node_id: str
+    parts: tuple[PartReport, ...]
+    bytes_in: int
+    bytes_out: int
+    compute_s: float
+    wait_s: float
+    weight_bytes: Mapping[str, int]
+    compile_s: float
+    kernels_compiled: int
+    kernels_cached: int
