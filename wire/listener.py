@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import socket
@@ -101,6 +102,10 @@ class Listener:
     async def close(self) -> None:
         """Stop listening, and end what strangers there are."""
         await asyncio.sleep(0)  # every task has begun, and so takes care of its socket
+        for bound in self._listening:
+            # asyncio gives a caller who is there already to the accept that is cancelled below, which is an error.
+            with contextlib.suppress(NotImplementedError):  # on Windows it does not
+                asyncio.get_running_loop().remove_reader(bound)
         tasks = [*self._accepting, *self._strangers.values(), *filter(None, [self._telling])]
         for task in tasks:
             task.cancel()

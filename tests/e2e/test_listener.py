@@ -1,0 +1,27 @@
+"""wire.listener: who comes as it closes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from wire.gate import Gate
+from wire.listener import Listener
+
+
+async def nobody(*_: Any) -> None:
+    raise AssertionError("a caller was served")
+
+
+async def test_a_caller_who_comes_as_it_closes_is_no_error() -> None:
+    loop = asyncio.get_running_loop()
+    errors: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    listener = Listener(nobody, nobody, Gate())
+    port = listener.listen(["127.0.0.1"], 0)
+    await asyncio.sleep(0)
+    with socket.create_connection(("127.0.0.1", port)):  # the system takes the call, and nobody has looked yet
+        await listener.close()
+    await asyncio.sleep(0.01)
+    assert errors == []
