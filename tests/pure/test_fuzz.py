@@ -6,6 +6,8 @@ makes COUNT, others for every FIRST, and prints what came of them; `script/test 
 
 from __future__ import annotations
 
+import contextlib
+import random
 import sys
 import time
 import traceback
@@ -16,12 +18,15 @@ import psutil
 import pytest
 from support.decoders import DECODERS
 from support.fuzzing import Decoder, Tried, fuzz
+from support.golden import square_sum
+from support.messages import MESSAGES
 from support.tampering import EXTREMES, TEXT_EXTREMES, graph_bombs, message_bombs
 
 from wire.codec import decode_graph
-from wire.errors import FrameError, GraphError
+from wire.errors import FrameError, GraphError, VersionMismatch
 from wire.limits import MIB
-from wire.messages import decode_message
+from wire.messages import decode_message, encode_message
+from wire.verify import verify
 
 DEFAULT_COUNT = 1_000_000
 WARM_UP = 0.1  # of the inputs fill caches and pools; then the memory stays what it is
@@ -60,6 +65,50 @@ def test_originals_are_taken_and_an_extreme_at_any_place_is_not_believed(decoder
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * MIB
+
+
+@pytest.mark.parametrize("extreme", EXTREMES, ids=bytes.hex)
+def test_an_extreme_anywhere_in_a_graph_is_not_believed(extreme: bytes) -> None:
+    data = square_sum().encoded
+    tracemalloc.start()
+    for at in range(len(data)):
+        for tail in (data[at:], data[at + len(extreme) :]):
+            with contextlib.suppress(GraphError, VersionMismatch):
+                verify(decode_graph(data[:at] + extreme + tail))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * MIB
+
+
+@pytest.mark.parametrize("extreme", EXTREMES, ids=bytes.hex)
+def test_an_extreme_anywhere_in_a_message_is_not_believed(extreme: bytes) -> None:
+    tracemalloc.start()
+    for data in map(encode_message, MESSAGES):
+        for at in range(len(data)):
+            with contextlib.suppress(FrameError):
+                decode_message(data[:at] + extreme + data[at:])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 * MIB
+
+
+@pytest.mark.parametrize("begins", [b"", b"\x9a\x01"], ids=["any", "like a graph"])
+def test_random_bytes_are_no_graph(begins: bytes) -> None:
+    rng = random.Random(9)
+    for _ in range(3000):
+        with pytest.raises((GraphError, VersionMismatch)):
+            decode_graph(begins + rng.randbytes(rng.randrange(200)))
+
+
+def test_damaged_frames_keep_no_allocation() -> None:
+    (frames,) = (each for each in DECODERS if each.name == "frames")
+    tracemalloc.start()
+    fuzz(frames, 1000, 20)
+    before = tracemalloc.get_traced_memory()[0]
+    tried = fuzz(frames, 50_000, 21)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert tried.refused > 5_000 and grown < 100_000
 
 
 @pytest.mark.parametrize("name", graph_bombs())

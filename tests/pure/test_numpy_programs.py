@@ -102,7 +102,7 @@ def small(xp: Any, value: Any) -> Any:
     return value if value.dtype == np.bool_ else xp.clip(value, 0 if value.dtype.kind == "u" else -9, 9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(programs())
 def test_random_programs_equal_numpy(program: Any) -> None:
     arrays, steps = program

@@ -84,7 +84,7 @@ def test_small_graphs_get_the_cheapest_of_all_assignments(graphs: int) -> None:
 
 
 def test_graphs_of_up_to_twelve_computing_nodes_too() -> None:
-    for seed, graph in larger_graphs(20):
+    for seed, graph in larger_graphs(60):
         assert_cheapest(seed, graph, 2)
 
 
