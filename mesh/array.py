@@ -1,12 +1,8 @@
-"""Array: a tensor expression whose shape and dtype are known at once and whose value is made when someone looks.
+"""Array: what users hold, a name for a tensor expression whose shape and dtype are known at once.
 
-An Array is a node: an op of the table, the Arrays it takes, its attributes.  The op table's own rules give its type
-when it is made, so a wrong shape raises where it was written.  Looking at a value (`np.asarray(x)`, `float(x)`,
-`print(x)`) computes it and keeps the result in place of the expression.  Arrays are immutable.
-
-Leaves are literals (Python scalars and other small constants), values (realised results, numpy arrays), handles on
-the mesh, and, while a function is traced, its arguments: these have no value, and asking for one is an error that says
-what to write instead.
+The expression itself is a Tensor (`expression.py`), which never changes; `x[key] = v` gives the name `x` to a new one,
+so whatever was made of the old one stays as it was.  Looking at a value (`np.asarray(x)`, `float(x)`, `print(x)`)
+computes it and keeps the result in place of the expression.
 
 The functions behind operators and methods live in `mesh.numpy`, which is built on this class; `mesh/numpy/__init__.py`
 lists them in `FUNCTIONS`.  This file does not know how an expression is computed (`realise.py`) or shipped.
@@ -15,7 +11,7 @@ lists them in `FUNCTIONS`.  This file does not know how an expression is compute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeAlias, Union
+from typing import Any, TypeAlias, Union
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +20,7 @@ from wire.dtypes import DType, dtype_of
 from wire.graph import Node, infer
 from wire.types import NO_ATTRS, Attrs, TensorType
 
+from .expression import Expression, Tensor, computable
 from .handle import Handle
 from .typed import Typed
 
@@ -32,15 +29,6 @@ Operand: TypeAlias = Union["Array", Handle, ArrayLike]
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 DECLINED: Any = NotImplemented  # of an operator: let the other operand try
-
-
-class Expression(NamedTuple):
-    """How an Array comes about: a node of the graph, with Arrays in place of indices."""
-
-    op: str
-    inputs: tuple[Array, ...]
-    attrs: Attrs
-    handle: Handle | None = None
 
 
 def _operator(name: str) -> Callable[[Array, Any], Array]:
@@ -62,22 +50,27 @@ class Array(Typed):
     in the Array API, and an integer with a float takes the float's dtype.
     """
 
-    __slots__ = ("__weakref__", "expression", "type", "value", "weak")
+    __slots__ = ("__weakref__", "tensor")
     __tree_leaf__ = True
     __array_priority__ = 100  # so that numpy_array + x reaches __radd__
 
-    def __init__(
-        self,
-        expression: Expression | None,
-        type: TensorType,
-        weak: bool = False,
-        value: NDArray[Any] | None = None,
-    ) -> None:
-        """For the mesh's own use: exactly one of `expression` and `value`, or both for a literal."""
-        self.expression = expression
-        self.type = type
-        self.weak = weak  # made of Python scalars only: adapts to the dtype it meets
-        self.value = value
+    def __init__(self, tensor: Tensor) -> None:
+        """For the mesh's own use."""
+        self.tensor = tensor
+
+    @property
+    def type(self) -> TensorType:  # type: ignore[override]  # read-only here
+        return self.tensor.type
+
+    @property
+    def weak(self) -> bool:
+        """Made of Python scalars only: it adapts to the dtype it meets."""
+        return self.tensor.weak
+
+    @property
+    def value(self) -> NDArray[Any] | None:
+        """The value if it is known already."""
+        return self.tensor.value
 
     @property
     def T(self) -> Array:
@@ -94,8 +87,9 @@ class Array(Typed):
         """x.at[key].set(v), .add(v), .max(v), .min(v): a new array, changed at x[key] (`mesh/numpy/updates.py`)."""
         return FUNCTIONS["at"](self)
 
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise TypeError("an Array is immutable; write x = x.at[key].set(value)")
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """x[key] becomes `value`, in x's dtype; arrays made of x before stay as they were."""
+        self.tensor = FUNCTIONS["at"](self)[key].set(value).tensor
 
     # -- operators ----------------------------------------------------------------------------------------
 
@@ -245,13 +239,16 @@ class Array(Typed):
         return format(self._scalar_for("format()").item(), spec) if spec else str(self)
 
     def __repr__(self) -> str:
-        if self.value is None and not (self.type.size <= SHOWN_ELEMENTS_MAX and computable(self)):
+        if self.value is None and not (self.type.size <= SHOWN_ELEMENTS_MAX and computable(self.tensor)):
             return f"Array({self.type})"
         shown = np.array2string(self._value_for("repr()"), separator=", ", prefix="Array(")
         return f"Array({shown}, dtype={self.type.dtype.numpy})"
 
+    def __copy__(self) -> Array:
+        return Array(self.tensor)
+
     def __deepcopy__(self, memo: Any) -> Array:
-        return self  # immutable
+        return Array(self.tensor)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         """`mesh.numpy`, as the Array API standard asks."""
@@ -271,10 +268,11 @@ class Array(Typed):
     def _value_for(self, asker: str) -> NDArray[Any]:
         from .realise import realise
 
-        if self.value is None:
+        tensor = self.tensor
+        if tensor.value is None:
             realise([self], asker)
-        assert self.value is not None
-        return self.value
+        assert tensor.value is not None
+        return tensor.value
 
 
 OPERANDS = (Array, Handle, np.ndarray, np.generic, bool, int, float, list, tuple)
@@ -284,16 +282,17 @@ SHOWN_ELEMENTS_MAX = 1000  # a repr computes no more than this
 def apply(op: str, *inputs: Array, **attrs: Any) -> Array:
     """The Array `op(*inputs, **attrs)`; GraphError (ShapeError, DTypeError, AttrError) if they do not fit."""
     attributes = Attrs(attrs) if attrs else NO_ATTRS
-    result = infer(Node(op, (), attributes), [array.type for array in inputs])
-    weak = bool(inputs) and all(array.weak for array in inputs)
-    return Array(Expression(op, inputs, attributes), result, weak)
+    operands = tuple([array.tensor for array in inputs])
+    result = infer(Node(op, (), attributes), [operand.type for operand in operands])
+    weak = bool(operands) and all(operand.weak for operand in operands)
+    return Array(Tensor(Expression(op, operands, attributes), result, weak))
 
 
 def literal(value: Any, dtype: DType, weak: bool = False) -> Array:
     """A constant that is part of the program: a Python scalar or a small table of numbers."""
     array = np.array(value, dtype.numpy)
     array.flags.writeable = False
-    return Array(Expression("const", (), NO_ATTRS), TensorType(array.shape, dtype), weak, array)
+    return Array(Tensor(Expression("const", (), NO_ATTRS), TensorType(array.shape, dtype), weak, array))
 
 
 def value_array(value: NDArray[Any]) -> Array:
@@ -303,52 +302,29 @@ def value_array(value: NDArray[Any]) -> Array:
     if _writeable(fixed):
         fixed = fixed.copy() if np.may_share_memory(fixed, value) else fixed
         fixed.flags.writeable = False
-    return Array(None, TensorType(fixed.shape, dtype), False, fixed)
+    return Array(Tensor(None, TensorType(fixed.shape, dtype), False, fixed))
 
 
 def handle_array(handle: Handle) -> Array:
     """An Array of a tensor on the mesh."""
-    return Array(Expression("param", (), NO_ATTRS, handle), handle.type)
+    return Array(Tensor(Expression("param", (), NO_ATTRS, handle), handle.type))
 
 
 def argument(kind: str, name: str, type: TensorType, weak: bool = False) -> Array:
     """A traced argument: it has a type and a name but no value; `kind` is "input" or "param"."""
     attrs = Attrs({"name": name, "shape": type.shape, "dtype": type.dtype.name})
-    return Array(Expression(kind, (), attrs), type, weak)
+    return Array(Tensor(Expression(kind, (), attrs), type, weak))
 
 
-def traced_argument(array: Array) -> str | None:
-    """The name of a traced argument, or None for any other Array."""
-    expression = array.expression
-    if expression is None or expression.op not in ("input", "param") or expression.handle is not None:
-        return None
-    name: str = expression.attrs["name"]
-    return name
+def strong(array: Array) -> Array:
+    """`array` with a dtype that it insists on: somebody asked for it."""
+    return weakened(array, False)
 
 
-def pending(wanted: Sequence[Array]) -> list[Array]:
-    """Every Array without a value that `wanted` needs, operands first.  Iterative: chains may be very long."""
-    order: list[Array] = []
-    seen: set[int] = set()
-    alive: list[Array] = []  # another thread may realise and drop parts meanwhile; ids must stay taken
-    stack = [(array, False) for array in reversed(wanted)]
-    while stack:
-        array, ready = stack.pop()
-        if ready:
-            order.append(array)
-        elif id(array) not in seen and array.value is None:
-            seen.add(id(array))
-            alive.append(array)
-            expression = array.expression
-            if expression is not None:
-                stack.append((array, True))
-                stack.extend([(operand, False) for operand in reversed(expression.inputs)])
-    return order
-
-
-def computable(array: Array) -> bool:
-    """False if the value depends on an argument of a function that is being traced."""
-    return all(traced_argument(node) is None for node in pending([array]))
+def weakened(array: Array, weak: bool) -> Array:
+    """`array` as one that adapts to the dtype it meets, or does not."""
+    tensor = array.tensor
+    return array if tensor.weak == weak else Array(Tensor(tensor.expression, tensor.type, weak, tensor.value))
 
 
 def _writeable(array: NDArray[Any]) -> bool:

@@ -33,7 +33,7 @@ def _expansion(
     from .trace import OUTPUT, graph_of
 
     tracers = [argument("input", str(place), type) for place, type in enumerate(types)]
-    graph, handles = graph_of(tracers, [fn(*tracers, **dict(attrs))], [OUTPUT], "")
+    graph, handles = graph_of([tracer.tensor for tracer in tracers], [fn(*tracers, **dict(attrs))], [OUTPUT], "")
     if handles or graph.blobs:
         raise InputError("a composite refers to a large tensor", next_step="Pass it as an operand")
     return graph

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from wire.errors import InputError
 from wire.graph import GraphBuilder, WireGraph
 
-from .array import Array, pending, traced_argument
+from .array import Array
 from .assemble import assemble
+from .expression import Tensor, pending, traced_argument
 from .handle import Handle
 
 Param = Handle | NDArray[Any]
@@ -71,12 +72,13 @@ def using(evaluator: Evaluator | None) -> Iterator[None]:
 
 def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
     """Compute the values of `arrays` together and keep them; InputError if one depends on a traced argument."""
-    order = pending(arrays)
+    tensors = [array.tensor for array in arrays]
+    order = pending(tensors)
     for node in order:
         name = traced_argument(node)
         if name is not None:
             _refuse_traced(asker, name, node)
-    wanted = {id(array) for array in arrays}
+    wanted = {id(tensor) for tensor in tensors}
     for first in range(0, len(order), NODES_PER_RUN):
         run = order[first : first + NODES_PER_RUN]
         later = order[first + NODES_PER_RUN :]
@@ -86,48 +88,48 @@ def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
             _compute(missing)
 
 
-def _compute(wanted: Sequence[Array]) -> None:
+def _compute(wanted: Sequence[Tensor]) -> None:
     builder = GraphBuilder()
     inputs: dict[str, NDArray[Any]] = {}
     params: dict[str, Param] = {}
 
-    def leaf(array: Array) -> int:
-        expression, value = array.expression, array.value
+    def leaf(tensor: Tensor) -> int:
+        expression, value = tensor.expression, tensor.value
         if value is None:
             assert expression is not None
             assert expression.handle is not None
             name = f"p{len(params)}"
             params[name] = expression.handle
-            return builder.param(name, array.type.shape, array.type.dtype)
+            return builder.param(name, tensor.type.shape, tensor.type.dtype)
         if expression is not None and expression.op == "const":
             return builder.const(value)
         name = f"x{len(inputs)}"
         inputs[name] = value
-        return builder.input(name, array.type.shape, array.type.dtype)
+        return builder.input(name, tensor.type.shape, tensor.type.dtype)
 
-    distinct = list({id(array): array for array in wanted}.values())
+    distinct = list({id(tensor): tensor for tensor in wanted}.values())
     outputs = assemble(builder, distinct, leaf)
     graph = builder.build(outputs)
     used = graph.param_types
     results = current_evaluator()(graph, inputs, {name: params[name] for name in params if name in used})
-    for array, result in zip(distinct, results, strict=True):
-        keep(array, result)
+    for tensor, result in zip(distinct, results, strict=True):
+        keep(tensor, result)
 
 
-def keep(array: Array, result: NDArray[Any]) -> None:
+def keep(tensor: Tensor, result: NDArray[Any]) -> None:
     """Store a computed value in place of the expression, so that its operands can be freed."""
-    fixed = np.asarray(result, array.type.dtype.numpy, order="C").reshape(array.type.shape)
+    fixed = np.asarray(result, tensor.type.dtype.numpy, order="C").reshape(tensor.type.shape)
     fixed.flags.writeable = False
-    array.value = fixed  # first: a reader that still sees the expression is right as well
-    array.expression = None
+    tensor.value = fixed  # first: a reader that still sees the expression is right as well
+    tensor.expression = None
 
 
-def _operands(node: Array) -> tuple[Array, ...]:
+def _operands(node: Tensor) -> tuple[Tensor, ...]:
     expression = node.expression
     return () if expression is None else expression.inputs
 
 
-def _refuse_traced(asker: str, name: str, node: Array) -> NoReturn:
+def _refuse_traced(asker: str, name: str, node: Tensor) -> NoReturn:
     raise InputError(
         f"{asker} needs the value of {name!r} ({node.type}), which has none while its function is traced",
         next_step=_INSTEAD.get(asker, _ELSE),

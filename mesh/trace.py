@@ -25,8 +25,9 @@ from wire.graph import GraphBuilder, WireGraph
 from wire.types import TensorType
 
 from . import tree
-from .array import Array, argument, handle_array, traced_argument
+from .array import Array, argument, handle_array
 from .assemble import assemble
+from .expression import Tensor, traced_argument
 from .handle import Handle
 from .numpy.promotion import asarray, is_python_scalar, to_dtype
 from .realise import Param, current_evaluator
@@ -119,11 +120,12 @@ def trace_full(fn: Callable[..., Any], *examples: Any) -> Traced:
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"two arguments have the path {twice!r}", next_step="Rename one of the dict keys")
     tracers = [argument("param" if each.by_handle else "input", each.name, each.type, each.weak) for each in arguments]
+    declared = [tracer.tensor for tracer in tracers]  # before `fn`, which may give the names to other tensors
     result = fn(*tree.unflatten(in_tree, tracers))
     found, out_tree = tree.flatten_with_paths(result)
     outputs = [_output(path, leaf) for path, leaf in found]
     output_names = [path or OUTPUT for path, _ in found]
-    graph, handles = graph_of(tracers, outputs, output_names, getattr(fn, "__name__", ""))
+    graph, handles = graph_of(declared, outputs, output_names, getattr(fn, "__name__", ""))
     return Traced(graph, in_tree, out_tree, arguments, handles)
 
 
@@ -141,36 +143,37 @@ def signature(*args: Any) -> tuple[Any, ...]:
 
 
 def graph_of(
-    tracers: Sequence[Array], outputs: Sequence[Array], output_names: Sequence[str], name: str
+    arguments: Sequence[Tensor], outputs: Sequence[Array], output_names: Sequence[str], name: str
 ) -> tuple[WireGraph, dict[str, Handle]]:
-    """The graph from `tracers` to `outputs`, and the handles that it refers to besides."""
+    """The graph from `arguments` to `outputs`, and the handles that it refers to besides."""
     builder = GraphBuilder()
     handles: dict[str, Handle] = {}
     mine: dict[int, int] = {}
 
-    def declare(array: Array) -> int:
-        assert array.expression is not None
-        made = builder.input if array.expression.op == "input" else builder.param
-        return made(array.expression.attrs["name"], array.type.shape, array.type.dtype)
+    def declare(tensor: Tensor) -> int:
+        assert tensor.expression is not None
+        made = builder.input if tensor.expression.op == "input" else builder.param
+        return made(tensor.expression.attrs["name"], tensor.type.shape, tensor.type.dtype)
 
-    def leaf(array: Array) -> int:
-        if id(array) in mine:
-            return mine[id(array)]
-        if array.value is not None:
-            return builder.const(array.value)
-        assert array.expression is not None
-        handle = array.expression.handle
+    def leaf(tensor: Tensor) -> int:
+        if id(tensor) in mine:
+            return mine[id(tensor)]
+        if tensor.value is not None:
+            return builder.const(tensor.value)
+        assert tensor.expression is not None
+        handle = tensor.expression.handle
         if handle is None:
             raise InputError(
-                f"the traced argument {traced_argument(array)!r} belongs to another function",
+                f"the traced argument {traced_argument(tensor)!r} belongs to another function",
                 next_step="Pass it as an argument, and do not keep traced arrays beyond their function",
             )
         handle_name = f"closure/{handle.address.hex()[:32]}"
         handles[handle_name] = handle
-        return builder.param(handle_name, array.type.shape, array.type.dtype)
+        return builder.param(handle_name, tensor.type.shape, tensor.type.dtype)
 
-    mine.update({id(array): declare(array) for array in tracers})
-    return builder.build(assemble(builder, outputs, leaf), output_names, name), handles
+    mine.update({id(tensor): declare(tensor) for tensor in arguments})
+    placed = assemble(builder, [array.tensor for array in outputs], leaf)
+    return builder.build(placed, output_names, name), handles
 
 
 def argument_names(fn: Callable[..., Any], in_tree: Tree) -> list[str]:

@@ -4,8 +4,9 @@
     y = mnp.where(x > 0, x, mnp.expm1(x)) @ w
 
 Differences from numpy, all of them on purpose: the default dtypes are float32 and int32; an integer with a float
-takes the float's width; Arrays are immutable; a function whose result's shape depends on values (nonzero, masks)
-needs the values, so it does not work while tracing; integers divided by 0 give 0; computed indices are clamped.
+takes the float's width; `x[key] = v` changes x alone, nothing that was made of it before; a function whose result's
+shape depends on values (nonzero, masks) needs the values, so it does not work while tracing; integers divided by 0
+give 0; computed indices are clamped.
 To add a function: write it in the module of its kind; it appears here by its module's row.
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from wire.dtypes import BOOL, DType, dtype_named
 
-from ..array import Array, Operand, apply
+from ..array import Array, Operand, apply, weakened
 from .promotion import INT_BOUNDS, asarray, cast, floats, is_python_scalar, like, operands, scalar
 
 Unary = Callable[[Operand], Array]
@@ -366,8 +366,7 @@ def where(condition: Operand, x1: Operand, x2: Operand) -> Array:
     """x1 where condition is true (or not 0), else x2."""
     chosen, other = operands(x1, x2)
     result = apply("select", cast(asarray(condition), BOOL), chosen, other)
-    result.weak = chosen.weak and other.weak  # whatever the condition is
-    return result
+    return weakened(result, chosen.weak and other.weak)  # whatever the condition is
 
 
 # -- helpers ----------------------------------------------------------------------------------------------

@@ -218,11 +218,11 @@ def _places(term: Labelled, labels: Sequence[Hashable]) -> tuple[int, ...]:
 
 def _untransposed(term: Labelled) -> Labelled:
     """The term before its matrices were transposed: a product by x.T reads x as it lies, since labels name the axes."""
-    expression, rank = term.array.expression, term.array.ndim
+    expression, rank = term.array.tensor.expression, term.array.ndim
     swapped = (*range(rank - 2), rank - 1, rank - 2)
     if expression is None or expression.op != "transpose" or expression.attrs["perm"] != swapped:
         return term
-    return Labelled(expression.inputs[0], (*term.labels[:-2], term.labels[-1], term.labels[-2]))
+    return Labelled(Array(expression.inputs[0]), (*term.labels[:-2], term.labels[-1], term.labels[-2]))
 
 
 def _without_ones(term: Labelled, other: Labelled) -> Labelled:

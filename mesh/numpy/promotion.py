@@ -16,7 +16,7 @@ import numpy as np
 from wire.dtypes import BOOL, BY_NAME, F32, I32, I64, U64, DType, dtype_of, promote
 from wire.errors import DTypeError, InputError
 
-from ..array import Array, Operand, apply, handle_array, literal, value_array
+from ..array import Array, Operand, apply, handle_array, literal, strong, value_array
 from ..handle import Handle
 
 _RANK = {"b": 0, "i": 1, "u": 1, "f": 2}
@@ -57,11 +57,6 @@ def cast(array: Array, dtype: DType) -> Array:
     if array.type.dtype is dtype:
         return array
     return apply("cast", array, dtype=dtype.name)
-
-
-def strong(array: Array) -> Array:
-    """`array` with a dtype that it insists on: somebody asked for it."""
-    return Array(array.expression, array.type, False, array.value) if array.weak else array
 
 
 def operands(*values: Operand) -> list[Array]:

@@ -1,7 +1,7 @@
 """Updates: `x.at[key].set(v)`, `.add(v)`, `.max(v)`, `.min(v)` give a new Array that differs from x at x[key].
 
-Arrays are immutable, so this is what `x[key] = v` and `x[key] += v` are written as.  Keys are those of x[key]; a
-position that stands several times gets every update (`set`: the last one).
+`x[key] = v` gives its name to such a new one.  Keys are those of x[key]; a position that stands several times gets
+every update (`set`: the last one).
 """
 
 from __future__ import annotations
