@@ -61,6 +61,9 @@ class Call:
     began_s: float
     doubts: int = 0  # how often auditors disagreed with its answer
     ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
+    steps: dict[int, int] = field(default_factory=dict)  # its number in each plan that it runs on, by generation
+    # Tensors and bytes that came through here, by generation, sender and receiver.
+    relayed: dict[tuple[int, str, str], list[int]] = field(default_factory=dict)
 
 
 def work_by_plan(deployments: Mapping[int, Deployment], node: str) -> dict[int, frozenset[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wire.messages import Deployed, DeviceReport, Ran
-from wire.reports import Event, PartReport, WorkerReport
+from wire.reports import Event, PartReport, RelayReport, WorkerReport
 
 from .plan import Plan
 
@@ -58,6 +58,7 @@ class CallReport:
     generations: list[int] = field(default_factory=list)
     reasons: tuple[str, ...] = ()
     workers: dict[str, WorkerReport] = field(default_factory=dict)
+    relayed: list[RelayReport] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
     def begins(self, generation: int) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from wire.address import shown
 from wire.codec import tensor_from
 from wire.endpoint import Endpoint as AnyEndpoint
-from wire.errors import LOG_LINES_MAX, Cancelled, MeshError, NodeLost, ProtocolError, StaleGeneration
+from wire.errors import LOG_LINES_MAX, Cancelled, MeshError, NodeLost, ProtocolError
 from wire.exchange import BlobExchange, room_for
 from wire.graph import WireGraph
 from wire.identity import member_id
@@ -34,7 +34,6 @@ from wire.messages import (
     BlobStream,
     CancelStep,
     Devices,
-    Done,
     FetchBlob,
     Join,
     Joined,
@@ -53,7 +52,6 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.redial import stay_linked
-from wire.relaying import pass_on
 from wire.sharedmem import SharedDir
 from wire.transport import Endpoint
 from wire.versions import usable_ops
@@ -79,6 +77,7 @@ from .profile import CLIENT, worker_profile
 from .program import Program, Sampled, Trial, program_of
 from .records import Call, Deployment, Member, work_by_plan
 from .rehearsing import Rehearsing
+from .relays import Relays
 from .report import CallReport, NodeView, PairView
 from .samples import TRUSTED, Auditor, audited
 from .state import CoordinatorState
@@ -121,9 +120,11 @@ class Coordinator:
         self._held = HeldTensors()
         self.hold, self.release = self._held.hold, self._held.release
         self.blobs = BlobExchange(shared, self._held.find)
+        self._calls: dict[int, Call] = {}
+        self._relays = Relays(self._link_to, self._calls, lambda: self.epoch)
         self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
             FetchBlob: self.blobs.serve,
-            Relay: self._relay,
+            Relay: self._relays.serve,
         }
         self._shared = shared
         self._loop = asyncio.get_running_loop()
@@ -135,7 +136,6 @@ class Coordinator:
         self._members: dict[str, Member] = {}
         self._known: dict[str, NodeView] = {}  # every worker that ever joined, for people
         self._deployments: dict[int, Deployment] = {}
-        self._calls: dict[int, Call] = {}
         self._teller = Teller(self._known, self._calls)
         self._tell, self.events, self.watchers = self._teller.tell, self._teller.events, self._teller.watchers
         self._call_numbers = itertools.count(1)
@@ -595,12 +595,6 @@ class Coordinator:
         member = self._members.get(node)
         return None if member is None else member.link
 
-    async def _relay(self, link: Link, body: Relay) -> Done:
-        """A piece of a tensor between two workers that cannot connect."""
-        if self._link_to(link.peer.node_id) is not link or body.push.plan.epoch != self.epoch:
-            raise StaleGeneration("only between workers of this mesh, and for plans of now")
-        return await pass_on(self._link_to(body.node), link.peer.node_id, body)
-
     def _profiles_changed(self) -> None:
         self._feed(ev.ProfilesChanged())
 
@@ -652,6 +646,7 @@ class Coordinator:
         if member is None or call is None or deployment is None:
             return
         call.report.begins(action.generation)
+        call.steps[action.generation] = action.step
         key = PlanKey(self.epoch, action.generation)
         try:
             wanted = deployment.feeds.get(action.node, ())

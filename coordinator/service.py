@@ -340,6 +340,8 @@ class JobService:
                 held.append(address)
             arrays, told = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
             report = json.dumps(dataclasses.asdict(told))
+            for relayed in told.relayed:
+                self._table.tell(job.job, self._wall(), f"relayed {relayed}")
             outputs = dict(zip(work.graph.output_names, arrays, strict=True))
         except asyncio.CancelledError:
             error = Cancelled("the job was cancelled")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from wire.reports import Event
+from wire.reports import Event, RelayReport
 
 from .program import Program
 from .records import Call, Deployment
@@ -60,3 +60,6 @@ class Teller:
             view = self._known[node]
             report.workers[view.name] = worker_report(deployment.plan, view, ran, deployed)
         deployment.reported = True
+        for (made, source, target), counts in sorted(call.relayed.items()):
+            if made == generation:
+                report.relayed.append(RelayReport(self._known[source].name, self._known[target].name, *counts))

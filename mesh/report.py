@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wire.reports import Event, PartReport, WorkerReport
+from wire.reports import Event, PartReport, RelayReport, WorkerReport
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One call.  `generations` are the plans it went through; more than one means that something failed on the way."""
+    """One call.  `generations` are the plans it went through; more than one means that something failed on the way.
+
+    `relayed` is what workers that cannot connect sent each other through the coordinator.
+    """
 
     seconds: float
     generation: int
@@ -19,6 +22,7 @@ class Report:
     reasons: tuple[str, ...]
     workers: Mapping[str, WorkerReport]
     events: tuple[Event, ...]
+    relayed: tuple[RelayReport, ...] = ()
 
     @property
     def weight_bytes_moved(self) -> int:
@@ -40,6 +44,7 @@ class Report:
             tuple(data.get("reasons", ())),
             workers,
             tuple(Event(**event) for event in data.get("events", ())),
+            tuple(RelayReport(**each) for each in data.get("relayed", ())),
         )
 
 

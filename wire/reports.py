@@ -36,6 +36,20 @@ class PartReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayReport:
+    """What one worker sent to another through the coordinator, because the two cannot connect."""
+
+    source: str
+    target: str
+    tensors: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        tensors = "1 tensor" if self.tensors == 1 else f"{self.tensors} tensors"
+        return f"{self.source} to {self.target}: {tensors}, {self.size_bytes} bytes through the coordinator"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     """One worker's share.  `weight_bytes` is by source: "socket", "shared" (memory), "disk", "resident"; it and the
     kernel counts are those of deployments made for this call, so a repeated call shows zeros."""

@@ -43,5 +43,8 @@ def test_two_workers_that_cannot_connect_work_together_and_the_plan_says_what_it
 
             wait_for(says_so)
             assert set(mesh.report().workers) == {"one", "two"}
+            (relayed,) = mesh.report().relayed
+            assert {relayed.source, relayed.target} == {"one", "two"}
+            assert (relayed.tensors, relayed.size_bytes) == (1, x.nbytes)
             for result in results:
                 np.testing.assert_array_equal(result, expected)

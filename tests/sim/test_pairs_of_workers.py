@@ -10,6 +10,7 @@ from support.simulated import Job, simulate
 from coordinator.pairs import RETRY_S_FIRST, Way
 from coordinator.profile import CLIENT, LAN
 from mesh.simulation.cluster import COORDINATOR, Cluster
+from wire.codec import hash_array
 from wire.memory_transport import Conditions
 
 
@@ -82,6 +83,37 @@ def test_workers_that_cannot_connect_work_together_through_the_coordinator() -> 
 
     told = simulate(scenario)
     assert "cannot connect" in told and "through the coordinator" in told
+
+
+def test_a_report_says_what_was_relayed_call_by_call() -> None:
+    """Exactly what the plan sends from one worker to another; and nothing where they can connect."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await probed(cluster)
+        job = Job.of(1, "pipeline")
+        for array in job.random.params.values():
+            cluster.coordinator.hold(hash_array(array), array)
+        _, direct = await cluster.coordinator.call(job.program, job.random.inputs)
+        assert len(direct.workers) > 1 and direct.relayed == []
+        for pair in (("sim-0", "sim-1"), ("sim-0", "sim-2"), ("sim-1", "sim-2")):
+            cut(cluster, *pair)
+        await asyncio.sleep(90)  # until all of it is found out
+        for _ in range(2):
+            told = await asyncio.gather(*(cluster.coordinator.call(job.program, job.random.inputs) for _ in range(3)))
+            plan = await cluster.coordinator.plan(job.program.graph, "pipeline")
+            names = {node.node_id: node.name for node in cluster.coordinator.nodes()}
+            sent: dict[tuple[str, str], set[tuple[int, int, int]]] = {}
+            for edge in plan.edges:
+                way = names[plan.parts[edge.source.part].node], names[plan.parts[edge.part].node]
+                sent.setdefault(way, set()).add((edge.part, edge.slot, edge.size_bytes))
+            wanted = {way: (len(edges), sum(size for _, _, size in edges)) for way, edges in sent.items()}
+            for _, report in told:
+                assert {
+                    (each.source, each.target): (each.tensors, each.size_bytes) for each in report.relayed
+                } == wanted
+                assert wanted
+
+    simulate(scenario)
 
 
 def test_one_cut_pair_costs_and_the_plan_says_so() -> None:

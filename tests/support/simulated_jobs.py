@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -279,7 +279,9 @@ async def durable_run(cluster: DurableCluster) -> None:
     assert cluster.coordinator.idle, "a call is left"
 
 
-def simulate_durable(workers: int, seed: int) -> tuple[str, int]:
+def simulate_durable(
+    workers: int, seed: int, scenario: Callable[[DurableCluster], Awaitable[None]] = durable_run
+) -> tuple[str, int]:
     """The transcript of a run, and how many lives its coordinator had.  A failure shows the transcript."""
 
     async def run() -> tuple[str, int]:
@@ -288,7 +290,7 @@ def simulate_durable(workers: int, seed: int) -> tuple[str, int]:
         devices = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]
         async with DurableCluster(config, devices, seed, chance=chance) as cluster:
             try:
-                await durable_run(cluster)
+                await scenario(cluster)
             except BaseException as error:
                 error.add_note(cluster.transcript())
                 raise
