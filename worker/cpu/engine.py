@@ -175,8 +175,11 @@ def _perform(call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _canonical(array: NDArray[Any]) -> NDArray[Any]:
-    """The array in C order and aligned: numpy sums other layouts, and even unaligned memory, in another order."""
-    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
+    """The array in C order, aligned and with the strides that follow from its shape: numpy sums other layouts, and even
+    unaligned memory, in another order, and has other loops for other strides, be it along an axis of one element."""
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        return array.copy()
+    return array.reshape(-1).reshape(array.shape) if 1 in array.shape else array
 
 
 def _own(outputs: list[NDArray[Any]], foreign: set[int]) -> list[NDArray[Any]]:
