@@ -59,7 +59,7 @@ class Outdated:
 @dataclass(frozen=True, slots=True)
 class CallSubmitted:
     """Evaluate something, without the nodes to `avoid` as long as others are there.  Calls with equal `job` share a
-    plan.  A patient one waits for paused nodes for ever."""
+    plan.  A patient one waits for a node for ever."""
 
     call: int
     job: Hashable

@@ -8,8 +8,10 @@ Pure: `now` is Unix time in seconds, ids are given, and a method that changes so
 
 A job that arrives still needs its client: values are on their way, and nothing was promised.  From queued on it is
 promised: it is in the journal, where there is one.  An end is told once it is in the journal too, or once the journal
-has refused it; then it is tried again every `retry_s`.  Details of a job that is over (log, report, values, the log
-lines of its error) may be left to the journal: `shrink` lets go of them, `recall` takes them up again.
+has refused it; then it is tried again every `retry_s`.  While no worker can be given work, a job that needs no client
+stays queued, as long as it takes; one that is attached runs, and fails with an error that says so.  Details of a job
+that is over (log, report, values, the log lines of its error) may be left to the journal: `shrink` lets go of them,
+`recall` takes them up again.
 """
 
 from __future__ import annotations
@@ -63,6 +65,12 @@ class Job:
     leaves_s: float | None = None  # when it is cancelled unless its client comes back
     retry_s: float | None = None  # when its end is saved again
     forgetting: bool = False
+    restored: bool = False  # from the journal
+
+    @property
+    def patient(self) -> bool:
+        """Whether it waits in the queue for a worker."""
+        return self.detached or self.restored
 
 
 # -- actions ----------------------------------------------------------------------------------------------
@@ -129,8 +137,8 @@ class JobTable:
         self._going: dict[str, Job] = {}  # in the order of their submission
         self._over: dict[str, Job] = {}  # and not being forgotten, in the order of their ends
         self._unsaved: dict[str, Job] = {}  # whose last entry the disk refused
-        self._gathering = False  # jobs of before a restart wait for a worker,
-        self._gather_until_s: float | None = None  # and until then for all workers of before
+        self._gather_until_s: float | None = None  # until then jobs wait for all workers of before a restart
+        self._lack = ""  # why no worker can be given work
 
     # -- a job's life
 
@@ -198,6 +206,7 @@ class JobTable:
                     return [self._save_end(job)]
                 job.state = "queued"
                 self._tell(job, now, "queued")
+                self._tell_lack(job, now)
                 return [Tell(job), *self.start(now)]
             case "ended":
                 job.retry_s = None
@@ -224,10 +233,11 @@ class JobTable:
 
     def start(self, now: float) -> list[Action]:
         """Begin queued jobs that may run now, oldest first."""
-        if self._gathering:
+        if self._gather_until_s is not None:
             return []
-        running = sum(job.state == "running" for job in self._going.values())
-        queued = [job for job in self._going.values() if job.state == "queued" and not job.final]
+        hungry = [job for job in self._going.values() if not (self._lack and job.patient)]
+        running = sum(job.state == "running" for job in hungry)
+        queued = [job for job in hungry if job.state == "queued" and not job.final]
         actions: list[Action] = []
         for job in queued[: max(self.limits.running_max - running, 0)]:
             job.state = "running"
@@ -256,7 +266,7 @@ class JobTable:
         """What the journal says, entry by entry."""
         if kind == "accepted":
             made = self._jobs[job] = self._going[job] = _job_of(job, fields)
-            made.state = "queued"
+            made.state, made.restored = "queued", True
             self._tell(made, made.created_s, "submitted")
             self._tell(made, now, "queued again: the coordinator started anew")
             if not made.detached:
@@ -274,16 +284,18 @@ class JobTable:
     def gather(self, now: float) -> None:
         """Jobs of before wait for the workers of before: a plan for the first that is back would be a poor one."""
         if self._going:
-            self._gathering, self._gather_until_s = True, now + self.limits.gather_s
+            self._gather_until_s = now + self.limits.gather_s
 
-    def workers(self, now: float, live: bool, missing: Iterable[str]) -> list[Action]:
-        """Which workers of before a restart are missing, and whether there is any."""
-        if self._gather_until_s is not None and now >= self._gather_until_s:
+    def workers(self, now: float, lack: str, missing: Iterable[str]) -> list[Action]:
+        """Why no worker can be given work ("": one can), and which workers of before a restart are missing."""
+        was, self._lack = self._lack, lack
+        if lack and lack != was:
+            for job in self._going.values():
+                self._tell_lack(job, now)
+        if self._gather_until_s is not None and (now >= self._gather_until_s or not (lack or any(missing))):
             self._gather_until_s = None
-        if not self._gathering or not live or (self._gather_until_s is not None and any(missing)):
-            return []
-        self._gathering, self._gather_until_s = False, None
-        return self.start(now)
+            return self.start(now)
+        return self.start(now) if lack != was else []
 
     # -- details
 
@@ -343,7 +355,8 @@ class JobTable:
         error = job.error.to_fields() if job.error and job.state in FINAL else {}
         log = tuple(line[:4096] for line in job.log) if details else ()
         report = job.report if details else ""
-        return JobReport(job.job, job.name, job.state, job.created_s, seconds, error, log, report)
+        waits = self._waits(job)
+        return JobReport(job.job, job.name, job.state, job.created_s, seconds, error, log, report, waits)
 
     def tell(self, job: str, now: float, text: str) -> None:
         """Add a line to the job's log."""
@@ -364,8 +377,9 @@ class JobTable:
             )
             assert (self._unsaved.get(name) is job) == (job.retry_s is not None), f"{name} is to be saved, or not"
         assert self._going.keys() | self._over.keys() | self._unsaved.keys() <= self._jobs.keys()
-        running = sum(job.state == "running" for job in self._jobs.values())
-        assert running <= self.limits.running_max, f"{running} jobs run"
+        for patient in (True, False):
+            running = sum(job.state == "running" and job.patient == patient for job in self._jobs.values())
+            assert running <= self.limits.running_max, f"{running} jobs run"
 
     # -- helpers
 
@@ -388,6 +402,18 @@ class JobTable:
     def _save_later(self, job: Job, now: float) -> None:
         job.retry_s = now + self.limits.retry_s
         self._unsaved[job.job] = job
+
+    def _waits(self, job: Job) -> str:
+        """What a job waits for, for people; "" if for nothing but its end."""
+        if job.state == "queued" and self._gather_until_s is not None:
+            return "for the workers of before"
+        if self._lack and (job.state == "running" or (job.state == "queued" and job.patient)):
+            return f"for a worker: {self._lack}"
+        return "for other jobs to end" if job.state == "queued" else ""
+
+    def _tell_lack(self, job: Job, now: float) -> None:
+        if self._lack and job.state == "queued" and job.patient:
+            self._tell(job, now, f"waiting for a worker: {self._lack}")
 
     def _forget_old(self, now: float) -> list[Action]:
         """Drop what was kept long enough, and the oldest above the cap."""

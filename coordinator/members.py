@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from wire.errors import InputError
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .records import Member
 
 PAUSED_BY = {"machine": "paused on its own machine", "coordinator": "paused by mesh-coord nodes pause"}
-ALL_PAUSED = "all workers are paused: calls wait for one that is lent again"
 
 
 def name_for(peer: Identity, members: Mapping[str, Member]) -> str:
@@ -63,6 +62,15 @@ def member_called(members: Mapping[str, Member], name: str) -> Member:
         which = f"{len(found)} workers have ids that begin with" if found else "there is no worker called"
         raise InputError(f"{which} {name!r} here now", next_step=f"The workers are: {there}")
     return found[0]
+
+
+def lack_of(members: Collection[Member], usable: Collection[str]) -> str:
+    """Why no worker can be given work, for people; "" if one can, and `usable` are the ids of those."""
+    if usable:
+        return ""
+    if not members:
+        return "none is connected"
+    return "all are paused" if all_paused(members) else "those that are not paused are in quarantine"
 
 
 def all_paused(members: Iterable[Member]) -> bool:

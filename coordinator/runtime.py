@@ -66,7 +66,7 @@ from .explain import disagreement, explain, in_quarantine, lost_node, nobody
 from .feeding import feeds_of
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
-from .members import ALL_PAUSED, PAUSED_BY, all_paused, member_called, name_for, state_of, view_of
+from .members import PAUSED_BY, all_paused, lack_of, member_called, name_for, state_of, view_of
 from .outputs import tensor_of, type_of
 from .pacing import Lent, Pacing, trial_plan
 from .plan import Plan
@@ -270,8 +270,8 @@ class Coordinator:
     ) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:
         """Start a call: its number, a future of the outputs (C-contiguous arrays in graph order) and its report.
 
-        `inputs` are C-contiguous arrays of exactly the graph's types, by name.  A patient call waits for paused
-        workers.
+        `inputs` are C-contiguous arrays of exactly the graph's types, by name.  A patient call waits for a worker as
+        long as it takes.
         """
         number = next(self._call_numbers)
         now = self._now()
@@ -282,7 +282,7 @@ class Coordinator:
         job = trial or (program if variant is None else Sampled(program, variant))
         others = frozenset(self._members) - {trial.node} if trial else frozenset[str]()
         self._feed(ev.CallSubmitted(number, job, others, patient))
-        self._tell_if_all_paused()
+        self._tell_what_lacks()
         return number, future, report
 
     async def call(
@@ -305,6 +305,11 @@ class Coordinator:
     def live(self) -> bool:
         """Whether any worker is connected."""
         return bool(self._members)
+
+    @property
+    def lack(self) -> str:
+        """Why no worker can be given work now, for people; "" if one can."""
+        return lack_of(self._members.values(), self._state.nodes)
 
     def cancel(self, call: int) -> None:
         """Stop a call; its future gets Cancelled.  A finished call is left alone."""
@@ -441,16 +446,16 @@ class Coordinator:
         if by:
             self._tell("paused", node, PAUSED_BY.get(by, f"paused by its {by}"))
             self._feed(ev.NodePaused(node))
-            self._tell_if_all_paused()
+            self._tell_what_lacks()
             return
         if was:
             self._tell("resumed", node, "it takes work again")
         if node not in self.quarantined:
             self._feed(ev.NodeJoined(node))
 
-    def _tell_if_all_paused(self) -> None:
-        if self._calls and all_paused(self._members.values()):
-            self._tell("waiting", "", ALL_PAUSED)
+    def _tell_what_lacks(self) -> None:
+        if self._calls and self.lack:
+            self._tell("waiting", "", self.lack)
 
     def _on_devices(self, link: Link, body: Devices) -> None:
         """A worker gave a device up: it is still there, and computes less."""
@@ -502,6 +507,7 @@ class Coordinator:
             error.log_lines = (member.last_words or self.last_words(member.link.peer.pid))[-LOG_LINES_MAX:]
             crashed = change.cause is Cause.CLOSED and not member.leaving
             self._feed(ev.NodeGone(change.node, error, work_by_plan(self._deployments, change.node) if crashed else {}))
+            self._tell_what_lacks()
 
     async def _ask_peer(self, ask: AskPeer) -> None:
         """Have a worker try to reach one that is silent to us."""

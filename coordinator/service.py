@@ -67,7 +67,7 @@ PUBLISHED_MAX = 16  # results that wait for clients to fetch them; each large ou
 RECENT_MAX = 8  # jobs that are over and whose details are in memory; others are read from the journal
 GIVE_BACK_EVERY = 64  # jobs, after which memory goes back to the system
 WORKERS = "@workers"  # the entry that names the workers of before; no job has such an id
-COMING_AND_GOING = frozenset({"joined", "dead", "leaving"})
+WORKERS_CHANGED = frozenset({"joined", "healthy", "dead", "leaving", "paused", "resumed", "quarantined"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,6 +93,7 @@ class _Work:
 
 
 Answer = Callable[[Link, Any], Awaitable[Message]]
+_ABOUT = {"waiting": " for a worker"}  # what an event of no worker is about, by its kind
 
 
 class JobService:
@@ -451,10 +452,11 @@ class JobService:
 
     def _happened(self, event: Event) -> None:
         """What happens to the workers is part of the log of every job that runs meanwhile."""
-        text = f"{event.kind} {event.node}: {event.text}" if event.node else f"{event.kind}: {event.text}"
+        about = f" {event.node}" if event.node else _ABOUT.get(event.kind, "")
+        text = f"{event.kind}{about}: {event.text}"
         for job in self._running:
             self._table.tell(job, self._wall(), text)
-        if event.kind in COMING_AND_GOING:
+        if event.kind in WORKERS_CHANGED:
             self._wake.set()
 
     async def _watch_time(self) -> None:
@@ -467,7 +469,7 @@ class JobService:
                     await self._wake.wait()
             now, workers = self._wall(), self._workers()
             missing = self._workers_before - {worker.node_id for worker in workers}
-            self._perform([*self._table.tick(now), *self._table.workers(now, bool(workers), missing)])
+            self._perform([*self._table.tick(now), *self._table.workers(now, self._coordinator.lack, missing)])
             await self._keep_workers(workers)
 
     def _workers(self) -> list[NodeView]:

@@ -606,7 +606,7 @@ class CoordinatorState:
 
     def _alone_until_s(self, call: _Call) -> float | None:
         """When a call that has no node is given up, None for never."""
-        if call.alone_since_s is None or (call.patient and self._paused):
+        if call.alone_since_s is None or call.patient:
             return None
         return call.alone_since_s + self._alone_s
 

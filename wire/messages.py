@@ -460,6 +460,7 @@ class JobReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     error: dict[Name, Text] = {}
     log: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
     report: Annotated[str, Meta(max_length=1 << 20)] = ""  # JSON of the run's report, once done
+    waits: Text = ""  # what it waits for, for people, where it does
 
 
 class Jobs(Message, frozen=True, array_like=True, tag=True):

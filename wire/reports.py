@@ -11,10 +11,10 @@ class Event:
     """Something worth telling; `at_s` is on the coordinator's monotonic clock.
 
     `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, stuck (a part takes far too long),
-    unstuck, paused (it takes no work), resumed, waiting (all are paused), pace (it is slower than it was, or as
-    fast again), moved (a program gets another plan for that), wrong,
-    doubted (audits disagree), quarantined, leaving, devices (it gave one up), planned, deployed, began (a worker's
-    first part of a step started) or ran (all its parts did).
+    unstuck, paused (it takes no work), resumed, waiting (no worker takes work, and why), pace (it is slower than it
+    was, or as fast again), moved (a program gets another plan for that), wrong, doubted (audits disagree),
+    quarantined, leaving, devices (it gave one up), planned, deployed, began (a worker's first part of a step started)
+    or ran (all its parts did).
     """
 
     at_s: float

@@ -124,6 +124,9 @@ async def submit(options: Options, remote: Remote) -> int:
     job = await sending
     if options.detach:
         _say(options, {"job": job}, f"job {job}; ask with: mesh-coord result {job} --output {options.output}")
+        (report,) = await remote.jobs(job)
+        if report.waits and not options.quiet:
+            print(f"job {job} waits {report.waits}", file=sys.stderr)
         return OK
     try:
         return await _save_result(options, remote, job)
@@ -137,8 +140,8 @@ async def status(options: Options, remote: Remote) -> int:
     if options.json:
         _print_json([_job_fields(job) for job in jobs])
         return OK
-    rows = [(job.job, job.name, job.state, f"{job.seconds:.2f} s", job.error.get("message", "")) for job in jobs]
-    print_table(("job", "name", "state", "time", "error"), rows)
+    rows = [(job.job, job.name, job.state, f"{job.seconds:.2f} s", _why(job)) for job in jobs]
+    print_table(("job", "name", "state", "time", "why"), rows)
     return OK
 
 
@@ -296,6 +299,11 @@ async def _save_result(options: Options, remote: Remote, job: str) -> int:
     saved = {name: str(file) for name, file in files.items()}
     _say(options, {"job": job, "outputs": saved, "report": report}, "\n".join(lines))
     return OK
+
+
+def _why(job: JobReport) -> str:
+    """What keeps a job from its end, or made it fail."""
+    return f"waits {job.waits}" if job.waits else job.error.get("message", "")
 
 
 def _log_line(line: str) -> str:

@@ -249,6 +249,10 @@ def test_without_workers_a_job_waits_a_while_and_then_says_what_to_start(site: S
         planned = run("coord", "plan", "short.wire", env=env, cwd=tmp_path)
         assert planned.returncode == exit_codes.UNREACHABLE
         assert "no worker is connected" in planned.stderr
+        detached = run("coord", *site.submit("short"), "--detach", env=env, cwd=tmp_path)
+        assert detached.returncode == 0 and "waits for a worker: none is connected" in detached.stderr
+        job = detached.stdout.split()[1].rstrip(";")
+        assert "waits for a worker: none is connected" in run("coord", "status", job, env=env).stdout
 
 
 def test_flags_may_stand_before_the_verb_or_after_it(site: Site) -> None:

@@ -54,7 +54,7 @@ def test_a_patient_call_waits_for_paused_nodes_as_long_as_it_takes() -> None:
     assert drive(s.NodeJoined("a")) == [s.MakePlan(1, "job", frozenset({"a"}))]
 
 
-def test_a_patient_call_gives_up_a_while_after_the_last_paused_node_is_gone() -> None:
+def test_a_patient_call_goes_on_waiting_when_the_last_paused_node_is_gone() -> None:
     drive = Driver("a", "b")
     drive(s.NodePaused("a"))
     drive(s.NodePaused("b"))
@@ -62,9 +62,19 @@ def test_a_patient_call_gives_up_a_while_after_the_last_paused_node_is_gone() ->
     drive(s.NodeGone("a", LOST), after_s=100.0)
     assert drive(s.Tick(), after_s=100.0) == [], "b may be lent again"
     drive(s.NodeGone("b", LOST), after_s=100.0)
-    assert drive.machine.next_deadline() == 305.0
+    assert drive.machine.next_deadline() is None and drive(s.Tick(), after_s=1e6) == []
+    assert drive(s.NodeJoined("c")) == [s.MakePlan(1, "job", frozenset({"c"}))]
+
+
+def test_a_patient_call_whose_nodes_all_died_waits_for_another_one_and_an_impatient_one_does_not() -> None:
+    drive = Driver("a")
+    drive(s.CallSubmitted(1, "job", patient=True))
+    drive(s.CallSubmitted(2, "job"))
+    drive(s.NodeGone("a", LOST))
     (rejected,) = drive(s.Tick(), after_s=5.0)
-    assert "no worker is left" in str(rejected.error)
+    assert rejected.call == 2 and "no worker is left" in str(rejected.error)
+    assert drive(s.Tick(), after_s=1e6) == []
+    assert drive(s.NodeJoined("b")) == [s.MakePlan(2, "job", frozenset({"b"}))]
 
 
 def test_a_call_is_cancelled_while_it_waits_for_paused_nodes() -> None:

@@ -15,6 +15,7 @@ LIMITS = JobLimits(
     queued_per_client_max=3, running_max=2, kept_max=2, keep_s=10.0, log_lines_max=4, grace_s=5.0, retry_s=2.0,
     gather_s=3.0,
 )  # fmt: skip
+NOBODY = "none is connected"
 
 
 class Story:
@@ -58,6 +59,13 @@ class Story:
                 self.journal.append((action.job.job, action.kind, {}))
             elif isinstance(action, Stop):
                 self.do(self.table.ran(action.job, self.now, error=Cancelled("stopped")))
+
+    def workers(self, lack: str, now: float = 0.0) -> None:
+        self.now = now
+        self.do(self.table.workers(now, lack, ()))
+
+    def waits(self, name: str) -> str:
+        return self.table.report(self.job(name), self.now, details=False).waits
 
     def restarted(self, now: float) -> Story:
         made = Story()
@@ -263,7 +271,7 @@ def test_a_restart_forgets_nothing_and_runs_what_was_not_over() -> None:
     assert (done.shrunk, done.log) == (True, ())
     after.table.recall(done, {**before.journal[2][2], "values": None})
     assert before.log("done") == after.log("done")
-    after.do(after.table.workers(5.0, live=True, missing=()))
+    after.do(after.table.workers(5.0, lack="", missing=()))
     assert after.job("running").state == after.job("waiting").state == "running"
     assert after.submit("running", detached=True) is after.job("running")
 
@@ -297,13 +305,61 @@ def test_after_a_restart_jobs_wait_for_the_workers_of_before_but_not_for_ever() 
     before = Story()
     before.submit("a", detached=True)
     after = before.restarted(5.0)
-    for now, live, missing in ((5.0, False, ["w1", "w2"]), (6.0, True, ["w2"]), (7.9, True, ["w2"])):
-        assert after.table.workers(now, live, missing) == []
+    for now, lack, missing in ((5.0, NOBODY, ["w1", "w2"]), (6.0, "", ["w2"]), (7.9, "", ["w2"])):
+        assert after.table.workers(now, lack, missing) == []
+        assert after.waits("a") == "for the workers of before"
     assert after.table.next_deadline() == 8.0
-    assert after.table.workers(8.0, live=False, missing=["w1", "w2"]) == []
+    assert after.table.workers(8.0, NOBODY, missing=["w1", "w2"]) == []
     assert after.table.next_deadline() is None, "from now on any worker will do"
-    actions = after.table.workers(60.0, live=True, missing=["w2"])
+    assert after.waits("a") == "for a worker: none is connected"
+    actions = after.table.workers(60.0, "", missing=["w2"])
     assert [type(action) for action in actions] == [Note, Start]
+
+
+def test_a_job_that_needs_no_client_waits_for_a_worker_and_says_so() -> None:
+    story = Story()
+    story.workers(NOBODY)
+    story.submit("a", detached=True)
+    assert story.log("a") == ["submitted", "queued", "waiting for a worker: none is connected"]
+    assert (story.job("a").state, story.waits("a")) == ("queued", "for a worker: none is connected")
+    story.workers("all are paused")
+    assert story.waits("a") == "for a worker: all are paused" and story.table.next_deadline() is None
+    story.workers("")
+    assert (story.job("a").state, story.waits("a")) == ("running", "")
+    story.workers(NOBODY)
+    assert story.waits("a") == "for a worker: none is connected", "they all died while it ran"
+    assert story.log("a")[-2:] == ["waiting for a worker: all are paused", "running"]
+
+
+def test_a_job_that_waits_for_a_worker_is_cancelled_or_waits_on_after_a_restart() -> None:
+    before = Story()
+    before.workers(NOBODY)
+    before.submit("a", detached=True)
+    before.submit("b", detached=True)
+    before.do(before.table.cancel(before.job("b"), 1.0))
+    after = before.restarted(5.0)
+    after.workers(NOBODY, 6.0)
+    after.workers(NOBODY, 9.0)
+    assert (after.job("a").state, after.job("b").state) == ("queued", "cancelled")
+    assert after.log("a")[-1] == "waiting for a worker: none is connected"
+    after.workers("", 10.0)
+    assert after.job("a").state == "running"
+
+
+def test_an_attached_job_runs_at_once_and_is_told_that_nobody_is_there_whoever_else_waits() -> None:
+    story = Story()
+    for name in ("a", "b"):
+        story.submit(name, detached=True, client=name)
+    assert story.job("a").state == story.job("b").state == "running", "and so there is room for no other"
+    story.workers(NOBODY)
+    story.submit("c")
+    assert story.job("c").state == "running"
+    again = story.restarted(5.0)
+    again.workers(NOBODY, 5.0)
+    again.submit("d")
+    assert again.job("d").state == "queued", "workers of before may come back"
+    again.workers(NOBODY, 8.0)
+    assert (again.job("a").state, again.job("c").state, again.job("d").state) == ("queued", "queued", "running")
 
 
 def test_after_a_restart_an_attached_job_waits_for_its_client_for_a_grace() -> None:
@@ -355,13 +411,14 @@ class World:
         self.promised: set[str] = set()
         self.answers: dict[str, str] = {}
         self.table = JobTable(self.limits)
+        self.lack = ""
         self.saving: list[Save] = []
         self.running: list[Job] = []
 
     def event(self) -> None:
         self.now += self.rng.uniform(0, 0.5)
         moves = (self.submit, self.save, self.save, self.save, self.refuse, self.run, self.run, self.cancel)
-        self.rng.choice((*moves, self.leave, self.come, self.tick, self.tick, self.crash))()
+        self.rng.choice((*moves, self.leave, self.come, self.tick, self.tick, self.crash, self.come_and_go))()
 
     def do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -422,7 +479,10 @@ class World:
         self.table.seen(self.rng.choice("xy"))
 
     def tick(self) -> None:
-        self.do([*self.table.tick(self.now), *self.table.workers(self.now, True, [])])
+        self.do([*self.table.tick(self.now), *self.table.workers(self.now, self.lack, [])])
+
+    def come_and_go(self) -> None:
+        self.lack = self.rng.choice(("", NOBODY))
 
     def crash(self) -> None:
         """What was being saved may be on the disk or not; whatever else was in memory is gone."""
@@ -435,6 +495,7 @@ class World:
         self.check()
 
     def settle(self) -> None:
+        self.lack = ""
         for _ in range(40):
             self.now += 1.0
             self.tick()

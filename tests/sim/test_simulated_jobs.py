@@ -9,12 +9,14 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
-from support.simulated import Job
+from support.simulated import ALONE_S, Job
 from support.simulated_jobs import Client, DurableCluster, simulate_durable, submission
 
-from wire.messages import AskJobs, AwaitJob, JobAccepted, JobResult, Jobs
+from wire.errors import NodeLost
+from wire.messages import AskJobs, AwaitJob, CancelJob, Done, JobAccepted, JobResult, Jobs
 from wire.reports import RelayReport
 
 
@@ -39,6 +41,62 @@ def test_the_log_of_a_job_says_what_was_relayed() -> None:
         await client.endpoint.close()
 
     simulate_durable(2, 0, scenario)
+
+
+def test_a_job_that_needs_no_client_waits_for_a_worker_as_long_as_it_takes() -> None:
+    """Through a restart, and through the deaths of all workers while it runs; an attached one is told at once."""
+    waits = "for a worker: none is connected"
+
+    async def scenario(cluster: DurableCluster) -> None:
+        async def state_of(name: str) -> tuple[str, str]:
+            (job,) = (await client.ask(AskJobs(name), Jobs)).jobs
+            return job.state, job.waits
+
+        client, job, loop = Client(cluster, "ann"), Job.of(5, "auto"), asyncio.get_running_loop()
+        for name in cluster.names:
+            cluster.kill(name)
+        await asyncio.sleep(1)
+        for name in ("one", "two"):
+            await client.ask(submission(name, job, detach=True), JobAccepted)
+            client.jobs[name] = job
+        began_s = loop.time()
+        await client.ask(submission("attached", job, detach=False), JobAccepted)
+        with pytest.raises(NodeLost, match="no worker is left, and none joined for 5 s"):
+            await client.ask(AwaitJob("attached"), JobResult)
+        assert loop.time() - began_s == pytest.approx(ALONE_S, abs=0.5)
+        await asyncio.sleep(600)
+        assert await state_of("one") == ("queued", waits)
+        cluster.crash()
+        await asyncio.sleep(600)
+        assert cluster.lives == 2 and await state_of("one") == await state_of("two") == ("queued", waits)
+        await client.ask(CancelJob("two"), Done)
+        assert (await state_of("two"))[0] == "cancelled"
+        cluster.devices[0].slower = 1000.0
+        cluster.start("sim-0")
+        await until_true(lambda: cluster.busy() == {"sim-0": 1})
+        assert await state_of("one") == ("running", "")
+        cluster.kill("sim-0")
+        await asyncio.sleep(600)
+        assert await state_of("one") == ("running", waits)
+        await client.ask(submission("three", job, detach=True), JobAccepted)
+        client.jobs["three"] = job
+        assert await state_of("three") == ("queued", waits)
+        cluster.devices[0].slower = 1.0
+        cluster.start("sim-0")
+        await client.check("one")
+        await client.check("three")
+        (told,) = (await client.ask(AskJobs("one"), Jobs)).jobs
+        said = [line.partition(" ")[2] for line in told.log]
+        assert said.count("waiting " + waits) == 2 and said[-1] == "done"
+        await client.endpoint.close()
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+async def until_true(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -280,15 +280,21 @@ async def durable_run(cluster: DurableCluster) -> None:
 
 
 def simulate_durable(
-    workers: int, seed: int, scenario: Callable[[DurableCluster], Awaitable[None]] = durable_run
+    workers: int,
+    seed: int,
+    scenario: Callable[[DurableCluster], Awaitable[None]] = durable_run,
+    mortal: bool = True,
 ) -> tuple[str, int]:
-    """The transcript of a run, and how many lives its coordinator had.  A failure shows the transcript."""
+    """The transcript of a run, and how many lives its coordinator had.  A failure shows the transcript.
+
+    The coordinator dies of its disk only if it is `mortal`.
+    """
 
     async def run() -> tuple[str, int]:
         config = CoordinatorConfig("sim", "me", alone_s=ALONE_S)
         chance = random.Random(seed)
         devices = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]
-        async with DurableCluster(config, devices, seed, chance=chance) as cluster:
+        async with DurableCluster(config, devices, seed, chance=chance, mortal=mortal) as cluster:
             try:
                 await scenario(cluster)
             except BaseException as error:
