@@ -6,6 +6,7 @@ It does not know what the content is.  Methods wait for the disk, so they are ca
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -54,7 +55,7 @@ class Contents:
         """The content, mapped; BlobMissing or BlobCorrupt, naming the file, if it is not what was put."""
         path = self._path(address)
         try:
-            with path.open("rb") as file:
+            with open(path, "rb") as file:
                 length = file.seek(0, 2)
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if length else b"")
         except OSError as error:
@@ -63,8 +64,8 @@ class Contents:
             raise BlobCorrupt(f"content of a job is altered: {path}", next_step=_AGAIN)
         return data
 
-    def _path(self, address: bytes) -> Path:
-        return self._folder / address.hex()
+    def _path(self, address: bytes) -> str:
+        return os.path.join(self._folder, address.hex())
 
 
 _AGAIN = "Restore the file from a copy, or submit the job again under another id"

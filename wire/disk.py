@@ -2,10 +2,14 @@
 
 It does not know what the files are for.  Every step that a disk can refuse is a method of `Disk`, so a test can refuse
 it: override `write`, `sync`, `replace`, `sync_folder` or `remove`.
+
+Files that come and go with every job are named by strings: a Path interns every name in it, and the table of interned
+strings grows by the names that came and went.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -29,9 +33,9 @@ else:
 class Disk:
     """The disk of this machine."""
 
-    def write_whole(self, path: Path, parts: Sequence[Data]) -> None:
+    def write_whole(self, path: str | Path, parts: Sequence[Data]) -> None:
         """Make `path` hold exactly `parts`, for this user's eyes only, or leave it as it was; OSError if it cannot."""
-        writing = path.with_name(path.name + WRITING)
+        writing = f"{path}{WRITING}"
         try:
             with open(writing, "wb", buffering=0, opener=_private) as file:
                 for part in parts:
@@ -39,9 +43,10 @@ class Disk:
                 self.sync(file.fileno())
             self.replace(writing, path)
         except OSError:
-            writing.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(writing)
             raise
-        self.sync_folder(path.parent)
+        self.sync_folder(os.path.dirname(path) or os.curdir)
 
     def append(self, path: Path, data: Data) -> None:
         """Add `data` to a file, or leave it as it was; OSError if the disk refuses."""
@@ -71,10 +76,10 @@ class Disk:
     def sync(self, fd: int) -> None:
         _sync(fd)
 
-    def replace(self, old: Path, new: Path) -> None:
+    def replace(self, old: str | Path, new: str | Path) -> None:
         os.replace(old, new)
 
-    def sync_folder(self, folder: Path) -> None:
+    def sync_folder(self, folder: str | Path) -> None:
         """Names made or removed in the folder stay so; Windows does that by itself."""
         if sys.platform != "win32":
             fd = os.open(folder, os.O_RDONLY)
@@ -83,8 +88,9 @@ class Disk:
             finally:
                 os.close(fd)
 
-    def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+    def remove(self, path: str | Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _private(path: str, flags: int) -> int:

@@ -6,6 +6,9 @@ file twice and nothing is left when a process dies: `SharedDir.sweep` removes th
 
 Names come from other processes: a directory must be of our making (its name, its owner, mode 0700), a file's name is
 hexadecimal and never a link, so no peer can make us open or delete anything else.
+
+Files are named by strings here and not by Paths: a Path interns every name in it, and the table of interned strings
+doubles, by 0.5 MiB at once, when some thousand names have come and gone.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ class SharedDir:
             for chunk in chunks:
                 _write_all(handle, memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b""))
         except OSError as error:
-            (self.path / name).unlink(missing_ok=True)
+            _unlink(self._file(name))
             raise OutOfMemory("shared memory is full", cause=str(error)) from None
         finally:
             os.close(handle)
@@ -94,7 +97,7 @@ class SharedDir:
             _reserve(handle, size_bytes)
             return Segment(name, memoryview(mmap.mmap(handle, size_bytes)))
         except OSError as error:
-            (self.path / name).unlink(missing_ok=True)
+            _unlink(self._file(name))
             raise OutOfMemory(f"{size_bytes} bytes do not fit into shared memory", cause=str(error)) from None
         finally:
             os.close(handle)
@@ -105,21 +108,24 @@ class SharedDir:
         try:
             while len(names) < copies:
                 names.append(secrets.token_hex(16))
-                os.link(self.path / names[0], self.path / names[-1], follow_symlinks=False)
+                os.link(self._file(names[0]), self._file(names[-1]), follow_symlinks=False)
         except OSError as error:
             for name in names:
-                _unlink(self.path / name)
+                _unlink(self._file(name))
             raise OutOfMemory("shared memory takes no further file", cause=str(error)) from None
         return tuple(names)
 
     def _new_file(self, mode: int) -> tuple[str, int]:
         name = secrets.token_hex(16)
         try:
-            return name, os.open(self.path / name, mode | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
+            return name, os.open(self._file(name), mode | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
         except FileNotFoundError:
             raise BlobMissing(f"{self.path} is gone, and the process whose shared memory it was") from None
         except OSError as error:
             raise OutOfMemory("shared memory takes no further file", cause=str(error)) from None
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self.path, name)
 
     def close(self) -> None:
         """Remove the directory if this process made it.  Mappings stay valid."""
@@ -185,10 +191,10 @@ def readable(directory: str) -> bool:
 # -- checks ------------------------------------------------------------------------------------------------
 
 
-def _file(directory: str | Path, name: str) -> Path:
+def _file(directory: str | Path, name: str) -> str:
     _check_dir(str(directory))
     check_name(name)
-    return Path(directory) / name
+    return os.path.join(directory, name)
 
 
 def check_name(name: str) -> None:
@@ -198,9 +204,9 @@ def check_name(name: str) -> None:
 
 
 def _check_dir(directory: str) -> None:
-    path = Path(directory)
     try:
-        good = bool(_DIR_NAME.fullmatch(path.name)) and path.is_absolute() and _is_ours(path)
+        named = _DIR_NAME.fullmatch(os.path.basename(directory))
+        good = named is not None and os.path.isabs(directory) and _is_ours(directory)
     except FileNotFoundError:
         raise BlobMissing(f"{directory} is gone, and the process whose shared memory it was") from None
     except (OSError, ValueError):
@@ -209,7 +215,7 @@ def _check_dir(directory: str) -> None:
         raise ProtocolError(f"{directory[:256]!r} is not a shared-memory directory of this user")
 
 
-def _is_ours(path: Path) -> bool:
+def _is_ours(path: str | Path) -> bool:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         return False
@@ -248,7 +254,7 @@ def _write_all(handle: int, data: memoryview) -> None:
         data = data[os.write(handle, data) :]
 
 
-def _unlink(path: Path) -> None:
+def _unlink(path: str) -> None:
     # Windows cannot unlink a mapped file: it goes with its directory.
     with contextlib.suppress(FileNotFoundError, PermissionError):
         os.unlink(path)

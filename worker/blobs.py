@@ -11,6 +11,7 @@ All bookkeeping happens on the loop's thread; hashing and writing of more than 1
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import mmap
@@ -81,7 +82,9 @@ class BlobStore:
         was_checked = entry.checked
         path = self._path(entry, blob)
         sound = (size_bytes is None or size_bytes == entry.size_bytes) and (
-            path.exists() if was_checked else await off_loop(entry.size_bytes, _is_sound, path, blob, entry.size_bytes)
+            os.path.exists(path)
+            if was_checked
+            else await off_loop(entry.size_bytes, _is_sound, path, blob, entry.size_bytes)
         )
         if self._entries.get(blob) is not entry:
             return None
@@ -94,7 +97,7 @@ class BlobStore:
             _touch(path)
         return "resident" if was_checked else "disk"
 
-    def path(self, blob: bytes) -> Path:
+    def path(self, blob: bytes) -> str:
         """The file that holds the content; BlobMissing.  It stays only while it is pinned."""
         entry = self._entries.get(blob)
         if entry is None:
@@ -170,10 +173,11 @@ class BlobStore:
 
     async def _write(self, folder: _Folder, blob: bytes, data: memoryview) -> bool:
         """False if the folder cannot take it, where the file system is full also not after evicting all it may."""
-        temporary = folder.path / f"writing-{os.getpid()}-{next(self._serial)}"
+        temporary = os.path.join(folder.path, f"writing-{os.getpid()}-{next(self._serial)}")
+        final = os.path.join(folder.path, blob.hex())
         for attempt in range(2):
             try:
-                await off_loop(data.nbytes, _write_file, temporary, folder.path / blob.hex(), data)
+                await off_loop(data.nbytes, _write_file, temporary, final, data)
                 break
             except OSError as error:
                 if attempt or error.errno not in _NO_ROOM or not self._evict_all(folder):
@@ -192,25 +196,28 @@ class BlobStore:
     def _remove(self, blob: bytes) -> None:
         entry = self._entries.pop(blob)
         entry.folder.used_bytes -= entry.size_bytes
-        self._path(entry, blob).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(entry, blob))
 
     @staticmethod
-    def _path(entry: _Entry, blob: bytes) -> Path:
-        return entry.folder.path / blob.hex()
+    def _path(entry: _Entry, blob: bytes) -> str:
+        """A string: see wire/disk.py."""
+        return os.path.join(entry.folder.path, blob.hex())
 
 
-def _write_file(temporary: Path, final: Path, data: memoryview) -> None:
+def _write_file(temporary: str, final: str, data: memoryview) -> None:
     """All of it or nothing, unless the power fails."""
     try:
         with open(temporary, "xb") as file:
             file.write(data)
-        temporary.replace(final)
+        os.replace(temporary, final)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
 
 
-def _is_sound(path: Path, blob: bytes, size_bytes: int) -> bool:
+def _is_sound(path: str, blob: bytes, size_bytes: int) -> bool:
     try:
         data = _map(path)
     except OSError:
@@ -218,7 +225,7 @@ def _is_sound(path: Path, blob: bytes, size_bytes: int) -> bool:
     return data.nbytes == size_bytes and hash_bytes(data) == blob
 
 
-def _map(path: Path) -> memoryview:
+def _map(path: str) -> memoryview:
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(b"")
@@ -231,7 +238,7 @@ def _remove_if_abandoned(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _touch(path: Path) -> None:
+def _touch(path: str) -> None:
     try:
         os.utime(path)
     except OSError:

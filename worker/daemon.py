@@ -698,7 +698,7 @@ class Daemon:
 
     def _prepare(self, action: ev.Prepare) -> None:
         try:
-            paths = {blob: str(self._store.path(blob)) for blob in action.blobs}
+            paths = {blob: self._store.path(blob) for blob in action.blobs}
         except MeshError as error:
             self._feed(ev.PrepareFailed(action.prepared, error))
             return

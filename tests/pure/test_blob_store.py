@@ -48,7 +48,7 @@ async def test_content_is_read_back_as_it_was_through_the_file_and_the_view(tmp_
     held = store(tmp_path)
     blob, data = content(7, 3 * MIB)
     await held.put(blob, data, keep=True)
-    assert held.path(blob).read_bytes() == data
+    assert Path(held.path(blob)).read_bytes() == data
     assert held.view(blob) == data
 
 
@@ -124,7 +124,7 @@ async def test_held_lists_the_most_recent_first(tmp_path: Path) -> None:
 async def test_what_the_disk_share_cannot_take_goes_to_memory(tmp_path: Path) -> None:
     held = store(tmp_path, disk_bytes_max=500)
     blob = await put(held, 1)
-    assert held.path(blob).parent == tmp_path / "memory"
+    assert Path(held.path(blob)).parent == tmp_path / "memory"
 
 
 async def test_no_room_anywhere_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
@@ -137,13 +137,13 @@ async def test_no_room_anywhere_is_an_error_that_says_what_to_do(tmp_path: Path)
 class FullDisk:
     """Fails the writes whose numbers are given with ENOSPC, after half of the bytes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int, Path], bool]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int, str], bool]) -> None:
         self.writes = 0
         self._fails = fails
         self._write = blobs._write_file
         monkeypatch.setattr(blobs, "_write_file", self)
 
-    def __call__(self, temporary: Path, final: Path, data: memoryview) -> None:
+    def __call__(self, temporary: str, final: str, data: memoryview) -> None:
         self.writes += 1
         if self._fails(self.writes, final):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -158,16 +158,16 @@ async def test_a_full_disk_makes_room_by_forgetting_unused_content(
     FullDisk(monkeypatch, lambda write, _: write == 1)
     new = await put(held, 2)
     assert await held.find(old) is None
-    assert await held.find(new) == "resident" and held.path(new).parent == tmp_path / "disk"
+    assert await held.find(new) == "resident" and Path(held.path(new)).parent == tmp_path / "disk"
 
 
 async def test_a_disk_that_stays_full_costs_the_caching_and_not_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = store(tmp_path)
-    FullDisk(monkeypatch, lambda _, final: final.parent.name == "disk")
+    FullDisk(monkeypatch, lambda _, final: Path(final).parent.name == "disk")
     blob = await put(held, 1)
-    assert held.path(blob).parent == tmp_path / "memory"
+    assert Path(held.path(blob)).parent == tmp_path / "memory"
 
 
 async def test_disk_and_memory_full_is_a_clean_error_and_leaves_no_file(
@@ -184,7 +184,7 @@ async def test_disk_and_memory_full_is_a_clean_error_and_leaves_no_file(
 async def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "temporary").symlink_to("/dev/full")
     with pytest.raises(OSError):
-        blobs._write_file(tmp_path / "temporary", tmp_path / "final", memoryview(b"x" * 100))
+        blobs._write_file(str(tmp_path / "temporary"), str(tmp_path / "final"), memoryview(b"x" * 100))
     assert not (tmp_path / "final").exists()
 
 

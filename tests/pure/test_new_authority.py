@@ -298,10 +298,10 @@ class DyingDisk(FaultyDisk):
     def sync(self, fd: int) -> None:
         self._at(lambda: None)
 
-    def replace(self, old: Path, new: Path) -> None:
+    def replace(self, old: str | Path, new: str | Path) -> None:
         self._at(lambda: Disk.replace(self, old, new))
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: str | Path) -> None:
         self._at(lambda: Disk.remove(self, path))
 
 

@@ -35,11 +35,11 @@ class Dying(Disk):
         self._step()
         super().sync(fd)
 
-    def replace(self, old: Path, new: Path) -> None:
+    def replace(self, old: str | Path, new: str | Path) -> None:
         self._step()
         super().replace(old, new)
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: str | Path) -> None:
         self._step()
         super().remove(path)
 

@@ -53,11 +53,11 @@ class FaultyDisk(QuickDisk):
     def sync(self, fd: int) -> None:
         self.fuse.burn()
 
-    def replace(self, old: Path, new: Path) -> None:
+    def replace(self, old: str | Path, new: str | Path) -> None:
         self.fuse.burn()
         super().replace(old, new)
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: str | Path) -> None:
         self.fuse.burn()
         super().remove(path)
 
