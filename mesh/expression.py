@@ -12,6 +12,7 @@ to write instead.  This file knows neither operators (`array.py`) nor how a valu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -22,18 +23,34 @@ from .handle import Handle
 
 
 class Expression(NamedTuple):
-    """How a Tensor comes about: a node of the graph, with Tensors in place of indices."""
+    """How a Tensor comes about: a node of the graph, with Tensors in place of indices.
+
+    A mark (`transforms/marks.py`) says to the transforms that its operands are `inputs` and that it has a rule of its
+    own; for everyone else it is the Tensor `stands_for`.
+    """
 
     op: str
     inputs: tuple[Tensor, ...]
     attrs: Attrs
     handle: Handle | None = None
+    stands_for: Tensor | None = None
+
+    @property
+    def needs(self) -> tuple[Tensor, ...]:
+        """What has to be computed first."""
+        return self.inputs if self.stands_for is None else (self.stands_for,)
+
+
+_BIRTHS = count()
 
 
 class Tensor:
-    """Exactly one of `expression` and `value` is there, or both for a literal."""
+    """Exactly one of `expression` and `value` is there, or both for a literal.
 
-    __slots__ = ("__weakref__", "expression", "type", "value", "weak")
+    Tensors are numbered as they are made (`born`), so what was made earlier cannot depend on what was made later.
+    """
+
+    __slots__ = ("__weakref__", "born", "expression", "type", "value", "weak")
 
     def __init__(
         self,
@@ -46,6 +63,7 @@ class Tensor:
         self.type = type
         self.weak = weak  # made of Python scalars only: adapts to the dtype it meets
         self.value = value
+        self.born = next(_BIRTHS)
 
 
 def traced_argument(tensor: Tensor) -> str | None:
@@ -73,7 +91,7 @@ def pending(wanted: Sequence[Tensor]) -> list[Tensor]:
             expression = tensor.expression
             if expression is not None:
                 stack.append((tensor, True))
-                stack.extend([(operand, False) for operand in reversed(expression.inputs)])
+                stack.extend([(operand, False) for operand in reversed(expression.needs)])
     return order
 
 

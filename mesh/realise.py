@@ -126,7 +126,7 @@ def keep(tensor: Tensor, result: NDArray[Any]) -> None:
 
 def _operands(node: Tensor) -> tuple[Tensor, ...]:
     expression = node.expression
-    return () if expression is None else expression.inputs
+    return () if expression is None else expression.needs
 
 
 def _refuse_traced(asker: str, name: str, node: Tensor) -> NoReturn:

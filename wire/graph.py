@@ -42,7 +42,8 @@ class WireGraph:
 
     Make one with `GraphBuilder` or `mesh.trace`.  `types[i]` is the shape and dtype of `nodes[i]`.  `blobs` holds
     the large constants this process happens to have, by address; they are saved in a `.wire` file but never encoded
-    with the graph.  Equality and hashing go by content.
+    with the graph.  `origin` is what `mesh` remembers of how it came about, which never leaves this process.  Equality
+    and hashing go by content.
     """
 
     nodes: tuple[Node, ...]
@@ -51,6 +52,7 @@ class WireGraph:
     types: tuple[TensorType, ...]
     name: str = ""
     blobs: Mapping[bytes, NDArray[Any]] = field(default_factory=dict, repr=False)
+    origin: Any = field(default=None, repr=False)
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:

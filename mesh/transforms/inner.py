@@ -1,0 +1,270 @@
+"""Inner functions: what every transform does first, and what structure ops keep of the functions they are given.
+
+A transform runs its function once, on fresh arguments that have a type but no value, and then reads the expressions
+between the function's results and those arguments: `steps`.  Whatever does not depend on the arguments is a constant,
+be it a value, a handle or an argument of an outer function; so transforms nest and close over anything.
+
+    inner = run(fn, types)           # Inner: fresh arguments and the results made of them
+    inner.call(*arrays)              # the same expressions on other operands
+    inner, captured = close(fn, types)
+    call_graph(graph, *arrays)       # a WireGraph's nodes on operands
+
+This file knows no rule of any op.  Every walk is iterative and linear in what the function did: what is older than its
+arguments is never entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from wire.dtypes import I32
+from wire.errors import InputError, ShapeError
+from wire.graph import GraphBuilder, WireGraph, const_value
+from wire.types import Attrs, TensorType
+
+from ..array import Array, argument, literal, value_array
+from ..assemble import assemble
+from ..expression import Expression, Tensor, traced_argument
+
+Function = Callable[..., Sequence[Array]]
+"""What transforms work on: arrays to a list of arrays."""
+
+Environment = dict[int, Array]
+"""What stands for a Tensor, by its id."""
+
+
+class Step(NamedTuple):
+    """One operation of an inner function, with all the results that are used.
+
+    `outputs` are places and Tensors; an op with one result has it at place 0.  `attrs` are without the attribute
+    `output`.  `again` makes the results of a mark anew from other operands.
+    """
+
+    op: str
+    inputs: tuple[Tensor, ...]
+    attrs: Attrs
+    outputs: list[tuple[int, Tensor]]
+    again: Callable[..., Sequence[Array]] | None = None
+
+
+class Inner:
+    """A function that was run once: Tensors its arguments, and Tensors its results."""
+
+    __slots__ = ("__weakref__", "_steps", "arguments", "born", "outputs")
+
+    def __init__(self, arguments: Sequence[Tensor], outputs: Sequence[Tensor], born: int) -> None:
+        self.arguments = tuple(arguments)
+        self.outputs = tuple(outputs)
+        self.born = born  # nothing older depends on the arguments
+        self._steps: list[Step] | None = None
+
+    @property
+    def steps(self) -> list[Step]:
+        """What happens to the arguments, operands first."""
+        if self._steps is None:
+            self._steps = _steps(self.arguments, self.outputs, self.born)
+        return self._steps
+
+    def call(self, *arrays: Array) -> list[Array]:
+        """The function of other operands, which must have the arguments' types."""
+        environment = self.bind(arrays)
+        for step in self.steps:
+            for (_, tensor), result in zip(
+                step.outputs, rebuilt(step, looked_up(step.inputs, environment)), strict=True
+            ):
+                environment[id(tensor)] = result
+        return looked_up(self.outputs, environment)
+
+    def bind(self, arrays: Sequence[Array]) -> Environment:
+        """The environment in which the arguments are `arrays`."""
+        check_types(arrays, [tensor.type for tensor in self.arguments])
+        return {id(tensor): array for tensor, array in zip(self.arguments, arrays, strict=True)}
+
+    def graph(self) -> WireGraph:
+        """The function as a graph with inputs "0", "1", ...; it remembers this Inner as its `origin`.
+
+        InputError if it refers to a tensor that is neither small nor an argument: `close` makes those arguments.
+        """
+        builder = GraphBuilder()
+        placed = {
+            id(tensor): builder.input(str(place), tensor.type.shape, tensor.type.dtype)
+            for place, tensor in enumerate(self.arguments)
+        }
+        graph = builder.build(assemble(builder, self.outputs, partial(_constant, builder), placed))
+        return replace(graph, origin=self)
+
+
+def run(fn: Function, types: Sequence[TensorType], weak: Sequence[bool] = (), names: Sequence[str] = ()) -> Inner:
+    """`fn` on fresh arguments of these types; `names` are for errors that speak of one."""
+    weak = weak or [False] * len(types)
+    names = names or [str(place) for place in range(len(types))]
+    fresh = [argument("input", name, type, soft) for name, type, soft in zip(names, types, weak, strict=True)]
+    tensors = [array.tensor for array in fresh]  # before `fn`, which may give the names to other tensors
+    born = tensors[0].born if tensors else literal(0, I32).tensor.born
+    return Inner(tensors, [array.tensor for array in fn(*fresh)], born)
+
+
+def run_like(fn: Function, arrays: Sequence[Array], names: Sequence[str] = ()) -> Inner:
+    """`fn` on fresh arguments of the types of `arrays`."""
+    return run(fn, [array.type for array in arrays], [array.weak for array in arrays], names)
+
+
+def close(fn: Function, types: Sequence[TensorType], names: Sequence[str] = ()) -> tuple[Inner, list[Array]]:
+    """`fn` on fresh arguments, with what else it refers to made arguments too: they follow the others, as `captured`.
+
+    Small constants stay in it.
+    """
+    inner = run(fn, types, (), names)
+    captured = _captured(inner)
+    return Inner((*inner.arguments, *captured), inner.outputs, inner.born), [Array(tensor) for tensor in captured]
+
+
+def call_graph(graph: WireGraph, *arrays: Array) -> list[Array]:
+    """The outputs of `graph`, a graph without params, with `arrays` for its inputs."""
+    if isinstance(graph.origin, Inner):
+        return graph.origin.call(*arrays)
+    check_types(arrays, [graph.types[node] for node in graph.inputs])
+    given = iter(arrays)
+    made: list[Array] = []
+    for node, type in zip(graph.nodes, graph.types, strict=True):
+        if node.op == "input":
+            made.append(next(given))
+        elif node.op == "const":
+            value = const_value(node, graph.blobs)
+            made.append(literal(value, type.dtype) if "data" in node.attrs else value_array(value))
+        else:
+            inputs = tuple([made[place].tensor for place in node.inputs])
+            made.append(Array(Tensor(Expression(node.op, inputs, node.attrs), type)))
+    return [made[place] for place in graph.outputs]
+
+
+def looked_up(tensors: Sequence[Tensor], environment: Mapping[int, Array]) -> list[Array]:
+    """What stands for each Tensor: itself if nothing else does."""
+    return [environment[id(tensor)] if id(tensor) in environment else Array(tensor) for tensor in tensors]
+
+
+def rebuilt(step: Step, inputs: Sequence[Array]) -> list[Array]:
+    """The step's results, of other operands of the same types."""
+    if step.again is not None:
+        results = step.again(*inputs)
+        return [results[place] for place, _ in step.outputs]
+    tensors = tuple([array.tensor for array in inputs])
+    return [Array(Tensor(Expression(step.op, tensors, _with_output(step, place)), tensor.type, tensor.weak))
+            for place, tensor in step.outputs]  # fmt: skip
+
+
+def check_types(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
+    """ShapeError unless `arrays` are of these types."""
+    found = [array.type for array in arrays]
+    if found != list(types):
+        raise ShapeError(f"expected ({', '.join(map(str, types))}), got ({', '.join(map(str, found))})")
+
+
+def mark(
+    op: str, inputs: Sequence[Array], results: Sequence[Array], again: Callable[..., Sequence[Array]], **attrs: Any
+) -> list[Array]:
+    """`results` as they are, which a transform takes for those of an op `op` of `inputs`; so `op` needs a row there."""
+    tensors = tuple([array.tensor for array in inputs])
+    return [
+        Array(
+            Tensor(
+                Expression(op, tensors, Attrs({**attrs, AGAIN: again, OUTPUT: place}), None, result.tensor),
+                result.type,
+                result.weak,
+            )
+        )
+        for place, result in enumerate(results)
+    ]
+
+
+OUTPUT = "output"  # the attribute that says which of several results a node is
+AGAIN = "again"  # the attribute of a mark that makes its results anew
+CAPTURED_BYTES_MIN = 256  # a value below this is part of the program
+
+
+# -- the walks --------------------------------------------------------------------------------------------
+
+
+def _steps(arguments: Sequence[Tensor], outputs: Sequence[Tensor], born: int) -> list[Step]:
+    depends = {id(tensor) for tensor in arguments}
+    found: list[Step] = []
+    several: dict[Any, Step] = {}
+    for tensor, expression in _reached(outputs, depends, born, lambda expression: expression.inputs):
+        if not any(id(operand) in depends for operand in expression.inputs):
+            continue
+        depends.add(id(tensor))
+        if OUTPUT not in expression.attrs:
+            found.append(Step(expression.op, expression.inputs, expression.attrs, [(0, tensor)]))
+            continue
+        attrs = Attrs({name: value for name, value in expression.attrs.items() if name not in (OUTPUT, AGAIN)})
+        key = (expression.op, *[id(operand) for operand in expression.inputs], *map(_identity, attrs.values()))
+        if key not in several:
+            several[key] = Step(expression.op, expression.inputs, attrs, [], expression.attrs.get(AGAIN))
+            found.append(several[key])
+        several[key].outputs.append((expression.attrs[OUTPUT], tensor))
+    return found
+
+
+def _reached(
+    outputs: Sequence[Tensor], arguments: Collection[int], born: int, below: Callable[[Expression], tuple[Tensor, ...]]
+) -> Iterator[tuple[Tensor, Expression]]:
+    """Every expression from `outputs` down to the arguments and to what is older than `born`, operands first."""
+    seen = set(arguments)
+    alive: list[Tensor] = []  # another thread may realise and drop parts meanwhile; ids must stay taken
+    stack: list[tuple[Tensor, Expression | None]] = [(tensor, None) for tensor in reversed(outputs)]
+    while stack:
+        tensor, ready = stack.pop()
+        if ready is not None:
+            yield tensor, ready
+            continue
+        expression = tensor.expression
+        if id(tensor) in seen or tensor.born < born or expression is None or tensor.value is not None:
+            continue
+        seen.add(id(tensor))
+        alive.append(tensor)
+        stack.append((tensor, expression))
+        stack.extend([(operand, None) for operand in reversed(below(expression))])
+
+
+def _captured(inner: Inner) -> list[Tensor]:
+    """What else the function refers to: older Tensors, and large values."""
+    own = {id(tensor) for tensor in inner.arguments}
+    found: dict[int, Tensor] = {}
+    reached = _reached(inner.outputs, own, inner.born, _both)
+    for tensor in (*inner.outputs, *[operand for _, expression in reached for operand in _both(expression)]):
+        outside = tensor.born < inner.born or tensor.value is not None
+        if outside and id(tensor) not in own and not _is_small(tensor):
+            found[id(tensor)] = tensor
+    return list(found.values())
+
+
+def _identity(value: Any) -> Any:
+    """A graph as itself: two of equal nodes may have different origins."""
+    return id(value) if isinstance(value, WireGraph) else value
+
+
+def _both(expression: Expression) -> tuple[Tensor, ...]:
+    """The operands that a transform sees, and those that an engine does."""
+    return expression.inputs if expression.stands_for is None else (*expression.inputs, expression.stands_for)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.value is not None and (tensor.expression is not None or tensor.value.nbytes < CAPTURED_BYTES_MIN)
+
+
+def _constant(builder: GraphBuilder, tensor: Tensor) -> int:
+    if tensor.value is None:
+        name = traced_argument(tensor)
+        what = "a tensor on the mesh" if name is None else f"the traced argument {name!r}"
+        raise InputError(f"the function refers to {what}", next_step="Pass it as an operand")
+    return builder.const(tensor.value)
+
+
+def _with_output(step: Step, place: int) -> Attrs:
+    """The attributes of the result at `place`."""
+    output = step.outputs[0][1].expression
+    assert output is not None
+    return Attrs({**step.attrs, OUTPUT: place}) if OUTPUT in output.attrs else step.attrs
