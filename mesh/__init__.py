@@ -19,6 +19,8 @@ from .array import Array
 from .client import Mesh
 from .errors import MeshError
 from .handle import Handle
+from .load import load
+from .model import InputSpec, Model
 from .realise import realise
 from .safetensors import load_safetensors, save_safetensors
 from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
@@ -27,13 +29,16 @@ __all__ = [
     "Array",
     "AsyncMesh",
     "Handle",
+    "InputSpec",
     "Mesh",
     "MeshError",
+    "Model",
     "ShapeDtype",
     "Traced",
     "WireGraph",
     "errors",
     "evaluate",
+    "load",
     "load_safetensors",
     "neighbours",
     "nn",

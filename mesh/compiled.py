@@ -16,6 +16,7 @@ from wire.types import TensorType
 
 from .backend import Work
 from .handle import Handle
+from .model import Model
 from .realise import Param
 from .trace import Traced, leaf_type, signature, trace_full
 
@@ -29,11 +30,14 @@ class Compiled:
     one Work, so that nothing is looked up twice.
     """
 
-    def __init__(self, graph: WireGraph, strategy: str, mode: str, traced: Traced | None = None) -> None:
+    def __init__(
+        self, graph: WireGraph, strategy: str, mode: str, traced: Traced | None = None, model: Model | None = None
+    ) -> None:
         self.graph = graph
         self.mode = mode
         self._strategy = strategy
         self._traced = traced
+        self._model = model
         self._work: Work | None = None
 
     @staticmethod
@@ -41,11 +45,16 @@ class Compiled:
         """`fn` for arguments like these; a graph is taken as it is."""
         if isinstance(fn, WireGraph):
             return Compiled(fn, strategy, mode)
+        if isinstance(fn, Model):
+            return Compiled(fn.graph(fn.given(args)), strategy, mode, model=fn)
         traced = trace_full(fn, *args)
         return Compiled(traced.graph, strategy, mode, traced)
 
     def bind(self, args: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Work]:
         """The inputs and the work of a call; InputError naming the argument that does not fit."""
+        if self._model is not None:
+            params = {name: self._model.handles[name] for name in self.graph.param_types}
+            return self.bind_named({**self._model.dynamic(self._model.given(args)), **params})
         if self._traced is None:
             return self.bind_named(_by_name(self.graph, args))
         bound = self._traced.bind(*args)
@@ -77,6 +86,8 @@ class Compiled:
         """The result: the function's own structure, or for a graph a dict by output name (one output: its array)."""
         if self._traced is not None:
             return self._traced.unflatten(outputs)
+        if self._model is not None:
+            return self._model.arranged(dict(zip(self.graph.output_names, outputs, strict=True)))
         if len(outputs) == 1:
             return outputs[0]
         return dict(zip(self.graph.output_names, outputs, strict=True))
@@ -105,13 +116,18 @@ class CompiledFunction:
 
     def form_for(self, args: tuple[Any, ...]) -> Compiled:
         """The form for arguments like these, traced now if it is new."""
-        key = None if isinstance(self._fn, WireGraph) else signature(*args)
+        key = self._key(args)
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = Compiled.of(self._fn, args, self._strategy, self._mode)
             if len(self._forms) > SIGNATURES_MAX:
                 del self._forms[next(iter(self._forms))]
         return form
+
+    def _key(self, args: tuple[Any, ...]) -> Any:
+        if isinstance(self._fn, WireGraph):
+            return None
+        return self._fn.key(self._fn.given(args)) if isinstance(self._fn, Model) else signature(*args)
 
 
 def handle_of(array: Any, name: str = "") -> Handle:

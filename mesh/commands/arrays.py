@@ -16,6 +16,20 @@ from wire.types import TensorType
 
 def read_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The arrays of `--input NAME=FILE.npy` flags; InputError unless they are exactly the graph's inputs."""
+    arrays = read_arrays(given)
+    for name in arrays:
+        if name not in graph.input_types:
+            known = ", ".join(f"{key} ({kind})" for key, kind in graph.input_types.items()) or "none"
+            raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {known}")
+    for name, kind in graph.input_types.items():
+        if name not in arrays:
+            raise InputError(f"the input {name!r} ({kind}) is missing", next_step=f"Add --input {name}=FILE.npy")
+        arrays[name] = _fitting(name, arrays[name], kind)
+    return arrays
+
+
+def read_arrays(given: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The arrays of `--input NAME=FILE.npy` flags, by name, as they are."""
     arrays: dict[str, NDArray[Any]] = {}
     for text in given:
         name, equals, file = text.partition("=")
@@ -23,14 +37,7 @@ def read_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArray[Any
             raise InputError(f"--input {text!r} is not NAME=FILE.npy")
         if name in arrays:
             raise InputError(f"--input {name!r} is given twice")
-        if name not in graph.input_types:
-            known = ", ".join(f"{key} ({kind})" for key, kind in graph.input_types.items()) or "none"
-            raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {known}")
         arrays[name] = _read(name, Path(file))
-    for name, kind in graph.input_types.items():
-        if name not in arrays:
-            raise InputError(f"the input {name!r} ({kind}) is missing", next_step=f"Add --input {name}=FILE.npy")
-        arrays[name] = _fitting(name, arrays[name], kind)
     return arrays
 
 

@@ -18,19 +18,18 @@ from typing import Any
 
 from coordinator.health import HealthConfig
 from wire.errors import MeshError, from_fields
-from wire.file import load_params
-from wire.graph import WireGraph
 from wire.limits import MIB
 from wire.logs import start_logging
 from wire.messages import JobReport
 
 from ..preview import PlanPreview, size_text
 from ..remote import Remote, told
-from .arrays import check_folder, read_inputs, write_outputs
+from .arrays import check_folder, write_outputs
 from .exit_codes import INTERRUPTED, OK, print_log, run_command
 from .flags import add_common, add_health, add_listening, command, node_timeout_s, verbosity
 from .members import authority_arguments, join, join_arguments, nodes_arguments, token_arguments
 from .pairs import print_pairs
+from .programs import read_graph, read_program
 from .progress import progress
 from .reaching import Ask, on_a_coordinator
 from .tables import print_table
@@ -108,15 +107,15 @@ async def nodes(options: Options, remote: Remote) -> int:
 
 
 async def plan(options: Options, remote: Remote) -> int:
-    preview = PlanPreview(await remote.plan(WireGraph.load(options.graph), options.strategy))
+    graph = read_graph(options.graph, options.input, options.dim)
+    preview = PlanPreview(await remote.plan(graph, options.strategy))
     print(json.dumps(preview.data) if options.json else preview)
     return OK
 
 
 async def submit(options: Options, remote: Remote) -> int:
-    graph = WireGraph.load(options.graph)
-    inputs = read_inputs(graph, options.input)
-    params = load_params(options.graph)
+    program = read_program(options.graph, options.input, options.dim)
+    graph, inputs, params = program.graph, program.inputs, program.params
     check_folder(Path(options.output))
     size_bytes = sum(array.nbytes for array in (*inputs.values(), *params.values(), *graph.blobs.values()))
     sending = asyncio.ensure_future(remote.submit(graph, inputs, params, options.strategy, options.detach))
@@ -170,13 +169,14 @@ async def cancel(options: Options, remote: Remote) -> int:
 
 
 def _graph_argument(made: argparse.ArgumentParser) -> None:
-    made.add_argument("graph", metavar="GRAPH", help="a .wire file, written by WireGraph.save")
+    made.add_argument("graph", metavar="GRAPH", help="a .wire file, written by WireGraph.save, or a model")
+    made.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="an input (repeatable)")
+    made.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="a free dimension of a model")
     made.add_argument("--strategy", default="auto", choices=("auto", "single", "pipeline"), help="how to place it")
 
 
 def _submit_arguments(made: argparse.ArgumentParser) -> None:
     _graph_argument(made)
-    made.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="an input (repeatable)")
     made.add_argument("--output", required=True, metavar="DIR", help="where outputs are written, NAME.npy each")
     made.add_argument("--detach", action="store_true", help="print the job's id and return; the job goes on")
 

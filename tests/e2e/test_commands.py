@@ -147,7 +147,7 @@ def test_a_detached_job_is_asked_for_later(served: Served) -> None:
     ("arguments", "code", "said"),
     [
         (("submit", "none.wire", "--output", "o"), exit_codes.USAGE, "there is no file none.wire"),
-        (("submit", "x.npy", "--output", "o"), exit_codes.USAGE, r"x.npy is not a .wire file"),
+        (("submit", "x.npy", "--output", "o"), exit_codes.USAGE, r"x.npy is of no format that can be loaded"),
         (
             ("submit", "g.wire", "--output", "o", "--input", "x=x.npy"),
             exit_codes.USAGE,

@@ -1,0 +1,77 @@
+"""What a GRAPH argument means: a .wire file, or a model that `mesh.load` reads, made a graph for the inputs at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import InputError
+from wire.file import load_params
+from wire.graph import WireGraph
+
+from ..load import load
+from ..model import InputSpec, Model
+from .arrays import read_arrays, read_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A graph with the values to run it on."""
+
+    graph: WireGraph
+    inputs: Mapping[str, NDArray[Any]]
+    params: Mapping[str, NDArray[Any]]
+
+
+def read_program(path: str, given: Sequence[str], dims: Sequence[str]) -> Source:
+    """The program in `path` with the values of its `--input NAME=FILE.npy` flags; `dims` are `NAME=SIZE`."""
+    if Path(path).suffix == ".wire":
+        graph = WireGraph.load(path)
+        return Source(graph, read_inputs(graph, given), load_params(path))
+    model = load(path, read_dims(dims))
+    values = model.given([read_arrays(given)])
+    graph = model.graph(values)
+    inputs = {name: np.ascontiguousarray(array) for name, array in model.dynamic(values).items()}
+    return Source(graph, inputs, {name: model.params[name] for name in graph.param_types})
+
+
+def read_graph(path: str, given: Sequence[str], dims: Sequence[str]) -> WireGraph:
+    """The graph in `path` alone; a model's inputs are needed only where their shapes or values are not known."""
+    if Path(path).suffix == ".wire":
+        return WireGraph.load(path)
+    model = load(path, read_dims(dims))
+    values = read_arrays(given)
+    missing = {spec.name: _like(spec, model) for spec in model.inputs if spec.name not in values}
+    return model.graph(model.given([{**values, **missing}]))
+
+
+def read_dims(given: Sequence[str]) -> dict[str, int]:
+    """The sizes of `--dim NAME=SIZE` flags."""
+    sizes: dict[str, int] = {}
+    for text in given:
+        name, equals, size = text.partition("=")
+        if not equals or not name or not size.isdecimal():
+            raise InputError(f"--dim {text!r} is not NAME=SIZE", next_step="Write --dim batch=1, say")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _like(spec: InputSpec, model: Model) -> NDArray[Any]:
+    """Something of the shape and dtype of an input, which takes no memory."""
+    if spec.static:
+        raise InputError(
+            f"the graph depends on the values of the input {spec.name!r} ({spec})",
+            next_step=f"Add --input {spec.name}=FILE.npy",
+        )
+    free = [dim for dim in spec.shape if isinstance(dim, str)]
+    if free:
+        raise InputError(
+            f"the input {spec.name!r} of {model.name or 'the model'} is {spec}: {free[0]} is not known",
+            next_step=f"Add --dim {free[0]}=1, or --input {spec.name}=FILE.npy",
+        )
+    return np.broadcast_to(np.zeros((), spec.dtype.numpy), [int(dim) for dim in spec.shape])

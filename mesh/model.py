@@ -1,0 +1,165 @@
+"""Model: a loaded model, a pure function of named inputs and of params that stay where they are.
+
+    model = mesh.load("model.onnx")
+    y = mesh.run(model, x)                  # or {"x": x}; one output is an array, several are a dict by name
+    y = model(x)                            # lazily, on the mesh in use or in this process
+
+Importers make Models (`load.py` chooses the importer).  A Model is traced like a function, once for each set of shapes;
+its params are the graph's params, hashed once and sent once to the workers that need them, and its inputs keep the
+names that the file gave them.  An input whose values decide about shapes (a Reshape's target, say) is a static input:
+it is read at every call, and other values make another graph.  This file knows no file format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.codec import hash_array
+from wire.dtypes import DType, dtype_of
+from wire.errors import InputError
+from wire.graph import WireGraph
+from wire.types import TensorType
+
+from .array import Array, argument, handle_array
+from .handle import Handle
+from .numpy.promotion import asarray
+from .trace import graph_of
+
+Value = Array | NDArray[Any]
+Function = Callable[[Mapping[str, Array], Mapping[str, Value]], Mapping[str, Array]]
+"""From params and inputs to outputs, each by name; static inputs come as numpy arrays, all others as Arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """An input: a dimension that is a name is free, and the same wherever it stands."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str, ...]
+    static: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
+class Model:
+    """A pure function of named inputs, with its params.  Models are not changed once made."""
+
+    __tree_leaf__ = True
+
+    def __init__(
+        self,
+        name: str,
+        function: Function,
+        inputs: Sequence[InputSpec],
+        outputs: Sequence[str],
+        params: Mapping[str, NDArray[Any]],
+    ) -> None:
+        self.name = name
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.params = params
+        self._function = function
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """The outputs as lazy Arrays; InputError naming the input that is missing, unknown or does not fit."""
+        given = self.given(args, named)
+        arrays = {spec.name: given[spec.name] if spec.static else asarray(given[spec.name]) for spec in self.inputs}
+        params = {name: handle_array(handle) for name, handle in self.handles.items()}
+        return self.arranged(self._function(params, arrays))
+
+    def __repr__(self) -> str:
+        takes = ", ".join(f"{spec.name}: {spec}" for spec in self.inputs)
+        return f"Model({self.name or 'unnamed'}: {takes} -> {', '.join(self.outputs)})"
+
+    @cached_property
+    def handles(self) -> dict[str, Handle]:
+        """The params, hashed the first time somebody asks; mapped files stay mapped."""
+        return {name: _handle(name, array) for name, array in self.params.items()}
+
+    def given(self, args: Sequence[Any], named: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Arguments by the names of the inputs: positional ones, or one mapping, and keywords; all checked."""
+        values = dict(named or {})
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            values, args = {**args[0], **values}, ()
+        names = [spec.name for spec in self.inputs]
+        if len(args) > len(names):
+            raise InputError(f"the model takes {len(names)} inputs ({', '.join(names)}), got {len(args)}")
+        for name, value in zip(names, args, strict=False):
+            if name in values:
+                raise InputError(f"the input {name!r} is given twice")
+            values[name] = value
+        unknown = sorted(values.keys() - set(names))
+        if unknown:
+            raise InputError(f"the model has no input {unknown[0]!r}", next_step=f"It takes: {', '.join(names)}")
+        missing = [spec for spec in self.inputs if spec.name not in values]
+        if missing:
+            raise InputError(f"the input {missing[0].name!r} ({missing[0]}) is missing")
+        sizes: dict[str, int] = {}
+        return {spec.name: _fitting(spec, values[spec.name], sizes) for spec in self.inputs}
+
+    def key(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What two calls share exactly when one graph serves both."""
+        return tuple(
+            (spec.dtype, given[spec.name].shape, given[spec.name].tobytes() if spec.static else b"")
+            for spec in self.inputs
+        )
+
+    def graph(self, given: Mapping[str, Any]) -> WireGraph:
+        """The graph for inputs like `given`; anything with a shape will do for one that is not static."""
+        arguments = {
+            spec.name: given[spec.name]
+            if spec.static
+            else argument("input", spec.name, TensorType(tuple(given[spec.name].shape), spec.dtype))
+            for spec in self.inputs
+        }
+        params = {name: argument("param", name, handle.type) for name, handle in self.handles.items()}
+        declared = [each.tensor for each in (*arguments.values(), *params.values()) if isinstance(each, Array)]
+        made = self._function(params, arguments)
+        graph, _ = graph_of(declared, [made[name] for name in self.outputs], self.outputs, self.name)
+        return graph
+
+    def dynamic(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs that a graph takes: all that are not static."""
+        return {spec.name: given[spec.name] for spec in self.inputs if not spec.static}
+
+    def arranged(self, outputs: Mapping[str, Any]) -> Any:
+        """One output as it is, several as a dict in the model's order."""
+        return outputs[self.outputs[0]] if len(self.outputs) == 1 else {name: outputs[name] for name in self.outputs}
+
+
+def _handle(name: str, array: NDArray[Any]) -> Handle:
+    fixed = np.ascontiguousarray(array).reshape(array.shape)
+    if fixed.flags.writeable:
+        fixed = fixed.copy() if fixed is array or fixed.base is not None else fixed
+        fixed.flags.writeable = False
+    return Handle(hash_array(fixed), TensorType(array.shape, dtype_of(array)), name, fixed)
+
+
+def _fitting(spec: InputSpec, value: Any, sizes: dict[str, int]) -> Any:
+    """The value as the model takes it; Python's numbers and lists get the input's dtype."""
+    typed = hasattr(value, "shape") and hasattr(value, "dtype")
+    if not typed:
+        try:
+            value = np.asarray(value, spec.dtype.numpy)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputError(f"the input {spec.name!r} is no {spec}", cause=str(error)) from None
+    if spec.static or not isinstance(value, (Array, Handle)):
+        value = np.asarray(value)
+    shape = tuple(value.shape)
+    fits = len(shape) == len(spec.shape) and dtype_of(value.dtype) is spec.dtype
+    if not fits or any(
+        sizes.setdefault(d, n) != n if isinstance(d, str) else d != n for d, n in zip(spec.shape, shape, strict=True)
+    ):
+        known = "".join(f", {name} = {size}" for name, size in sizes.items() if name in spec.shape)
+        raise InputError(
+            f"the input {spec.name!r} is {dtype_of(value.dtype).name}{list(shape)}, expected {spec}{known}"
+        )
+    return value
