@@ -21,7 +21,10 @@ log = logging.getLogger("graph_mesh.transport")
 
 TICK_S = 1.0
 IDLE_S = 2.0  # of silence until a link is asked whether it lives; traffic of any kind keeps it from being asked
-RESTING_S = 60.0  # the same of a link to a worker that nothing depends on; who dialled asks first
+# The same of a link to a worker that nothing depends on; who dialled asks first.  A question and its answer take each
+# end 70 us over TLS, so that a hundred links take less than a thousandth of a core, and a thousand not much more.
+RESTING_S, RESTING_S_MAX = 15.0, 60.0
+RESTING_ASKED_PER_S = 7.0  # with more links than that allows in RESTING_S each is asked less often
 LOOK_S = 5.0  # how often those are looked at
 ANSWER_S = 3.0  # of an idle link: twice the node time-out of a LAN
 ANSWER_CLIENT_S = 60.0  # a user's process may be stopped, or busy in something that lets nothing else run
@@ -78,7 +81,8 @@ class LinkWatch:
             return [link for link in links.values() if now - link.heard_s >= IDLE_S]
         if now >= self._look_at_s:
             self._look_at_s = now + LOOK_S
-            return [link for link in links.values() if now - link.heard_s >= _quiet_s(link, needed)]
+            rest_s = resting_s(len(links))
+            return [link for link in links.values() if now - link.heard_s >= _quiet_s(link, needed, rest_s)]
         return [link for node in needed if (link := links.get(node)) is not None and now - link.heard_s >= IDLE_S]
 
     def _ask(self, link: Link, answer_s: float, reason: str) -> None:
@@ -87,11 +91,16 @@ class LinkWatch:
             task.add_done_callback(lambda _: self._asked.pop(link, None))
 
 
-def _quiet_s(link: Link, needed: Collection[str]) -> float:
+def resting_s(links: int) -> float:
+    """After how much silence a link that nothing depends on is asked, where there are so many links."""
+    return min(max(RESTING_S, links / RESTING_ASKED_PER_S), RESTING_S_MAX)
+
+
+def _quiet_s(link: Link, needed: Collection[str], rest_s: float) -> float:
     """After how much silence a link is asked."""
     if link.peer.role != "worker" or link.peer.node_id in needed:
         return IDLE_S
-    return RESTING_S if link.address else RESTING_S + 2 * LOOK_S
+    return rest_s if link.address else rest_s + 2 * LOOK_S
 
 
 async def revived(link: Link) -> bool:

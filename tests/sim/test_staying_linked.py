@@ -19,7 +19,7 @@ from wire.endpoint import Endpoint
 from wire.errors import Busy, ConnectFailed, MeshError, NodeLost
 from wire.link import Link
 from wire.redial import stay_linked
-from wire.watch import ANSWER_DOUBTFUL_S, ANSWER_S, IDLE_S, RESTING_S, TICK_S, LinkWatch, revived
+from wire.watch import ANSWER_DOUBTFUL_S, ANSWER_S, IDLE_S, LOOK_S, RESTING_S, TICK_S, LinkWatch, resting_s, revived
 
 HOUR_S = 3600.0
 
@@ -140,8 +140,8 @@ def test_a_link_that_nothing_depends_on_is_asked_seldom_and_at_once_when_somethi
         watching = asyncio.create_task(watch.run())
         await asyncio.sleep(5)
         before = network.frames
-        await asyncio.sleep(10 * RESTING_S)
-        assert 18 <= network.frames - before <= 22  # a question and an answer each time
+        await asyncio.sleep(20 * RESTING_S)
+        assert 28 <= network.frames - before <= 42  # a question and an answer each time
         assert await revived(link)
         network.block(["b"], ["a"])
         needed.add("id-b")
@@ -150,6 +150,31 @@ def test_a_link_that_nothing_depends_on_is_asked_seldom_and_at_once_when_somethi
         watching.cancel()
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize("side", ["dialler", "acceptor"])
+def test_a_link_that_nothing_depends_on_does_not_die_unnoticed_for_long(side: str) -> None:
+    async def scenario(network: SimulatedNetwork) -> None:
+        here, there = endpoint(network, "a"), endpoint(network, "b")
+        await here.dial("b", await there.listen("", 0, 0))
+        watched = here if side == "dialler" else there
+        (link,) = watched.links.values()
+        watch = LinkWatch(watched, wall=asyncio.get_running_loop().time)
+        watch.needed = tuple
+        watching = asyncio.create_task(watch.run())
+        await asyncio.sleep(100)
+        network.block(["a"], ["b"])
+        network.block(["b"], ["a"])
+        later_s = 0.0 if side == "dialler" else 2 * LOOK_S
+        assert await until(lambda: link.closed, 120.0) < RESTING_S + later_s + LOOK_S + ANSWER_S + 2 * TICK_S
+        watching.cancel()
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(("links", "asked_s"), [(1, 15.0), (100, 15.0), (210, 30.0), (1000, 60.0)])
+def test_many_links_are_asked_less_often_each(links: int, asked_s: float) -> None:
+    assert resting_s(links) == asked_s
 
 
 @pytest.mark.parametrize("how", ["slept", "moved"])
