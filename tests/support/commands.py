@@ -22,6 +22,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0  # on a machine with much else to do
 RUN_S = 120.0
+COMES_TRUE_S = 120.0  # a hang, and not a busy machine
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Daemon:
     def address(self) -> str:
         return f"127.0.0.1:{self.ready['port']}"
 
-    def stop(self, number: int, within_s: float = 60.0) -> int:
+    def stop(self, number: int, within_s: float = COMES_TRUE_S) -> int:
         """Send a signal; the exit code."""
         self.process.send_signal(number)
         return self.process.wait(within_s)
@@ -99,7 +100,7 @@ def node_states(coordinator: Daemon) -> dict[str, str]:
     return {node.name: node.state for node in asked(coordinator, lambda remote: remote.nodes())}
 
 
-def wait_for(holds: Callable[[], bool], within_s: float = 20.0) -> None:
+def wait_for(holds: Callable[[], bool], within_s: float = COMES_TRUE_S) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + within_s
     while not holds():
