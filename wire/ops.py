@@ -17,6 +17,9 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * `max`, `min`, reduce_max and reduce_min return NaN if any operand is NaN; argmax returns the first NaN,
     else the first maximum.  Which of 0.0 and -0.0 is the larger is open.
   * `select` takes a where cond is true; for a float cond where cond > 0, so NaN, 0 and -0.0 take b.
+  * cumsum, cumprod, cummax and cummin give at each position what the reduction gives of the elements up to it; f16 and
+    bf16 accumulate in f32, f32 may accumulate in more.
+  * `argsort` is stable and ascending, false before true; every NaN sorts after every number, -0.0 equals 0.0.
   * `round` is half to even.  `sign(NaN)` is NaN, `sign` of either zero is 0.0.
   * `cast` from float to integer truncates, saturates, and turns NaN into 0; to bool it is x != 0;
     between integers it wraps.
@@ -91,6 +94,11 @@ def _per_input(attrs: Attrs, types: Types, out: TensorType) -> int:
     return types[0].size
 
 
+def _sort_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    length: int = out.shape[attrs["axis"]]
+    return 2 * out.size * length.bit_length()
+
+
 def _dot_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
     inner: int = math.prod(types[0].shape[axis] for axis in attrs["lhs_contract"])
     return 2 * out.size * inner
@@ -108,6 +116,7 @@ ROUNDED = Tolerance(rtol=3e-7, atol=2e-38)  # one rounding; a device may flush d
 FEW_ULP = Tolerance(rtol=2e-6, atol=2e-38)
 TRIG = Tolerance(rtol=2e-6, atol=5e-7)  # near a zero of sin the argument's own rounding dominates
 SUMMED = Tolerance(rtol=2e-5, atol=1e-6)  # order of summation; scaled by the operands' magnitude in tests
+MULTIPLIED = Tolerance(rtol=1e-4, atol=1e-6)  # every factor's rounding stays in all later products
 
 OPS: dict[str, Op] = {}
 
@@ -184,6 +193,11 @@ _add("reduce_prod", "reduce", 1, rules.reduced, rules.number, _per_input, SUMMED
 _add("reduce_max", "reduce", 1, rules.reduced_not_empty, rules.any_dtype, _per_input, EXACT, axes="ints")
 _add("reduce_min", "reduce", 1, rules.reduced_not_empty, rules.any_dtype, _per_input, EXACT, axes="ints")
 _add("argmax", "reduce", 1, rules.one_axis_gone, rules.index_i32, _per_input, EXACT, axis="int")
+
+# along an axis
+for _name, _tolerance in (("cumsum", SUMMED), ("cumprod", MULTIPLIED), ("cummax", EXACT), ("cummin", EXACT)):
+    _add(_name, "along", 1, rules.along_axis, rules.number, _per_output(1), _tolerance, axis="int")
+_add("argsort", "along", 1, rules.along_axis, rules.position_i32, _sort_flops, EXACT, axis="int")
 
 # views
 _add("reshape", "view", 1, rules.reshaped, rules.any_dtype, _free, EXACT, shape="ints")

@@ -32,6 +32,7 @@ FAMILIES = {
     "ternary": "Choice",
     "convert": "Conversion",
     "reduce": "Reduction",
+    "along": "Along an axis",
     "view": "Views",
     "dot": "Contraction",
     "index": "Indexing",

@@ -122,6 +122,12 @@ def index_i32(attrs: Attrs, types: Types) -> DType:
     return I32
 
 
+def position_i32(attrs: Attrs, types: Types) -> DType:
+    """i32, from any dtype."""
+    _same(types, "biuf")
+    return I32
+
+
 def gathered(attrs: Attrs, types: Types) -> DType:
     """That of the first operand; the second is an integer."""
     _same(types[1:2], "iu")
@@ -228,6 +234,12 @@ def one_axis_gone(attrs: Attrs, types: Types) -> tuple[int, ...]:
     if shape[axis] == 0:
         raise ShapeError(f"argmax over an empty axis has no value: shape {shape}, axis {axis}")
     return shape[:axis] + shape[axis + 1 :]
+
+
+def along_axis(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of the operand, which has the axis."""
+    _axis(attrs["axis"], len(types[0].shape))
+    return types[0].shape
 
 
 def reshaped(attrs: Attrs, types: Types) -> tuple[int, ...]:

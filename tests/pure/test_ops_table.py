@@ -68,6 +68,8 @@ GOOD: dict[str, tuple[tuple[TensorType, ...], dict[str, Any], TensorType]] = {
     "bitcast": ((f32(2, 3),), {"dtype": "i32"}, i32(2, 3)),
     **{f"reduce_{name}": ((f32(2, 3),), {"axes": (1,)}, f32(2)) for name in ("sum", "prod", "max", "min")},
     "argmax": ((f32(2, 3),), {"axis": 0}, i32(3)),
+    **{name: ((f32(2, 3),), {"axis": 1}, f32(2, 3)) for name in ("cumsum", "cumprod", "cummax", "cummin")},
+    "argsort": ((f32(2, 3),), {"axis": 1}, i32(2, 3)),
     "reshape": ((f32(2, 3),), {"shape": (3, 2)}, f32(3, 2)),
     "transpose": ((f32(2, 3),), {"perm": (1, 0)}, f32(3, 2)),
     "broadcast": ((f32(2, 1),), {"shape": (4, 2, 3)}, f32(4, 2, 3)),
@@ -178,9 +180,10 @@ NUMBER, FLOAT, BITS, INTEGER, ANY = "iuf", "f", "biu", "iu", "biuf"
 ACCEPTED = {
     **dict.fromkeys(("neg", "sign", "abs", "add", "mul", "max", "min", "div", "rem", "pow"), NUMBER),
     **dict.fromkeys(("reduce_sum", "reduce_prod", "argmax", "dot"), NUMBER),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), NUMBER),
     **dict.fromkeys(("not", "and", "or", "xor"), BITS),
     **dict.fromkeys(("shl", "shr"), INTEGER),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "reduce_max", "reduce_min", "cast"), ANY),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "reduce_max", "reduce_min", "cast", "argsort"), ANY),
     **dict.fromkeys((name for name, op in OPS.items() if op.family == "view"), ANY),
 }
 
@@ -270,6 +273,8 @@ WRONG_SHAPES: list[tuple[str, tuple[TensorType, ...], dict[str, Any], type[Graph
       for name in ("sum", "prod", "max", "min") for axes in ((2,), (-1,), (0, 0), (1 << 62,))],
     *[(f"reduce_{name}", (f32(2, 0),), {"axes": (1,)}, ShapeError) for name in ("max", "min")],
     *[("argmax", (f32(2, 3),), {"axis": axis}, AttrError) for axis in (-1, 2, 1 << 62)],
+    *[(op, (f32(2, 3),), {"axis": axis}, AttrError)
+      for op in ("cumsum", "cumprod", "cummax", "cummin", "argsort") for axis in (-1, 2, 1 << 62)],
     ("argmax", (f32(2, 0),), {"axis": 1}, ShapeError),
     ("argmax", (f32(),), {"axis": 0}, AttrError),
     ("reshape", (f32(2, 3),), {"shape": (7,)}, ShapeError),

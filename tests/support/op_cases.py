@@ -205,6 +205,55 @@ def _argmax(dtype: DType) -> Examples:
         yield Example("edges", (rows.astype(dtype.numpy),), {"axis": 1})
 
 
+# -- along an axis ----------------------------------------------------------------------------------------
+
+
+def _cumulative_sum(dtype: DType) -> Examples:
+    yield from _along(dtype, ordinary if dtype.kind == "f" else any_bits)
+
+
+def _cumulative_product(dtype: DType) -> Examples:
+    def near_one(dtype: DType, *shape: int, seed: int = 0) -> NDArray[Any]:
+        if dtype.kind != "f":
+            return any_bits(dtype, *shape, seed=seed) | dtype.numpy.type(1)
+        spread = 0.5 / math.sqrt(max(math.prod(shape), 1))
+        return np.asarray(1 + spread * ordinary(F64, *shape, seed=seed)).astype(dtype.numpy)
+
+    yield from _along(dtype, near_one)
+
+
+def _running_extreme(dtype: DType) -> Examples:
+    yield from _along(dtype, any_bits)
+    yield Example("pairs", (np.stack(all_tuples(dtype, dtype)),), {"axis": 0})
+
+
+def _argsort(dtype: DType) -> Examples:
+    yield from _along(dtype, any_bits, most=LARGE if dtype is I32 else 5003)
+    yield Example("special", (special(dtype),), {"axis": 0})
+    yield Example("special-reversed", (special(dtype)[::-1],), {"axis": 0})
+    yield Example("equal", (np.ones((3, 6), dtype.numpy),), {"axis": 1})
+    yield Example("ties", (ordinary(dtype, 3, 700).astype(np.int8).astype(dtype.numpy),), {"axis": 1})
+    yield Example("values", (all_values(dtype),), {"axis": 0})
+    yield Example("power-of-two", (any_bits(dtype, 2, 1024),), {"axis": 1})
+    yield Example("two-blocks", (any_bits(dtype, 2, 1100),), {"axis": 1})
+    if dtype.kind == "f":
+        rows = np.array([[np.nan, -np.inf, np.inf, -np.nan], [0.0, -0.0, 0.0, -0.0], [-0.0, np.nan, 0.0, -1.0]])
+        yield Example("edges", (rows.astype(dtype.numpy),), {"axis": 1})
+
+
+def _along(dtype: DType, make: Callable[..., NDArray[Any]], most: int = LARGE) -> Examples:
+    """Along every axis, short, long, of one, and none."""
+    for axis in (0, 1, 2):
+        yield Example(f"axis-{axis}", (make(dtype, 3, 5, 7),), {"axis": axis})
+    yield Example("one", (make(dtype, 4, 1),), {"axis": 1})
+    yield Example("empty-axis", (make(dtype, 3, 0, 2),), {"axis": 1})
+    yield Example("empty", (make(dtype, 0, 3),), {"axis": 1})
+    yield Example("rank-6", (make(dtype, *RANK_6),), {"axis": 5})
+    yield Example("many-rows", (make(dtype, 2501, 5),), {"axis": 1})
+    yield Example("long-columns", (make(dtype, 1027, 3),), {"axis": 0})
+    yield Example("long", (make(dtype, most),), {"axis": 0})
+
+
 # -- views ------------------------------------------------------------------------------------------------
 
 
@@ -481,6 +530,11 @@ ROWS: dict[str, tuple[str, Row]] = {  # op -> (kinds of dtype, examples)
     "reduce_max": ("biuf", _extreme),
     "reduce_min": ("biuf", _extreme),
     "argmax": ("iuf", _argmax),
+    "cumsum": ("iuf", _cumulative_sum),
+    "cumprod": ("iuf", _cumulative_product),
+    "cummax": ("iuf", _running_extreme),
+    "cummin": ("iuf", _running_extreme),
+    "argsort": ("biuf", _argsort),
     "reshape": ("biuf", _reshape),
     "transpose": ("biuf", _transpose),
     "broadcast": ("biuf", _broadcast),

@@ -218,6 +218,14 @@ def _reduce(grower: _Grower) -> int | None:
     return grower.add(op, source, axes=grower.some_axes(rank))
 
 
+def _along(grower: _Grower) -> int | None:
+    op = grower.one_of("cumsum", "cumprod", "cummax", "cummin", "argsort")
+    source = grower.pick(lambda kind: len(kind.shape) > 0 and (_number(kind) or op == "argsort"))
+    if source is None:
+        return None
+    return grower.add(op, source, axis=int(grower.rng.integers(len(grower.type(source).shape))))
+
+
 def _view(grower: _Grower) -> int | None:
     source = grower.pick()
     assert source is not None
@@ -336,6 +344,6 @@ def _composite(grower: _Grower) -> int | None:
 
 
 ROWS: tuple[Callable[[_Grower], int | None], ...] = (
-    _unary, _unary, _unary, _binary, _binary, _binary, _binary, _select, _convert, _reduce, _view, _view, _view,
+    _unary, _unary, _unary, _binary, _binary, _binary, _binary, _select, _convert, _reduce, _along, _view, _view, _view,
     _dot, _dot, _gather, _scatter, _window, _made_up, _composite,
 )  # fmt: skip

@@ -265,6 +265,39 @@ def _argmax(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return np.array(found, np.int32)
 
 
+def _running(step: Callable[[Any, Any], Any]) -> Reference:
+    """Each element combined with all before it, in order, on long doubles or wrapped integers."""
+
+    def row(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        source = wide(operands[0]) if out.dtype.kind == "f" else operands[0].astype(object)
+        lines = np.moveaxis(source, attrs["axis"], -1)
+        found = np.empty_like(lines)
+        for place in np.ndindex(lines.shape[:-1]):
+            total = None
+            for at, value in enumerate(lines[place]):
+                total = value if total is None else step(total, value)
+                if out.dtype.kind != "f":
+                    total = wrapped(int(total), out.dtype)
+                found[(*place, at)] = total
+        return np.moveaxis(found, -1, attrs["axis"])
+
+    return row
+
+
+def _later_extreme(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda total, value: total if total != total else value if value != value else choose(total, value)
+
+
+def _argsort(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    lines = np.moveaxis(operands[0], attrs["axis"], -1)
+    found = np.empty(lines.shape, np.int32)
+    for place in np.ndindex(lines.shape[:-1]):
+        values = enumerate(lines[place].tolist())
+        ranked = [((value != value, 0 if value != value else value), at) for at, value in values]
+        found[place] = [at for _, at in sorted(ranked)]
+    return np.moveaxis(found, -1, attrs["axis"])
+
+
 # -- views: coordinates of the result, and from them coordinates of the source ------------------------------
 
 
@@ -475,6 +508,11 @@ REFERENCES: dict[str, Reference] = {
     "reduce_max": _extreme(max),
     "reduce_min": _extreme(min),
     "argmax": _argmax,
+    "cumsum": _running(lambda total, value: total + value),
+    "cumprod": _running(lambda total, value: total * value),
+    "cummax": _running(_later_extreme(max)),
+    "cummin": _running(_later_extreme(min)),
+    "argsort": _argsort,
     "reshape": lambda attrs, operands, out: operands[0],
     "transpose": _transpose,
     "broadcast": _broadcast,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, F16
+from wire.dtypes import BF16, F16, F32
 from wire.types import Attrs, TensorType
 
 from .elementwise import Array, Kernel
@@ -37,6 +37,27 @@ def _extreme(function: Any) -> Kernel:
 def _argmax(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     source = operands[0].astype(np.float32) if operands[0].dtype.kind == "V" else operands[0]
     return np.asarray(np.argmax(source, axis=attrs["axis"])).astype(np.int32)
+
+
+def _cumulative(function: Any) -> Kernel:
+    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        wider = np.float32 if _narrow(out) else np.float64 if out.dtype is F32 else out.dtype.numpy
+        found = function.accumulate(operands[0].astype(wider, copy=False), axis=attrs["axis"])
+        return np.asarray(found).astype(out.dtype.numpy, copy=False)
+
+    return kernel
+
+
+def _running_extreme(function: Any) -> Kernel:
+    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        return np.asarray(function.accumulate(operands[0], axis=attrs["axis"]))
+
+    return kernel
+
+
+def _argsort(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    source = operands[0].astype(np.float32) if operands[0].dtype.kind == "V" else operands[0]
+    return np.argsort(source, axis=attrs["axis"], stable=True).astype(np.int32)
 
 
 def _slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
@@ -154,6 +175,11 @@ STRUCTURAL: dict[str, Kernel] = {
     "reduce_max": _extreme(np.max),
     "reduce_min": _extreme(np.min),
     "argmax": _argmax,
+    "cumsum": _cumulative(np.add),
+    "cumprod": _cumulative(np.multiply),
+    "cummax": _running_extreme(np.maximum),
+    "cummin": _running_extreme(np.minimum),
+    "argsort": _argsort,
     "reshape": lambda attrs, operands, out: operands[0].reshape(out.shape),
     "transpose": lambda attrs, operands, out: operands[0].transpose(attrs["perm"]),
     "broadcast": lambda attrs, operands, out: np.broadcast_to(operands[0], out.shape),

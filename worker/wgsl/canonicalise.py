@@ -233,6 +233,62 @@ def identity_of(op: str, dtype: DType) -> Any:
     return info.min if lowest else info.max
 
 
+# -- along an axis ----------------------------------------------------------------------------------------
+
+
+def _cumulative(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    """Each element with the one 1, 2, 4, ... before it: every partial result after log2(length) maps."""
+    source, axis, dtype = inputs[0], node.attrs["axis"], type_.dtype
+    if dtype is F16 and node.op in ("cumsum", "cumprod"):
+        wide = rewriter.add(node.op, rewriter.add("cast", source, dtype="f32"), axis=axis)
+        return rewriter.add("cast", wide, dtype="f16")
+    combine, reduction = CUMULATIVE[node.op]
+    fill = rewriter.filled(identity_of(reduction, dtype), dtype)
+    shape, none = type_.shape, (0,) * len(type_.shape)
+    back = 1
+    while back < shape[axis]:
+        stop = tuple(dim - back if place == axis else dim for place, dim in enumerate(shape))
+        low = tuple(back if place == axis else 0 for place in range(len(shape)))
+        earlier = rewriter.add("slice", source, start=none, stop=stop, step=(1,) * len(shape))
+        earlier = rewriter.add("pad", earlier, fill, low=low, high=none, interior=none)
+        source = rewriter.add(combine, earlier, source)
+        back *= 2
+    return source
+
+
+CUMULATIVE = {  # the op that combines, and the reduction it belongs to
+    "cumsum": ("add", "reduce_sum"),
+    "cumprod": ("mul", "reduce_prod"),
+    "cummax": ("max", "reduce_max"),
+    "cummin": ("min", "reduce_min"),
+}
+
+
+def _argsort(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    """Rows of a power of two, filled up with what sorts last; index decides between equals, so real elements win."""
+    axis, shape, dtype = node.attrs["axis"], type_.shape, rewriter.dtype(inputs[0])
+    length = shape[axis]
+    if length == 1:
+        return rewriter.filled(0, type_.dtype, shape)
+    width = 1 << (length - 1).bit_length()
+    if len(shape) == 2 and axis == 1 and width == length:
+        return None
+    outer = tuple(place for place in range(len(shape)) if place != axis)
+    rows = math.prod(shape[place] for place in outer)
+    source = rewriter.add("transpose", inputs[0], perm=(*outer, axis))
+    source = rewriter.add("reshape", source, shape=(rows, length))
+    last = math.nan if dtype.kind == "f" else identity_of("reduce_min", dtype)
+    fill = rewriter.filled(last, dtype)
+    source = rewriter.add("pad", source, fill, low=(0, 0), high=(0, width - length), interior=(0, 0))
+    found = rewriter.add("argsort", source, axis=1)
+    found = rewriter.add("slice", found, start=(0, 0), stop=(rows, length), step=(1, 1))
+    found = rewriter.add("reshape", found, shape=(*(shape[place] for place in outer), length))
+    back = [0] * len(shape)
+    for place, old in enumerate((*outer, axis)):
+        back[old] = place
+    return rewriter.add("transpose", found, perm=tuple(back))
+
+
 # -- contraction ------------------------------------------------------------------------------------------
 
 
@@ -302,6 +358,8 @@ RULES: dict[str, Rule] = {
     "reduce_max": _reduce,
     "reduce_min": _reduce,
     "argmax": _argmax,
+    **dict.fromkeys(CUMULATIVE, _cumulative),
+    "argsort": _argsort,
     "dot": _dot,
 }
 

@@ -10,6 +10,7 @@ can take it:
              use of a reduction is at its own row (so softmax and layer_norm are one kernel)
     matmul   one dot, read by the root at its own position (bias, activation, residual become the epilogue)
     scatter  updates and indices may be computed on the fly
+    sort     keys are read again by every step: moves, casts and padding may be computed on the fly
 
 Whether an anchor is read at its own position is not guessed from patterns: it is lowered with symbolic indices and
 looked at.  It does not know WGSL.  The figures below bound recomputation and kernel size; they never change results.
@@ -34,6 +35,9 @@ from .profile import Profile
 REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax"})
 MOVES = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse"})  # views that read one element
 PROLOGUE = MOVES | {"cast"}  # what a matmul computes while loading: each element is loaded many times
+KEYS = PROLOGUE | {"pad"}  # what a sort computes while loading
+
+OWN_KINDS = {"dot": "matmul", "scatter": "scatter", "argsort": "sort"}
 
 WEIGHTS_MAX = (150, 30, 5)  # of one group's inlined nodes: bounds compile time and recursion; smaller if text gets long
 VIEW_AXES = 4  # a view of so many axes more weighs one more: each axis may cost a division
@@ -146,6 +150,8 @@ class _Fuser:
             return False
         if (node.op, own.dtype.name) in LOOPING and (group.kind != "map"):
             return False
+        if group.kind == "sort" and node.op not in KEYS:
+            return False
         users = [consumer for consumer in self.consumers[index] if group in self.member[consumer]]
         if len(self.classes_of(index, users)) > CLASSES_MAX and node.op not in LEAVES:
             return False
@@ -237,7 +243,7 @@ class _Fuser:
 
     def start(self, index: int) -> None:
         op = self.graph.nodes[index].op
-        kind = "row" if op in REDUCTIONS else {"dot": "matmul", "scatter": "scatter"}.get(op, "map")
+        kind = "row" if op in REDUCTIONS else OWN_KINDS.get(op, "map")
         anchors = [index] if kind in ("row", "matmul") else []
         group = Group(index, kind, anchors, set(), self.operands(index), self.weight(index))
         self.groups.append(group)

@@ -10,12 +10,14 @@ from .map import lower_map
 from .matmul import lower_matmul
 from .row import lower_row
 from .scatter import lower_scatter
+from .sort import lower_sort
 
 LOWERINGS: dict[str, Callable[[Frame], list[Kernel]]] = {
     "map": lower_map,
     "row": lower_row,
     "matmul": lower_matmul,
     "scatter": lower_scatter,
+    "sort": lower_sort,
 }
 
 __all__ = ["LOWERINGS", "Frame"]
