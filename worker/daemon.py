@@ -71,6 +71,7 @@ from wire.messages import (
 from wire.protocol import Identity
 from wire.redial import stay_linked
 from wire.sharedmem import SharedDir, remove, take
+from wire.stopping import watch_signals
 from wire.timeouts import SILENT
 from wire.vigil import Vigil
 from wire.watch import ANSWER_S, IDLE_S, LinkWatch
@@ -82,7 +83,7 @@ from .blobs import BlobStore
 from .config import WorkerConfig
 from .devices import BEST, selections
 from .fetching import Fetching
-from .lifelines import watch_parent, watch_signals
+from .lifelines import watch_parent
 from .lonely import tell_if_alone
 from .neighbours import Neighbours
 from .pausing import FINISHING, PAUSED, SERVING, PauseFiles, PauseWatch

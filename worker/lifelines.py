@@ -1,10 +1,9 @@
-"""Who may end a worker's daemon from outside: signals, the parent that closes its stdin, the parent that dies."""
+"""Who may end a worker's daemon from outside, besides signals: the parent that closes its stdin, or dies."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -12,26 +11,8 @@ from functools import partial
 from .config import WorkerConfig
 
 PARENT_CHECK_S = 0.5
-SIGNALLED = 128  # plus its number: the exit code of who is ended by a signal, as shells have it
 
 Leave = Callable[[str], None]
-
-
-def watch_signals(loop: asyncio.AbstractEventLoop, leave: Leave) -> None:
-    """Leave on SIGTERM and Ctrl-C; at the second one end at once, which takes the engine hosts along."""
-    asked: list[signal.Signals] = []
-
-    def told(number: signal.Signals) -> None:
-        if asked:
-            os._exit(SIGNALLED + number)
-        asked.append(number)
-        leave(f"asked to stop by {number.name}")
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        try:
-            loop.add_signal_handler(number, told, number)
-        except NotImplementedError:  # Windows
-            signal.signal(number, lambda *_, number=number: loop.call_soon_threadsafe(told, number))
 
 
 async def watch_parent(loop: asyncio.AbstractEventLoop, config: WorkerConfig, leave: Leave) -> None:

@@ -18,6 +18,7 @@ NOTHING_FITS = 5
 CANCELLED = 6
 TIMEOUT = 7
 INTERRUPTED = 130
+TERMINATED = 143
 
 MEANINGS: dict[int, str] = {
     OK: "done; a daemon that was told to stop has handed its work back",
@@ -28,7 +29,8 @@ MEANINGS: dict[int, str] = {
     NOTHING_FITS: "no plan fits the workers' memory or ops",
     CANCELLED: "the job was cancelled",
     TIMEOUT: "a time limit was reached",
-    INTERRUPTED: "mesh-coord: stopped by Ctrl-C or SIGTERM before it was done; an attached job is cancelled",
+    INTERRUPTED: "stopped by Ctrl-C or SIGTERM before it was done; an attached job is cancelled; or as for 143",
+    TERMINATED: "a daemon that was told to stop twice ended at once; 130 where Ctrl-C was the second",
 }
 
 # The first row whose class fits decides; the tree's special cases stand before its general ones.

@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from coordinator.runtime import Coordinator, CoordinatorConfig
 from coordinator.service import JobService
 from wire.address import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
+from wire.stopping import watch_signals
 from wire.tokens import Token
 from wire.whereabouts import Whereabouts
 
@@ -43,7 +43,7 @@ RETURN_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach a w
 
 
 async def serve_until_stopped(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C; 0."""
+    """Serve until SIGTERM or Ctrl-C; 0.  A second one ends the process."""
     mesh = mesh_name(options)
     peers = [parse_address(peer) for peer in options.peer]
     health = HealthConfig.from_node_timeout(node_timeout_s(options))
@@ -58,7 +58,8 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     coordinator = await start_coordinator(config, admission.credentials)
     coordinator.epoch = keeper.epoch
     service = JobService(coordinator, JobTable(limits), keeper)
-    stopped = _stop_event()
+    stopped = asyncio.Event()
+    watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
     returning: asyncio.Task[None] | None = None
     try:
         workers = service.resume(found)
@@ -136,14 +137,3 @@ def _tell_ready(
             f"{FIRST_TOKEN_USES} machines and {FIRST_TOKEN_S / 3600:g} h:\n\n    {token.text}\n",
             flush=True,
         )
-
-
-def _stop_event() -> asyncio.Event:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            loop.add_signal_handler(number, stopped.set)
-        except NotImplementedError:  # Windows
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopped.set))
-    return stopped

@@ -92,6 +92,18 @@ def shared_folders(process: psutil.Process) -> list[Path]:
     return [file.parent for file in held if file.name == "lock" and file.parent.name.startswith("graph-mesh-")]
 
 
+@pytest.mark.parametrize("words", [("coord", "serve"), ("worker", "--device", "cpu")], ids=lambda words: words[0])
+def test_a_second_signal_ends_a_daemon_at_once(tmp_path: Path, words: tuple[str, ...]) -> None:
+    env = environment(tmp_path, MESH_NAME="shutdown")
+    with daemon(*words, "--port", "0", "--no-mdns", env=env, log=tmp_path / "said") as each:
+        children = psutil.Process(each.process.pid).children(recursive=True)
+        each.process.send_signal(signal.SIGSTOP)
+        for number in SIGNALS:  # both are there when it goes on
+            each.process.send_signal(number)
+        assert each.stop(signal.SIGCONT) in (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
+        assert not psutil.wait_procs(children, timeout=EXIT_S_MAX)[1], "a process was left behind"
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_worker_in_the_middle_of_a_job_hands_its_parts_back_and_the_other_finishes(
     tmp_path: Path, number: int
