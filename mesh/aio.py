@@ -103,7 +103,7 @@ class AsyncMesh:
         function.form_for(examples)
 
         async def compiled(*args: Any) -> Any:
-            return await self._call(function.form_for(args), args)
+            return await self._await(*function.bind(args))
 
         return compiled
 
@@ -169,7 +169,10 @@ class AsyncMesh:
         self._backend.attend(started)
 
     async def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
-        started = self.start(form, *form.bind(args))
+        return await self._await(form, *form.bind(args))
+
+    async def _await(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Any:
+        started = self.start(form, inputs, work)
         try:
             return form.unbind(await started.outputs)
         except asyncio.CancelledError:

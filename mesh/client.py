@@ -93,7 +93,7 @@ class Mesh:
         function.form_for(examples)
 
         def compiled(*args: Any) -> Any:
-            return self._call(function.form_for(args), args)
+            return self._wait(*function.bind(args))
 
         return compiled
 
@@ -146,8 +146,11 @@ class Mesh:
         return _Waiter(self, form, *form.bind_named({**inputs, **params})).outputs(None)
 
     def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
+        return self._wait(form, *form.bind(args))
+
+    def _wait(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Any:
         self._loop.check_may_wait()
-        return _Waiter(self, form, *form.bind(args)).result(None)
+        return _Waiter(self, form, inputs, work).result(None)
 
 
 class Job:

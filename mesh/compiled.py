@@ -18,7 +18,7 @@ from .backend import Work
 from .handle import Handle
 from .model import Model
 from .realise import Param
-from .trace import Traced, leaf_type, signature, trace_full
+from .trace import Bound, Kind, Part, Parts, Traced, leaf_type, trace_full
 
 SIGNATURES_MAX = 128  # traced forms one compiled function keeps, for the shapes it was called with last
 
@@ -57,9 +57,12 @@ class Compiled:
             return self.bind_named({**self._model.dynamic(self._model.given(args)), **params})
         if self._traced is None:
             return self.bind_named(_by_name(self.graph, args))
-        bound = self._traced.bind(*args)
-        inputs = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in bound.inputs.items()}
-        return inputs, self._work_for(bound.params)
+        return self._taken(self._traced.bind(*args))
+
+    def bind_parts(self, parts: Sequence[Part]) -> tuple[dict[str, NDArray[Any]], Work]:
+        """As `bind`, for arguments taken apart that this form is for."""
+        assert self._traced is not None
+        return self._taken(self._traced.bind_parts(parts))
 
     def bind_copies(self, args: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Work]:
         """As `bind`, with inputs of the call's own: whoever does not wait for it may overwrite theirs at once."""
@@ -92,6 +95,10 @@ class Compiled:
             return outputs[0]
         return dict(zip(self.graph.output_names, outputs, strict=True))
 
+    def _taken(self, bound: Bound) -> tuple[dict[str, NDArray[Any]], Work]:
+        inputs = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in bound.inputs.items()}
+        return inputs, self._work_for(bound.params)
+
     def _work_for(self, params: Mapping[str, Param]) -> Work:
         work = self._work
         if work is not None and len(params) == len(work.bindings):
@@ -113,10 +120,26 @@ class CompiledFunction:
         self._strategy = strategy
         self._mode = mode
         self._forms: dict[Any, Compiled] = {}
+        self._parts = Parts()
 
     def form_for(self, args: tuple[Any, ...]) -> Compiled:
         """The form for arguments like these, traced now if it is new."""
-        key = self._key(args)
+        if isinstance(self._fn, WireGraph):
+            return self._form(None, args)
+        if isinstance(self._fn, Model):
+            return self._form(self._fn.key(self._fn.given(args)), args)
+        return self._form(_kinds(self._parts.of(args)), args)
+
+    def bind(self, args: tuple[Any, ...]) -> tuple[Compiled, dict[str, NDArray[Any]], Work]:
+        """The form of a call, its inputs and its work: `form_for` and then `Compiled.bind`, and quicker."""
+        if isinstance(self._fn, (WireGraph, Model)):
+            form = self.form_for(args)
+            return form, *form.bind(args)
+        parts = self._parts.of(args)
+        form = self._form(_kinds(parts), args)
+        return form, *form.bind_parts(parts)
+
+    def _form(self, key: Any, args: tuple[Any, ...]) -> Compiled:
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = Compiled.of(self._fn, args, self._strategy, self._mode)
@@ -124,10 +147,9 @@ class CompiledFunction:
                 del self._forms[next(iter(self._forms))]
         return form
 
-    def _key(self, args: tuple[Any, ...]) -> Any:
-        if isinstance(self._fn, WireGraph):
-            return None
-        return self._fn.key(self._fn.given(args)) if isinstance(self._fn, Model) else signature(*args)
+
+def _kinds(parts: Sequence[Part]) -> tuple[Kind, ...]:
+    return tuple([part.kind for part in parts])
 
 
 def handle_of(array: Any, name: str = "") -> Handle:

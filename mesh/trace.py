@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,6 +36,7 @@ from .tree import Tree
 from .typed import Typed
 
 OUTPUT = "output"  # the name of a result that is a single array
+SETTLED_MAX = 4  # arguments that one function remembers, and with them their handles
 
 
 class ShapeDtype(Typed):
@@ -58,6 +60,61 @@ class Argument:
     type: TensorType
     weak: bool  # a Python scalar: it adapted to the dtypes it met
     by_handle: bool  # a param, bound by handle
+
+
+class Kind:
+    """What two arguments share exactly when one trace serves both: the structure, and what is known of each leaf."""
+
+    __slots__ = ("_hash", "leaves", "structure")
+
+    def __init__(self, structure: Tree, leaves: tuple[TensorType | Argument, ...]) -> None:
+        self.structure = structure
+        self.leaves = leaves  # of a handle its type, which is quick: models have hundreds
+        self._hash = hash((structure, leaves))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Kind) and self.structure == other.structure and self.leaves == other.leaves
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Part:
+    """One argument of a call, taken apart; it is settled if nobody can change what was taken apart."""
+
+    __slots__ = ("kind", "leaves", "settled")
+
+    def __init__(self, value: Any) -> None:
+        self.leaves, structure = tree.flatten(value)
+        known = [leaf.type if type(leaf) is Handle else _argument("", leaf) for leaf in self.leaves]
+        self.kind = Kind(structure, tuple(known))
+        self.settled = all(isinstance(leaf, Handle) for leaf in self.leaves) and tree.is_frozen(structure)
+
+
+class Parts:
+    """Takes arguments apart, and remembers those that cannot change: the weights of a model, say."""
+
+    __slots__ = ("_settled",)
+
+    def __init__(self) -> None:
+        self._settled: dict[int, tuple[Any, Part]] = {}
+
+    def of(self, args: Sequence[Any]) -> tuple[Part, ...]:
+        """One part for each argument."""
+        return tuple([self._of(value) for value in args])
+
+    def _of(self, value: Any) -> Part:
+        found = self._settled.get(id(value))
+        if found is not None:
+            return found[1]
+        part = Part(value)
+        if part.settled and part.leaves:
+            self._settled[id(value)] = (value, part)  # which keeps the id taken
+            if len(self._settled) > SETTLED_MAX:
+                del self._settled[next(iter(self._settled))]
+        return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +143,32 @@ class Traced:
         leaves, structure = tree.flatten(args)
         if structure != self.in_tree:
             raise InputError(f"the arguments differ in structure: traced with {self.in_tree}, called with {structure}")
-        used = self.graph.param_types
+        return self._bound([_checked(declared, leaf) for declared, leaf in zip(self.arguments, leaves, strict=True)])
+
+    def bind_parts(self, parts: Sequence[Part]) -> Bound:
+        """As `bind`, for arguments taken apart, of the kinds it was traced with."""
+        leaves = [leaf for part in parts for leaf in part.leaves]
+        return self._bound(
+            [
+                leaf if declared.by_handle else _checked(declared, leaf)
+                for declared, leaf in zip(self.arguments, leaves, strict=True)
+            ]
+        )
+
+    def _bound(self, leaves: Sequence[Any]) -> Bound:
+        used = self._used
         inputs: dict[str, NDArray[Any]] = {}
         params: dict[str, Param] = dict(self.handles)
         for declared, leaf in zip(self.arguments, leaves, strict=True):
-            value = _checked(declared, leaf)
             if not declared.by_handle:
-                inputs[declared.name] = np.asarray(value)
+                inputs[declared.name] = np.asarray(leaf)
             elif declared.name in used:
-                params[declared.name] = value
+                params[declared.name] = leaf
         return Bound(inputs, params)
+
+    @cached_property
+    def _used(self) -> frozenset[str]:
+        return frozenset(self.graph.param_types)
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The function's result, made of the graph's outputs."""
@@ -134,12 +207,6 @@ def evaluate(fn: Callable[..., Any], *args: Any) -> Any:
     traced = trace_full(fn, *args)
     bound = traced.bind(*args)
     return traced.unflatten(current_evaluator()(traced.graph, bound.inputs, bound.params))
-
-
-def signature(*args: Any) -> tuple[Any, ...]:
-    """A hashable key that two calls share exactly when one trace serves both."""
-    leaves, structure = tree.flatten(args)
-    return structure, tuple([_argument("", leaf) for leaf in leaves])
 
 
 def graph_of(

@@ -94,6 +94,12 @@ def paths(structure: Tree) -> list[str]:
     return list(_paths(structure, ""))
 
 
+def is_frozen(structure: Tree) -> bool:
+    """Whether no container of such a tree can be changed: tuples, frozen dataclasses and None."""
+    kind = structure.kind
+    return (kind is None or _is_frozen_class(kind)) and all(is_frozen(child) for child in structure.children)
+
+
 def join(*parts: str) -> str:
     """One path of several; empty parts vanish."""
     return "/".join(part for part in parts if part)
@@ -136,6 +142,11 @@ def _build_dataclass(tree: Tree, children: list[Any]) -> Any:
     for name, child in (*zip(tree.keys, children, strict=True), *tree.static):
         object.__setattr__(made, name, child)
     return made
+
+
+def _is_frozen_class(cls: type) -> bool:
+    parameters = getattr(cls, "__dataclass_params__", None)  # says how the decorator was called; not typed, but stable
+    return cls is type(None) or issubclass(cls, tuple) or (parameters is not None and parameters.frozen)
 
 
 def _is_leaf_class(cls: type) -> bool:

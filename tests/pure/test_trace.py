@@ -15,7 +15,7 @@ from mesh.composite import composite
 from mesh.errors import GraphError, InputError, ShapeError
 from mesh.handle import Handle
 from mesh.realise import using
-from mesh.trace import argument_names, signature
+from mesh.trace import Kind, Parts, argument_names
 from wire.codec import decode_graph, encode_graph, hash_array
 from wire.dtypes import F32
 from wire.types import TensorType
@@ -238,14 +238,29 @@ def test_evaluate_runs_on_the_current_evaluator() -> None:
     assert result["y"].shape == (2, 4)
 
 
-def test_signature_tells_calls_apart_that_need_another_trace() -> None:
-    base = signature(X, {"w": W}, 1.0)
-    assert signature(X + 1, {"w": W * 2}, 5.0) == base
-    assert hash(signature(X, {"w": W}, 1.0)) == hash(base)
+def kinds(*args: Any) -> tuple[Kind, ...]:
+    return tuple(part.kind for part in Parts().of(args))
+
+
+def test_kinds_tell_calls_apart_that_need_another_trace() -> None:
+    base = kinds(X, {"w": W}, 1.0)
+    assert kinds(X + 1, {"w": W * 2}, 5.0) == base
+    assert hash(kinds(X, {"w": W}, 1.0)) == hash(base)
     for other in ((X[:1], {"w": W}, 1.0), (X, {"v": W}, 1.0), (X, {"w": handle_of(W)}, 1.0), (X, {"w": W},
     np.float32(1)),
                   (X, {"w": W}, 1), (X.astype(np.float64), {"w": W}, 1.0)):  # fmt: skip
-        assert signature(*other) != base
+        assert kinds(*other) != base
+
+
+def test_only_what_nobody_can_change_is_remembered() -> None:
+    handle, parts = handle_of(W), Parts()
+    for settled in (handle, (handle, None, (handle,))):
+        assert parts.of([settled])[0] is parts.of([settled])[0]
+    for open_ in ([handle], {"w": handle}, (handle, [handle]), (handle, X), X, (), 1.0):
+        assert parts.of([open_])[0] is not parts.of([open_])[0]
+    for _ in range(10):
+        parts.of([(handle, handle)])
+    assert len(parts._settled) <= 4
 
 
 # -- composites -------------------------------------------------------------------------------------------
