@@ -16,7 +16,7 @@ arguments is never entered.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,6 +48,13 @@ class Step(NamedTuple):
     attrs: Attrs
     outputs: list[tuple[int, Tensor]]
     again: Callable[..., Sequence[Array]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A rule that makes the step's results itself, all of them."""
+
+    rule: Callable[..., Any]
 
 
 class Inner:

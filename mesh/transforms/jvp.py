@@ -1,0 +1,174 @@
+"""Forward mode: from tangents of a function's arguments to those of its results.
+
+`JVPS` has one row per op of the op table.  A row is
+
+  * None where the derivative is zero;
+  * a rule `(z, tangents, operands, **attrs)` to the tangent of the result z, where `tangents` has one for each operand,
+    None where it is zero, and one at least is not; or
+  * `Whole(rule)`, `rule(inputs, tangents, **attrs) -> (results, their tangents)` for ops that have several results.
+
+A tangent has the type of its Tensor exactly; None stands for zero and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
+
+from .. import numpy as mnp
+from ..array import Array, apply
+from ..numpy.linalg import Labelled, contract
+from ..numpy.promotion import cast
+from . import programs, scattering
+from .inner import Function, Step, Whole, call_graph, looked_up, rebuilt, run_like
+from .slopes import SLOPES, Slope, choose, zero_like
+from .vjp import dot_labels, is_continuous, missing, spread
+
+Tangents = Sequence[Array | None]
+Rule = Callable[..., Array | None] | None
+Row = Rule | Whole
+
+
+def forward(
+    fn: Function, primals: Sequence[Array], tangents: Tangents, names: Sequence[str] = ()
+) -> tuple[list[Array], list[Array | None]]:
+    """`fn(*primals)`, and the tangents of its results when those of `primals` are `tangents` (None where zero)."""
+    inner = run_like(fn, primals, names)
+    environment = inner.bind(primals)
+    moving = {
+        id(tensor): tangent
+        for tensor, tangent in zip(inner.arguments, tangents, strict=True)
+        if tangent is not None and is_continuous(tensor.type)
+    }
+    for step in inner.steps:
+        inputs = looked_up(step.inputs, environment)
+        results, found = _advanced(step, inputs, [moving.get(id(tensor)) for tensor in step.inputs])
+        for (_, tensor), result, tangent in zip(step.outputs, results, found, strict=True):
+            environment[id(tensor)] = result
+            if tangent is not None and is_continuous(tensor.type):
+                assert tangent.type == tensor.type, f"{step.op}: a tangent of {tangent.type} for {tensor.type}"
+                moving[id(tensor)] = tangent
+    return looked_up(inner.outputs, environment), [moving.get(id(tensor)) for tensor in inner.outputs]
+
+
+def _advanced(step: Step, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
+    """The step's results and their tangents."""
+    still: list[Array | None] = [None] * len(step.outputs)
+    if all(each is None for each in tangents) or not any(is_continuous(tensor.type) for _, tensor in step.outputs):
+        return rebuilt(step, inputs), still
+    if step.op not in JVPS:
+        raise missing("jvp", step.op)
+    row = JVPS[step.op]
+    if isinstance(row, Whole):
+        results, found = row.rule(inputs, tangents, **step.attrs)
+        return [results[place] for place, _ in step.outputs], [found[place] for place, _ in step.outputs]
+    (result,) = rebuilt(step, inputs)
+    return [result], still if row is None else [row(result, tangents, inputs, **step.attrs)]
+
+
+# -- rules ------------------------------------------------------------------------------------------------
+
+
+def _elementwise(slopes: Sequence[Slope]) -> Rule:
+    """The sum of what each operand's tangent contributes."""
+    if not any(slopes):
+        return None
+
+    def rule(z: Array, tangents: Tangents, operands: Sequence[Array], **attrs: Any) -> Array | None:
+        parts = [
+            slope(tangent, z, *operands)
+            for slope, tangent in zip(slopes, tangents, strict=True)
+            if slope is not None and tangent is not None
+        ]
+        return mnp.broadcast_to(reduce(partial(apply, "add"), parts), z.shape) if parts else None
+
+    return rule
+
+
+ALL = 1 << 30  # operands
+
+
+def _linear(op: str, operands_linear: int = 1) -> Rule:
+    """An op that is linear in its first operands together: itself, of their tangents."""
+
+    def rule(z: Array, tangents: Tangents, operands: Sequence[Array], **attrs: Any) -> Array:
+        moved = [
+            mnp.zeros_like(operand) if tangent is None else tangent
+            for tangent, operand in zip(tangents[:operands_linear], operands, strict=False)
+        ]
+        return apply(op, *moved, *operands[operands_linear:], **attrs)
+
+    return rule
+
+
+def _extreme(z: Array, tangents: Tangents, operands: Sequence[Array], axes: tuple[int, ...]) -> Array:
+    """The mean over all elements that are the extreme."""
+    (x,), (tangent,) = operands, tangents
+    assert tangent is not None
+    chosen = mnp.equal(x, spread(z, x.shape, axes))
+    total = apply("reduce_sum", choose(chosen, tangent, zero_like(tangent)), axes=axes)
+    return total / apply("reduce_sum", cast(chosen, x.type.dtype), axes=axes)
+
+
+def _by_program(program: Callable[..., programs.Program]) -> Rule:
+    """The rule of an op by that of what `program(x, **attrs)` makes it of."""
+
+    def rule(z: Array, tangents: Tangents, operands: Sequence[Array], **attrs: Any) -> Array | None:
+        (x,) = operands
+        return forward(lambda each: [program(x, **attrs)(each)], operands, tangents)[1][0]
+
+    return rule
+
+
+def _dot(z: Array, tangents: Tangents, operands: Sequence[Array], **axes: tuple[int, ...]) -> Array:
+    left, right, kept = dot_labels(operands[0], operands[1], axes)
+    of_left, of_right = tangents
+    parts = []
+    if of_left is not None:
+        parts.append(contract(Labelled(of_left, left.labels), right, kept))
+    if of_right is not None:
+        parts.append(contract(left, Labelled(of_right, right.labels), kept))
+    return reduce(partial(apply, "add"), parts)
+
+
+def _scatter(z: Array, tangents: Tangents, operands: Sequence[Array], **attrs: Any) -> Array:
+    data, index, updates = operands
+    of_data = mnp.zeros_like(data) if tangents[0] is None else tangents[0]
+    of_updates = mnp.zeros_like(updates) if tangents[2] is None else tangents[2]
+    return scattering.scattered_tangent(z, (of_data, of_updates), data, index, updates, **attrs)
+
+
+def _composite(inputs: list[Array], tangents: Tangents, **attrs: Any) -> tuple[list[Array], list[Array | None]]:
+    """By its body, whose intermediate results the tangent needs."""
+    return forward(lambda *operands: call_graph(attrs["body"], *operands), inputs, tangents)
+
+
+JVPS: dict[str, Row] = {
+    **{op: _elementwise(slopes) for op, slopes in SLOPES.items()},
+    "cast": _linear("cast"),
+    "random_bits": None,
+    "reduce_sum": _linear("reduce_sum"),
+    "reduce_prod": _by_program(programs.product),
+    "reduce_max": _extreme,
+    "reduce_min": _extreme,
+    "argmax": None,
+    "cumsum": _linear("cumsum"),
+    "cumprod": _by_program(programs.running_product),
+    "cummax": _by_program(programs.running_maximum),
+    "cummin": _by_program(programs.running_minimum),
+    "argsort": None,
+    "reshape": _linear("reshape"),
+    "transpose": _linear("transpose"),
+    "broadcast": _linear("broadcast"),
+    "slice": _linear("slice"),
+    "pad": _linear("pad", 2),
+    "concat": _linear("concat", ALL),
+    "reverse": _linear("reverse"),
+    "dot": _dot,
+    "gather": _linear("gather"),
+    "scatter": _scatter,
+    "dynamic_slice": _linear("dynamic_slice"),
+    "dynamic_update_slice": _linear("dynamic_update_slice", 2),
+    "composite": Whole(_composite),
+}
