@@ -49,6 +49,7 @@ DOORS = {
     "ml_dtypes": {"wire/dtypes.py", "mesh/numpy/dtypes.py"},
     "msgpack": {"wire/codec.py"},
     "msgspec": {"coordinator/plan_bytes.py", "wire/messages.py", "wire/frames.py", "worker/host_messages.py"},
+    "onnx": {"mesh/importers/onnx/reading.py"},
     "platformdirs": {"worker/config.py", "mesh/enrolment.py", "mesh/demo/show.py"},
     "psutil": {"wire/interfaces.py", "worker/cpu/engine.py"},
     "rich": {"mesh/commands/progress.py", "mesh/commands/tables.py", "mesh/demo/show.py"},

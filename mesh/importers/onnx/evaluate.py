@@ -1,0 +1,143 @@
+"""Evaluation: a Program's nodes as calls of rows on Arrays, so that tracing it gives a WireGraph.
+
+A row is a function `(call, *inputs) -> Array or tuple of Arrays` in the tables of `rows/`; `Call` is what it may ask of
+its node.  An op without a row is evaluated from its function's body.  To add an op: one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from wire.errors import InputError, MeshError, Unsupported
+
+from ...array import Array
+from ...numpy.promotion import asarray
+from . import known
+from .functions import expand
+from .program import Graph, Node, Program
+
+Result: TypeAlias = "Array | tuple[Array | None, ...] | list[Array]"
+Row: TypeAlias = Callable[..., Result]
+Scope = dict[str, Array]
+
+
+class Call:
+    """One node being evaluated: its attributes, its opset version, and the values it may look at."""
+
+    __slots__ = ("_evaluation", "_scope", "node", "version")
+
+    def __init__(self, evaluation: Evaluation, node: Node, scope: Scope) -> None:
+        self._evaluation = evaluation
+        self._scope = scope
+        self.node = node
+        self.version = node.version
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute's value."""
+        found = self.node.attributes.get(name)
+        return default if found is None else found
+
+    def required(self, name: str) -> Any:
+        """An attribute's value; InputError if the node does not have it."""
+        found = self.node.attributes.get(name)
+        if found is None:
+            raise InputError(f"{self.node.op} has no attribute {name!r}")
+        return found
+
+    def wants(self, output: int) -> bool:
+        """Whether anybody may read this output."""
+        return output < len(self.node.outputs) and self.node.outputs[output] != ""
+
+    def ints(self, name: str, given: Array | None) -> tuple[int, ...] | None:
+        """Integers that older opsets have as the attribute `name`, newer ones as an input; None if neither is there."""
+        if given is not None:
+            return known.ints_of(given)
+        found = self.node.attributes.get(name)
+        return None if found is None else (found,) if isinstance(found, int) else tuple(found)
+
+    def value(self, array: Array) -> NDArray[Any]:
+        """The value of an input that shapes the graph."""
+        return known.value_of(array)
+
+    def run(self, graph: Graph, *inputs: Array) -> list[Array]:
+        """The outputs of a subgraph, which also sees the names around this node."""
+        return self._evaluation.graph(graph, inputs, self._scope)
+
+    def unsupported(self, reason: str) -> Unsupported:
+        """An error to raise, which names this node."""
+        return unsupported(self.node, reason)
+
+
+class Evaluation:
+    """A Program evaluated on one set of arguments; `rows` is the table of ops by (domain, name)."""
+
+    def __init__(self, program: Program, rows: Mapping[tuple[str, str], Row]) -> None:
+        self._program = program
+        self._rows = rows
+
+    def graph(self, graph: Graph, inputs: Sequence[Array | None], outer: Scope) -> list[Array]:
+        """The outputs of `graph`; `inputs` in its order, None for one that is absent."""
+        scope = dict(outer)
+        scope.update({name: asarray(value) for name, value in graph.initialisers.items()})
+        for declared, array in zip(graph.inputs, inputs, strict=False):
+            if array is not None:
+                scope[declared.name] = array
+            else:
+                scope.pop(declared.name, None)
+        self.nodes(graph, scope)
+        return [scope[declared.name] for declared in graph.outputs if declared.name in scope]
+
+    def nodes(self, graph: Graph, scope: Scope) -> None:
+        """Evaluate the nodes of `graph` in order, each adding its outputs to `scope`."""
+        for node in graph.nodes:
+            inputs = [self._operand(node, name, scope) for name in node.inputs]
+            try:
+                outputs = self._node(node, inputs, scope)
+            except MeshError as error:
+                error.op = error.op or f"{node.op} {node.label}"
+                raise
+            for name, output in zip(node.outputs, outputs, strict=False):
+                if name and output is not None:
+                    scope[name] = output
+
+    def _operand(self, node: Node, name: str, scope: Scope) -> Array | None:
+        if not name:
+            return None
+        if name not in scope:
+            raise InputError(f"{node.op} {node.label} reads {name!r}, which nothing gives")
+        return scope[name]
+
+    def _node(self, node: Node, inputs: list[Array | None], scope: Scope) -> Sequence[Array | None]:
+        row = self._rows.get((node.domain, node.op))
+        if row is not None:
+            result = row(Call(self, node, scope), *inputs)
+            return (result,) if isinstance(result, Array) else result
+        found = expand(self._program, node, [None if array is None else array.type for array in inputs])
+        if found is None:
+            raise unsupported(node, "no such op")
+        body, problems = found
+        if problems:
+            raise unsupported(node, problems[0][-1])
+        given = [*inputs, *[None] * (len(body.inputs) - len(inputs))]
+        inner: Scope = {
+            declared.name: array for declared, array in zip(body.inputs, given, strict=True) if array is not None
+        }
+        for each in body.nodes:  # an absent optional input of the function is absent in its nodes
+            self._function_node(each, inner)
+        return [inner.get(declared.name) for declared in body.outputs]
+
+    def _function_node(self, node: Node, scope: Scope) -> None:
+        inputs = [scope.get(name) if name else None for name in node.inputs]
+        outputs = self._node(node, inputs, scope)
+        scope.update({name: out for name, out in zip(node.outputs, outputs, strict=False) if name and out is not None})
+
+
+def unsupported(node: Node, reason: str) -> Unsupported:
+    """What a model asks for and this importer does not have."""
+    where = f"{node.domain or 'ai.onnx'} {node.op} version {node.version}"
+    return Unsupported(
+        f"{where} (node {node.label!r}): {reason}", op=node.op, next_step="docs/importers.md lists what is supported"
+    )

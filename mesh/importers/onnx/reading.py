@@ -1,0 +1,217 @@
+"""Reading: from a .onnx file or a ModelProto to a Program; the door to the package `onnx` (which `functions.py` asks too).
+
+Weights that lie in files beside the model are mapped into memory, not read; those in the model are views of its bytes.
+A path of external data never leaves the folder of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import BY_NAME
+from wire.errors import ConfigError, InputError
+
+from .program import DOMAIN, ELEMENT_TYPES, Declared, Graph, Node, Program, element_name
+
+Unreadable = list[tuple[str, str, str, int, str]]
+
+
+def package() -> ModuleType:
+    """The package `onnx`; ConfigError that names the extra where it is not installed."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise ConfigError(
+            "reading ONNX models needs the package onnx", next_step="pip install 'graph-mesh[onnx]'"
+        ) from error
+    module: ModuleType = onnx
+    return module
+
+
+def read(source: Any) -> Program:
+    """The Program of a path, or of a ModelProto; InputError if it is not a model."""
+    onnx = package()
+    if isinstance(source, onnx.ModelProto):
+        return Reader(source, None).program()
+    path = Path(source)
+    if not path.is_file():
+        raise InputError(f"there is no model {path}")
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf has errors of its own
+        raise InputError(f"{path} is not an ONNX model", op=str(path)) from error
+    return Reader(model, path.parent).program()
+
+
+class Reader:
+    """One model being read; `problems` gathers what cannot be represented."""
+
+    def __init__(self, model: Any, folder: Path | None) -> None:
+        self._model = model
+        self._folder = folder
+        self.problems: Unreadable = []
+
+    def program(self) -> Program:
+        model = self._inferred()
+        versions = {domain(opset.domain): opset.version for opset in model.opset_import}
+        functions = {(domain(f.domain), f.name, getattr(f, "overload", "")): f for f in model.functions}
+        graph = self.graph(model.graph, versions)
+        return Program(graph, versions, functions, tuple(self.problems))
+
+    def _inferred(self) -> Any:
+        """The model with what shape inference finds; as it is where that fails, and where the model is too large."""
+        onnx = package()
+        if self._model.ByteSize() > INFERENCE_BYTES_MAX:
+            return self._model
+        try:
+            return onnx.shape_inference.infer_shapes(self._model)
+        except Exception:  # an opset or an op that it does not know; nothing depends on the result but earlier errors
+            return self._model
+
+    def graph(self, proto: Any, versions: Mapping[str, int]) -> Graph:
+        initialisers = {}
+        for tensor in proto.initializer:
+            value = self._tensor(tensor, f"initialiser {tensor.name}")
+            if value is not None:
+                initialisers[tensor.name] = value
+        for sparse in proto.sparse_initializer:
+            dense = self._sparse(sparse)
+            if dense is not None:
+                initialisers[sparse.values.name] = dense
+        nodes = [self.node(node, versions) for node in proto.node]
+        initialisers.update({node.outputs[0]: node.attributes["value"] for node in nodes if _is_tensor(node)})
+        return Graph(
+            proto.name,
+            tuple([node for node in nodes if not _is_tensor(node)]),
+            tuple([declared(value) for value in proto.input]),
+            tuple([declared(value) for value in proto.output]),
+            initialisers,
+            tuple([declared(value) for value in proto.value_info]),
+        )
+
+    def node(self, proto: Any, versions: Mapping[str, int]) -> Node:
+        at = domain(proto.domain)
+        label = proto.name or next(iter(proto.output), "?")
+        attributes = {each.name: self._attribute(each, versions, label, proto) for each in proto.attribute}
+        return Node(
+            proto.op_type,
+            at,
+            versions.get(at, 1),
+            proto.name,
+            tuple(proto.input),
+            tuple(proto.output),
+            attributes,
+            proto,
+        )
+
+    def _attribute(self, proto: Any, versions: Mapping[str, int], label: str, node: Any) -> Any:
+        kind = package().AttributeProto.AttributeType.Name(proto.type)
+        if kind == "GRAPH":
+            return self.graph(proto.g, versions)
+        if kind == "TENSOR":
+            return self._tensor(proto.t, label, node, versions)
+        if kind == "SPARSE_TENSOR":
+            return self._sparse(proto.sparse_tensor, label)
+        if kind in _SCALARS:
+            return _SCALARS[kind](proto)
+        at = domain(node.domain)
+        self.problems.append((label, node.op_type, at, versions.get(at, 1), f"an attribute of kind {kind.lower()}"))
+        return None
+
+    def _tensor(
+        self, proto: Any, label: str, node: Any = None, versions: Mapping[str, int] | None = None
+    ) -> NDArray[Any] | None:
+        dtype = ELEMENT_TYPES.get(proto.data_type, ("", None))[1]
+        if dtype not in BY_NAME:
+            op = node.op_type if node is not None else "initialiser"
+            at = domain(node.domain) if node is not None else DOMAIN
+            version = (versions or {}).get(at, 0)
+            self.problems.append((label, op, at, version, f"a tensor of {element_name(proto.data_type)}"))
+            return None
+        if proto.data_location == package().TensorProto.EXTERNAL:
+            return self._external(proto, BY_NAME[dtype].numpy)
+        array: NDArray[Any] = package().numpy_helper.to_array(proto)
+        return array
+
+    def _external(self, proto: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+        where = {entry.key: entry.value for entry in proto.external_data}
+        if self._folder is None:
+            raise InputError(
+                f"the weights {proto.name!r} lie in the file {where.get('location')!r}",
+                next_step="Load the model by its path, so that files beside it are found",
+            )
+        path = (self._folder / where["location"]).resolve()
+        if not path.is_relative_to(self._folder.resolve()):
+            raise InputError(f"the weights {proto.name!r} lie outside of the model's folder: {where['location']}")
+        shape = tuple(proto.dims)
+        offset = int(where.get("offset", 0))
+        expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if not path.is_file() or path.stat().st_size < offset + expected:
+            raise InputError(f"the weights {proto.name!r} need {expected} bytes at {offset} of {path}, which has fewer")
+        if expected == 0:
+            return np.zeros(shape, dtype)
+        return np.memmap(path, dtype, "r", offset, shape)
+
+    def _sparse(self, proto: Any, label: str = "") -> NDArray[Any] | None:
+        values = self._tensor(proto.values, label)
+        if values is None:
+            return None
+        dense = np.zeros(tuple(proto.dims), values.dtype)
+        indices = package().numpy_helper.to_array(proto.indices)
+        places = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), dense.shape)
+        dense.reshape(-1)[places] = values
+        return dense
+
+
+INFERENCE_BYTES_MAX = 256 << 20
+_SCALARS: dict[str, Any] = {
+    "FLOAT": lambda proto: proto.f,
+    "INT": lambda proto: proto.i,
+    "STRING": lambda proto: proto.s.decode(errors="replace"),
+    "FLOATS": lambda proto: tuple(proto.floats),
+    "INTS": lambda proto: tuple(proto.ints),
+    "STRINGS": lambda proto: tuple([text.decode(errors="replace") for text in proto.strings]),
+    "UNDEFINED": lambda proto: None,
+}
+
+
+def domain(name: str) -> str:
+    """A domain's one spelling."""
+    return DOMAIN if name == "ai.onnx" else name
+
+
+def _is_tensor(node: Node) -> bool:
+    """Whether a node is an initialiser by another name."""
+    return node.op == "Constant" and node.domain == DOMAIN and isinstance(node.attributes.get("value"), np.ndarray)
+
+
+def declared(value: Any) -> Declared:
+    """What a ValueInfoProto says."""
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return Declared(value.name, _KINDS.get(kind, "nothing that is known"), None)
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return Declared(value.name, tensor.elem_type, None)
+    return Declared(value.name, tensor.elem_type, tuple(_dimensions(tensor.shape.dim)))
+
+
+_KINDS = {
+    None: "untyped",
+    "sequence_type": "a sequence",
+    "optional_type": "an optional",
+    "map_type": "a map",
+    "sparse_tensor_type": "a sparse tensor",
+}
+
+
+def _dimensions(dims: Iterable[Any]) -> Iterable[int | str | None]:
+    for dim in dims:
+        kind = dim.WhichOneof("value")
+        yield dim.dim_value if kind == "dim_value" else (dim.dim_param or None) if kind == "dim_param" else None
