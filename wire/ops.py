@@ -23,7 +23,9 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * `round` is half to even.  `sign(NaN)` is NaN, `sign` of either zero is 0.0.
   * `cast` from float to integer truncates, saturates, and turns NaN into 0; to bool it is x != 0;
     between integers it wraps.
-  * f16 and bf16 sums, products and dots accumulate in f32 and round once.
+  * f16 and bf16 sums, products, dots and convolutions accumulate in f32 and round once.
+  * `conv` correlates, as in every library: the kernel is not flipped.  Padding, and the dilation of x (`lhs_dilation`),
+    put zeros in, which are multiplied like all else; group i reads the i-th share of x's channels.
   * `gather` clamps indices into range; `scatter` drops updates out of range and applies duplicates in row-major order.
   * `dynamic_slice` and `dynamic_update_slice` clamp starts so that the window fits.
   * `random_bits` is threefry2x32 (20 rounds) of the key over the counter (0, element index), first word of the pair;
@@ -102,6 +104,10 @@ def _sort_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
 def _dot_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
     inner: int = math.prod(types[0].shape[axis] for axis in attrs["lhs_contract"])
     return 2 * out.size * inner
+
+
+def _conv_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    return 2 * out.size * math.prod(types[1].shape[1:])
 
 
 def _body_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
@@ -211,6 +217,9 @@ _add("reverse", "view", 1, rules.reversed_axes, rules.any_dtype, _free, EXACT, a
 # contraction
 _add("dot", "dot", 2, rules.dot_shape, rules.number, _dot_flops, SUMMED,
      lhs_batch="ints", rhs_batch="ints", lhs_contract="ints", rhs_contract="ints")  # fmt: skip
+
+_add("conv", "dot", 2, rules.conv_shape, rules.number, _conv_flops, SUMMED, stride="ints", low="ints", high="ints",
+     lhs_dilation="ints", rhs_dilation="ints", groups="int")  # fmt: skip
 
 # indexing
 _add("gather", "index", 2, rules.gather_shape, rules.gathered, _per_output(1), EXACT, axis="int", batch_dims="int")

@@ -19,6 +19,7 @@ OPERANDS = {
     "select": ("cond", "a", "b"),
     "pad": ("x", "fill"),
     "dot": ("left", "right"),
+    "conv": ("x", "w"),
     "gather": ("data", "indices"),
     "scatter": ("data", "indices", "updates"),
     "dynamic_slice": ("data", "starts"),

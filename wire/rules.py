@@ -319,6 +319,23 @@ def dot_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
     return batch + left_free + right_free
 
 
+def conv_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """x (n, c, *dims) and w (o, c / groups, *kernel) give (n, o, *windows): per axis, as often as a kernel of
+    (kernel - 1) * rhs_dilation + 1 fits, every `stride`, into low + (dim - 1) * lhs_dilation + 1 + high."""
+    left, right, groups = types[0].shape, types[1].shape, attrs["groups"]
+    if len(left) < 3 or len(left) != len(right):
+        raise ShapeError(f"conv needs x (n, c, *dims) and w (o, c / groups, *kernel), got {left} and {right}")
+    if groups < 1 or left[1] != right[1] * groups or right[0] % groups:
+        raise ShapeError(f"conv in {groups} groups does not fit {left[1]} channels of x and w {right}")
+    columns = [attrs[name] for name in ("stride", "low", "high", "lhs_dilation", "rhs_dilation")]
+    if any(len(column) != len(left) - 2 for column in columns):
+        raise AttrError(f"conv over {len(left) - 2} axes needs as many strides, lows, highs and dilations")
+    stride, low, high, *dilations = columns
+    if min((*stride, *dilations[0], *dilations[1])) < 1 or min((*low, *high)) < 0:
+        raise AttrError("strides and dilations of conv are at least 1, padding is not negative")
+    return (left[0], right[0], *map(_windows, left[2:], right[2:], *columns))
+
+
 def gather_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
     """data[:axis] + indices[batch_dims:] + data[axis + 1:]; the first batch_dims axes of both are paired."""
     data, indices = types[0].shape, types[1].shape
@@ -397,6 +414,16 @@ def _broadcast_two(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, 
             raise ShapeError(f"shapes {left} and {right} do not broadcast")
         result.append(b if a == 1 else a)
     return tuple(result)
+
+
+def _windows(dim: int, kernel: int, stride: int, low: int, high: int, spread: int, reach: int) -> int:
+    """How often a kernel fits into one axis."""
+    length, extent = low + max((dim - 1) * spread + 1, 0) + high, (kernel - 1) * reach + 1
+    if length >= 1 << 31:
+        raise ShapeError(f"an axis of {dim} with padding of {low} and {high} and dilation {spread} is too long")
+    if kernel < 1 or extent > length:
+        raise ShapeError(f"a kernel of {kernel}, dilated to {max(extent, 0)}, does not fit into {length}")
+    return (length - extent) // stride + 1
 
 
 def _check_window(shape: tuple[int, ...], window: tuple[int, ...], starts: tuple[int, ...]) -> None:

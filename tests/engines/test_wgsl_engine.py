@@ -175,6 +175,16 @@ def test_a_dot_longer_than_a_loop_may_be(engine: Any) -> None:
     assert np.array_equal(engine.run(engine.compile(graph), [x])[0], x @ x.T)
 
 
+@pytest.mark.parametrize("makers", [1, 2])
+def test_a_conv_longer_than_a_loop_may_be(engine: Any, makers: int) -> None:
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((1, 1, 600_002), (makers, 1, 600_001)))
+    builder = GraphBuilder()
+    attrs = {"stride": (1,), "low": (1,), "high": (0,), "lhs_dilation": (1,), "rhs_dilation": (1,), "groups": 1}
+    conv = builder.add("conv", builder.input("x", x.shape, F32), builder.input("w", w.shape, F32), **attrs)
+    same_as_cpu(engine, builder.build([conv]), x, w)
+
+
 def test_outputs_that_together_exceed_the_largest_buffer() -> None:
     small = opened(limits_override={"buffer_bytes": MIB})
     rows = np.arange(1000, dtype=np.float32)

@@ -16,6 +16,7 @@ from support.random_graphs import random_graph
 import mesh
 import mesh.numpy as mnp
 from mesh import nn
+from mesh.array import apply
 from wire.dtypes import F32, I64
 from wire.errors import CompileFailed, ConfigError, Unsupported
 from wire.graph import GraphBuilder, WireGraph
@@ -59,6 +60,12 @@ def scaled_rows(x: Any) -> Any:
     return x / mnp.sum(x, axis=-1, keepdims=True)
 
 
+def convolved(x: Any, w: Any, bias: Any) -> Any:
+    pair, groups = (1, 1), x.shape[1] // w.shape[1]
+    product = apply("conv", x, w, stride=pair, low=pair, high=pair, lhs_dilation=pair, rhs_dilation=pair, groups=groups)
+    return nn.relu(product + bias[:, None, None])
+
+
 KERNELS: list[tuple[str, int, Callable[..., Any], list[NDArray[Any]]]] = [
     ("ten elementwise ops and views", 1, chain, [zeros(1024)]),
     ("softmax", 1, nn.softmax, [zeros(64, 128)]),
@@ -68,6 +75,8 @@ KERNELS: list[tuple[str, int, Callable[..., Any], list[NDArray[Any]]]] = [
     ("matmul, residual", 1, lambda x, w: x @ w + x, [zeros(64, 64), zeros(64, 64)]),
     ("matmul of views", 1, lambda x, w: x.T @ w.reshape(64, 32), [zeros(64, 48), zeros(32, 64)]),
     ("attention", 3, attention, [zeros(4, 32, 16)] * 3),
+    ("conv, bias, relu", 1, convolved, [zeros(2, 8, 16, 16), zeros(24, 8, 3, 3), zeros(24)]),
+    ("conv channel by channel, bias, relu", 1, convolved, [zeros(2, 24, 16, 16), zeros(24, 1, 3, 3), zeros(24)]),
     ("gather, then elementwise", 1, lambda x, i: mnp.tanh(mnp.take(x, i, axis=0)), [zeros(9, 8), np.arange(4)]),
     ("a sum of 100,000 in two steps", 2, mnp.sum, [zeros(100_000)]),
     ("one reduction for many", 1, lambda x: mnp.max(x) - mnp.min(x) + mnp.sum(x), [zeros(300)]),

@@ -79,6 +79,9 @@ GOOD: dict[str, tuple[tuple[TensorType, ...], dict[str, Any], TensorType]] = {
     "reverse": ((f32(2, 3),), {"axes": (1,)}, f32(2, 3)),
     "dot": ((f32(5, 2, 3), f32(5, 3, 4)),
             {"lhs_batch": (0,), "rhs_batch": (0,), "lhs_contract": (2,), "rhs_contract": (1,)}, f32(5, 2, 4)),
+    "conv": ((f32(2, 6, 9, 5), f32(8, 3, 3, 2)),
+             {"stride": (2, 1), "low": (1, 0), "high": (0, 2), "lhs_dilation": (1, 2), "rhs_dilation": (2, 3),
+              "groups": 2}, f32(2, 8, 3, 8)),
     "gather": ((f32(2, 3, 4), i32(2, 5)), {"axis": 1, "batch_dims": 1}, f32(2, 5, 4)),
     "scatter": ((f32(2, 3), i32(5), f32(2, 5)), {"axis": 1, "mode": "add"}, f32(2, 3)),
     "dynamic_slice": ((f32(2, 3), i32(2)), {"sizes": (1, 2)}, f32(1, 2)),
@@ -246,6 +249,8 @@ def test_a_wrong_dtype_is_named(op: str, types: tuple[TensorType, ...], changes:
 # -- shapes -----------------------------------------------------------------------------------------------
 
 DOT = GOOD["dot"][1]
+CONV = GOOD["conv"][1]
+_line = {name: (0,) if name in ("low", "high") else (1,) for name in CONV}
 SLICE = GOOD["slice"][1]
 WRONG_SHAPES: list[tuple[str, tuple[TensorType, ...], dict[str, Any], type[GraphError]]] = [
     *[(op, (), {**GOOD[op][1], "shape": (2, -1)}, ShapeError) for op in ("input", "param", "iota")],
@@ -310,6 +315,22 @@ WRONG_SHAPES: list[tuple[str, tuple[TensorType, ...], dict[str, Any], type[Graph
     ("dot", (f32(5, 2, 3), f32(5, 3, 4)), {**DOT, "lhs_batch": (), "lhs_contract": (0, 2)}, AttrError),
     ("dot", (f32(1 << 20, 1), f32(1, 1 << 20)), {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (1,),
                                                  "rhs_contract": (0,)}, LimitExceeded),
+    ("conv", (f32(2, 6), f32(8, 3)), CONV, ShapeError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3)), CONV, ShapeError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 6, 3, 2)), CONV, ShapeError),
+    ("conv", (f32(2, 6, 9, 5), f32(7, 3, 3, 2)), CONV, ShapeError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3, 2)), {**CONV, "groups": 0}, ShapeError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3, 2)), {**CONV, "groups": -2}, ShapeError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3, 2)), {**CONV, "low": (1,)}, AttrError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3, 2)), {**CONV, "low": (-1, 0)}, AttrError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3, 2)), {**CONV, "high": (0, -1)}, AttrError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3, 2)), {**CONV, "stride": (0, 1)}, AttrError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3, 2)), {**CONV, "lhs_dilation": (1, 0)}, AttrError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3, 2)), {**CONV, "rhs_dilation": (0, 1)}, AttrError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3, 2)), {**CONV, "rhs_dilation": (5, 1)}, ShapeError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 0, 2)), CONV, ShapeError),
+    ("conv", (f32(2, 6, 9, 5), f32(8, 3, 3, 2)), {**CONV, "low": (1 << 62, 0)}, ShapeError),
+    ("conv", (f32(1 << 20, 2, 1), f32(1 << 20, 2, 1)), {**_line, "groups": 1}, LimitExceeded),
     ("gather", (f32(2, 3), i32(2, 5)), {"axis": 2, "batch_dims": 0}, AttrError),
     ("gather", (f32(2, 3), i32(2, 5)), {"axis": 0, "batch_dims": 1}, ShapeError),
     ("gather", (f32(2, 3), i32(4, 5)), {"axis": 1, "batch_dims": 1}, ShapeError),

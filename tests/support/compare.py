@@ -20,7 +20,7 @@ from worker.cpu import evaluate
 from .op_cases import Case
 
 EITHER_ZERO = frozenset({"max", "min", "reduce_max", "reduce_min", "cummax", "cummin"})
-SUMS = frozenset({"reduce_sum", "cumsum", "dot", "scatter"})  # whose magnitude is the op itself over absolute values
+SUMS = frozenset({"reduce_sum", "cumsum", "dot", "conv", "scatter"})  # magnitude: the op itself over absolute values
 
 
 def assert_close(

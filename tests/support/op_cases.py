@@ -372,6 +372,52 @@ def _dot_axes(text: str) -> dict[str, Any]:
     return dict(zip(names, parts, strict=True))
 
 
+_CONVS: tuple[tuple[str, tuple[int, ...], tuple[int, ...], str], ...] = (
+    # label, x, w, "stride; low; high; lhs_dilation; rhs_dilation; groups"
+    ("plain", (2, 3, 7, 6), (4, 3, 3, 3), "1,1;0,0;0,0;1,1;1,1;1"),
+    ("same", (1, 2, 5, 8), (3, 2, 3, 3), "1,1;1,1;1,1;1,1;1,1;1"),
+    ("strides", (1, 3, 9, 8), (2, 3, 3, 2), "2,3;1,0;0,1;1,1;1,1;1"),
+    ("kernel-apart", (1, 2, 9, 9), (2, 2, 3, 2), "1,2;2,0;1,3;1,1;2,3;1"),
+    ("x-apart", (2, 2, 4, 3), (3, 2, 3, 3), "1,1;2,1;2,0;2,3;1,1;1"),
+    ("all-at-once", (1, 4, 5, 6), (6, 2, 3, 2), "2,3;3,1;1,4;3,2;2,3;2"),
+    ("one-by-one", (2, 5, 4, 5), (3, 5, 1, 1), "1,1;0,0;0,0;1,1;1,1;1"),
+    ("groups", (2, 6, 5, 5), (9, 2, 3, 3), "1,1;1,1;1,1;1,1;1,1;3"),
+    ("depthwise", (2, 5, 6, 7), (5, 1, 3, 3), "1,1;1,1;1,1;1,1;1,1;5"),
+    ("depthwise-by-two", (1, 3, 6, 7), (6, 1, 3, 2), "2,1;1,0;1,1;1,2;1,2;3"),
+    ("one-channel-out", (1, 4, 6, 6), (1, 4, 3, 3), "1,1;1,1;1,1;1,1;1,1;1"),
+    ("line", (2, 3, 17), (4, 3, 5), "2;2;1;1;2;1"),
+    ("cube", (1, 2, 4, 5, 3), (3, 2, 2, 3, 2), "1,2,1;1,0,0;0,1,1;1,1,2;1,1,1;1"),
+    ("four-axes", (1, 2, 3, 2, 3, 2), (2, 2, 2, 1, 2, 2), "1,1,1,1;0,0,0,0;0,0,0,0;1,1,1,1;1,1,1,1;1"),
+    ("one-window", (3, 4, 3, 3), (5, 4, 3, 3), "1,1;0,0;0,0;1,1;1,1;1"),
+    ("only-padding", (1, 2, 1), (2, 2, 2), "3;4;4;5;1;1"),
+    ("huge-steps", (1, 2, 1, 3), (2, 2, 1, 3), "4611686018427387904,1;0,0;0,0;4611686018427387904,1;1099511627776,1;1"),
+    ("no-samples", (0, 2, 5), (3, 2, 3), "1;0;0;1;1;1"),
+    ("no-makers", (2, 2, 5), (0, 2, 3), "1;0;0;1;1;1"),
+    ("no-channels", (2, 0, 5), (3, 0, 3), "1;0;0;1;1;1"),
+    ("no-places", (1, 2, 0), (3, 2, 2), "1;2;1;1;1;1"),
+)
+
+
+def _conv(dtype: DType) -> Examples:
+    for label, x, w, attrs in _CONVS:
+        yield Example(label, (ordinary(dtype, *x), ordinary(dtype, *w, seed=1)), _conv_attrs(attrs))
+    line = _conv_attrs("1;1;1;2;1;1")
+    if dtype.kind != "f":
+        yield Example("wrapping", (any_bits(dtype, 1, 3, 6), any_bits(dtype, 2, 3, 3, seed=1)), line)
+    else:
+        left, right = ordinary(dtype, 1, 2, 8), ordinary(dtype, 6, 2, 3, seed=1)
+        left[0, 1, :4] = [np.nan, np.inf, -np.inf, 0]
+        right[:3, 0, 0] = [0, np.inf, np.nan]
+        yield Example("special", (left, right), line)
+
+
+def _conv_attrs(text: str) -> dict[str, Any]:
+    *parts, groups = text.split(";")
+    names = ("stride", "low", "high", "lhs_dilation", "rhs_dilation")
+    columns = (tuple(int(entry) for entry in part.split(",")) for part in parts)
+    return {**dict(zip(names, columns, strict=True)), "groups": int(groups)}
+
+
 # -- indexing ---------------------------------------------------------------------------------------------
 
 
@@ -543,6 +589,7 @@ ROWS: dict[str, tuple[str, Row]] = {  # op -> (kinds of dtype, examples)
     "concat": ("biuf", _concat),
     "reverse": ("biuf", _reverse),
     "dot": ("iuf", _dot),
+    "conv": ("iuf", _conv),
     "gather": ("biuf", _gather),
     "scatter": ("biuf", _scatter),
     "dynamic_slice": ("biuf", _dynamic_slice),

@@ -372,6 +372,28 @@ def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return integers((int(value) for value in np.asarray(total).reshape(-1)), out.shape)
 
 
+def _conv(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    """Output by output, from the definition: every product whose two positions meet, and zero times w elsewhere."""
+    x, w = operands if out.dtype.kind != "f" else map(wide, operands)
+    columns = [attrs[name] for name in ("stride", "low", "lhs_dilation", "rhs_dilation")]
+    share = w.shape[1]
+    found = []
+    for sample, maker, *place in np.ndindex(*out.shape):
+        first = maker // (w.shape[0] // attrs["groups"]) * share
+        total = np.longdouble(0) if out.dtype.kind == "f" else 0
+        for position in np.ndindex(*w.shape[2:]):
+            at = [
+                (p * stride + k * reach - low, spread)
+                for p, k, stride, low, spread, reach in zip(place, position, *columns, strict=True)
+            ]
+            inside = all(a % s == 0 and 0 <= a // s < dim for (a, s), dim in zip(at, x.shape[2:], strict=True))
+            read = x[(sample, slice(first, first + share), *(a // s for a, s in at))] if inside else [0] * share
+            for weight, value in zip(w[(maker, slice(None), *position)], read, strict=True):
+                total = total + (weight * value if out.dtype.kind == "f" else int(weight) * int(value))
+        found.append(total)
+    return np.array(found, np.longdouble).reshape(out.shape) if out.dtype.kind == "f" else integers(found, out.shape)
+
+
 def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     source, indices = operands
     axis, batch = attrs["axis"], attrs["batch_dims"]
@@ -521,6 +543,7 @@ REFERENCES: dict[str, Reference] = {
     "concat": _concat,
     "reverse": _reverse,
     "dot": _dot,
+    "conv": _conv,
     "gather": _gather,
     "scatter": _scatter,
     "dynamic_slice": _dynamic_slice,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from wire.dtypes import BF16, F16, F32
 from wire.types import Attrs, TensorType
 
+from .convolution import conv
 from .elementwise import Array, Kernel
 
 
@@ -188,6 +189,7 @@ STRUCTURAL: dict[str, Kernel] = {
     "concat": lambda attrs, operands, out: np.concatenate(operands, axis=attrs["axis"]),
     "reverse": lambda attrs, operands, out: np.flip(operands[0], attrs["axes"]),
     "dot": _dot,
+    "conv": conv,
     "gather": _gather,
     "scatter": _scatter,
     "dynamic_slice": _dynamic_slice,

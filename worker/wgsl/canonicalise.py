@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import F16, F32, DType, dtype_named
+from wire.dtypes import F16, F32, U32, DType, dtype_named
 from wire.errors import Unsupported
 from wire.graph import GraphBuilder, Node, WireGraph
 from wire.types import TensorType
@@ -328,6 +328,62 @@ def _split_dot(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], ty
     return rewriter.add("cast", rewriter.add("reshape", total, shape=type_.shape), dtype=type_.dtype.name)
 
 
+def _conv(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    """A matmul over the windows of x, which needs no copy of them unless its sums are too long for one kernel."""
+    weights, groups = rewriter.shape(inputs[1]), node.attrs["groups"]
+    samples, rows, places = type_.shape[0], weights[0] // groups, math.prod(type_.shape[2:])
+    length = math.prod(weights[1:])
+    if length == 0:
+        return rewriter.filled(0, type_.dtype, type_.shape)
+    if 0 in rewriter.shape(inputs[0]):
+        return _conv_of_padding(rewriter, node, inputs)
+    small = min(rows, places) < DOT_TILE_MIN and type_.size * length <= ELEMENTS_MAX
+    if not small and length <= DOT_LENGTH_MAX:
+        return None
+    x, w = (rewriter.add("cast", side, dtype=F32.name) if type_.dtype is F16 else side for side in inputs)
+    windows = _windows(rewriter, x, weights[2:], type_.shape[2:], node.attrs)
+    if small:
+        left = rewriter.add("reshape", w, shape=(1, groups, rows, length, 1))
+        right = rewriter.add("reshape", windows, shape=(samples, groups, 1, length, places))
+        total = rewriter.add("reduce_sum", rewriter.add("mul", left, right), axes=(3,))
+    else:
+        left = rewriter.add("reshape", w, shape=(groups, rows, length))
+        right = rewriter.add("reshape", windows, shape=(samples, groups, length, places))
+        axes = {"lhs_batch": (0,), "rhs_batch": (1,), "lhs_contract": (2,), "rhs_contract": (2,)}
+        total = rewriter.add("transpose", rewriter.add("dot", left, right, **axes), perm=(2, 0, 1, 3))
+    return rewriter.add("cast", rewriter.add("reshape", total, shape=type_.shape), dtype=type_.dtype.name)
+
+
+def _conv_of_padding(rewriter: Rewriter, node: Node, inputs: list[int]) -> int:
+    """The conv over what x's empty axes become once they are padded."""
+    samples, channels, *dims = rewriter.shape(inputs[0])
+    none, widths = (0,) * len(dims), [node.attrs[name] for name in ("low", "high", "lhs_dilation")]
+    lengths = [
+        low + max((dim - 1) * spread + 1, 0) + high for dim, low, high, spread in zip(dims, *widths, strict=True)
+    ]
+    zeros = rewriter.filled(0, rewriter.dtype(inputs[0]), (samples, channels, *lengths))
+    attrs = {**node.attrs, "low": none, "high": none, "lhs_dilation": (1,) * len(dims)}
+    return rewriter.add("conv", zeros, inputs[1], **attrs)
+
+
+def _windows(rewriter: Rewriter, x: int, kernel: Sequence[int], places: Sequence[int], attrs: Mapping[str, Any]) -> int:
+    """What each position of the kernel reads at each place: (n, c, *kernel, *places)."""
+    spatial = len(kernel)
+    widths = {"low": attrs["low"], "high": attrs["high"], "interior": [spread - 1 for spread in attrs["lhs_dilation"]]}
+    fill = rewriter.filled(0, rewriter.dtype(x))
+    found = rewriter.add("pad", x, fill, **{name: (0, 0, *widths[name]) for name in widths})
+    for axis in range(spatial - 1, -1, -1):
+        shape = (kernel[axis], places[axis])
+        factors = attrs["rhs_dilation"][axis], attrs["stride"][axis]
+        steps = [
+            rewriter.add("mul", rewriter.add("iota", shape=shape, dtype=U32.name, axis=place), rewriter.filled(by, U32))
+            for place, by in enumerate(factor if dim > 1 else 1 for factor, dim in zip(factors, shape, strict=True))
+        ]
+        found = rewriter.add("gather", found, rewriter.add("add", *steps), axis=2 + axis, batch_dims=0)
+    perm = (0, 1, *range(2, 2 + 2 * spatial, 2), *range(3, 3 + 2 * spatial, 2))
+    return rewriter.add("transpose", found, perm=perm)
+
+
 class _Side:
     """One operand of a dot: the sizes of its batch, free and contracting axes."""
 
@@ -361,6 +417,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(CUMULATIVE, _cumulative),
     "argsort": _argsort,
     "dot": _dot,
+    "conv": _conv,
 }
 
 

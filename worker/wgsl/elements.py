@@ -211,10 +211,17 @@ def _reverse(elements: Elements, node: int, index: Index) -> Expr:
 
 def _pad(elements: Elements, node: int, index: Index) -> Expr:
     _, inputs, attrs = elements.graph.nodes[node]
+    steps = [interior + 1 for interior in attrs["interior"]]
+    return padded(elements, inputs[0], index, attrs["low"], steps, elements.at(inputs[1], ()))
+
+
+def padded(
+    elements: Elements, source: int, index: Index, lows: Sequence[int], strides: Sequence[int], fill: Expr
+) -> Expr:
+    """The element of `source` whose place is `index` once it starts at `lows` and its elements lie `strides` apart;
+    `fill` between and outside of them."""
     build, conditions, moved = elements.build, [], []
-    rows = zip(index, elements.shape(inputs[0]), attrs["low"], attrs["interior"], strict=True)
-    for own, dim, low, interior in rows:
-        stride = interior + 1
+    for own, dim, low, stride in zip(index, elements.shape(source), lows, strides, strict=True):
         within = elements.inside(own, low, low + (dim - 1) * stride + 1)
         shifted = _shift(elements, own, low, within)
         conditions.append(within)
@@ -223,8 +230,7 @@ def _pad(elements: Elements, node: int, index: Index) -> Expr:
             conditions.append(elements.inside(remainder, 0, 1))
             shifted = build.div(shifted, stride)
         moved.append(build.least(shifted, dim - 1))
-    fill = elements.at(inputs[1], ())
-    return elements.choose(elements.both(conditions), elements.at(inputs[0], tuple(moved)), fill)
+    return elements.choose(elements.both(conditions), elements.at(source, tuple(moved)), fill)
 
 
 def _shift(elements: Elements, index: Expr, low: int, within: Expr) -> Expr:

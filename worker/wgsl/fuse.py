@@ -2,13 +2,13 @@
 
 A group computes one tensor, its `root`, from tensors in memory.  Its other nodes are inlined (computed where needed,
 by `elements`) or anchors (computed once per output position by the kernel's frame: the reductions of a row kernel,
-the dot of a matmul).  Nodes are visited from the outputs back; a node joins the group that alone uses it if the group
+the product of a matmul).  Nodes are visited from the outputs back; a node joins the group that alone uses it if that
 can take it:
 
     map      any elementwise ops and views
     row      the root has the shape of the reductions' input, or of their result; all reduce the same axes, and every
              use of a reduction is at its own row (so softmax and layer_norm are one kernel)
-    matmul   one dot, read by the root at its own position (bias, activation, residual become the epilogue)
+    matmul   one dot or conv, read by the root at its own position (bias, activation, residual become the epilogue)
     scatter  updates and indices may be computed on the fly
     sort     keys are read again by every step: moves, casts and padding may be computed on the fly
 
@@ -37,7 +37,7 @@ MOVES = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse"})  # 
 PROLOGUE = MOVES | {"cast"}  # what a matmul computes while loading: each element is loaded many times
 KEYS = PROLOGUE | {"pad"}  # what a sort computes while loading
 
-OWN_KINDS = {"dot": "matmul", "scatter": "scatter", "argsort": "sort"}
+OWN_KINDS = {"dot": "matmul", "conv": "matmul", "scatter": "scatter", "argsort": "sort"}
 
 WEIGHTS_MAX = (150, 30, 5)  # of one group's inlined nodes: bounds compile time and recursion; smaller if text gets long
 VIEW_AXES = 4  # a view of so many axes more weighs one more: each axis may cost a division
@@ -142,7 +142,7 @@ class _Fuser:
             return False
         if op in REDUCTIONS:
             return group.kind in ("map", "row") and self.try_anchor(index, group, "row")
-        return op == "dot" and group.kind == "map" and self.try_anchor(index, group, "matmul")
+        return OWN_KINDS.get(op) == "matmul" and group.kind == "map" and self.try_anchor(index, group, "matmul")
 
     def may_inline(self, index: int, group: Group) -> bool:
         node, own = self.graph.nodes[index], self.graph.types[index]
@@ -156,7 +156,7 @@ class _Fuser:
         if len(self.classes_of(index, users)) > CLASSES_MAX and node.op not in LEAVES:
             return False
         for consumer in users:
-            if self.graph.nodes[consumer].op == "dot" and not self.as_prologue(index):
+            if OWN_KINDS.get(self.graph.nodes[consumer].op) == "matmul" and not self.as_prologue(index):
                 return False
             spread = self.graph.types[consumer].size >= SPREAD * own.size
             if spread and node.op in COSTLY and not self.from_row(index, consumer):

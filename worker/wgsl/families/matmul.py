@@ -1,4 +1,4 @@
-"""dot: tiles in workgroup memory, a block of results per invocation in registers, and a fused epilogue.
+"""dot and conv: tiles in workgroup memory, a block of results per invocation in registers, and a fused epilogue.
 
 Any batch, free and contracting axes: each operand is seen as (batch, rows or columns, length) through the same index
 algebra as every view, so a transpose or a reshape before a dot costs nothing.  The left tile lies as [row][length/4] of
@@ -10,9 +10,11 @@ To try another blocking: a row in `blocking`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from ..elements import Index, register
+from ..elements import Elements, Index, register
 from ..expressions import Expr, terms_of
 from ..kernel_ir import (
     Assign,
@@ -29,6 +31,7 @@ from ..kernel_ir import (
     When,
 )
 from ..profile import Profile
+from .convolution import kernels_and_windows
 from .frame import Frame
 
 
@@ -73,7 +76,7 @@ class _Matmul:
     def __init__(self, frame: Frame) -> None:
         self.frame, self.build = frame, frame.build
         (self.dot,) = frame.group.anchors
-        self.left, self.right = (_Operand(frame, self.dot, side) for side in (0, 1))
+        self.left, self.right = SIDES[frame.graph.nodes[self.dot].op](frame, self.dot)
         self.batch, self.rows, self.columns = self.left.batch, self.left.free, self.right.free
         self.length = self.left.length
         self.block = blocking(frame.profile, self.rows, self.columns)
@@ -121,9 +124,7 @@ class _Matmul:
                 row, quad = build.mod(item, down), build.div(item, down)
             at_row = build.least(build.sum(build.scaled(self.tile_row, down), row), self.rows - 1)
             places = self._fours(build.sum(build.scaled(self.step, across), quad), self.length)
-            values = [
-                self._loaded(self.left, self.left.index(self.at_batch, at_row, at), inside) for at, inside in places
-            ]
+            values = [self._loaded(self.left, (self.at_batch, at_row, at), inside) for at, inside in places]
             where = build.sum(build.scaled(row, across), quad)
             body.append(StoreShared("left", where, build.make("quad", values, self.quad)))
         return body
@@ -141,15 +142,13 @@ class _Matmul:
             inside = self.elements.inside(depth, 0, self.length)
             at_depth = build.least(depth, self.length - 1)
             places = self._fours(build.sum(build.scaled(self.tile_column, across), quad), self.columns)
-            values = [
-                self._loaded(self.right, self.right.index(self.at_batch, at, at_depth), inside) for at, _ in places
-            ]
+            values = [self._loaded(self.right, (self.at_batch, at, at_depth), inside) for at, _ in places]
             where = build.sum(build.scaled(deep, across), quad)
             body.append(StoreShared("right", where, build.make("quad", values, self.quad)))
         return body
 
-    def _loaded(self, operand: _Operand, index: Index, inside: Expr) -> Expr:
-        return self.elements.choose(inside, self.elements.at(operand.node, index), self.zero)
+    def _loaded(self, operand: Side, place: tuple[Expr, Expr, Expr], inside: Expr) -> Expr:
+        return self.elements.choose(inside, operand.at(self.elements, *place), self.zero)
 
     def _items(self, count: int) -> list[Expr]:
         """The quads of a tile this invocation loads."""
@@ -250,8 +249,26 @@ class _Matmul:
         return self.frame.elements({self.dot: lambda _: value}).at(self.frame.root, index)
 
 
+class Side(Protocol):
+    """One operand as (batch, free, length); `along_length` if neighbours along the length are so in memory."""
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def free(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def along_length(self) -> bool: ...
+
+    def at(self, elements: Elements, batch: Expr, free: Expr, along: Expr) -> Expr: ...
+
+
 class _Operand:
-    """One side of the dot as (batch, free, length)."""
+    """One side of a dot."""
 
     def __init__(self, frame: Frame, dot: int, side: int) -> None:
         self.build = frame.build
@@ -265,7 +282,10 @@ class _Operand:
         self.batch, self.free, self.length = (math.prod(self.shape[axis] for axis in axes) for axes in self.axes)
         self.along_length = self._contiguous_along_length(frame)
 
-    def index(self, batch: Expr, free: Expr, along: Expr) -> Index:
+    def at(self, elements: Elements, batch: Expr, free: Expr, along: Expr) -> Expr:
+        return elements.at(self.node, self._index(batch, free, along))
+
+    def _index(self, batch: Expr, free: Expr, along: Expr) -> Index:
         place: dict[int, Expr] = {}
         for axes, own in zip(self.axes, (batch, free, along), strict=True):
             place.update(zip(axes, self.build.unravel(own, [self.shape[axis] for axis in axes]), strict=True))
@@ -275,7 +295,14 @@ class _Operand:
         """Whether neighbours along the length are neighbours in memory."""
         probe = self.build.var("probe", self.length)
         other = self.build.var("other", self.free)
-        value = frame.elements().at(self.node, self.index(self.build.number(0), other, probe))
+        value = frame.elements().at(self.node, self._index(self.build.number(0), other, probe))
         while value.op != "load" and value.args:
             value = value.args[0]
         return value.op == "load" and terms_of(value.args[0])[1].get(probe) == 1
+
+
+def _of_dot(frame: Frame, dot: int) -> tuple[Side, Side]:
+    return _Operand(frame, dot, 0), _Operand(frame, dot, 1)
+
+
+SIDES: dict[str, Callable[[Frame, int], Sequence[Side]]] = {"dot": _of_dot, "conv": kernels_and_windows}
