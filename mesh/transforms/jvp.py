@@ -122,13 +122,14 @@ def _by_program(program: Callable[..., programs.Program]) -> Rule:
 
 
 def _dot(z: Array, tangents: Tangents, operands: Sequence[Array], **axes: tuple[int, ...]) -> Array:
-    left, right, kept = dot_labels(operands[0], operands[1], axes)
+    x, y = operands
+    left, right, kept = dot_labels(x.ndim, y.ndim, axes)
     of_left, of_right = tangents
     parts = []
     if of_left is not None:
-        parts.append(contract(Labelled(of_left, left.labels), right, kept))
+        parts.append(contract(Labelled(of_left, left), Labelled(y, right), kept))
     if of_right is not None:
-        parts.append(contract(left, Labelled(of_right, right.labels), kept))
+        parts.append(contract(Labelled(x, left), Labelled(of_right, right), kept))
     return reduce(partial(apply, "add"), parts)
 
 

@@ -16,7 +16,7 @@ To add an op: its row here, and its rows in `jvp.py` and `vmap.py`; `tests/pure/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from wire.errors import UnknownOp
@@ -26,7 +26,7 @@ from wire.types import TensorType
 from .. import numpy as mnp
 from ..array import Array, apply
 from ..expression import Tensor
-from ..numpy.linalg import Labelled, contract
+from ..numpy.linalg import Labelled, Labels, contract
 from ..numpy.promotion import cast
 from . import programs, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
@@ -221,26 +221,24 @@ def _concat(inputs: list[Array], wanted: list[bool], axis: int) -> tuple[list[Ar
     return [apply("concat", *inputs, axis=axis)], pull
 
 
-def dot_labels(x: Array, y: Array, axes: dict[str, tuple[int, ...]]) -> tuple[Labelled, Labelled, tuple[int, ...]]:
-    """The operands of a dot with a number for each axis, the same for paired ones, and the result's numbers."""
-    left = tuple(range(x.ndim))
-    paired = dict(
-        zip((*axes["rhs_batch"], *axes["rhs_contract"]), (*axes["lhs_batch"], *axes["lhs_contract"]), strict=True)
-    )
-    right = tuple([paired.get(axis, x.ndim + axis) for axis in range(y.ndim)])
-    gone = {*axes["lhs_batch"], *axes["lhs_contract"]}
-    free = [label for label in (*left, *right) if label not in gone]
-    return Labelled(x, left), Labelled(y, right), (*axes["lhs_batch"], *free)
+def dot_labels(left_rank: int, right_rank: int, axes: Mapping[str, tuple[int, ...]]) -> tuple[Labels, Labels, Labels]:
+    """A number for each axis of a dot's operands, the same for paired ones, and those of its result."""
+    left = tuple(range(left_rank))
+    here, there = (*axes["lhs_batch"], *axes["lhs_contract"]), (*axes["rhs_batch"], *axes["rhs_contract"])
+    paired = dict(zip(there, here, strict=True))
+    right = tuple([paired.get(axis, left_rank + axis) for axis in range(right_rank)])
+    free = [label for label in (*left, *right) if label not in here]
+    return left, right, (*axes["lhs_batch"], *free)
 
 
 def _dot_left(g: Array, z: Array, x: Array, y: Array, **axes: tuple[int, ...]) -> Array:
-    left, right, kept = dot_labels(x, y, axes)
-    return contract(Labelled(g, kept), right, left.labels)
+    left, right, kept = dot_labels(x.ndim, y.ndim, axes)
+    return contract(Labelled(g, kept), Labelled(y, right), left)
 
 
 def _dot_right(g: Array, z: Array, x: Array, y: Array, **axes: tuple[int, ...]) -> Array:
-    left, right, kept = dot_labels(x, y, axes)
-    return contract(left, Labelled(g, kept), right.labels)
+    left, right, kept = dot_labels(x.ndim, y.ndim, axes)
+    return contract(Labelled(x, left), Labelled(g, kept), right)
 
 
 def _composite(inputs: list[Array], wanted: list[bool], **attrs: Any) -> tuple[list[Array], Pull]:
