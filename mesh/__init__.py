@@ -18,6 +18,7 @@ from .aio import AsyncMesh
 from .array import Array
 from .client import Mesh
 from .errors import MeshError
+from .function import Function, function
 from .handle import Handle
 from .load import load
 from .model import InputSpec, Model
@@ -28,6 +29,7 @@ from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
 __all__ = [
     "Array",
     "AsyncMesh",
+    "Function",
     "Handle",
     "InputSpec",
     "Mesh",
@@ -38,6 +40,7 @@ __all__ = [
     "WireGraph",
     "errors",
     "evaluate",
+    "function",
     "load",
     "load_safetensors",
     "neighbours",

@@ -18,7 +18,7 @@ from .backend import Work
 from .handle import Handle
 from .model import Model
 from .realise import Param
-from .trace import Bound, Kind, Part, Parts, Traced, leaf_type, trace_full
+from .trace import Bound, Kind, Part, Parts, Traced, leaf_type, named_arguments, trace_full
 
 SIGNATURES_MAX = 128  # traced forms one compiled function keeps, for the shapes it was called with last
 
@@ -128,16 +128,24 @@ class CompiledFunction:
             return self._form(None, args)
         if isinstance(self._fn, Model):
             return self._form(self._fn.key(self._fn.given(args)), args)
-        return self._form(_kinds(self._parts.of(args)), args)
+        return self._form(_kinds(self._parts_of(args)), args)
 
     def bind(self, args: tuple[Any, ...]) -> tuple[Compiled, dict[str, NDArray[Any]], Work]:
         """The form of a call, its inputs and its work: `form_for` and then `Compiled.bind`, and quicker."""
         if isinstance(self._fn, (WireGraph, Model)):
             form = self.form_for(args)
             return form, *form.bind(args)
-        parts = self._parts.of(args)
+        parts = self._parts_of(args)
         form = self._form(_kinds(parts), args)
         return form, *form.bind_parts(parts)
+
+    def _parts_of(self, args: tuple[Any, ...]) -> tuple[Part, ...]:
+        try:
+            return self._parts.of(args)
+        except InputError:
+            assert not isinstance(self._fn, WireGraph)
+            named_arguments(self._fn, args)  # raises the same, and says which argument it is
+            raise
 
     def _form(self, key: Any, args: tuple[Any, ...]) -> Compiled:
         form = self._forms.get(key)

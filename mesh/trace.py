@@ -28,6 +28,7 @@ from wire.types import TensorType
 from . import tree
 from .array import Array, argument, handle_array
 from .assemble import assemble
+from .closures import check_kept, warn_of_constants
 from .expression import Tensor, traced_argument
 from .handle import Handle
 from .numpy.promotion import asarray, is_python_scalar, to_dtype
@@ -186,20 +187,27 @@ def trace(fn: Callable[..., Any], *examples: Any) -> WireGraph:
 
 def trace_full(fn: Callable[..., Any], *examples: Any) -> Traced:
     """As `trace`, with what is needed to call the graph like the function."""
-    leaves, in_tree = tree.flatten(examples)
-    names = argument_names(fn, in_tree)
-    arguments = tuple([_argument(name, leaf) for name, leaf in zip(names, leaves, strict=True)])
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"two arguments have the path {twice!r}", next_step="Rename one of the dict keys")
+    arguments, in_tree = named_arguments(fn, examples)
     tracers = [argument("param" if each.by_handle else "input", each.name, each.type, each.weak) for each in arguments]
     declared = [tracer.tensor for tracer in tracers]  # before `fn`, which may give the names to other tensors
     result = fn(*tree.unflatten(in_tree, tracers))
     found, out_tree = tree.flatten_with_paths(result)
     outputs = [_output(path, leaf) for path, leaf in found]
     output_names = [path or OUTPUT for path, _ in found]
+    check_kept(fn, declared)
     graph, handles = graph_of(declared, outputs, output_names, getattr(fn, "__name__", ""))
+    warn_of_constants(fn, graph)
     return Traced(graph, in_tree, out_tree, arguments, handles)
+
+
+def named_arguments(fn: Callable[..., Any], examples: Sequence[Any]) -> tuple[tuple[Argument, ...], Tree]:
+    """The leaves of the arguments, with names, and their structure; InputError naming one that is no array."""
+    leaves, in_tree = tree.flatten(tuple(examples))
+    names = argument_names(fn, in_tree)
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"two arguments have the path {twice!r}", next_step="Rename one of the dict keys")
+    return tuple([_argument(name, leaf) for name, leaf in zip(names, leaves, strict=True)]), in_tree
 
 
 def evaluate(fn: Callable[..., Any], *args: Any) -> Any:
