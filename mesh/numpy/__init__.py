@@ -30,6 +30,7 @@ from .creation import (
     zeros,
     zeros_like,
 )
+from .cumulative import cummax, cummin, cumprod, cumsum, cumulative_prod, cumulative_sum
 from .dtypes import (
     astype,
     bfloat16,
@@ -151,6 +152,8 @@ from .manipulation import (
 )
 from .promotion import asarray
 from .reductions import all, any, argmax, argmin, count_nonzero, max, mean, min, prod, std, sum, var
+from .sets import isin, unique_all, unique_counts, unique_inverse, unique_values
+from .sorting import argsort, lexsort, median, percentile, quantile, sort, topk
 from .updates import at as _at
 
 pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
@@ -192,6 +195,7 @@ __all__ = [
     "arctanh",
     "argmax",
     "argmin",
+    "argsort",
     "around",
     "array",
     "asarray",
@@ -224,6 +228,12 @@ __all__ = [
     "cos",
     "cosh",
     "count_nonzero",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "cumulative_prod",
+    "cumulative_sum",
     "diagonal",
     "diff",
     "divide",
@@ -261,11 +271,13 @@ __all__ = [
     "invert",
     "isdtype",
     "isfinite",
+    "isin",
     "isinf",
     "isnan",
     "left_shift",
     "less",
     "less_equal",
+    "lexsort",
     "linspace",
     "log",
     "log1p",
@@ -281,6 +293,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "median",
     "meshgrid",
     "min",
     "minimum",
@@ -297,6 +310,7 @@ __all__ = [
     "ones_like",
     "outer",
     "pad",
+    "percentile",
     "permute_dims",
     "pi",
     "positive",
@@ -304,6 +318,7 @@ __all__ = [
     "power",
     "prod",
     "promote_types",
+    "quantile",
     "ravel",
     "reciprocal",
     "remainder",
@@ -318,6 +333,7 @@ __all__ = [
     "signbit",
     "sin",
     "sinh",
+    "sort",
     "split",
     "sqrt",
     "square",
@@ -333,6 +349,7 @@ __all__ = [
     "tanh",
     "tensordot",
     "tile",
+    "topk",
     "trace",
     "transpose",
     "tril",
@@ -343,6 +360,10 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
     "unstack",
     "var",
     "vecdot",

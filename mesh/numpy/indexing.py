@@ -59,10 +59,22 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Array:
     return manipulation.moveaxis(found, -1, place)
 
 
-def searchsorted(x1: Operand, x2: Operand, *, side: str = "left") -> Array:
-    """Where the values x2 go into the sorted 1-d x1 so that it stays sorted, as int32; NaN sorts last."""
+def picked(x: Array, indices: Array, axis: int) -> Array:
+    """As `take_along_axis`, for indices known to lie inside and shapes that are equal but along `axis`."""
+    place = normal_axis(axis, x.ndim)
+    rows, picks = manipulation.moveaxis(x, place, -1), manipulation.moveaxis(indices, place, -1)
+    return manipulation.moveaxis(apply("gather", rows, picks, axis=x.ndim - 1, batch_dims=x.ndim - 1), -1, place)
+
+
+def searchsorted(x1: Operand, x2: Operand, side: str = "left", sorter: Operand | None = None) -> Array:
+    """Where the values x2 go into the sorted 1-d x1 so that it stays sorted, as int32; NaN sorts last.
+
+    `sorter` are the indices that sort x1 where it is not sorted.
+    """
     if side not in ("left", "right"):
         raise InputError(f"side is 'left' or 'right', got {side!r}")
+    if sorter is not None:
+        x1 = take(x1, sorter)
     ordered, values = operands(x1, x2)
     if ordered.ndim != 1:
         raise ShapeError(f"searchsorted needs a 1-d array, got {ordered.shape}")

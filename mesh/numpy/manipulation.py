@@ -18,7 +18,7 @@ from wire.errors import InputError, ShapeError
 
 from ..array import Array, Operand, apply
 from . import elementwise, indexing
-from .promotion import asarray, like, operands
+from .promotion import asarray, concrete, like, operands
 from .reductions import normal_axes, normal_axis
 
 Shape = int | Sequence[int]
@@ -145,7 +145,7 @@ def roll(x: Operand, shift: Shape, axis: Shape | None = None) -> Array:
         dim = array.shape[each]
         cut = (-int(by)) % dim if dim else 0
         if cut:
-            array = concat([_part(array, each, cut, dim), _part(array, each, 0, cut)], axis=int(each))
+            array = concat([part(array, each, cut, dim), part(array, each, 0, cut)], axis=int(each))
     return array
 
 
@@ -175,7 +175,7 @@ def unstack(x: Operand, axis: int = 0) -> tuple[Array, ...]:
     """The arrays along `axis`, without it."""
     array = asarray(x)
     place = normal_axis(axis, array.ndim)
-    return tuple([squeeze(_part(array, place, at, at + 1), place) for at in range(array.shape[place])])
+    return tuple([squeeze(part(array, place, at, at + 1), place) for at in range(array.shape[place])])
 
 
 def split(x: Operand, indices_or_sections: Shape, axis: int = 0) -> list[Array]:
@@ -190,19 +190,33 @@ def split(x: Operand, indices_or_sections: Shape, axis: int = 0) -> list[Array]:
         cuts = [size * section for section in range(1, indices_or_sections)]
     else:
         cuts = [slice(at).indices(dim)[1] for at in to_shape(indices_or_sections)]
-    return [_part(array, place, start, max(start, stop)) for start, stop in zip([0, *cuts], [*cuts, dim], strict=True)]
+    return [part(array, place, start, max(start, stop)) for start, stop in zip([0, *cuts], [*cuts, dim], strict=True)]
 
 
-def diff(x: Operand, *, axis: int = -1, n: int = 1) -> Array:
-    """The differences of neighbours along `axis`, taken n times."""
+def diff(
+    x: Operand, n: int = 1, axis: int = -1, prepend: Operand | None = None, append: Operand | None = None
+) -> Array:
+    """The differences of neighbours along `axis`, taken n times, with `prepend` and `append` joined to x before."""
     array = asarray(x)
     place = normal_axis(axis, array.ndim)
+    if n < 0:
+        raise InputError(f"differences are taken 0 times or more, got {n}")
+    before, after = ([] if each is None else [_border(each, array, place)] for each in (prepend, append))
+    array = concat([*before, array, *after], axis=place) if before or after else array
     for _ in range(n):
         dim = array.shape[place]
-        later, earlier = _part(array, place, min(1, dim), dim), _part(array, place, 0, max(dim - 1, 0))
+        later, earlier = part(array, place, min(1, dim), dim), part(array, place, 0, max(dim - 1, 0))
         unlike = array.type.dtype is BOOL
         array = elementwise.not_equal(later, earlier) if unlike else elementwise.subtract(later, earlier)
     return array
+
+
+def _border(value: Operand, array: Array, place: int) -> Array:
+    """What is joined to `array` along one axis: a scalar becomes one layer."""
+    border = asarray(value)
+    return (
+        border if border.ndim else broadcast_to(border, [1 if at == place else d for at, d in enumerate(array.shape)])
+    )
 
 
 # -- repeating and padding --------------------------------------------------------------------------------
@@ -219,7 +233,12 @@ def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Array:
         rows = reshape(array, (math.prod((*before, *after[:1])), 1, math.prod(after[1:])))
         copies = broadcast_to(rows, (rows.shape[0], repeats, rows.shape[2]))
         return reshape(copies, (*before, after[0] * repeats, *after[1:]))
-    positions = np.repeat(np.arange(array.shape[place]), np.asarray(repeats))
+    counts = np.asarray(concrete(repeats, "repeat") if isinstance(repeats, Array) else repeats)
+    if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
+        raise InputError(f"repeats are counts per element, got {counts}")
+    if counts.size not in (1, array.shape[place]):
+        raise ShapeError(f"{counts.size} counts for an axis of {array.shape[place]}")
+    positions = np.repeat(np.arange(array.shape[place]), counts)
     return indexing.take(array, positions.astype(np.int32), axis=place)
 
 
@@ -276,7 +295,8 @@ def _at_least(array: Array, rank: int) -> Array:
     return reshape(array, (1,) * (rank - array.ndim) + array.shape)
 
 
-def _part(array: Array, axis: int, start: int, stop: int) -> Array:
+def part(array: Array, axis: int, start: int, stop: int) -> Array:
+    """array[start:stop] along one axis, both within it."""
     if (start, stop) == (0, array.shape[axis]):
         return array
     starts = tuple([start if place == axis else 0 for place in range(array.ndim)])

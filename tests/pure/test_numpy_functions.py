@@ -17,6 +17,8 @@ import pytest
 import mesh.numpy as mnp
 from mesh import tree
 from mesh.array import Array
+from mesh.errors import InputError, ShapeError
+from mesh.numpy import sets
 
 RANDOM = np.random.default_rng(7)
 F = RANDOM.standard_normal((3, 4)).astype(np.float32)
@@ -38,6 +40,11 @@ SPECIAL = np.array(
 MILD = np.linspace(-7, 7, 57).astype(np.float32)
 UNIT = np.array([*np.linspace(-1, 1, 41), 1e-20, -1e-5, 0.99999, 2, -2, np.nan], np.float32)
 PAIRS = tuple(np.meshgrid(SPECIAL, SPECIAL))
+TIES = np.array([[2, 1, 2, 0, -0.0, 1, np.nan], [1, 1, np.nan, 3, 3, 0, -1]], np.float32)
+REFERENCES: dict[str, Callable[..., Any]] = {
+    name: lambda x, name=name: getattr(sets, f"Unique{name.title()}Result")(*getattr(np, f"unique_{name}")(x))
+    for name in ("all", "counts", "inverse")
+}
 
 
 @dataclass(frozen=True)
@@ -287,7 +294,36 @@ ROWS: list[Row] = [
                          (np.array([3], np.int32), I)]),
     Row("searchsorted", [(np.array([1, 2, 2, np.nan], np.float32), np.array([0, 1, 2, 3, 5, 9, np.nan],
         np.float32))], {"side": "right"}),
+    Row("searchsorted", [(np.array([5, 1, 2], np.int32), np.array([0, 2, 9]))], {"sorter": np.array([1, 2, 0])}),
     Row("nonzero", [(I,), (B,), (V,)]),
+    # order
+    Row("sort", [(F,), (I,), (B,), (U,), (T3, 0), (T3, 1), (F, None), (E, 0), (TIES,), (D,)]),
+    Row("argsort", [(F,), (I,), (B,), (U,), (T3, 1), (F, None), (E, 0), (TIES,), (SPECIAL,)], {"stable": True}),
+    Row("lexsort", [([TIES[0], TIES[1]],), ([I[0], V[:4]],), ([I, F],), ([F, I], 0)]),
+    Row("median", [(F,), (T3, 1), (T3, (0, 2)), (I,), (V,), (np.array([1, np.nan], np.float32),), (D, 0)], rtol=1e-5),
+    Row("quantile", [(F, 0.3), (F, [0.0, 0.5, 1.0], 1), (T3, 0.25, (0, 1)), (V, [[0.1], [0.9]]), (I, 0.5),
+        (np.array([1, 2, np.inf], np.float32), 0.5), (np.array([1, np.nan], np.float32), 0.5)], rtol=1e-5),
+    *[Row("quantile", [(V, [0.0, 0.1, 0.4, 0.5, 0.75, 1.0]), (F, 0.37, 1)], {"method": method}, rtol=1e-5)
+      for method in ("lower", "higher", "nearest", "midpoint")],
+    Row("percentile", [(F, 30), (F, [0, 50, 100], 1)], {"keepdims": True}, rtol=1e-5),
+    # cumulative
+    Row("cumsum", [(F,), (F, 1), (I, 0), (B, 0), (U,), (T3, -1), (E, 0), (D, 1)], rtol=1e-5, atol=1e-6),
+    Row("cumsum", [(F, 0)], {"dtype": np.float64}, rtol=1e-5, atol=1e-6),
+    Row("cumprod", [(F,), (F, 1), (I, 0), (B, 0), (T3, -1), (E, 0)], rtol=1e-5),
+    Row("cumulative_sum", [(V,), (I[0],)], {"include_initial": True}, rtol=1e-5),
+    Row("cumulative_sum", [(F,), (I,), (T3,)], {"axis": 1}, rtol=1e-5, atol=1e-6),
+    Row("cumulative_prod", [(F,), (I,)], {"axis": 0, "include_initial": True}, rtol=1e-5),
+    Row("cummax", [(F, 1), (I, 0), (U, 1), (np.array([1, 3, np.nan, 2], np.float32), 0)],
+        reference=lambda x, axis: np.maximum.accumulate(x, axis)),
+    Row("cummin", [(F, 1), (B, 0), (F,)],
+        reference=lambda x, axis=None: np.minimum.accumulate(x.ravel() if axis is None else x, axis or 0)),
+    # sets
+    Row("isin", [(I, J), (I, [1, 2]), (F, F[0]), (I, 3), (V, V[:0]), (B, True), (SPECIAL, SPECIAL[-3:])]),
+    Row("isin", [(I, J)], {"invert": True}),
+    Row("unique_values", [(TIES,), (I,), (B,), (SPECIAL,), (E,), (np.float32(2),)],
+        reference=lambda x: np.unique(x, equal_nan=False)),
+    *[Row(f"unique_{name}", [(TIES,), (I,), (V,), (E,)], reference=REFERENCES[name])
+      for name in ("all", "counts", "inverse")],
 ]  # fmt: skip
 
 
@@ -354,7 +390,7 @@ def test_signs_and_neighbours_hold_in_every_width(dtype: Any) -> None:
     np.testing.assert_array_equal(up.astype(np.float64), expected.astype(np.float64))
 
 
-INDICES = {"argmax", "argmin", "nonzero", "searchsorted", "count_nonzero"}  # always int32
+INDICES = {"argmax", "argmin", "argsort", "lexsort", "nonzero", "searchsorted", "count_nonzero"}  # always int32
 
 ALIASES = {
     "absolute": "abs", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin",
@@ -372,13 +408,43 @@ ABOUT_DTYPES = {"can_cast", "finfo", "iinfo", "isdtype", "promote_types", "resul
 
 
 def test_every_function_has_a_row() -> None:
-    covered = {row.name for row in ROWS} | set(ALIASES) | CONSTANTS | DTYPES | ABOUT_DTYPES
+    covered = {row.name for row in ROWS} | {"topk"} | set(ALIASES) | CONSTANTS | DTYPES | ABOUT_DTYPES
     assert set(mnp.__all__) == covered
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
 def test_numpys_names_are_the_same_functions(alias: str, name: str) -> None:
     assert getattr(mnp, alias) is getattr(mnp, name)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_the_k_best_come_first(largest: bool) -> None:
+    values, indices = mnp.topk(TIES, 3, largest=largest)
+    order = np.argsort(-TIES if largest else TIES, axis=-1, stable=True)
+    if largest:
+        order = np.array([[6, 0, 2], [2, 3, 4]])  # NaN is the largest
+    np.testing.assert_array_equal(np.asarray(indices), order[:, :3])
+    np.testing.assert_array_equal(np.asarray(values), np.take_along_axis(TIES, order[:, :3], -1))
+    with pytest.raises(InputError, match="topk of 8 from an axis of 7"):
+        mnp.topk(TIES, 8)
+
+
+@pytest.mark.parametrize("x", [F, TIES, I, B, T3])
+def test_descending_order_keeps_equal_elements_in_place(x: np.ndarray) -> None:
+    order = np.asarray(mnp.argsort(x, descending=True))
+    back = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, stable=True)[..., ::-1]
+    np.testing.assert_array_equal(order, back)
+    np.testing.assert_array_equal(np.asarray(mnp.sort(x, descending=True)), np.take_along_axis(x, back, -1))
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda: mnp.sort(F, 2), lambda: mnp.argsort(np.float32(1)), lambda: mnp.cumulative_sum(F), lambda: mnp.lexsort([]),
+    lambda: mnp.quantile(F, 1.5), lambda: mnp.quantile(F, 0.5, method="best"), lambda: mnp.quantile(E, 0.5),
+    lambda: mnp.repeat(F, [1, 2], 0), lambda: mnp.repeat(F, -1), lambda: mnp.diff(F, -1), lambda: mnp.lexsort([F, V]),
+])  # fmt: skip
+def test_what_cannot_be_ordered_is_refused(wrong: Callable[[], Any]) -> None:
+    with pytest.raises((InputError, ShapeError)):
+        wrong()
 
 
 def test_constants() -> None:

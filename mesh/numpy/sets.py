@@ -1,0 +1,85 @@
+"""Sets: distinct elements and membership.
+
+How many distinct elements there are depends on values, so the `unique` functions need them: not while tracing.  `isin`
+has a known shape and works anywhere.  Every NaN is distinct, as the standard has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..array import Array, Operand, value_array
+from . import elementwise, indexing, manipulation, sorting
+from .promotion import asarray, concrete, operands
+
+
+class UniqueAllResult(NamedTuple):
+    """Distinct elements in order, where each first stands, which one every element is, and how often each stands."""
+
+    values: Array
+    indices: Array
+    inverse_indices: Array
+    counts: Array
+
+
+class UniqueCountsResult(NamedTuple):
+    """Distinct elements in order, and how often each stands."""
+
+    values: Array
+    counts: Array
+
+
+class UniqueInverseResult(NamedTuple):
+    """Distinct elements in order, and which of them every element is."""
+
+    values: Array
+    inverse_indices: Array
+
+
+def unique_all(x: Operand) -> UniqueAllResult:
+    """Distinct elements with indices, inverse indices and counts (int32); x must have a value."""
+    value = _value(x, "unique_all")
+    found, first, inverse, counts = np.unique(
+        value, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+    )
+    return UniqueAllResult(value_array(found), _int32(first), _int32(inverse.reshape(value.shape)), _int32(counts))
+
+
+def unique_counts(x: Operand) -> UniqueCountsResult:
+    """Distinct elements with counts (int32); x must have a value."""
+    every = unique_all(x)
+    return UniqueCountsResult(every.values, every.counts)
+
+
+def unique_inverse(x: Operand) -> UniqueInverseResult:
+    """Distinct elements with inverse indices (int32); x must have a value."""
+    every = unique_all(x)
+    return UniqueInverseResult(every.values, every.inverse_indices)
+
+
+def unique_values(x: Operand) -> Array:
+    """The distinct elements of x, in order; x must have a value."""
+    return value_array(np.unique(_value(x, "unique_values"), equal_nan=False))
+
+
+def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> Array:
+    """True where an element of x1 stands in x2 (with `invert`: does not); NaN stands nowhere."""
+    asked, among = operands(x1, x2)
+    if among.size == 0:
+        found = elementwise.not_equal(asked, asked) & False
+    else:
+        ordered = sorting.sort(manipulation.ravel(among))
+        places = elementwise.minimum(indexing.searchsorted(ordered, asked), among.size - 1)
+        found = elementwise.equal(indexing.take(ordered, places), asked)
+    return elementwise.logical_not(found) if invert else found
+
+
+def _value(x: Operand, asker: str) -> NDArray[Any]:
+    return concrete(asarray(x), asker)
+
+
+def _int32(array: NDArray[Any]) -> Array:
+    return value_array(array.astype(np.int32))

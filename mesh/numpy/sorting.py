@@ -1,0 +1,148 @@
+"""Order: sort, argsort, the k largest, and what is read off sorted arrays (median, quantiles).
+
+Everything stands on one op, `argsort`, which is stable and puts NaN last; arrays are then gathered by it.  Descending
+order is the ascending one of the reversed array, reversed, so equal elements keep their order there too and NaN comes
+first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wire.dtypes import F32, F64, I32, DType
+from wire.errors import InputError, ShapeError
+
+from ..array import Array, Operand, apply
+from . import elementwise, indexing, manipulation
+from .promotion import asarray, cast, concrete, floats
+from .reductions import Axis, normal_axes, normal_axis
+
+
+def sort(x: Operand, axis: int | None = -1, *, descending: bool = False, stable: bool = True) -> Array:
+    """x in order along `axis` (flattened if None); NaN sorts as the largest."""
+    array, place = _along(x, axis)
+    return indexing.picked(array, _order(array, place, descending), place)
+
+
+def argsort(x: Operand, axis: int | None = -1, *, descending: bool = False, stable: bool = True) -> Array:
+    """The int32 indices that sort x along `axis` (flattened if None); equal elements keep their order."""
+    array, place = _along(x, axis)
+    return _order(array, place, descending)
+
+
+def lexsort(keys: Sequence[Operand], axis: int = -1) -> Array:
+    """The indices that sort by the last key, equal ones by the key before it, and so on."""
+    given = [asarray(key) for key in keys]
+    if not given:
+        raise InputError("lexsort needs one key or more")
+    if len({key.shape for key in given}) > 1:
+        raise ShapeError(f"lexsort needs keys of one shape, got {', '.join(str(key.shape) for key in given)}")
+    order = argsort(given[0], axis)
+    for key in given[1:]:
+        order = indexing.picked(order, argsort(indexing.picked(key, order, axis), axis), axis)
+    return order
+
+
+class TopK(NamedTuple):
+    """The values and where they were."""
+
+    values: Array
+    indices: Array
+
+
+def topk(x: Operand, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
+    """The k largest (or smallest) elements along `axis`, the best first, and their int32 indices."""
+    array, place = _along(x, axis)
+    if not 0 <= k <= array.shape[place]:
+        raise InputError(f"topk of {k} from an axis of {array.shape[place]}")
+    indices = manipulation.part(_order(array, place, largest), place, 0, k)
+    return TopK(indexing.picked(array, indices, place), indices)
+
+
+# -- read off sorted arrays -------------------------------------------------------------------------------
+
+
+def median(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The middle element, or the mean of the two middle ones; NaN if any is NaN."""
+    return quantile(x, 0.5, axis, keepdims=keepdims)
+
+
+def percentile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False) -> Array:
+    """As `quantile`, with q from 0 to 100."""
+    return quantile(x, _known(q) / 100, axis, method=method, keepdims=keepdims)
+
+
+def quantile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False) -> Array:
+    """The element at the share q (0 to 1, known when the graph is made) of the sorted array; NaN if any is NaN.
+
+    Between two elements `method` decides: linear, lower, higher, nearest or midpoint; between equal ones there is
+    nothing to decide, also where they are infinite (numpy: NaN).  Axes of q come first; the dtype is x's.
+    """
+    (array,) = floats(x)
+    if method not in METHODS:
+        raise InputError(f"method {method!r} is not known", next_step=f"Known: {', '.join(METHODS)}")
+    shares = _known(q)
+    if not ((shares >= 0) & (shares <= 1)).all():
+        raise InputError(f"quantiles lie in [0, 1], got {q}")
+    axes = normal_axes(axis, array.ndim)
+    rest = [place for place in range(array.ndim) if place not in axes]
+    dims = [array.shape[place] for place in rest]
+    length = math.prod([array.shape[place] for place in axes])
+    if length == 0:
+        raise ShapeError(f"a quantile over an empty axis has no value: shape {array.shape}, axes {axes}")
+    rows = manipulation.reshape(manipulation.permute_dims(array, [*rest, *axes]), (*dims, length))
+    ordered = cast(sort(rows), _wide(array.type.dtype))
+    found = _between(ordered, shares.reshape(-1) * (length - 1), method)
+    result = cast(elementwise.where(elementwise.isnan(ordered[..., -1:]), math.nan, found), array.type.dtype)
+    kept = [1 if place in axes else dim for place, dim in enumerate(array.shape)] if keepdims else dims
+    return manipulation.reshape(manipulation.moveaxis(result, -1, 0), (*shares.shape, *kept))
+
+
+METHODS = ("linear", "lower", "higher", "nearest", "midpoint")
+
+
+def _between(ordered: Array, positions: np.ndarray[Any, Any], method: str) -> Array:
+    """The elements of the last axis at fractional positions."""
+    if method == "nearest":
+        return indexing.take(ordered, np.rint(positions).astype(np.int32), -1)
+    low, high = (edge(positions).astype(np.int32) for edge in (np.floor, np.ceil))
+    if method in ("lower", "higher"):
+        return indexing.take(ordered, low if method == "lower" else high, -1)
+    share = positions - low if method == "linear" else np.where(low == high, 0.0, 0.5)
+    below, above = indexing.take(ordered, low, -1), indexing.take(ordered, high, -1)
+    weight = asarray(share.astype(ordered.dtype))
+    gap = elementwise.subtract(above, below)
+    near = elementwise.add(below, elementwise.multiply(gap, weight))
+    far = elementwise.subtract(above, elementwise.multiply(gap, elementwise.subtract(1, weight)))
+    between = elementwise.where(elementwise.less(weight, 0.5), near, far)
+    return elementwise.where(elementwise.equal(below, above), below, between)  # infinities have no gap
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _along(x: Operand, axis: int | None) -> tuple[Array, int]:
+    array = asarray(x)
+    if axis is None:
+        return manipulation.ravel(array), 0
+    return array, normal_axis(axis, array.ndim)
+
+
+def _order(array: Array, place: int, descending: bool) -> Array:
+    if not descending:
+        return apply("argsort", array, axis=place)
+    turned = apply("argsort", apply("reverse", array, axes=(place,)), axis=place)
+    last = asarray(array.shape[place] - 1, I32)
+    return elementwise.subtract(last, apply("reverse", turned, axes=(place,)))
+
+
+def _known(q: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(concrete(q, "a quantile") if isinstance(q, Array) else q, np.float64)
+
+
+def _wide(dtype: DType) -> DType:
+    return dtype if dtype is F64 else F32
