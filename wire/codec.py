@@ -6,8 +6,9 @@ A graph is one msgpack array of columns (docs/protocol.md, "Graph encoding"):
 
 Columns are little-endian integer arrays in the narrowest width that fits; an input is stored as its distance
 back, so a node can only refer to earlier nodes.  The attr table holds each distinct attribute set once; an array
-there is a tuple of ints.  A composite's body is the encoding of its graph.  The canonical bytes, over which the
-hash is taken, are this encoding with an empty name.
+there is a tuple of ints.  A graph inside a node, such as a composite's body, is the encoding of that graph; where an op
+has several results, whose nodes differ in one attribute, a graph that the table holds already is its number there.
+The canonical bytes, over which the hash is taken, are this encoding with an empty name.
 
 Decoding checks the structure of all columns at once with numpy before any node is made, then derives types
 with the op table's rules, one rule evaluation per distinct (op, attrs, operand types).
@@ -22,7 +23,7 @@ import itertools
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -38,6 +39,7 @@ from .types import Attrs, TensorType
 FORMAT = 1
 _WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _GRAPH_EXT = 1  # msgpack extension type of a nested graph
+_AGAIN_EXT = 2  # of its number among those that the same attribute table holds before, four bytes
 
 
 def encode_graph(graph: WireGraph, name: str = "") -> bytes:
@@ -60,7 +62,7 @@ def encode_graph(graph: WireGraph, name: str = "") -> bytes:
     places = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
     columns = (_integers(ops), counts, places - _integers(sources), _integers(attr_column))
     packed: bytes = msgpack.packb(
-        [FORMAT, list(op_codes), *map(_column, columns), list(table), graph.outputs, graph.output_names, name],
+        [FORMAT, list(op_codes), *map(_column, columns), _shared(table), graph.outputs, graph.output_names, name],
         default=_pack_graph,
     )
     return packed
@@ -168,6 +170,26 @@ def _column(values: NDArray[np.uint32]) -> bytes:
     return bytes([width]) + values.astype(_WIDTHS[width]).tobytes()
 
 
+def _shared(table: Iterable[Attrs]) -> list[Mapping[str, Any]]:
+    """The attribute sets, with numbers in place of the graphs that siblings share."""
+    rows: list[Mapping[str, Any]] = list(table)
+    if not any("output" in row for row in rows):
+        return rows
+    numbers: dict[WireGraph, int] = {}
+    count = 0
+    for place, row in enumerate(rows):
+        packed = dict(row)
+        for name, value in row.items():
+            if isinstance(value, WireGraph):
+                if "output" in row and value in numbers:
+                    packed[name] = msgpack.ExtType(_AGAIN_EXT, numbers[value].to_bytes(4, "little"))
+                    continue
+                numbers.setdefault(value, count)
+                count += 1
+        rows[place] = packed
+    return rows
+
+
 def _pack_graph(value: object) -> msgpack.ExtType:
     assert isinstance(value, WireGraph), f"an attribute may not be {type(value).__name__}"
     return msgpack.ExtType(_GRAPH_EXT, value.encoded)
@@ -179,7 +201,7 @@ def _pack_graph(value: object) -> msgpack.ExtType:
 class _Reader:
     """Reads one graph and those nested in it; counts what all of them together may still contain."""
 
-    __slots__ = ("_depth", "_edges", "_limits", "_lists", "_nodes", "_tables")
+    __slots__ = ("_depth", "_edges", "_inner", "_limits", "_lists", "_nodes", "_tables")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -188,6 +210,7 @@ class _Reader:
         self._edges = limits.graph_edges_max
         self._tables = limits.graph_nodes_max
         self._lists = limits.graph_nodes_max * _LISTS_PER_NODE
+        self._inner: list[WireGraph] = []  # the graphs in the attribute table that is being read
 
     def read(self, data: bytes) -> Structure:
         limits = self._limits
@@ -202,13 +225,13 @@ class _Reader:
         count = len(ops)
         self._nodes -= count
         if self._nodes < 0:
-            raise LimitExceeded(f"more than {limits.graph_nodes_max} nodes, those of composites included")
+            raise LimitExceeded(f"more than {limits.graph_nodes_max} nodes, those of inner graphs included")
         arities = _read_column(arity_bytes, "arity", count)
         attr_codes = _read_column(attr_bytes, "attr", count)
         edges = int(arities.sum(dtype=np.int64))
         self._edges -= edges
         if self._edges < 0:
-            raise LimitExceeded(f"more than {limits.graph_edges_max} edges, those of composites included")
+            raise LimitExceeded(f"more than {limits.graph_edges_max} edges, those of inner graphs included")
         distances = _read_column(input_bytes, "input", edges)
         if type(table) is not tuple or not set(map(type, table)) <= {Attrs}:
             raise GraphDecodeError("the attribute table is not a list of maps")
@@ -274,6 +297,8 @@ class _Reader:
                     raise LimitExceeded(f"an inline constant has at most {limits.inline_const_bytes_max} bytes")
             elif kind is msgpack.ExtType and value.code == _GRAPH_EXT:
                 entry[key] = self._read_nested(value.data)
+            elif kind is msgpack.ExtType and value.code == _AGAIN_EXT and "output" in entry:
+                entry[key] = self._again(value.data)
             elif kind not in _SCALARS:
                 raise GraphDecodeError(f"an attribute may not be {kind.__name__}")
         return Attrs(entry)
@@ -281,11 +306,20 @@ class _Reader:
     def _read_nested(self, data: bytes) -> WireGraph:
         if self._depth == self._limits.nesting_max:
             raise LimitExceeded(f"graphs nest deeper than {self._limits.nesting_max}")
+        around, self._inner = self._inner, []
         self._depth += 1
         inner = self.read(data)
         self._depth -= 1
+        self._inner = around
         types = derive_types(inner.nodes, self._limits)
-        return WireGraph(inner.nodes, inner.outputs, inner.output_names, types, inner.name)
+        self._inner.append(WireGraph(inner.nodes, inner.outputs, inner.output_names, types, inner.name))
+        return self._inner[-1]
+
+    def _again(self, data: bytes) -> WireGraph:
+        number = int.from_bytes(data, "little")
+        if len(data) != 4 or number >= len(self._inner):
+            raise GraphDecodeError(f"there is no graph {number} before this one")
+        return self._inner[number]
 
 
 _SCALARS = frozenset({bool, int, float})

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from .dtypes import DType, dtype_of
 from .errors import GraphError, LimitExceeded, ShapeError
 from .limits import DEFAULT, Limits
-from .ops import OPS, VARIADIC, check_attrs, op_named
+from .ops import CONTROL, OPS, VARIADIC, check_attrs, inner_graphs, op_named
 from .types import NO_ATTRS, Attrs, TensorType
 
 
@@ -36,7 +36,7 @@ class Node(NamedTuple):
     attrs: Attrs
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class WireGraph:
     """A tensor program with named inputs and params and ordered, named outputs.
 
@@ -51,7 +51,7 @@ class WireGraph:
     output_names: tuple[str, ...]
     types: tuple[TensorType, ...]
     name: str = ""
-    blobs: Mapping[bytes, NDArray[Any]] = field(default_factory=dict, repr=False)
+    blobs: Mapping[bytes, NDArray[Any]] = field(default_factory=dict)
     origin: Any = field(default=None, repr=False)
 
     @cached_property
@@ -78,8 +78,32 @@ class WireGraph:
 
     @cached_property
     def flops(self) -> int:
-        """Scalar operations of one evaluation, by the table's work column."""
-        return sum(self.flops_of(index) for index in range(len(self.nodes)))
+        """Scalar operations of one evaluation, by the table's work column; siblings are one piece of work."""
+        again = {index for first, group in self.siblings.items() for index in group if index != first}
+        return sum(self.flops_of(index) for index in range(len(self.nodes)) if index not in again)
+
+    @cached_property
+    def siblings(self) -> dict[int, tuple[int, ...]]:
+        """The nodes that are results of one computation, by the first of them: those of an op with several results
+        that differ in `output` only."""
+        groups: dict[Any, list[int]] = {}
+        for index, (op, inputs, attrs) in enumerate(self.nodes):
+            if op in CONTROL:
+                shared = Attrs({name: value for name, value in attrs.items() if name != "output"})
+                groups.setdefault((op, inputs, shared), []).append(index)
+        return {group[0]: tuple(group) for group in groups.values()}
+
+    @cached_property
+    def has_control(self) -> bool:
+        """Whether this graph, or a graph inside it, branches or loops."""
+        return any(
+            op in CONTROL or any(inner.has_control for inner in inner_graphs(op, attrs)) for op, _, attrs in self.nodes
+        )
+
+    @cached_property
+    def stands_alone(self) -> bool:
+        """Whether it has neither params nor large constants, as a graph inside a node must."""
+        return not self.params and not any(node.op == "const" and "blob" in node.attrs for node in self.nodes)
 
     def flops_of(self, index: int) -> int:
         node = self.nodes[index]
@@ -110,6 +134,9 @@ class WireGraph:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
+
+    def __repr__(self) -> str:
+        return f"WireGraph({self.name!r}, {len(self.nodes)} nodes, {self.hash.hex()[:16]})"
 
     def __str__(self) -> str:
         from .text import to_text

@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    graph_nodes_max: int = 100_000  # a 100k-node training step is the largest planned use; composites' nodes count
+    graph_nodes_max: int = 100_000  # a 100k-node training step is the largest planned use; inner graphs' nodes count
     graph_edges_max: int = 1_000_000  # bounds a fan-out bomb; likewise
     graph_bytes_max: int = 16 * MIB  # one graph frame
     variadic_inputs_max: int = 4096  # every other op takes exactly as many inputs as its row says
@@ -25,7 +25,7 @@ class Limits:
     attrs_per_node_max: int = 16
     attr_ints_max: int = 16  # in one attribute: two per axis
     name_bytes_max: int = 256
-    nesting_max: int = 8  # composite inside composite
+    nesting_max: int = 8  # graphs inside graphs: composites, branches and bodies
     inline_const_bytes_max: int = 64 * KIB  # a larger constant is a blob
 
     control_frame_bytes_max: int = 1 * MIB

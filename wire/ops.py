@@ -28,6 +28,11 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
     put zeros in, which are multiplied like all else; group i reads the i-th share of x's channels.
   * `gather` clamps indices into range; `scatter` drops updates out of range and applies duplicates in row-major order.
   * `dynamic_slice` and `dynamic_update_slice` clamp starts so that the window fits.
+  * `cond`, `while` and `scan` have as many results as their graphs have outputs: a node is one of them, `output`, and
+    nodes that differ in `output` only are computed once.  Only the branch that `cond` takes is computed.
+  * `while` takes the carry, then constants; test and body take both, and the body gives the next carry.
+  * `scan` takes the carry, constants, and arrays of which its body gets row i in turn (the last first if `reverse` is
+    1); it gives the last carry, then the rows that the body gave, stacked in the places of those it got.
   * `random_bits` is threefry2x32 (20 rounds) of the key over the counter (0, element index), first word of the pair;
     so any part of it can be computed alone.
 """
@@ -115,6 +120,24 @@ def _body_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
     return flops
 
 
+def _branch_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    flops: int = max(attrs["then"].flops, attrs["otherwise"].flops)
+    return flops
+
+
+def _while_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    flops: int = WHILE_TRIPS * (attrs["test"].flops + attrs["body"].flops)
+    return flops
+
+
+def _scan_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    flops: int = attrs["length"] * attrs["body"].flops
+    return flops
+
+
+WHILE_TRIPS = 100  # how often a `while` turns nobody knows before it has: a guess, so that it counts as more than once
+
+
 # -- rows -------------------------------------------------------------------------------------------------
 
 EXACT = Tolerance()
@@ -122,6 +145,7 @@ ROUNDED = Tolerance(rtol=3e-7, atol=2e-38)  # one rounding; a device may flush d
 FEW_ULP = Tolerance(rtol=2e-6, atol=2e-38)
 TRIG = Tolerance(rtol=2e-6, atol=5e-7)  # near a zero of sin the argument's own rounding dominates
 SUMMED = Tolerance(rtol=2e-5, atol=1e-6)  # order of summation; scaled by the operands' magnitude in tests
+
 MULTIPLIED = Tolerance(rtol=1e-4, atol=1e-6)  # every factor's rounding stays in all later products
 
 OPS: dict[str, Op] = {}
@@ -230,11 +254,29 @@ _add("dynamic_update_slice", "index", 3, rules.dynamic_update_shape, rules.slice
 # structure
 _add("composite", "structure", None, rules.body_shape, rules.body_dtype, _body_flops, SUMMED,
      name="str", body="graph", axis="int?", eps="float?", scale="float?")  # fmt: skip
+_add("cond", "structure", None, rules.branch_shape, rules.branch_dtype, _branch_flops, SUMMED,
+     then="graph", otherwise="graph", output="int")  # fmt: skip
+_add("while", "structure", None, rules.carried_shape, rules.carried_dtype, _while_flops, SUMMED,
+     test="graph", body="graph", output="int")  # fmt: skip
+_add("scan", "structure", None, rules.scanned_shape, rules.scanned_dtype, _scan_flops, SUMMED,
+     body="graph", carry="int", consts="int", length="int", reverse="int", output="int")  # fmt: skip
 
 LEAVES = frozenset({"input", "param", "const"})
 ELEMENTWISE = frozenset(name for name, op in OPS.items() if op.family in {"unary", "binary", "ternary", "convert"})
 VIEWS = frozenset(name for name, op in OPS.items() if op.family == "view")
 VARIADIC = frozenset(name for name, op in OPS.items() if op.inputs is None)
+CONTROL = frozenset(name for name, op in OPS.items() if "output" in op.attrs)  # several results, a node for each
+GRAPH_ATTRS: dict[str, tuple[str, ...]] = {  # the attributes that are graphs, of the ops that have some
+    name: found
+    for name, op in OPS.items()
+    if (found := tuple(attr for attr, kind in op.attrs.items() if kind.startswith("graph")))
+}
+
+
+def inner_graphs(op: str, attrs: Attrs) -> tuple[Any, ...]:
+    """The graphs inside a node: a composite's body, the branches of a cond, the test and the body of a loop."""
+    names = GRAPH_ATTRS.get(op)
+    return tuple([attrs[name] for name in names]) if names else ()
 
 
 def op_named(name: str) -> Op:

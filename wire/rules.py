@@ -149,6 +149,21 @@ def sliced_at(attrs: Attrs, types: Types) -> DType:
     return _same(types[:-1], "biuf")
 
 
+def branch_dtype(attrs: Attrs, types: Types) -> DType:
+    """That of output `output` of both graphs."""
+    return _branch_type(attrs, types).dtype
+
+
+def carried_dtype(attrs: Attrs, types: Types) -> DType:
+    """That of operand `output`."""
+    return _carried_type(attrs, types).dtype
+
+
+def scanned_dtype(attrs: Attrs, types: Types) -> DType:
+    """That of output `output` of the body."""
+    return _scanned_type(attrs, types).dtype
+
+
 def body_dtype(attrs: Attrs, types: Types) -> DType:
     """That of the body's output."""
     return _body_type(attrs, types).dtype
@@ -381,6 +396,21 @@ def body_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
     return _body_type(attrs, types).shape
 
 
+def branch_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of output `output` of both graphs; the operands are a bool[] and what the graphs take."""
+    return _branch_type(attrs, types).shape
+
+
+def carried_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of operand `output`, one of as many as the body has outputs; test gives a bool[]."""
+    return _carried_type(attrs, types).shape
+
+
+def scanned_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of output `output` of the body; behind the carry `length` of them, stacked."""
+    return _scanned_type(attrs, types).shape
+
+
 # -- helpers ----------------------------------------------------------------------------------------------
 
 
@@ -435,14 +465,75 @@ def _check_window(shape: tuple[int, ...], window: tuple[int, ...], starts: tuple
 
 def _body_type(attrs: Attrs, types: Types) -> TensorType:
     body: Any = attrs["body"]
-    expected = tuple(body.types[node] for node in body.inputs)
-    if body.params or len(body.outputs) != 1:
+    if len(body.outputs) != 1:
         raise AttrError("a composite's body has no params and one output")
-    if any(node.op == "const" and "blob" in node.attrs for node in body.nodes):
-        raise AttrError("a composite's body has no large constants; pass them as operands")
-    if tuple(types) != expected:
-        raise ShapeError(
-            f"composite {attrs['name']!r} takes ({', '.join(map(str, expected))}), got ({', '.join(map(str, types))})"
-        )
+    _check_body(f"composite {attrs['name']!r}", body, types)
     result: TensorType = body.types[body.outputs[0]]
     return result
+
+
+def _branch_type(attrs: Attrs, types: Types) -> TensorType:
+    then, otherwise = attrs["then"], attrs["otherwise"]
+    if not types or types[0] != TensorType((), BOOL):
+        raise ShapeError(f"cond is asked with a {TensorType((), BOOL)}, got {types[0] if types else 'nothing'}")
+    for branch in (then, otherwise):
+        _check_body("a branch of cond", branch, types[1:])
+    if _results(then) != _results(otherwise):
+        raise ShapeError(f"cond's branches give ({_listed(_results(then))}) and ({_listed(_results(otherwise))})")
+    return _output(attrs, _results(then))
+
+
+def _carried_type(attrs: Attrs, types: Types) -> TensorType:
+    test, body = attrs["test"], attrs["body"]
+    for name, graph in (("test", test), ("body", body)):
+        _check_body(f"the {name} of while", graph, types)
+    _check_carry("while", _results(body), types[: len(body.outputs)])
+    if _results(test) != (TensorType((), BOOL),):
+        raise ShapeError(f"the test of while gives one {TensorType((), BOOL)}, got ({_listed(_results(test))})")
+    return _output(attrs, _results(body))
+
+
+def _scanned_type(attrs: Attrs, types: Types) -> TensorType:
+    body, carry, consts, length = (attrs[name] for name in ("body", "carry", "consts", "length"))
+    if min(carry, consts) < 0 or carry + consts > len(types) or carry > len(body.outputs):
+        raise AttrError(f"scan with a carry of {carry} and {consts} constants has {len(types)} operands")
+    if not 0 <= length < 1 << 31 or attrs["reverse"] not in (0, 1):
+        raise AttrError(f"scan's length is 0 to {(1 << 31) - 1} and reverse 0 or 1, got {length}, {attrs['reverse']}")
+    rows = types[carry + consts :]
+    if any(kind.shape[:1] != (length,) for kind in rows):
+        raise ShapeError(f"scan over {length} rows takes arrays of that many, got ({_listed(rows)})")
+    given = (*types[: carry + consts], *(TensorType(kind.shape[1:], kind.dtype) for kind in rows))
+    _check_body("the body of scan", body, given)
+    results = _results(body)
+    _check_carry("scan", results[:carry], types[:carry])
+    found = _output(attrs, results)
+    return found if attrs["output"] < carry else TensorType((length, *found.shape), found.dtype)
+
+
+def _check_body(what: str, body: Any, types: Types) -> None:
+    """Unless the graph stands alone and takes exactly these types."""
+    if not body.stands_alone:
+        raise AttrError(f"{what} has params or large constants; pass them as operands")
+    expected = tuple([body.types[node] for node in body.inputs])
+    if tuple(types) != expected:
+        raise ShapeError(f"{what} takes ({_listed(expected)}), got ({_listed(types)})")
+
+
+def _check_carry(op: str, results: Types, carry: Types) -> None:
+    if tuple(results) != tuple(carry):
+        raise ShapeError(f"the body of {op} turns ({_listed(carry)}) into ({_listed(results)})")
+
+
+def _results(graph: Any) -> tuple[TensorType, ...]:
+    return tuple([graph.types[node] for node in graph.outputs])
+
+
+def _output(attrs: Attrs, results: Types) -> TensorType:
+    if not 0 <= attrs["output"] < len(results):
+        raise AttrError(f"output {attrs['output']} of {len(results)}")
+    found: TensorType = results[attrs["output"]]
+    return found
+
+
+def _listed(types: Types) -> str:
+    return ", ".join(map(str, types))

@@ -24,7 +24,7 @@ from .dtypes import BOOL, DType
 from .errors import BlobMissing
 from .graph import GraphBuilder, Node, WireGraph, const_value
 from .limits import DEFAULT, Limits
-from .ops import OPS
+from .ops import CONTROL, GRAPH_ATTRS, OPS, inner_graphs
 from .types import Attrs, TensorType
 
 Evaluate = Callable[[WireGraph, Mapping[str, NDArray[Any]]], list[NDArray[Any]]]
@@ -69,8 +69,8 @@ class Rewriter:
         return self.place(op, inputs, attrs)
 
     def place(self, op: str, inputs: Iterable[int], attrs: Mapping[str, Any]) -> int:
-        if op == "composite":
-            attrs = {**attrs, "body": self._body(attrs["body"])}
+        if op in GRAPH_ATTRS:
+            attrs = {**attrs, **{name: self._body(attrs[name]) for name in GRAPH_ATTRS[op]}}
         index = self.builder.add(op, *inputs, **attrs)
         if index not in self._instead:
             self._instead[index] = self._simplest(index)
@@ -257,6 +257,8 @@ def _fold(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
     """What depends on constants alone, if the result is no larger than they are, or small."""
     if rewriter.evaluate is None or node.op in ("input", "param", "const"):
         return None
+    if node.op in CONTROL or any(inner.has_control for inner in inner_graphs(node.op, node.attrs)):
+        return None  # it may take long, or for ever
     given_bytes = sum(rewriter.type(source).size_bytes for source in node.inputs)
     if kind.size_bytes > max(SMALL_BYTES, min(given_bytes, rewriter.limits.inline_const_bytes_max)):
         return None

@@ -13,10 +13,11 @@ starts a comment.  What the type says is not said again: an attribute `shape` or
 result's.  Attribute values, by the kind of the row:
 
     int -3      ints (0, 2)      float 1e-05, -0.0, inf, nan, nan(7ff8000000000001)      str "as in JSON"
-    bytes 0x00ff     address @<64 hex digits>     data [1.0, -0.0] or 0x...     graph graph "" { ... }
+    bytes 0x00ff     address @<64 hex digits>     data [1.0, -0.0] or 0x...     graph graph "" { ... } or %3
 
 `data` is written as numbers where there are few and they give back the same bytes, in hex otherwise.  A large
-constant is its address; its content is not part of the text.  To add an attribute kind: a row in _WRITERS and one in
+constant is its address; its content is not part of the text.  Of a node with several results, a graph that an earlier
+node has in the same attribute is that node's label.  To add an attribute kind: a row in _WRITERS and one in
 _Reader.values.
 """
 
@@ -35,7 +36,7 @@ from .dtypes import BY_NAME, DType
 from .errors import GraphDecodeError, GraphError
 from .graph import Node, WireGraph, infer
 from .limits import DEFAULT, Limits
-from .ops import OPS
+from .ops import CONTROL, GRAPH_ATTRS, OPS
 from .types import Attrs, TensorType
 from .verify import verify
 
@@ -65,14 +66,17 @@ def from_text(text: str, limits: Limits = DEFAULT) -> WireGraph:
 
 def _lines(graph: WireGraph, indent: str) -> Iterator[str]:
     yield f"graph {_quoted(graph.name)} {{"
+    told: dict[tuple[str, WireGraph], int] = {}
     for index, (node, kind) in enumerate(zip(graph.nodes, graph.types, strict=True)):
-        yield f"{indent}  %{index} = {_node(node, kind, indent + '  ')}"
+        yield f"{indent}  %{index} = {_node(node, kind, indent + '  ', told)}"
+        for name in GRAPH_ATTRS.get(node.op, ()):
+            told.setdefault((name, node.attrs[name]), index)
     returned = (f"{_quoted(name)} %{index}" for name, index in zip(graph.output_names, graph.outputs, strict=True))
     yield f"{indent}  return {', '.join(returned)}"
     yield f"{indent}}}"
 
 
-def _node(node: Node, kind: TensorType, indent: str) -> str:
+def _node(node: Node, kind: TensorType, indent: str, told: dict[tuple[str, WireGraph], int]) -> str:
     kinds = {name: row.rstrip("?") for name, row in OPS[node.op].attrs.items()}
     said = [name for name in node.attrs if name not in _IN_TYPE]
     said.sort(key=lambda name: (kinds[name] == "graph", name))
@@ -80,6 +84,8 @@ def _node(node: Node, kind: TensorType, indent: str) -> str:
     for name in said:
         if name == "data":
             attrs.append(f"data={_data(node.attrs['data'], kind)}")
+        elif kinds[name] == "graph" and node.op in CONTROL and (name, node.attrs[name]) in told:
+            attrs.append(f"{name}=%{told[name, node.attrs[name]]}")
         elif kinds[name] == "graph":
             attrs.append(f"{name}=" + "\n".join(_lines(node.attrs[name], indent)))
         else:
@@ -182,7 +188,7 @@ class _Reader:
             label = self._take()
             if label.text in labels:
                 self._fail(f"{label.text} is defined twice", label)
-            node, kind = self._node(labels, types, depth)
+            node, kind = self._node(labels, nodes, types, depth)
             labels[label.text] = len(nodes)
             nodes.append(node)
             types.append(kind)
@@ -190,7 +196,9 @@ class _Reader:
         self.expect("}")
         return WireGraph(tuple(nodes), outputs, names, tuple(types), name)
 
-    def _node(self, labels: dict[str, int], types: list[TensorType], depth: int) -> tuple[Node, TensorType]:
+    def _node(
+        self, labels: dict[str, int], nodes: list[Node], types: list[TensorType], depth: int
+    ) -> tuple[Node, TensorType]:
         self.expect("=")
         op = self.expect("word")
         if op.text not in OPS:
@@ -200,7 +208,7 @@ class _Reader:
             inputs.append(self._operand(labels))
         attrs: dict[str, Any] = {}
         while self._next.kind == "word" and self._next.text != "return":
-            self._attr(op.text, attrs, depth)
+            self._attr(op.text, attrs, labels, nodes, depth)
         self.expect(":")
         at = self._next
         kind = self._type()
@@ -214,7 +222,7 @@ class _Reader:
             self._fail(f"{op.text} gives {derived}, not {kind}", at)
         return node, kind
 
-    def _attr(self, op: str, attrs: dict[str, Any], depth: int) -> None:
+    def _attr(self, op: str, attrs: dict[str, Any], labels: dict[str, int], nodes: list[Node], depth: int) -> None:
         name = self.expect("word")
         kind = OPS[op].attrs.get(name.text, "").rstrip("?")
         if not kind or name.text in _IN_TYPE:
@@ -226,10 +234,20 @@ class _Reader:
             attrs["data"] = self._numbers()
         elif name.text == "blob":
             attrs["blob"] = self._bytes("address", 1)
+        elif kind == "graph" and op in CONTROL and self._next.kind == "label":
+            attrs[name.text] = self._graph_of(labels, nodes, name.text)
         elif kind == "graph":
             attrs[name.text] = self.graph(depth + 1)
         else:
             attrs[name.text] = self._values[kind](self)
+
+    def _graph_of(self, labels: dict[str, int], nodes: list[Node], name: str) -> WireGraph:
+        """The graph that an earlier node has as its attribute `name`."""
+        at = self._next
+        found = nodes[self._operand(labels)].attrs.get(name)
+        if not isinstance(found, WireGraph):
+            self._fail(f"{at.text} has no graph {name!r}", at)
+        return found
 
     def _finished(self, op: str, attrs: dict[str, Any], kind: TensorType, at: _Token) -> Attrs:
         """The attributes with what the type says, and numbers as bytes."""

@@ -31,7 +31,7 @@ class TensorType(NamedTuple):
 class Attrs(dict[str, Any]):
     """A node's attributes: an immutable, hashable mapping.
 
-    Values are bool, int, float, str, bytes, tuples of ints, or a WireGraph (a composite's body).
+    Values are bool, int, float, str, bytes, tuples of ints, or a WireGraph (a composite's body, a branch).
     Floats are compared by their bits, so NaN equals itself and -0.0 differs from 0.0.
     """
 

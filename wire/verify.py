@@ -20,7 +20,7 @@ def verify(graph: WireGraph, limits: Limits = DEFAULT) -> None:
     """Return if `graph` is valid; otherwise raise a GraphError (or a subclass, as decoding does) naming op and node.
 
     Checked: every index refers to an earlier node, arities, attributes, stored types against derived ones, names
-    distinct, every limit, composite bodies likewise, and the size of each constant that is held.
+    distinct, every limit, the graphs inside nodes likewise, and the size of each constant that is held.
     """
     _verify(graph, limits, depth=0)
     if len(graph.encoded) > limits.graph_bytes_max:
@@ -35,9 +35,10 @@ def _verify(graph: WireGraph, limits: Limits, depth: int) -> None:
         raise LimitExceeded(f"{count} nodes exceed {limits.graph_nodes_max}")
     if len(graph.types) != count:
         raise GraphError(f"{count} nodes have {len(graph.types)} types")
+    verified: set[int] = set()
     for index in range(count):
         try:
-            _check_node(graph, index, limits, depth)
+            _check_node(graph, index, limits, depth, verified)
         except GraphError as error:
             error.op = f"{graph.nodes[index].op} (node {index})"
             raise
@@ -53,13 +54,16 @@ def _verify(graph: WireGraph, limits: Limits, depth: int) -> None:
     check_name(graph.name, limits)
 
 
-def _check_node(graph: WireGraph, index: int, limits: Limits, depth: int) -> None:
+def _check_node(graph: WireGraph, index: int, limits: Limits, depth: int, verified: set[int]) -> None:
+    """`verified` are the ids of the graphs inside earlier nodes: siblings share theirs."""
     op, inputs, attrs = node = graph.nodes[index]
     if not _are_indices(inputs, index):
         raise GraphError(f"an input of {inputs} does not come before the node")
     _check_attr_sizes(attrs, limits)
-    if op == "composite" and isinstance(attrs.get("body"), WireGraph):
-        _verify(attrs["body"], limits, depth + 1)
+    for inner in attrs.values():
+        if isinstance(inner, WireGraph) and id(inner) not in verified:
+            _verify(inner, limits, depth + 1)
+            verified.add(id(inner))
     derived = infer(node, [graph.types[source] for source in inputs], limits)
     if graph.types[index] != derived:
         raise GraphError(f"the stored type {graph.types[index]} is not the derived one, {derived}")

@@ -16,13 +16,13 @@ import pytest
 from support.adapter import needs_adapter
 from support.compare import assert_close, magnitude_of
 from support.node_by_node import judge
-from support.op_cases import ROWS, Case, cases
+from support.op_cases import PROGRAMS, ROWS, Case, cases
 from support.random_graphs import random_graph
 
 from wire.dtypes import BOOL, BY_NAME, I32, U32
 from wire.errors import GraphError, Unsupported
 from wire.graph import WireGraph
-from wire.ops import EXACT, OPS
+from wire.ops import CONTROL, EXACT, OPS, inner_graphs
 from worker.cpu import CpuEngine, evaluate
 from worker.engine import Engine
 from worker.wgsl.profile import WEBGPU_MINIMUM
@@ -59,7 +59,7 @@ def supports(engine: Engine, graph: WireGraph) -> bool:
         known = engine.info.dtypes_by_op.get(node.op, ())
         if any(dtype.name not in known for dtype in (kind.dtype, *(graph.types[i].dtype for i in node.inputs))):
             return False
-        if node.op == "composite" and not supports(engine, node.attrs["body"]):
+        if not all(supports(engine, inner) for inner in inner_graphs(node.op, node.attrs)):
             return False
     return True
 
@@ -141,7 +141,7 @@ def test_many_random_graphs(engine: Engine, check: Callable[[Engine, range], Non
 
 @pytest.mark.parametrize("engine", MARKED, indirect=True)
 def test_resident_tensors_stand_for_inputs(engine: Engine) -> None:
-    for case in cases("composite"):
+    for case in (case for op in PROGRAMS for case in cases(op)):
         if supports(engine, case.graph):
             handles = [engine.load(array) for array in case.arguments]
             found = engine.run(engine.compile(case.graph), handles)
@@ -159,7 +159,7 @@ def test_declared_dtypes(engine: Engine) -> None:
     else:
         core = {"f32", "i32", "u32", "bool"}
         allowed = [core, core | {"f16"}]
-    assert set(engine.info.dtypes_by_op) == set(OPS)
+    assert set(engine.info.dtypes_by_op) in (set(OPS), set(OPS) - CONTROL)
     assert all(set(dtypes) in allowed for dtypes in engine.info.dtypes_by_op.values())
     assert len({frozenset(dtypes) for dtypes in engine.info.dtypes_by_op.values()}) == 1
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.op_cases import cases
+from support.op_cases import PROGRAMS, cases
 from support.random_graphs import random_graph
 from support.values import ordinary
 
@@ -90,7 +90,7 @@ def test_many_random_graphs_cut_everywhere_give_the_same_bits(first: int) -> Non
         check_cuts(random.graph, {**random.inputs, **random.params}, range(1, len(random.graph)))
 
 
-@pytest.mark.parametrize("case", cases("composite"), ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [case for op in PROGRAMS for case in cases(op)], ids=lambda case: case.id)
 def test_a_program_cut_anywhere_gives_the_same_bits(case: Any) -> None:
     check_cuts(case.graph, case.inputs, range(1, len(case.graph)))
 
@@ -157,7 +157,7 @@ def bits_of_everything() -> str:
     big = ordinary(F32, 400, 300), ordinary(F32, 300, 500), ordinary(F32, 2, 300, 200)
     traced = trace_full(lambda a, b, c: (a @ b, a @ c, a @ c[0, :, 0], (a @ b).sum()), *big)
     for graph, inputs in (
-        *((case.graph, case.inputs) for case in (*cases("composite"), *cases("dot"))),
+        *((case.graph, case.inputs) for case in (case for op in (*PROGRAMS, "dot") for case in cases(op))),
         (traced.graph, traced.bind(*big).inputs),
     ):
         for array in evaluate(graph, inputs):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.compare import assert_close, magnitude_of
-from support.op_cases import ROWS, cases
+from support.op_cases import PROGRAMS, ROWS, cases
 from support.random_graphs import random_graph
 from support.references import REFERENCES, reference, threefry2x32
 
@@ -19,7 +19,7 @@ def closeness(op: str, dtype: DType) -> Tolerance:
     return Tolerance(allowed.rtol * F64_FACTOR, allowed.atol * F64_FACTOR) if dtype is F64 else allowed
 
 
-@pytest.mark.parametrize("op", [*ROWS, "composite"])
+@pytest.mark.parametrize("op", [*ROWS, *PROGRAMS])
 def test_cpu_agrees_with_the_reference(op: str) -> None:
     wrong = []
     for case in cases(op):
@@ -49,7 +49,7 @@ def test_random_graphs_of_whole_numbers_agree_with_the_reference(seed: int) -> N
 
 
 def test_every_op_has_a_reference() -> None:
-    assert set(REFERENCES) == set(OPS) - LEAVES - {"composite"}
+    assert set(REFERENCES) == set(OPS) - LEAVES - set(PROGRAMS)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The cases that engines are tested with cover the whole op table."""
 
 import pytest
-from support.op_cases import ROWS, cases
+from support.op_cases import PROGRAMS, ROWS, cases
 
 from wire.dtypes import DTYPES, DType, dtype_of
 from wire.errors import GraphError
@@ -29,7 +29,7 @@ def accepts(node: Node, types: list[TensorType], dtype: DType) -> bool:
 
 
 def test_every_op_has_a_row() -> None:
-    assert {*ROWS, "composite"} == set(OPS)
+    assert {*ROWS, *PROGRAMS} == set(OPS)
 
 
 @pytest.mark.parametrize("op", ROWS)
@@ -49,4 +49,4 @@ def test_cases_have_distinct_names_and_inputs_that_fit() -> None:
         declared = {**case.graph.input_types, **case.graph.param_types}
         assert {name: TensorType(a.shape, dtype_of(a)) for name, a in case.inputs.items()} == declared, case.id
         assert all(array.flags.c_contiguous for array in case.arguments), case.id
-        assert case.op == "composite" or case.op in {node.op for node in case.graph.nodes}, case.id
+        assert case.op in PROGRAMS or case.op in {node.op for node in case.graph.nodes}, case.id

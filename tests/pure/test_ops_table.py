@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.control_cases import graph_of
 
 from wire import ops, rules
 from wire.dtypes import BOOL, DTYPES, F32, I32, U32, DType
 from wire.errors import AttrError, DTypeError, GraphError, LimitExceeded, ShapeError, UnknownOp
 from wire.graph import GraphBuilder, Node, infer
-from wire.ops import LEAVES, OPS, check_attrs, op_named, row_hash, table_hash, tolerance_for
+from wire.ops import GRAPH_ATTRS, LEAVES, OPS, check_attrs, op_named, row_hash, table_hash, tolerance_for
 from wire.ops_doc import FAMILIES, OPERANDS, markdown
 from wire.types import Attrs, TensorType
+from worker.cpu.control import CONTROL
 from worker.cpu.engine import KERNELS
 
 SHAPE = (2, 3)
@@ -48,6 +50,23 @@ def f32(*shape: int) -> TensorType:
 
 def i32(*shape: int) -> TensorType:
     return TensorType(shape, I32)
+
+
+ASKED = TensorType((), BOOL)
+SHRUNK = graph_of([f32(2, 3)], lambda b, x: [b.add("reduce_sum", x, axes=(0,))])
+ALWAYS = graph_of([f32(2, 3)], lambda b, x: [b.const(np.array(True))])
+COND: dict[str, Any] = {"then": body(F32), "otherwise": body(F32)}
+WHILE: dict[str, Any] = {
+    "test": graph_of([f32(2, 3)] * 2, lambda b, x, y: [b.const(np.array(False))]),
+    "body": body(F32, F32),
+}
+SCAN: dict[str, Any] = {
+    "body": graph_of([f32(2, 3)] * 2, lambda b, x, y: [b.add("add", x, y), y]),
+    "carry": 1,
+    "consts": 0,
+    "length": 4,
+    "reverse": 1,
+}
 
 
 # One good use of every op: its operands' types, attributes, and the result.
@@ -87,6 +106,9 @@ GOOD: dict[str, tuple[tuple[TensorType, ...], dict[str, Any], TensorType]] = {
     "dynamic_slice": ((f32(2, 3), i32(2)), {"sizes": (1, 2)}, f32(1, 2)),
     "dynamic_update_slice": ((f32(2, 3), f32(1, 2), i32(2)), {}, f32(2, 3)),
     "composite": ((f32(2, 3),), {"name": "c", "body": body(F32)}, f32(2, 3)),
+    "cond": ((ASKED, f32(2, 3)), {**COND, "output": 0}, f32(2, 3)),
+    "while": ((f32(2, 3), f32(2, 3)), {**WHILE, "output": 0}, f32(2, 3)),
+    "scan": ((f32(2, 3), f32(4, 2, 3)), {**SCAN, "output": 1}, f32(4, 2, 3)),
 }  # fmt: skip
 
 
@@ -116,7 +138,10 @@ def test_every_row_stands_in_the_docs() -> None:
 
 
 def test_every_op_has_exactly_one_cpu_row() -> None:
-    assert KERNELS.keys() == OPS.keys() - LEAVES - {"composite"}, "the engine itself places leaves and inlines bodies"
+    assert KERNELS.keys() == OPS.keys() - LEAVES - GRAPH_ATTRS.keys(), (
+        "the engine itself places leaves and inner graphs"
+    )
+    assert CONTROL.keys() == ops.CONTROL
 
 
 def test_names_are_keys_and_every_rule_belongs_to_the_rules() -> None:
@@ -355,6 +380,28 @@ WRONG_SHAPES: list[tuple[str, tuple[TensorType, ...], dict[str, Any], type[Graph
     ("composite", (f32(2, 3),), {"name": "c", "body": with_param()}, AttrError),
     ("composite", (f32(2, 3),), {"name": "c", "body": with_large_constant()}, AttrError),
     ("composite", (f32(2, 3),), {"name": "c", "body": replace(body(F32), outputs=(), output_names=())}, AttrError),
+    ("cond", (), {**COND, "output": 0}, ShapeError),
+    ("cond", (TensorType((1,), BOOL), f32(2, 3)), {**COND, "output": 0}, ShapeError),
+    ("cond", (f32(), f32(2, 3)), {**COND, "output": 0}, ShapeError),
+    ("cond", (ASKED, f32(3, 2)), {**COND, "output": 0}, ShapeError),
+    ("cond", (ASKED, f32(2, 3)), {**COND, "then": with_param(), "output": 0}, AttrError),
+    ("cond", (ASKED, f32(2, 3)), {**COND, "otherwise": with_large_constant(), "output": 0}, AttrError),
+    ("cond", (ASKED, f32(2, 3)), {**COND, "otherwise": SHRUNK, "output": 0}, ShapeError),
+    *[(op, types, {**attrs, "output": output}, AttrError) for output in (-1, 2, 1 << 62)
+      for op, types, attrs in (("cond", (ASKED, f32(2, 3)), COND), ("while", (f32(2, 3),) * 2, WHILE),
+                               ("scan", (f32(2, 3), f32(4, 2, 3)), SCAN))],
+    ("while", (f32(2, 3),), {**WHILE, "output": 0}, ShapeError),
+    ("while", (f32(2, 3), f32(2)), {**WHILE, "output": 0}, ShapeError),
+    ("while", (f32(2, 3),) * 2, {**WHILE, "test": body(F32, F32), "output": 0}, ShapeError),
+    ("while", (f32(2, 3),), {"test": ALWAYS, "body": SHRUNK, "output": 0}, ShapeError),
+    ("while", (f32(2, 3),) * 2, {**WHILE, "body": with_param(), "output": 0}, AttrError),
+    ("scan", (f32(2, 3), f32(5, 2, 3)), {**SCAN, "output": 0}, ShapeError),
+    ("scan", (f32(2, 3), f32()), {**SCAN, "output": 0}, ShapeError),
+    ("scan", (f32(2, 2), f32(4, 2, 3)), {**SCAN, "output": 0}, ShapeError),
+    ("scan", (f32(4, 2, 3),), {**SCAN, "body": SHRUNK, "carry": 1, "output": 0}, ShapeError),
+    *[("scan", (f32(2, 3), f32(4, 2, 3)), {**SCAN, name: value, "output": 0}, AttrError)
+      for name, value in (("carry", -1), ("carry", 3), ("consts", -1), ("consts", 2), ("length", -1),
+                          ("length", 1 << 31), ("reverse", 2))],
 ]  # fmt: skip
 
 

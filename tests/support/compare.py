@@ -17,7 +17,7 @@ from wire.dtypes import F64, DType
 from wire.ops import EXACT, Tolerance, tolerance_for
 from worker.cpu import evaluate
 
-from .op_cases import Case
+from .op_cases import PROGRAMS, Case
 
 EITHER_ZERO = frozenset({"max", "min", "reduce_max", "reduce_min", "cummax", "cummin"})
 SUMS = frozenset({"reduce_sum", "cumsum", "dot", "conv", "scatter"})  # magnitude: the op itself over absolute values
@@ -53,7 +53,7 @@ def magnitude_of(case: Case) -> list[NDArray[Any] | float | None]:
 
     For sums the op over absolute values, for programs of several ops the largest value of the output.
     """
-    if case.op == "composite":
+    if case.op in PROGRAMS:
         return [_largest(array) for array in evaluate(case.graph, case.inputs)]
     if case.op not in SUMS or case.dtype.kind != "f":
         return [None] * len(case.graph.outputs)

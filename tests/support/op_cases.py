@@ -22,10 +22,13 @@ from numpy.typing import NDArray
 from wire.dtypes import BOOL, DTYPES, F64, I32, U32, DType, dtype_of
 from wire.graph import GraphBuilder, WireGraph
 
+from .control_cases import CASES
+from .control_cases import DTYPES as LOOPED
 from .values import all_tuples, all_values, any_bits, ordinary, special
 
 LARGE = 70_003  # more than 65,535 and no multiple of 4
 RANK_6 = (2, 1, 3, 1, 2, 5)
+PROGRAMS = ("composite", *CASES)  # the ops with graphs inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,8 @@ Row = Callable[[DType], Examples]
 
 
 def cases(op: str | None = None) -> list[Case]:
-    """The cases of one op, or of all; always the same ones.  Those of `composite` are whole programs."""
-    return [case for name in ([op] if op else [*ROWS, "composite"]) for case in _cases_of(name)]
+    """The cases of one op, or of all; always the same ones.  Those of the ops in PROGRAMS are whole programs."""
+    return [case for name in ([op] if op else [*ROWS, *PROGRAMS]) for case in _cases_of(name)]
 
 
 @cache
@@ -66,6 +69,12 @@ def _cases_of(op: str) -> tuple[Case, ...]:
         from .op_programs import programs
 
         return programs()
+    if op in CASES:
+        return tuple(
+            Case(f"{op}/{dtype.name}/{label}", op, dtype, graph, inputs)
+            for dtype in LOOPED
+            for label, graph, inputs in CASES[op](dtype)
+        )
     kinds, row = ROWS[op]
     return tuple(_case(op, dtype, example) for dtype in DTYPES if dtype.kind in kinds for example in row(dtype))
 

@@ -18,6 +18,8 @@ from wire.dtypes import BF16, BOOL, DTYPES, F16, F32, F64, I8, I16, I32, I64, U8
 from wire.graph import GraphBuilder, WireGraph
 from wire.types import TensorType
 
+from .control_cases import counted, graph_of, siblings
+
 FLOATS = (F32, F64, F16, BF16)
 INTEGERS = (I32, I64, U32, U8, I8, I16, U16, U64)
 SIZE_MAX = 2048  # elements of one tensor
@@ -341,6 +343,41 @@ def _composite(grower: _Grower) -> int | None:
     total = body.add("reshape", body.add("reduce_sum", powers, axes=(len(kept) - 1,)), shape=kept)
     softmax = body.build([body.add("div", powers, total)])
     return grower.add("composite", source, name="softmax", body=softmax, axis=len(kept) - 1)
+
+
+def _control(grower: _Grower) -> int | None:
+    """A branch or a loop over a small step; every result of it is there to be picked."""
+    source = grower.pick(lambda kind: math.prod(kind.shape) <= SIZE_MAX // 8)
+    if source is None:
+        return None
+    kind = grower.type(source)
+    step, other = _step(grower, kind), _step(grower, kind)
+    asked = grower.pick(lambda each: each == TensorType((), BOOL))
+    match grower.one_of("cond", "while", "scan"):
+        case "cond" if BOOL in grower.dtypes:
+            if asked is None:
+                asked = grower.constant((), BOOL)
+            then = graph_of([kind, kind], lambda b, x, y: [*b.graph(step, {"0": x, "1": y}), x])
+            otherwise = graph_of([kind, kind], lambda b, x, y: [y, *b.graph(other, {"0": x, "1": y})])
+            operands = asked, source, grower.constant(kind.shape, kind.dtype)
+            return siblings(grower.builder, "cond", *operands, count=2, then=then, otherwise=otherwise)[-1]
+        case "while" if {I32, BOOL} <= set(grower.dtypes):
+            times, constant = int(grower.rng.integers(4)), grower.constant(kind.shape, kind.dtype)
+            return counted(grower.builder, times, source, constant, step)[-1]
+        case "scan" if len(kind.shape) > 0:
+            row = TensorType(kind.shape[1:], kind.dtype)
+            both = _step(grower, row), _step(grower, row)
+            body = graph_of([row, row], lambda b, *xy: [b.graph(s, dict(zip("01", xy, strict=True)))[0] for s in both])
+            attrs = {"body": body, "carry": 1, "consts": 0, "length": kind.shape[0], "reverse": grower.one_of(0, 1)}
+            return siblings(grower.builder, "scan", grower.constant(*row), source, count=2, **attrs)[-1]
+    return None
+
+
+def _step(grower: _Grower, kind: TensorType) -> WireGraph:
+    """From two tensors to one of their kind, without rounding."""
+    pairs = {"b": ("and", "or", "xor"), "f": ("max", "min")}.get(kind.dtype.kind, ("add", "mul", "max", "xor"))
+    pair, alone = grower.one_of(*pairs), "not" if kind.dtype.kind == "b" else "neg"
+    return graph_of([kind, kind], lambda b, x, y: [b.add(pair, b.add(alone, x), y)])
 
 
 ROWS: tuple[Callable[[_Grower], int | None], ...] = (

@@ -38,11 +38,48 @@ def reference(graph: WireGraph, inputs: Mapping[str, Array]) -> list[Array]:
             values.append(const_value(node, graph.blobs))
         elif node.op == "composite":
             body = node.attrs["body"]
-            values.append(reference(body, dict(zip(body.input_types, operands, strict=True)))[0])
+            values.append(_inside(body, operands)[0])
+        elif node.op in CONTROL:
+            values.append(CONTROL[node.op](node.attrs, operands)[node.attrs["output"]])
         else:
             with np.errstate(all="ignore"):
                 values.append(settled(REFERENCES[node.op](node.attrs, operands, kind), kind))
     return [values[index] for index in graph.outputs]
+
+
+def _inside(graph: WireGraph, operands: list[Array]) -> list[Array]:
+    return reference(graph, dict(zip(graph.input_types, operands, strict=True)))
+
+
+def _cond(attrs: Attrs, operands: list[Array]) -> list[Array]:
+    return _inside(attrs["then"] if operands[0].item() else attrs["otherwise"], operands[1:])
+
+
+def _while(attrs: Attrs, operands: list[Array]) -> list[Array]:
+    carried = len(attrs["body"].outputs)
+    while _inside(attrs["test"], operands)[0].item():
+        operands = _inside(attrs["body"], operands) + operands[carried:]
+    return operands[:carried]
+
+
+def _scan(attrs: Attrs, operands: list[Array]) -> list[Array]:
+    body, first = attrs["body"], attrs["carry"] + attrs["consts"]
+    carry, constants, columns = operands[: attrs["carry"]], operands[attrs["carry"] : first], operands[first:]
+    given = [[column[at] for column in columns] for at in range(attrs["length"])]
+    taken = []
+    for rows in given[::-1] if attrs["reverse"] else given:
+        results = _inside(body, [*carry, *constants, *rows])
+        carry = results[: attrs["carry"]]
+        taken.append(results[attrs["carry"] :])
+    stacked = []
+    for place, index in enumerate(body.outputs[attrs["carry"] :]):
+        kind = body.types[index]
+        rows = [results[place] for results in (taken[::-1] if attrs["reverse"] else taken)]
+        stacked.append(np.array(rows, kind.dtype.numpy).reshape(attrs["length"], *kind.shape))
+    return [*carry, *stacked]
+
+
+CONTROL: dict[str, Callable[[Attrs, list[Array]], list[Array]]] = {"cond": _cond, "while": _while, "scan": _scan}
 
 
 def settled(array: Array, kind: TensorType) -> Array:

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from wire.dtypes import DTYPES, F32
 from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
 from wire.graph import GraphBuilder, Node, WireGraph, const_value
-from wire.ops import LEAVES, OPS
+from wire.ops import GRAPH_ATTRS, LEAVES, OPS
 from wire.types import TensorType
 
 from ..engine import EngineInfo, Measured, Stopped, never
+from .control import CONTROL, Control
 from .elementwise import ELEMENTWISE, Kernel
 from .inline import inline_composites
 from .process import keep_memory, one_thread
@@ -44,12 +45,23 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
+class _Turn:
+    """A branch or a loop: `outputs` are the values that somebody needs and their places among the results."""
+
+    control: Control
+    node: Node
+    graphs: Mapping[str, CpuExecutable]
+    outputs: tuple[tuple[int, int], ...]
+    frees: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CpuExecutable:
     """A compiled part.  `arguments` are in the order of a run's inputs, None for one that no call reads."""
 
     arguments: tuple[int | None, ...]
     constants: tuple[tuple[int, NDArray[Any]], ...]
-    calls: tuple[_Call, ...]
+    calls: tuple[_Call | _Turn, ...]
     outputs: tuple[int, ...]
     memory_bytes: int
     from_cache: bool = True  # there are no kernels to generate
@@ -121,21 +133,34 @@ def evaluate(
 def compile_graph(graph: WireGraph) -> CpuExecutable:
     """The schedule of a graph; BlobMissing if a large constant is not here."""
     flat = inline_composites(graph)
-    last_use = {source: index for index, node in enumerate(flat.nodes) for source in node.inputs}
-    kept = {*flat.outputs, *(index for index, node in enumerate(flat.nodes) if node.op in LEAVES)}
-    calls, constants = [], []
-    for index, node in enumerate(flat.nodes):
+    later = {index for first, group in flat.siblings.items() for index in group if index != first}
+    computed = [(index, node) for index, node in enumerate(flat.nodes) if index not in later]
+    last_use = {source: index for index, node in computed for source in node.inputs}
+    kept = {*flat.outputs, *(index for index, node in computed if node.op in LEAVES)}
+    calls: list[_Call | _Turn] = []
+    constants = []
+    for index, node in computed:
+        frees = tuple({source for source in node.inputs if last_use[source] == index and source not in kept})
         if node.op == "const":
             constants.append((index, _canonical(const_value(node, flat.blobs))))
+        elif node.op in CONTROL:
+            calls.append(_turn(flat, index, frees))
         elif node.op not in LEAVES:
             kernel = KERNELS.get(node.op)
             if kernel is None:
                 raise Unsupported(f"the cpu engine has no op {node.op!r}", op=node.op)
-            frees = tuple({source for source in node.inputs if last_use[source] == index and source not in kept})
             calls.append(_Call(kernel, node, flat.types[index], index, frees))
     return CpuExecutable(
         _arguments(graph, flat), tuple(constants), tuple(calls), flat.outputs, _peak_bytes(flat, calls)
     )
+
+
+def _turn(graph: WireGraph, index: int, frees: tuple[int, ...]) -> _Turn:
+    """What is computed where the first of some siblings stands, for all of them."""
+    node = graph.nodes[index]
+    graphs = {name: compile_graph(node.attrs[name]) for name in GRAPH_ATTRS[node.op]}
+    outputs = tuple((each, graph.nodes[each].attrs["output"]) for each in graph.siblings[index])
+    return _Turn(CONTROL[node.op], node, graphs, outputs, frees)
 
 
 def _arguments(graph: WireGraph, flat: WireGraph) -> tuple[int | None, ...]:
@@ -145,20 +170,43 @@ def _arguments(graph: WireGraph, flat: WireGraph) -> tuple[int | None, ...]:
 
 
 def run(executable: CpuExecutable, inputs: Sequence[NDArray[Any]], stopped: Stopped = never) -> list[NDArray[Any]]:
-    """Perform a schedule; Cancelled between two calls once `stopped()`."""
+    """Perform a schedule; Cancelled between two calls once `stopped()`, also inside loops."""
+    given = [_canonical(array) for array in inputs]
+    foreign = {id(_root(array)) for array in (*given, *(value for _, value in executable.constants))}
+    with np.errstate(all="ignore"):
+        return _own(_computed(executable, given, stopped), foreign)
+
+
+def _computed(executable: CpuExecutable, inputs: Sequence[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
+    """The outputs, which may be inputs, constants or views of each other."""
     values: dict[int, NDArray[Any]] = dict(executable.constants)
     for index, array in zip(executable.arguments, inputs, strict=True):
         if index is not None:
-            values[index] = _canonical(array)
-    foreign = {id(_root(array)) for array in values.values()}
-    with np.errstate(all="ignore"):
-        for call in executable.calls:
-            if stopped():
-                raise Cancelled("the run was stopped")
-            values[call.index] = _perform(call, [values[source] for source in call.node.inputs])
-            for source in call.frees:
-                values.pop(source, None)
-    return _own([values[index] for index in executable.outputs], foreign)
+            values[index] = array
+    for call in executable.calls:
+        if stopped():
+            raise Cancelled("the run was stopped")
+        operands = [values[source] for source in call.node.inputs]
+        if isinstance(call, _Call):
+            values[call.index] = _perform(call, operands)
+        else:
+            results = _turned(call, operands, stopped)
+            values.update({index: results[output] for index, output in call.outputs})
+        for source in call.frees:
+            values.pop(source, None)
+    return [values[index] for index in executable.outputs]
+
+
+def _turned(call: _Turn, operands: list[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
+    def perform(name: str, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        if stopped():
+            raise Cancelled("the run was stopped")
+        return _computed(call.graphs[name], [_canonical(array) for array in given], stopped)
+
+    try:
+        return call.control(call.node.attrs, operands, perform)
+    except MemoryError as error:
+        raise OutOfMemory("no memory for what a loop collects", op=call.node.op, cause=str(error)) from None
 
 
 def _perform(call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
@@ -202,12 +250,14 @@ def _root(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _peak_bytes(graph: WireGraph, calls: Sequence[_Call]) -> int:
-    """The most bytes of results that are alive at once."""
+def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn]) -> int:
+    """The most bytes of results that are alive at once, inside branches and loops as well."""
     alive = peak = 0
     for call in calls:
-        alive += call.result.size_bytes
-        peak = max(peak, alive)
+        made = (call.index,) if isinstance(call, _Call) else graph.siblings[call.outputs[0][0]]
+        inner = 0 if isinstance(call, _Call) else max(each.memory_bytes for each in call.graphs.values())
+        alive += sum(graph.types[index].size_bytes for index in made)
+        peak = max(peak, alive + inner)
         alive -= sum(graph.types[index].size_bytes for index in call.frees)
     return peak
 

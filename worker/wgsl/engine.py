@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from wire.dtypes import F32, dtype_of
 from wire.errors import ExecuteFailed, InputError, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph, const_value
-from wire.ops import OPS
+from wire.ops import CONTROL, OPS
 from wire.types import TensorType
 
 from ..engine import EngineInfo, Executable, Measured, Stopped, never
@@ -64,7 +64,7 @@ class WgslEngine:
             software=adapter.software,
             memory_bytes=self._device.memory_bytes,
             limits=asdict(profile.limits),
-            dtypes_by_op=dict.fromkeys(OPS, profile.dtypes),
+            dtypes_by_op=dict.fromkeys(OPS.keys() - CONTROL, profile.dtypes),
         )
 
     def compile(self, graph: WireGraph, force: bool = False) -> Executable:

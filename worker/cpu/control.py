@@ -1,0 +1,50 @@
+"""Branches and loops on numpy arrays, one row each.
+
+A row takes `(attrs, operands, run)` and returns every result of the op.  `run(name, operands)` gives the outputs of the
+graph in the attribute `name`, compiled once, or raises Cancelled: so a loop of any length is stopped within one turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from wire.graph import WireGraph
+from wire.types import Attrs
+
+from .elementwise import Array
+
+Run = Callable[[str, list[Array]], list[Array]]
+Control = Callable[[Attrs, list[Array], Run], list[Array]]
+
+
+def _cond(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
+    asked, *given = operands
+    return run("then" if asked else "otherwise", given)
+
+
+def _while(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
+    count = len(attrs["body"].outputs)
+    carry, constants = operands[:count], operands[count:]
+    while run("test", [*carry, *constants])[0]:
+        carry = run("body", [*carry, *constants])
+    return carry
+
+
+def _scan(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
+    body: WireGraph = attrs["body"]
+    count, length = attrs["carry"], attrs["length"]
+    carry, constants = operands[:count], operands[count : count + attrs["consts"]]
+    rows = operands[count + attrs["consts"] :]
+    kinds = [body.types[index] for index in body.outputs[count:]]
+    stacked = [np.empty((length, *kind.shape), kind.dtype.numpy) for kind in kinds]
+    for at in reversed(range(length)) if attrs["reverse"] else range(length):
+        found = run("body", [*carry, *constants, *(array[at] for array in rows)])
+        carry = found[:count]
+        for array, row in zip(stacked, found[count:], strict=True):
+            array[at] = row
+    return [*carry, *stacked]
+
+
+CONTROL: dict[str, Control] = {"cond": _cond, "while": _while, "scan": _scan}
