@@ -140,7 +140,7 @@ class WebSockets:
     async def _admit_member(self, connection: socket.socket, caller: Caller) -> None:
         assert self._credentials is not None
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
+            transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(
                 self._make_protocol,
                 connection,
                 ssl=self._credentials.server_context(),
@@ -149,6 +149,9 @@ class WebSockets:
             )
         except OSError as error:
             await self._turned_away(caller.host, explain(error, "a caller").message)
+            return
+        if protocol not in self._unlinked:  # it had to go while TLS began, when there was no transport to drop
+            drop(transport)
 
     async def _turned_away(self, host: str, why: str) -> None:
         """One line for the first of many: a flood of strangers must fill no log."""
@@ -279,8 +282,15 @@ class WebSockets:
 
     def _drop(self, protocol: Any) -> None:
         self._settled(protocol)
-        if protocol.transport is not None:
+        if protocol.transport is None:  # one of many that were accepted at once: it has a transport in the next turn
+            asyncio.get_running_loop().call_soon(_drop_accepted, protocol)
+        else:
             drop(protocol.transport)
+
+
+def _drop_accepted(protocol: Any) -> None:
+    if protocol.transport is not None:  # None: TLS is still beginning, and whoever waits for that drops it
+        drop(protocol.transport)
 
 
 class _ClientWebSocket(aiohttp.ClientWebSocketResponse):

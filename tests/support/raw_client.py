@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 from support.links import node
 
 from wire.frames import Frame, Refuse, decode
@@ -40,7 +41,8 @@ def ws_frame(payload: bytes, opcode: int = BINARY, size: int | None = None, firs
     """A masked frame; `size` is what it claims, whatever `payload` has."""
     size = len(payload) if size is None else size
     mask = b"\x01\x02\x03\x04"
-    masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload))
+    masks = np.frombuffer((mask * (len(payload) // 4 + 1))[: len(payload)], np.uint8)
+    masked = (np.frombuffer(payload, np.uint8) ^ masks).tobytes()
     return struct.pack("!BBQ", first_bits | opcode, 0x80 | 127, size) + mask + masked
 
 
@@ -52,8 +54,9 @@ class RawClient:
         self.writer = writer
 
     async def send(self, data: bytes) -> None:
-        """Write; a connection that is closed already is fine."""
+        """Write, and let others of this loop have their turn; a connection that is closed already is fine."""
         with contextlib.suppress(*ENDED):
+            await asyncio.sleep(0)
             self.writer.write(data)
             await self.writer.drain()
 
