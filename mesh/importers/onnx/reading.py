@@ -1,4 +1,4 @@
-"""Reading: from a .onnx file or a ModelProto to a Program; the door to the package `onnx` (which `functions.py` asks too).
+"""Reading: from a .onnx file or a ModelProto to a Program; the door to the package `onnx`.
 
 Weights that lie in files beside the model are mapped into memory, not read; those in the model are views of its bytes.
 A path of external data never leaves the folder of the model.

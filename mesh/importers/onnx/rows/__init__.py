@@ -9,10 +9,19 @@ from __future__ import annotations
 
 from ..evaluate import Row
 from ..program import DOMAIN
-from . import elementwise, indexing, linalg, normalise, reductions, shapes
+from . import (
+    chance,
+    elementwise,
+    indexing,
+    linalg,
+    normalise,
+    ordering,
+    pooling,
+    quantised,
+    reductions,
+    shapes,
+    signal,
+)
 
-ROWS: dict[tuple[str, str], Row] = {
-    (DOMAIN, name): row
-    for family in (elementwise, indexing, linalg, normalise, reductions, shapes)
-    for name, row in family.ROWS.items()
-}
+FAMILIES = (chance, elementwise, indexing, linalg, normalise, ordering, pooling, quantised, reductions, shapes, signal)
+ROWS: dict[tuple[str, str], Row] = {(DOMAIN, name): row for family in FAMILIES for name, row in family.ROWS.items()}
