@@ -248,7 +248,7 @@ def _start_here(loop: asyncio.AbstractEventLoop, work: Work, inputs: Mapping[str
     over = threading.Event()
 
     def compute() -> Sequence[NDArray[Any]]:
-        outputs = evaluate(work.graph, inputs, work.bindings, over.is_set)
+        outputs = evaluate(work, inputs, over.is_set)
         seconds.append(loop.time() - started_s)
         return outputs
 

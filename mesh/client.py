@@ -30,7 +30,7 @@ from .config import MeshConfig
 from .loop_thread import LoopThread
 from .node import Node
 from .preview import PlanPreview
-from .realise import Evaluator, Param, reset_evaluator, set_evaluator
+from .realise import Evaluator, reset_evaluator, set_evaluator
 from .report import Report
 
 if TYPE_CHECKING:
@@ -138,12 +138,9 @@ class Mesh:
             self._token = None
         self.close()
 
-    def _evaluate(
-        self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, Param]
-    ) -> Sequence[NDArray[Any]]:
+    def _evaluate(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
         self._loop.check_may_wait()
-        form = Compiled(graph, "auto", "auto")
-        return _Waiter(self, form, *form.bind_named({**inputs, **params})).outputs(None)
+        return _Waiter(self, Compiled(work.graph, work.strategy, "auto"), inputs, work).outputs(None)
 
     def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
         return self._wait(form, *form.bind(args))

@@ -17,8 +17,9 @@ from wire.types import TensorType
 from .backend import Work
 from .handle import Handle
 from .model import Model
-from .realise import Param
 from .trace import Bound, Kind, Part, Parts, Traced, leaf_type, named_arguments, trace_full
+
+Param = Handle | NDArray[Any]
 
 SIGNATURES_MAX = 128  # traced forms one compiled function keeps, for the shapes it was called with last
 

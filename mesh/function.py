@@ -63,7 +63,7 @@ class Function:
     def _run(self, args: tuple[Any, ...]) -> Any:
         """The result as numpy arrays."""
         form, inputs, work = self._compiled.bind(args)
-        return form.unbind(current_evaluator()(work.graph, inputs, work.bindings))
+        return form.unbind(current_evaluator()(work, inputs))
 
 
 @overload

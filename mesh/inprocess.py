@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.graph import WireGraph
 from worker.cpu import evaluate as evaluate_on_cpu
 from worker.engine import Stopped, never
 
-from .realise import Param
+from .backend import Work
 
 
-def evaluate(
-    graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, Param], stopped: Stopped = never
-) -> Sequence[NDArray[Any]]:
-    """The outputs of `graph` on the cpu engine; InputError if a handle's tensor is not in this process.
+def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = never) -> Sequence[NDArray[Any]]:
+    """The outputs of the work's graph on the cpu engine; InputError if a handle's tensor is not in this process.
 
     Cancelled between two ops once `stopped()`.
     """
-    return evaluate_on_cpu(graph, inputs, {name: np.asarray(param) for name, param in params.items()}, stopped)
+    params = {name: np.asarray(handle) for name, handle in work.bindings.items()}
+    return evaluate_on_cpu(work.graph, inputs, params, stopped)

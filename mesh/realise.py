@@ -19,21 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError
-from wire.graph import GraphBuilder, WireGraph
+from wire.graph import GraphBuilder
 
 from .array import Array
 from .assemble import assemble
+from .backend import Work
 from .expression import Tensor, pending, traced_argument
 from .handle import Handle
 
-Param = Handle | NDArray[Any]
-
 
 class Evaluator(Protocol):
-    def __call__(
-        self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, Param]
-    ) -> Sequence[NDArray[Any]]:
-        """The outputs of `graph`, in order; inputs and params are given by name."""
+    def __call__(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        """The outputs of the work's graph, in order; inputs are given by name, each in C order."""
         ...
 
 
@@ -91,7 +88,7 @@ def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
 def _compute(wanted: Sequence[Tensor]) -> None:
     builder = GraphBuilder()
     inputs: dict[str, NDArray[Any]] = {}
-    params: dict[str, Param] = {}
+    params: dict[str, Handle] = {}
 
     def leaf(tensor: Tensor) -> int:
         expression, value = tensor.expression, tensor.value
@@ -111,7 +108,8 @@ def _compute(wanted: Sequence[Tensor]) -> None:
     outputs = assemble(builder, distinct, leaf)
     graph = builder.build(outputs)
     used = graph.param_types
-    results = current_evaluator()(graph, inputs, {name: params[name] for name in params if name in used})
+    work = Work(graph, {name: params[name] for name in params if name in used}, "auto")
+    results = current_evaluator()(work, inputs)
     for tensor, result in zip(distinct, results, strict=True):
         keep(tensor, result)
 

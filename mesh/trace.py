@@ -28,11 +28,12 @@ from wire.types import TensorType
 from . import tree
 from .array import Array, argument, handle_array
 from .assemble import assemble
+from .backend import Work
 from .closures import check_kept, warn_of_constants
 from .expression import Tensor, traced_argument
 from .handle import Handle
 from .numpy.promotion import asarray, is_python_scalar, to_dtype
-from .realise import Param, current_evaluator
+from .realise import current_evaluator
 from .tree import Tree
 from .typed import Typed
 
@@ -123,7 +124,7 @@ class Bound:
     """The arguments of one call, by the names of the graph."""
 
     inputs: dict[str, NDArray[Any]]
-    params: dict[str, Param]
+    params: dict[str, Handle]
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class Traced:
     def _bound(self, leaves: Sequence[Any]) -> Bound:
         used = self._used
         inputs: dict[str, NDArray[Any]] = {}
-        params: dict[str, Param] = dict(self.handles)
+        params: dict[str, Handle] = dict(self.handles)
         for declared, leaf in zip(self.arguments, leaves, strict=True):
             if not declared.by_handle:
                 inputs[declared.name] = np.asarray(leaf)
@@ -214,7 +215,8 @@ def evaluate(fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)` computed as one graph, by the mesh in use or in this process; the leaves are numpy arrays."""
     traced = trace_full(fn, *args)
     bound = traced.bind(*args)
-    return traced.unflatten(current_evaluator()(traced.graph, bound.inputs, bound.params))
+    inputs = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in bound.inputs.items()}
+    return traced.unflatten(current_evaluator()(Work(traced.graph, bound.params, "auto"), inputs))
 
 
 def graph_of(

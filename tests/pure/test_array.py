@@ -201,11 +201,11 @@ def test_changing_a_numpy_array_later_changes_nothing() -> None:
 def test_realise_computes_several_at_once() -> None:
     runs: list[int] = []
 
-    def counting(graph: Any, inputs: Any, params: Any) -> Any:
+    def counting(work: Any, inputs: Any) -> Any:
         from mesh.inprocess import evaluate
 
-        runs.append(len(graph.outputs))
-        return evaluate(graph, inputs, params)
+        runs.append(len(work.graph.outputs))
+        return evaluate(work, inputs)
 
     x = mnp.asarray(F)
     y, z = x + 1, x * 2

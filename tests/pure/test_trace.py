@@ -229,9 +229,9 @@ def test_nested_functions_can_be_evaluated_inside_a_trace() -> None:
 def test_evaluate_runs_on_the_current_evaluator() -> None:
     seen: list[Any] = []
 
-    def evaluator(graph: Any, inputs: Any, params: Any) -> Any:
-        seen.append((graph.output_names, sorted(inputs), sorted(params)))
-        return [np.zeros(t.shape, t.dtype.numpy) for t in graph.output_types.values()]
+    def evaluator(work: Any, inputs: Any) -> Any:
+        seen.append((work.graph.output_names, sorted(inputs), sorted(work.bindings)))
+        return [np.zeros(t.shape, t.dtype.numpy) for t in work.graph.output_types.values()]
 
     with using(evaluator):
         result = mesh.evaluate(lambda x, w: {"y": x @ w}, X, handle_of(W))
