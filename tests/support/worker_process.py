@@ -48,7 +48,8 @@ from wire.transport import Endpoint
 from wire.types import TensorType
 from worker.config import WorkerConfig
 
-READY_S = 60.0
+READY_S = 120.0
+HANGS_S = 120.0  # nothing here takes so long, however busy the machine
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class WorkerProcess:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    async def exit_code(self, within_s: float) -> int:
+    async def exit_code(self, within_s: float = HANGS_S) -> int:
         return await asyncio.wait_for(self.process.wait(), within_s)
 
     def host_pids(self) -> list[int]:
@@ -123,7 +124,9 @@ class Coordinator:
 
     async def join(self, worker: WorkerProcess, beat_s: float = 0.1, silence_s: float = 0.0) -> tuple[Link, Joined]:
         link = await self.endpoint.dial("127.0.0.1", worker.port)
-        joined = await link.request(Join(self.epoch, beat_s, self.endpoint.identity.node_id, silence_s), timeout_s=10)
+        joined = await link.request(
+            Join(self.epoch, beat_s, self.endpoint.identity.node_id, silence_s), timeout_s=HANGS_S
+        )
         assert isinstance(joined, Joined)
         return link, joined
 
@@ -139,7 +142,7 @@ class Coordinator:
         graphs = {graph.hash: graph.encoded for _, graph in parts}
         specs = tuple(self.blob_spec(array, holders, keep) for array, holders in blobs)
         message = Deploy(plan, tuple(part for part, _ in parts), graphs, specs, peers or {})
-        answer = await link.request(message, timeout_s=20)
+        answer = await link.request(message, timeout_s=HANGS_S)
         assert isinstance(answer, Deployed)
         return answer
 
@@ -160,7 +163,7 @@ class Coordinator:
 
     async def run(self, link: Link, plan: PlanKey, step: int, *feeds: Feed) -> tuple[Ran, dict[int, NDArray[Any]]]:
         """The answer and the outputs that came with it."""
-        answer = await link.request(Run(plan, step, feeds), timeout_s=20)
+        answer = await link.request(Run(plan, step, feeds), timeout_s=HANGS_S)
         assert isinstance(answer, Ran)
         outputs = {}
         for output in answer.outputs:
@@ -174,7 +177,7 @@ class Coordinator:
     def of(self, kind: type[Any]) -> list[Any]:
         return [note for _, note in self.notes if isinstance(note, kind)]
 
-    async def until(self, condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], within_s: float = HANGS_S) -> None:
         """Wait until what came makes `condition` true."""
         async with asyncio.timeout(within_s):
             while not condition():
@@ -242,7 +245,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def gone(pid: int, within_s: float) -> bool:
+async def gone(pid: int, within_s: float = HANGS_S) -> bool:
     """Whether the process ends in time."""
     try:
         async with asyncio.timeout(within_s):
