@@ -17,6 +17,7 @@ from . import errors, nn, numpy, tree
 from .aio import AsyncMesh
 from .array import Array
 from .client import Mesh
+from .control import cond, fori_loop, map, scan, while_loop  # noqa: A004  # users write mesh.map
 from .errors import MeshError
 from .function import Function, function
 from .handle import Handle
@@ -38,17 +39,22 @@ __all__ = [
     "ShapeDtype",
     "Traced",
     "WireGraph",
+    "cond",
     "errors",
     "evaluate",
+    "fori_loop",
     "function",
     "load",
     "load_safetensors",
+    "map",
     "neighbours",
     "nn",
     "numpy",
     "realise",
     "save_safetensors",
+    "scan",
     "trace",
     "trace_full",
     "tree",
+    "while_loop",
 ]

@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from wire.dtypes import I32
 from wire.errors import InputError, ShapeError
 from wire.graph import GraphBuilder, WireGraph, const_value
+from wire.limits import DEFAULT
 from wire.types import Attrs, TensorType
 
 from ..array import Array, argument, literal, value_array
@@ -40,14 +41,35 @@ class Step(NamedTuple):
     """One operation of an inner function, with all the results that are used.
 
     `outputs` are places and Tensors; an op with one result has it at place 0.  `attrs` are without the attribute
-    `output`.  `again` makes the results of a mark anew from other operands.
+    `output`.
     """
 
     op: str
     inputs: tuple[Tensor, ...]
     attrs: Attrs
     outputs: list[tuple[int, Tensor]]
-    again: Callable[..., Sequence[Array]] | None = None
+    mark: Mark | None = None
+
+
+class Mark(Protocol):
+    """An op that only transforms see: its results are those of other ops, and it brings its rules along.
+
+    The rules are those of a row `Whole` in the tables.
+    """
+
+    name: str
+
+    def again(self, *inputs: Array) -> list[Array]:
+        """The marked results, of other operands of the same types."""
+        ...
+
+    def vjp(self, inputs: list[Array], wanted: Sequence[bool]) -> tuple[list[Array], Any]: ...
+
+    def jvp(
+        self, inputs: list[Array], tangents: Sequence[Array | None]
+    ) -> tuple[list[Array], list[Array | None]]: ...
+
+    def vmap(self, size: int, inputs: list[Array], batched: Sequence[bool]) -> tuple[list[Array], list[bool]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +147,7 @@ def close(fn: Function, types: Sequence[TensorType], names: Sequence[str] = ()) 
     Small constants stay in it.
     """
     inner = run(fn, types, (), names)
-    captured = _captured(inner)
+    captured = captured_by(inner)
     return Inner((*inner.arguments, *captured), inner.outputs, inner.born), [Array(tensor) for tensor in captured]
 
 
@@ -155,8 +177,8 @@ def looked_up(tensors: Sequence[Tensor], environment: Mapping[int, Array]) -> li
 
 def rebuilt(step: Step, inputs: Sequence[Array]) -> list[Array]:
     """The step's results, of other operands of the same types."""
-    if step.again is not None:
-        results = step.again(*inputs)
+    if step.mark is not None:
+        results = step.mark.again(*inputs)
         return [results[place] for place, _ in step.outputs]
     tensors = tuple([array.tensor for array in inputs])
     return [Array(Tensor(Expression(step.op, tensors, _with_output(step, place)), tensor.type, tensor.weak))
@@ -170,25 +192,19 @@ def check_types(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
         raise ShapeError(f"expected ({', '.join(map(str, types))}), got ({', '.join(map(str, found))})")
 
 
-def mark(
-    op: str, inputs: Sequence[Array], results: Sequence[Array], again: Callable[..., Sequence[Array]], **attrs: Any
-) -> list[Array]:
-    """`results` as they are, which a transform takes for those of an op `op` of `inputs`; so `op` needs a row there."""
+def marked(mark: Mark, inputs: Sequence[Array], results: Sequence[Array]) -> list[Array]:
+    """`results` as they are, which transforms take for those of `mark` of `inputs`."""
     tensors = tuple([array.tensor for array in inputs])
-    return [
-        Array(
-            Tensor(
-                Expression(op, tensors, Attrs({**attrs, AGAIN: again, OUTPUT: place}), None, result.tensor),
-                result.type,
-                result.weak,
-            )
-        )
-        for place, result in enumerate(results)
-    ]
+    made = []
+    for place, result in enumerate(results):
+        attrs = Attrs({MARK: mark, OUTPUT: place})
+        expression = Expression(mark.name, tensors, attrs, None, result.tensor)
+        made.append(Array(Tensor(expression, result.type, result.weak)))
+    return made
 
 
 OUTPUT = "output"  # the attribute that says which of several results a node is
-AGAIN = "again"  # the attribute of a mark that makes its results anew
+MARK = "mark"
 CAPTURED_BYTES_MIN = 256  # a value below this is part of the program
 
 
@@ -206,10 +222,12 @@ def _steps(arguments: Sequence[Tensor], outputs: Sequence[Tensor], born: int) ->
         if OUTPUT not in expression.attrs:
             found.append(Step(expression.op, expression.inputs, expression.attrs, [(0, tensor)]))
             continue
-        attrs = Attrs({name: value for name, value in expression.attrs.items() if name not in (OUTPUT, AGAIN)})
-        key = (expression.op, *[id(operand) for operand in expression.inputs], *map(_identity, attrs.values()))
+        attrs = Attrs({name: value for name, value in expression.attrs.items() if name not in (OUTPUT, MARK)})
+        mark = expression.attrs.get(MARK)
+        operands = [id(operand) for operand in expression.inputs]
+        key = (expression.op, id(mark), *operands, *map(_identity, attrs.values()))
         if key not in several:
-            several[key] = Step(expression.op, expression.inputs, attrs, [], expression.attrs.get(AGAIN))
+            several[key] = Step(expression.op, expression.inputs, attrs, [], mark)
             found.append(several[key])
         several[key].outputs.append((expression.attrs[OUTPUT], tensor))
     return found
@@ -236,13 +254,13 @@ def _reached(
         stack.extend([(operand, None) for operand in reversed(below(expression))])
 
 
-def _captured(inner: Inner) -> list[Tensor]:
-    """What else the function refers to: older Tensors, and large values."""
+def captured_by(inner: Inner) -> list[Tensor]:
+    """What else the function refers to: older Tensors, tensors on the mesh, and large values."""
     own = {id(tensor) for tensor in inner.arguments}
     found: dict[int, Tensor] = {}
     reached = _reached(inner.outputs, own, inner.born, _both)
     for tensor in (*inner.outputs, *[operand for _, expression in reached for operand in _both(expression)]):
-        outside = tensor.born < inner.born or tensor.value is not None
+        outside = tensor.born < inner.born or tensor.value is not None or _on_mesh(tensor)
         if outside and id(tensor) not in own and not _is_small(tensor):
             found[id(tensor)] = tensor
     return list(found.values())
@@ -259,7 +277,14 @@ def _both(expression: Expression) -> tuple[Tensor, ...]:
 
 
 def _is_small(tensor: Tensor) -> bool:
-    return tensor.value is not None and (tensor.expression is not None or tensor.value.nbytes < CAPTURED_BYTES_MIN)
+    if tensor.value is None:
+        return False
+    most = CAPTURED_BYTES_MIN - 1 if tensor.expression is None else DEFAULT.inline_const_bytes_max
+    return tensor.value.nbytes <= most
+
+
+def _on_mesh(tensor: Tensor) -> bool:
+    return tensor.expression is not None and tensor.expression.handle is not None
 
 
 def _constant(builder: GraphBuilder, tensor: Tensor) -> int:
