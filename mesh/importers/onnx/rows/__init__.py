@@ -11,6 +11,7 @@ from ..evaluate import Row
 from ..program import DOMAIN
 from . import (
     chance,
+    conv,
     elementwise,
     indexing,
     linalg,
@@ -19,9 +20,26 @@ from . import (
     pooling,
     quantised,
     reductions,
+    resize,
+    sampling,
     shapes,
     signal,
 )
 
-FAMILIES = (chance, elementwise, indexing, linalg, normalise, ordering, pooling, quantised, reductions, shapes, signal)
+FAMILIES = (
+    chance,
+    conv,
+    elementwise,
+    indexing,
+    linalg,
+    normalise,
+    ordering,
+    pooling,
+    quantised,
+    reductions,
+    resize,
+    sampling,
+    shapes,
+    signal,
+)
 ROWS: dict[tuple[str, str], Row] = {(DOMAIN, name): row for family in FAMILIES for name, row in family.ROWS.items()}

@@ -1,0 +1,164 @@
+"""What families are made of: the configuration with its checks, scopes of weights, and the functions they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wire.dtypes import BOOL, F32, I32
+from wire.errors import InputError, Unsupported
+
+from ... import nn
+from ... import numpy as mnp
+from ...array import Array
+from ...model import Function, InputSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model of a family: its inputs and outputs, and the function between them."""
+
+    inputs: Sequence[InputSpec]
+    outputs: Sequence[str]
+    function: Function
+
+
+class Config:
+    """config.json, and the names of the weights; what is missing or of the wrong kind is an error that names the key."""
+
+    def __init__(self, values: Mapping[str, Any], weights: frozenset[str], file: Path) -> None:
+        self._values = values
+        self._file = file
+        self.weights = weights
+        self.model_type = str(values.get("model_type", ""))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A setting, or the default where there is none or null."""
+        found = self._values.get(key)
+        return default if found is None else found
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        found = self.get(key, default)
+        if type(found) is not int or found < 1:
+            raise InputError(f"{self._file}: {key} is a positive integer, got {found!r}")
+        return found
+
+    def number(self, key: str, default: float) -> float:
+        found = self.get(key, default)
+        if isinstance(found, bool) or not isinstance(found, (int, float)):
+            raise InputError(f"{self._file}: {key} is a number, got {found!r}")
+        return float(found)
+
+    def activation(self, key: str, default: str) -> Callable[[Array], Array]:
+        name = self.get(key, default)
+        if name not in ACTIVATIONS:
+            raise self.unknown(key, name, ACTIVATIONS)
+        return ACTIVATIONS[name]
+
+    def refuse(self, key: str, *allowed: Any) -> None:
+        """Unsupported if the setting is none of `allowed`; the first of them stands for its absence."""
+        found = self.get(key, allowed[0])
+        if found not in allowed:
+            raise self.unknown(key, found, allowed)
+
+    def unknown(self, key: str, found: Any, known: Any) -> Unsupported:
+        return Unsupported(
+            f"{self._file}: {key} = {found!r} is not supported", next_step=f"Known: {', '.join(map(str, known))}"
+        )
+
+    def prefix(self, known: str, *candidates: str) -> str:
+        """What stands before the names of the weights: models with a head have them under the base model's name."""
+        for candidate in candidates:
+            if candidate + known in self.weights:
+                return candidate
+        raise InputError(
+            f"{self._file}: the files beside it have no weight {known!r}", next_step="Is it another model?"
+        )
+
+
+class Weights:
+    """The weights below a prefix: w("dense.weight"), w.linear("dense", x)."""
+
+    __slots__ = ("_params", "_prefix")
+
+    def __init__(self, params: Mapping[str, Array], prefix: str = "") -> None:
+        self._params = params
+        self._prefix = prefix
+
+    def at(self, path: str) -> Weights:
+        """Those below `path`."""
+        return Weights(self._params, f"{self._prefix}{path}.")
+
+    def __contains__(self, name: str) -> bool:
+        return self._prefix + name in self._params
+
+    def __call__(self, name: str) -> Array:
+        found = self._params.get(self._prefix + name)
+        if found is None:
+            raise InputError(f"the files have no weight {self._prefix + name!r}")
+        return found
+
+    def linear(self, name: str, x: Array) -> Array:
+        """x @ weight.T + bias, the bias where there is one."""
+        bias = f"{name}.bias"
+        return nn.linear(x, self(f"{name}.weight"), self(bias) if bias in self else None)
+
+    def layer_norm(self, name: str, x: Array, eps: float) -> Array:
+        return nn.layer_norm(x, self(f"{name}.weight"), self(f"{name}.bias"), eps=eps)
+
+    def rms_norm(self, name: str, x: Array, eps: float) -> Array:
+        """x over its root mean square, scaled.  Zhang and Sennrich, 2019 (arXiv 1910.07467)."""
+        return x * (1 / mnp.sqrt(mnp.mean(x * x, axis=-1, keepdims=True) + eps)) * self(f"{name}.weight")
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": nn.gelu,
+    "gelu_new": lambda x: nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: nn.gelu(x, approximate=True),
+    "gelu_fast": lambda x: nn.gelu(x, approximate=True),
+    "relu": nn.relu,
+    "silu": nn.silu,
+    "swish": nn.silu,
+    "tanh": mnp.tanh,
+}
+
+IDS = InputSpec("input_ids", I32, ("batch", "length"))
+MASK = InputSpec("attention_mask", I32, ("batch", "length"), optional=True)
+TYPES = InputSpec("token_type_ids", I32, ("batch", "length"), optional=True)
+PIXELS = InputSpec("pixel_values", F32, ("batch", "channels", "height", "width"))
+
+
+def split_heads(x: Array, heads: int) -> Array:
+    """(batch, length, heads * size) to (batch, heads, length, size)."""
+    batch, length, width = x.shape
+    return mnp.permute_dims(mnp.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
+
+
+def join_heads(x: Array) -> Array:
+    """(batch, heads, length, size) to (batch, length, heads * size)."""
+    batch, heads, length, size = x.shape
+    return mnp.reshape(mnp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * size))
+
+
+def key_mask(inputs: Mapping[str, Any]) -> Array | None:
+    """bool (batch, 1, 1, length), true where a token stands; None where there is no attention_mask."""
+    if MASK.name not in inputs:
+        return None
+    mask = mnp.astype(inputs[MASK.name], BOOL.numpy)
+    return mask[:, None, None, :]
+
+
+def causal_mask(length: int, window: int | None = None) -> Array:
+    """bool (length, length), true where a token may look: at itself and what came before, at most `window` of them."""
+    row, column = mnp.arange(length)[:, None], mnp.arange(length)[None, :]
+    causal = column <= row
+    return causal if window is None or window >= length else causal & (column > row - window)
+
+
+def both(left: Array | None, right: Array | None) -> Array | None:
+    """Where both masks are true; None is true everywhere."""
+    if left is None or right is None:
+        return right if left is None else left
+    return left & right
