@@ -1,26 +1,84 @@
-"""mesh.nn: what a transformer encoder is made of, as functions and as plain pytrees of weights.
+"""mesh.nn: what neural networks are made of, as functions and as plain pytrees of weights.
 
-Functions (`functions.py`, `attention.py`) take arrays; layers (`layers.py`) are frozen dataclasses that hold arrays or
-handles, can be put, traced and mapped like any tree, and are called.  Weights have torch's layout: (out, in).
+Functions take arrays; layers (`layers.py`) are frozen dataclasses that hold arrays or handles, can be put, traced and
+mapped like any tree, and are called.  Weights have torch's layout: (out, in, *kernel); channels come before the axes of
+an image.  docs/nn.md is the guide.  To add a function: write it in the module of its kind, and its name here.
 """
 
+from .activations import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    hard_sigmoid,
+    hard_swish,
+    hard_tanh,
+    leaky_relu,
+    log_sigmoid,
+    mish,
+    relu,
+    relu6,
+    selu,
+    sigmoid,
+    silu,
+    softplus,
+    softsign,
+)
 from .attention import multi_head_attention, scaled_dot_product_attention
-from .functions import embedding, gelu, layer_norm, linear, log_softmax, relu, silu, softmax
+from .convolution import conv, conv_transpose
+from .functions import embedding, linear, log_softmax, softmax
 from .layers import Embedding, LayerNorm, Linear, MultiHeadAttention
+from .losses import binary_cross_entropy, cross_entropy, huber, kl_divergence, mae, mse
+from .normalisation import batch_norm, batch_statistics, group_norm, instance_norm, layer_norm, rms_norm
+from .pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, global_avg_pool, global_max_pool, lp_pool, max_pool
 
 __all__ = [
     "Embedding",
     "LayerNorm",
     "Linear",
     "MultiHeadAttention",
+    "adaptive_avg_pool",
+    "adaptive_max_pool",
+    "avg_pool",
+    "batch_norm",
+    "batch_statistics",
+    "binary_cross_entropy",
+    "celu",
+    "conv",
+    "conv_transpose",
+    "cross_entropy",
+    "elu",
     "embedding",
     "gelu",
+    "global_avg_pool",
+    "global_max_pool",
+    "glu",
+    "group_norm",
+    "hard_sigmoid",
+    "hard_swish",
+    "hard_tanh",
+    "huber",
+    "instance_norm",
+    "kl_divergence",
     "layer_norm",
+    "leaky_relu",
     "linear",
+    "log_sigmoid",
     "log_softmax",
+    "lp_pool",
+    "mae",
+    "max_pool",
+    "mish",
+    "mse",
     "multi_head_attention",
     "relu",
+    "relu6",
+    "rms_norm",
     "scaled_dot_product_attention",
+    "selu",
+    "sigmoid",
     "silu",
     "softmax",
+    "softplus",
+    "softsign",
 ]

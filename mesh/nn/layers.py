@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..array import Array, Operand
-from . import attention, functions
+from . import attention, functions, normalisation
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class LayerNorm:
     eps: float = field(default=1e-5, metadata={"static": True})
 
     def __call__(self, x: Operand) -> Array:
-        return functions.layer_norm(x, self.weight, self.bias, eps=self.eps)
+        return normalisation.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
 @dataclass(frozen=True, slots=True)

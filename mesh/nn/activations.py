@@ -1,0 +1,125 @@
+"""Activations: elementwise functions of floats; integers become float32.
+
+Formulas are the usual ones, written so that neither value nor derivative overflows.  gelu is a composite: an engine
+may have a kernel for it.  To add one: a function here and its name in `mesh/nn/__init__.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .. import numpy as mnp
+from ..array import Array, Operand
+from ..composite import composite
+from ..numpy.promotion import floats
+
+
+def relu(x: Operand) -> Array:
+    """max(x, 0)."""
+    return mnp.maximum(x, 0)
+
+
+def relu6(x: Operand) -> Array:
+    """min(max(x, 0), 6)."""
+    return mnp.clip(x, 0, 6)
+
+
+def leaky_relu(x: Operand, slope: Operand = 0.01) -> Array:
+    """x where it is positive, else slope * x; with an array of slopes, PReLU."""
+    (array,) = floats(x)
+    return mnp.where(array > 0, array, array * slope)
+
+
+def elu(x: Operand, alpha: float = 1.0) -> Array:
+    """x where it is positive, else alpha * (exp(x) - 1).  Clevert et al., 2015 (arXiv 1511.07289)."""
+    (array,) = floats(x)
+    return mnp.where(array > 0, array, alpha * mnp.expm1(mnp.minimum(array, 0)))
+
+
+def celu(x: Operand, alpha: float = 1.0) -> Array:
+    """x where it is positive, else alpha * (exp(x / alpha) - 1)."""
+    (array,) = floats(x)
+    return mnp.where(array > 0, array, alpha * mnp.expm1(mnp.minimum(array, 0) / alpha))
+
+
+def selu(x: Operand) -> Array:
+    """A scaled elu that keeps mean 0 and variance 1.  Klambauer et al., 2017 (arXiv 1706.02515)."""
+    return 1.0507009873554804934193349852946 * elu(x, 1.6732632423543772848170429916717)
+
+
+def sigmoid(x: Operand) -> Array:
+    """1 / (1 + exp(-x))."""
+    (array,) = floats(x)
+    small = mnp.exp(-mnp.abs(array))
+    return mnp.where(array >= 0, 1, small) / (1 + small)
+
+
+def log_sigmoid(x: Operand) -> Array:
+    """log(sigmoid(x)), accurate where the sigmoid underflows."""
+    (array,) = floats(x)
+    return -softplus(-array)
+
+
+def softplus(x: Operand) -> Array:
+    """log(1 + exp(x))."""
+    (array,) = floats(x)
+    return mnp.maximum(array, 0) + mnp.log1p(mnp.exp(-mnp.abs(array)))
+
+
+def softsign(x: Operand) -> Array:
+    """x / (1 + |x|)."""
+    (array,) = floats(x)
+    return array / (1 + mnp.abs(array))
+
+
+def silu(x: Operand) -> Array:
+    """x * sigmoid(x), also called swish."""
+    (array,) = floats(x)
+    return array * sigmoid(array)
+
+
+def mish(x: Operand) -> Array:
+    """x * tanh(softplus(x)).  Misra, 2019 (arXiv 1908.08681)."""
+    (array,) = floats(x)
+    return array * mnp.tanh(softplus(array))
+
+
+def hard_tanh(x: Operand, low: float = -1.0, high: float = 1.0) -> Array:
+    """x clipped to [low, high]."""
+    return mnp.clip(x, low, high)
+
+
+def hard_sigmoid(x: Operand) -> Array:
+    """min(max(x / 6 + 1/2, 0), 1)."""
+    (array,) = floats(x)
+    return mnp.clip(array / 6 + 0.5, 0, 1)
+
+
+def hard_swish(x: Operand) -> Array:
+    """x * hard_sigmoid(x).  Howard et al., 2019 (arXiv 1905.02244)."""
+    (array,) = floats(x)
+    return array * hard_sigmoid(array)
+
+
+def gelu(x: Operand, *, approximate: bool = False) -> Array:
+    """x times the normal distribution's cumulative function; `approximate` takes the tanh form.
+
+    Hendrycks and Gimpel, 2016 (arXiv 1606.08415); BERT uses the exact form, GPT-2 the tanh form.
+    """
+    (array,) = floats(x)
+    return composite("gelu_tanh" if approximate else "gelu", _gelu_tanh if approximate else _gelu, array)
+
+
+def glu(x: Operand, axis: int = -1) -> Array:
+    """The first half of x along `axis`, times the sigmoid of the second.  Dauphin et al., 2016 (arXiv 1612.08083)."""
+    (array,) = floats(x)
+    value, gate = mnp.split(array, 2, axis)
+    return value * sigmoid(gate)
+
+
+def _gelu(x: Array) -> Array:
+    return x * 0.5 * (1 + mnp.erf(x * math.sqrt(0.5)))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return x * 0.5 * (1 + mnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))

@@ -1,0 +1,135 @@
+"""Convolution and its transpose, over any number of axes; arrays are (..., channels, *dims), as torch has them.
+
+`correlation` is the op `conv` with padding that may be negative; all else here is a way to call it, and so are the
+derivatives of it (`mesh/transforms`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from wire.errors import ShapeError
+
+from .. import numpy as mnp
+from ..array import Array, Operand, apply
+from ..numpy.promotion import asarray, operands
+from .windows import Pair, extents, pads, per_axis
+
+Ints = int | Sequence[int]
+
+
+def conv(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    *,
+    stride: Ints = 1,
+    padding: Any = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Array:
+    """x (..., in, *dims) by weight (out, in / groups, *kernel), plus bias (out,): (..., out, *windows).
+
+    `padding` is an int, an int or a (before, after) per axis, "same" or "valid"; every int may be one per axis.
+    """
+    source, kernels = operands(x, weight)
+    rank = _rank(source, kernels, "weight (out, in / groups, *kernel)")
+    steps, reaches = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    pairs = pads(padding, source.shape[-rank:], extents(kernels.shape[2:], reaches), steps)
+    return _over_samples(source, kernels, bias, rank, steps, pairs, (1,) * rank, reaches, groups)
+
+
+def conv_transpose(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    *,
+    stride: Ints = 1,
+    padding: Any = 0,
+    output_padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Array:
+    """The transpose of `conv` as a map: x (..., in, *dims) by weight (in, out / groups, *kernel), plus bias (out,).
+
+    An axis becomes (dim - 1) * stride + dilation * (kernel - 1) + 1 - before - after + output_padding long, where
+    `padding` is what the conv that is transposed was padded with.
+    """
+    source, kernels = operands(x, weight)
+    rank = _rank(source, kernels, "weight (in, out / groups, *kernel)")
+    steps, reaches = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    more, spans = per_axis(output_padding, rank, "output_padding"), extents(kernels.shape[2:], reaches)
+    taken = pads(padding, source.shape[-rank:], spans, steps)
+    pairs = [
+        (span - 1 - low, span - 1 - high + extra) for (low, high), span, extra in zip(taken, spans, more, strict=True)
+    ]
+    turned = transposed_kernels(kernels, groups)
+    return _over_samples(source, turned, bias, rank, (1,) * rank, pairs, steps, reaches, groups)
+
+
+def transposed_kernels(weight: Array, groups: int) -> Array:
+    """Kernels (a, b / groups, *kernel) as those of the transposed map: (b, a / groups, *kernel), each turned around."""
+    makers, share, *kernel = weight.shape
+    if groups < 1 or makers % groups:
+        raise ShapeError(f"weight {weight.shape} does not split into {groups} groups")
+    split = mnp.swapaxes(weight.reshape(groups, makers // groups, share, *kernel), 1, 2)
+    return mnp.flip(split.reshape(groups * share, makers // groups, *kernel), tuple(range(2, 2 + len(kernel))))
+
+
+def correlation(
+    x: Array,
+    w: Array,
+    stride: Sequence[int],
+    pairs: Sequence[Pair],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    groups: int,
+) -> Array:
+    """The op `conv` of x (n, c, *dims) by w (o, c / groups, *kernel); padding below 0 cuts the dilated x."""
+    low, high, start, stop = [], [], [], []
+    for dim, pair, spread in zip(x.shape[2:], pairs, lhs_dilation, strict=True):
+        first, last = (max(0, -(side // spread)) if dim else 0 for side in pair)  # elements that fall off at either end
+        if first + last >= dim > 0:  # only gaps and padding remain
+            first, last = dim, 0
+            low.append(max(0, (dim - 1) * spread + 1 + sum(pair)))
+            high.append(0)
+        else:
+            low.append(pair[0] + first * spread)
+            high.append(pair[1] + last * spread)
+        start.append(first)
+        stop.append(dim - last)
+    if (start, stop) != ([0] * len(start), list(x.shape[2:])):
+        x = apply("slice", x, start=(0, 0, *start), stop=(*x.shape[:2], *stop), step=(1,) * x.ndim)
+    attrs = {"stride": tuple(stride), "low": tuple(low), "high": tuple(high)}
+    return apply(
+        "conv", x, w, **attrs, lhs_dilation=tuple(lhs_dilation), rhs_dilation=tuple(rhs_dilation), groups=groups
+    )
+
+
+def _rank(x: Array, weight: Array, wanted: str) -> int:
+    rank = weight.ndim - 2
+    if rank < 1 or x.ndim < rank + 1:
+        raise ShapeError(f"conv needs x (..., in, *dims) and {wanted}, got {x.shape} and {weight.shape}")
+    return rank
+
+
+def _over_samples(
+    x: Array,
+    weight: Array,
+    bias: Operand | None,
+    rank: int,
+    stride: Sequence[int],
+    pairs: Sequence[Pair],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    groups: int,
+) -> Array:
+    """The axes in front of the channels as one, and back."""
+    front = x.shape[: -rank - 1]
+    samples = x.reshape(math.prod(front), *x.shape[-rank - 1 :])
+    found = correlation(samples, weight, stride, pairs, lhs_dilation, rhs_dilation, groups)
+    if bias is not None:
+        found = found + asarray(bias).reshape(-1, *[1] * rank)
+    return found.reshape(*front, *found.shape[1:])

@@ -1,0 +1,57 @@
+"""How windows lie along axes: what users say of strides, dilations and padding, as one number or pair per axis.
+
+Pure arithmetic on ints; it knows neither arrays nor what is done in a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from wire.errors import InputError, ShapeError
+
+Pair = tuple[int, int]
+
+
+def per_axis(value: int | Sequence[int], rank: int, name: str) -> tuple[int, ...]:
+    """One int for all of `rank` axes, or one for each."""
+    found = (value,) * rank if isinstance(value, int) else tuple(int(entry) for entry in value)
+    if len(found) != rank:
+        raise ShapeError(f"{name} has one entry or {rank}, one per axis, got {value}")
+    return found
+
+
+def extents(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+    """How many positions a kernel spans."""
+    return tuple([(size - 1) * reach + 1 for size, reach in zip(kernel, dilation, strict=True)])
+
+
+def pads(padding: Any, dims: Sequence[int], spans: Sequence[int], stride: Sequence[int]) -> tuple[Pair, ...]:
+    """(before, after) per axis.  `padding` is an int, an int or a pair per axis, "valid", or "same": as much as makes
+    ceil(dim / stride) windows, an odd one after ("same_lower": before)."""
+    if isinstance(padding, str):
+        if padding not in ("valid", "same", "same_lower"):
+            raise InputError(
+                f"padding {padding!r} is not known", next_step='Known: "same", "same_lower", "valid", ints'
+            )
+        if padding == "valid":
+            return ((0, 0),) * len(dims)
+        rows = zip(dims, spans, stride, strict=True)
+        totals = [max((-(-dim // step) - 1) * step + span - dim, 0) for dim, span, step in rows]
+        return tuple([((t + 1) // 2, t // 2) if padding == "same_lower" else (t // 2, (t + 1) // 2) for t in totals])
+    given = (padding,) * len(dims) if isinstance(padding, int) else tuple(padding)
+    if len(given) != len(dims):
+        raise ShapeError(f"padding has an int or a pair for each of {len(dims)} axes, got {padding}")
+    pairs = [(each, each) if isinstance(each, int) else (int(each[0]), int(each[1])) for each in given]
+    return tuple(pairs)
+
+
+def count(dim: int, span: int, step: int, pair: Pair, ceil_mode: bool = False) -> int:
+    """Windows along an axis.  `ceil_mode` also counts a last one that ends past the padding, if it starts before it."""
+    room = dim + sum(pair) - span
+    if room < 0 and not (ceil_mode and room > -step):
+        raise ShapeError(f"a window over {span} does not fit into {dim} with padding {pair}")
+    if not ceil_mode:
+        return room // step + 1
+    found = -(-room // step) + 1
+    return found - 1 if (found - 1) * step >= dim + pair[0] else found
