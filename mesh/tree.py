@@ -79,6 +79,22 @@ def map(fn: Callable[..., Any], value: Any, *others: Any) -> Any:
     return _unflatten(structure, iter([fn(*row) for row in zip(*columns, strict=True)]))
 
 
+def spread(prefix: Any, structure: Tree) -> list[Any]:
+    """One value for each leaf of `structure`: a leaf of `prefix`, or a None in it, stands for all leaves below it.
+
+    InputError if `prefix` has a container that `structure` has not there.
+    """
+    if structure.kind is None:
+        return [prefix]
+    container = None if prefix is None else _container_of(type(prefix))
+    if container is None:
+        return [prefix] * structure.leaf_count
+    keys, children, _ = container.split(prefix)
+    if keys != structure.keys:
+        raise InputError(f"trees differ: {_flatten(prefix, [])} and {structure}")
+    return [each for child, below in zip(children, structure.children, strict=True) for each in spread(child, below)]
+
+
 def leaves(value: Any) -> list[Any]:
     """The leaves of `value` in order."""
     return flatten(value)[0]

@@ -21,7 +21,7 @@ from ..array import Array, apply
 from ..numpy.linalg import Labelled, contract
 from ..numpy.promotion import cast
 from . import programs, scattering
-from .inner import Function, Step, Whole, call_graph, looked_up, rebuilt, run_like
+from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 from .slopes import SLOPES, Slope, choose, zero_like
 from .vjp import dot_labels, is_continuous, missing, spread
 
@@ -34,7 +34,11 @@ def forward(
     fn: Function, primals: Sequence[Array], tangents: Tangents, names: Sequence[str] = ()
 ) -> tuple[list[Array], list[Array | None]]:
     """`fn(*primals)`, and the tangents of its results when those of `primals` are `tangents` (None where zero)."""
-    inner = run_like(fn, primals, names)
+    return forward_of(run_like(fn, primals, names), primals, tangents)
+
+
+def forward_of(inner: Inner, primals: Sequence[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
+    """As `forward`, of a function that was run already."""
     environment = inner.bind(primals)
     moving = {
         id(tensor): tangent
@@ -57,9 +61,9 @@ def _advanced(step: Step, inputs: list[Array], tangents: Tangents) -> tuple[list
     still: list[Array | None] = [None] * len(step.outputs)
     if all(each is None for each in tangents) or not any(is_continuous(tensor.type) for _, tensor in step.outputs):
         return rebuilt(step, inputs), still
-    if step.op not in JVPS:
+    if step.mark is None and step.op not in JVPS:
         raise missing("jvp", step.op)
-    row = JVPS[step.op]
+    row = JVPS[step.op] if step.mark is None else Whole(step.mark.jvp)
     if isinstance(row, Whole):
         results, found = row.rule(inputs, tangents, **step.attrs)
         return [results[place] for place, _ in step.outputs], [found[place] for place, _ in step.outputs]

@@ -76,7 +76,7 @@ def _forward(step: Step, inputs: list[Array], wanted: list[bool]) -> tuple[list[
     """The step's results, and how to pull cotangents through it: None if it passes none."""
     if not any(wanted) or not any(is_continuous(tensor.type) for _, tensor in step.outputs):
         return rebuilt(step, inputs), None
-    row = VJPS.get(step.op)
+    row = VJPS.get(step.op) if step.mark is None else Whole(step.mark.vjp)
     if row is None:
         raise missing("vjp", step.op)
     if isinstance(row, Whole):
@@ -158,7 +158,8 @@ def to_operand(g: Array, shape: tuple[int, ...]) -> Array:
 
 def spread(g: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
     """What was reduced over `axes` of `shape`, repeated along them."""
-    kept = [1 if axis in axes else dim for axis, dim in enumerate(shape)]
+    first = next((axis for axis in range(len(shape)) if axis not in axes), len(shape))  # what is ahead broadcasts
+    kept = [1 if axis in axes else shape[axis] for axis in range(first, len(shape))]
     return mnp.broadcast_to(mnp.reshape(g, kept), shape)
 
 

@@ -52,7 +52,7 @@ def batch_of(inner: Inner, size: int, arrays: Sequence[Array], batched: Flags) -
         inputs = looked_up(step.inputs, environment)
         flags = [id(tensor) in spread for tensor in step.inputs]
         places = [place for place, _ in step.outputs]
-        row = VMAPS.get(step.op)
+        row = VMAPS.get(step.op) if step.mark is None else Whole(step.mark.vmap)
         if not any(flags):
             results, found = rebuilt(step, inputs), [False] * len(places)
         elif row is None:

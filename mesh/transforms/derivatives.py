@@ -1,0 +1,248 @@
+"""Derivatives of functions of pytrees: vjp, grad, value_and_grad, jvp, jacobian, hessian.
+
+    loss, gradient = mesh.value_and_grad(loss_of)(params, batch)
+
+They take what traced functions take (numpy arrays, Arrays, handles, Python scalars, pytrees of these) and give lazy
+Arrays; outside of a traced function these are computed when someone looks.  Derivatives have the dtype of what they
+are of.  Only floats have them: where an integer stands among the arguments of `vjp` or `jvp`, its derivative is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from wire.errors import InputError
+
+from .. import numpy as mnp
+from .. import tree
+from ..array import Array
+from . import vmap as batching
+from .flat import Flat, arrays_in, fitting, parameter_names, same_structure
+from .inner import Inner, run_like
+from .jvp import forward, forward_of
+from .vjp import backward, backward_of, is_continuous
+
+Function = Callable[..., Any]
+
+
+def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """`(fn(*primals), pull)`, where `pull(cotangent)`, given what has the result's structure and types, is the tuple of
+    cotangents of `primals`.  With `has_aux`, fn returns a pair (result, aux), and aux comes third.
+
+    A None in the cotangent is zero.
+    """
+    flat = Flat(fn, primals, has_aux=has_aux)
+    outputs, pull_back = backward(flat, flat.arrays, flat.names)
+    result, aux = flat.results(outputs)
+    count = flat.out_tree.leaf_count
+
+    def pull(cotangent: Any) -> Any:
+        given = same_structure(flat.out_tree, cotangent, "the cotangent")
+        cotangents = [
+            None
+            if value is None or not is_continuous(output.type)
+            else fitting(value, output, f"the cotangent of {name!r}")
+            for value, output, name in zip(given, outputs, flat.out_names, strict=False)
+        ]
+        found = pull_back([*cotangents, *[None] * (len(outputs) - count)])
+        return flat.arguments(_filled(found, flat.arrays))
+
+    return (result, pull, aux) if has_aux else (result, pull)
+
+
+def grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
+    """The function that gives the gradient of `fn`, which returns one float, by its arguments `argnums`.
+
+    The gradient has the structure and dtypes of the argument; a tuple of gradients if `argnums` is a sequence.  With
+    `has_aux`, fn returns a pair (float, aux), and the result is (gradient, aux).
+    """
+    both = value_and_grad(fn, argnums, has_aux)
+
+    @wraps(fn)
+    def gradient(*args: Any, **keywords: Any) -> Any:
+        value, found = both(*args, **keywords)
+        return (found, value[1]) if has_aux else found
+
+    return gradient
+
+
+def value_and_grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
+    """As `grad`, giving (value, gradient); with `has_aux` ((value, aux), gradient)."""
+    several = not isinstance(argnums, int)
+
+    @wraps(fn)
+    def value_and_gradient(*args: Any, **keywords: Any) -> Any:
+        flat = _of_arguments(fn, argnums, args, keywords, has_aux)
+        _check_continuous("grad", flat)
+        outputs, pull_back = backward(flat, flat.arrays, flat.names)
+        _check_scalar(outputs, flat)
+        seed = mnp.ones_like(outputs[0])
+        found = flat.arguments(_filled(pull_back([seed, *[None] * (len(outputs) - 1)]), flat.arrays))
+        value, aux = flat.results(outputs)
+        return ((value, aux) if has_aux else value), (found if several else found[0])
+
+    return value_and_gradient
+
+
+def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple[Any, ...]:
+    """`(fn(*primals), tangent)`, the latter of the result when the primals move by `tangents`.
+
+    Tangents have the structure and types of the primals; a None in them is zero.  With `has_aux`, fn returns a pair
+    (result, aux), and aux comes third.
+    """
+    flat = Flat(fn, primals, has_aux=has_aux)
+    given = same_structure(flat.in_tree, tuple(tangents), "the tangents")
+    moving = [
+        None if value is None or not is_continuous(primal.type) else fitting(value, primal, f"the tangent of {name!r}")
+        for value, primal, name in zip(given, flat.arrays, flat.names, strict=True)
+    ]
+    outputs, found = forward(flat, flat.arrays, moving, flat.names)
+    result, aux = flat.results(outputs)
+    tangent, _ = flat.results(_filled(found, outputs))
+    return (result, tangent, aux) if has_aux else (result, tangent)
+
+
+def jacobian(fn: Function, argnums: int | Sequence[int] = 0, mode: str | None = None) -> Function:
+    """The function that gives every derivative of every result of `fn` by its arguments `argnums`.
+
+    A leaf of shape R by one of shape A gives R + A; the result has fn's structure, and the arguments' inside it.
+    `mode` is "forward" or "reverse": by default the one that takes fewer passes.
+    """
+    if mode not in (None, "forward", "reverse"):
+        raise InputError(f"mode is 'forward' or 'reverse', got {mode!r}")
+    several = not isinstance(argnums, int)
+
+    @wraps(fn)
+    def derivatives(*args: Any, **keywords: Any) -> Any:
+        flat = _of_arguments(fn, argnums, args, keywords, False)
+        _check_continuous("jacobian", flat)
+        inner = run_like(flat, flat.arrays, flat.names)
+        for tensor, name in zip(inner.outputs, flat.out_names, strict=True):
+            if not is_continuous(tensor.type):
+                raise InputError(f"jacobian needs a function that gives floats, got {tensor.type} at {name!r}")
+        fewer = sum(array.size for array in flat.arrays) < sum(tensor.type.size for tensor in inner.outputs)
+        by_columns = mode == "forward" or (mode is None and fewer)
+        rows = (_by_columns if by_columns else _by_rows)(inner, flat.arrays)
+        found = [flat.arguments(row) if several else flat.arguments(row)[0] for row in rows]
+        return tree.unflatten(flat.out_tree, found)
+
+    return derivatives
+
+
+def hessian(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
+    """The function that gives the second derivatives of `fn`, which returns one float, by its arguments `argnums`.
+
+    For leaves of shapes A and B it gives A + B; the result has the arguments' structure twice.
+    """
+    return jacobian(grad(fn, argnums), argnums, mode="forward")
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _of_arguments(
+    fn: Function, argnums: int | Sequence[int], args: Sequence[Any], keywords: dict[str, Any], has_aux: bool
+) -> Flat:
+    """`fn` as a function of some of its arguments."""
+    given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for place in given:
+        if not -len(args) <= place < len(args):
+            raise InputError(f"argnums has {place}, but the function was called with {len(args)} arguments")
+    places = tuple([place % len(args) for place in given])
+    others = [arrays_in(value) if place not in places else value for place, value in enumerate(args)]
+
+    def of_some(*chosen: Any, **keywords: Any) -> Any:
+        every = list(others)
+        for place, value in zip(places, chosen, strict=True):
+            every[place] = value
+        return fn(*every, **keywords)
+
+    fixed = {name: arrays_in(value) for name, value in keywords.items()}
+    roots = parameter_names(fn, len(args))
+    return Flat(of_some, [args[place] for place in places], fixed, has_aux, [roots[place] for place in places])
+
+
+def _check_continuous(what: str, flat: Flat) -> None:
+    for array, name in zip(flat.arrays, flat.names, strict=True):
+        if not is_continuous(array.type):
+            raise InputError(
+                f"{what} by {name!r}, which is {array.type}: only floats have derivatives",
+                next_step="Choose other argnums, or convert it with astype",
+            )
+
+
+def _check_scalar(outputs: Sequence[Array], flat: Flat) -> None:
+    result = outputs[0].type if outputs else None
+    if flat.out_tree.kind is not None or result is None or result.shape or not is_continuous(result):
+        raise InputError(
+            f"grad needs a function that gives one float, got {flat.out_tree if flat.out_tree.kind else result}",
+            next_step="Reduce the result (sum, mean), use mesh.jacobian, or has_aux=True for what else it gives",
+        )
+
+
+def _filled(derivatives: Sequence[Array | None], like: Sequence[Array]) -> list[Array | None]:
+    """Derivatives with zeros where there is none, and None where there can be none."""
+    return [
+        mnp.zeros_like(array) if found is None and is_continuous(array.type) else found
+        for found, array in zip(derivatives, like, strict=True)
+    ]
+
+
+def _basis(arrays: Sequence[Array]) -> list[Array]:
+    """For each array, one row of a batch per element of all of them: 1 at that element."""
+    total = sum(array.size for array in arrays)
+    found, first = [], 0
+    for array in arrays:
+        ones = mnp.eye(total, array.size, k=-first, dtype=array.dtype)
+        found.append(mnp.reshape(ones, (total, *array.shape)))
+        first += array.size
+    return found
+
+
+def _by_columns(inner: Inner, primals: Sequence[Array]) -> list[list[Array]]:
+    """For each result, its derivatives by each argument: a forward pass per element of the arguments."""
+
+    def column(*tangents: Array) -> list[Array]:
+        outputs, found = forward_of(inner, primals, tangents)
+        return _zeros_for_none(found, outputs)
+
+    return [_cut(columns, primals, last=True) for columns in _passes(column, primals)]
+
+
+def _by_rows(inner: Inner, primals: Sequence[Array]) -> list[list[Array]]:
+    """The same by a backward pass per element of the results."""
+    outputs, pull_back = backward_of(inner, primals)
+
+    def row(*cotangents: Array) -> list[Array]:
+        return _zeros_for_none(pull_back(cotangents), primals)
+
+    cuts = [_cut(rows, outputs, last=False) for rows in _passes(row, outputs)]
+    return [[cut[place] for cut in cuts] for place in range(len(outputs))]
+
+
+def _passes(one: Callable[..., list[Array]], arrays: Sequence[Array]) -> list[Array]:
+    """The results of `one` for every element of all `arrays` in turn: given 1 there and 0 elsewhere."""
+    basis = _basis(arrays)
+    total = sum(array.size for array in arrays)
+    found, batched = batching.batch(one, total, basis, [True] * len(basis))
+    return [array if each else batching.repeated(array, total) for array, each in zip(found, batched, strict=True)]
+
+
+def _zeros_for_none(derivatives: Sequence[Array | None], like: Sequence[Array]) -> list[Array]:
+    return [mnp.zeros_like(array) if found is None else found for found, array in zip(derivatives, like, strict=True)]
+
+
+def _cut(array: Array, like: Sequence[Array], last: bool) -> list[Array]:
+    """A batch with a row per element of all of `like`, as one array for each, its dimensions first or `last`."""
+    found, first = [], 0
+    for each in like:
+        part = array[first : first + each.size]
+        first += each.size
+        rest = array.shape[1:]
+        if last:
+            found.append(mnp.reshape(mnp.moveaxis(part, 0, -1), (*rest, *each.shape)))
+        else:
+            found.append(mnp.reshape(part, (*each.shape, *rest)))
+    return found
