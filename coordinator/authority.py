@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from wire.certificates import (
 )
 from wire.disk import Disk
 from wire.errors import ConfigError, MeshError, ProtocolError
-from wire.gate import Gate
 from wire.joining import Admitted, Asked, Former, Grant, Refusal, prove_grant
 from wire.lock import FileLock
 from wire.tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token, pin_of
@@ -36,6 +36,7 @@ from wire.tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token, pin_of
 from .audit import AuditLog
 from .keyring import Keyring
 from .roster import MemberRecord, Roster, from_json, to_json
+from .strangers import Strangers
 from .tokens import TTL_S, TokenRecord, TokenTable
 
 log = logging.getLogger("graph_mesh.authority")
@@ -96,7 +97,8 @@ class Authority:
         self._clock = clock
         self._disk = disk or Disk()
         self._audit = AuditLog(folder, self._disk)
-        self._strangers = Gate()
+        self._strangers = Strangers()
+        self._counting = threading.Lock()  # callers are answered in threads
         self._keyring = Keyring(folder, self._disk)
         self._seen: tuple[tuple[int, int, int], Roster] | None = None
         self._dummy_key = secrets.token_bytes(32)
@@ -208,42 +210,46 @@ class Authority:
         """Answer a node with a token."""
         said = {"token": asked.ask.key_name, "name": asked.ask.name, "host": host}
         with self._answering(said):
-            if self._latest().tokens.prove(asked).record is None and self._is_noise(host):
-                return Refusal("invalid")
+            proof = self._latest().tokens.prove(asked)
+            if proof.record is None:  # strangers are many: without a lock
+                return self._refuse("invalid", said, proof.why)
             with self._locked() as roster:
-                return self._admit(roster, asked, host, said)
+                answer = self._admit(roster, asked, host, said)
+            return answer if isinstance(answer, Grant) else self._refuse(answer[0], said, answer[1])
         return Refusal("failed")
 
     def renew(self, certificate: bytes, host: str) -> Grant | Refusal:
         """Answer a member who showed this certificate of ours, on a link or at the join port."""
         key = key_of_certificate(certificate)
         said = {"node": key.node_id, "host": host}
-        with self._answering(said), self._locked() as roster:
-            member = roster.renew(key.node_id, self._clock() + CERTIFICATE_S)
-            if isinstance(member, str):
-                return self._refuse(member, said)
-            self._write(roster)
-            self._tell("renewed", name=member.name, role=member.role, **said)
-            return self._grant(key, member.role, roster)
+        with self._answering(said):
+            with self._locked() as roster:
+                member = roster.renew(key.node_id, self._clock() + CERTIFICATE_S)
+                if not isinstance(member, str):
+                    self._write(roster)
+                    self._tell("renewed", name=member.name, role=member.role, **said)
+                    return self._grant(key, member.role, roster)
+            return self._refuse(member, said)
         return Refusal("failed")
 
     def turned_away(self, host: str, why: str) -> None:
-        """Someone called the join port who did not get as far as a question."""
-        if self._is_noise(host):
-            return
-        log.warning("turned away a caller from %s: %s", host, why)
-        self._note("turned away", host, why)
+        """Someone called who did not get as far as a question, or a link."""
+        untold = self._tells("turned away", host, why)
+        if untold is not None:
+            log.warning("turned away a caller from %s: %s%s", host, why, _others(untold))
+            self._note("turned away", host, why, untold)
 
     def distrusted(self, host: str, why: str) -> None:
         """Someone announced itself as a node of this mesh, and is none."""
-        if not self._is_noise(host):
-            self._note("imposter", host, why)
+        untold = self._tells("imposter", host, why)
+        if untold is not None:
+            self._note("imposter", host, why, untold)
 
-    def _note(self, event: str, host: str, why: str) -> None:
+    def _note(self, event: str, host: str, why: str, untold: int) -> None:
         """Write down what a stranger did, as far as the disk takes it."""
         try:
             with self._locked():
-                self._tell(event, host=host, reason=why)
+                self._tell(event, host=host, reason=why, untold=_number(untold))
         except (OSError, MeshError) as error:
             log.error("the audit log cannot be written: %s", error)
 
@@ -265,27 +271,29 @@ class Authority:
 
     # -- inside
 
-    def _admit(self, roster: Roster, asked: Asked, host: str, said: dict[str, str]) -> Grant | Refusal:
+    def _admit(self, roster: Roster, asked: Asked, host: str, said: dict[str, str]) -> Grant | tuple[str, str]:
+        """Let in a node with a token; or the reason against it, and what the log says of that."""
         proof = roster.tokens.prove(asked)
         if proof.record is None:
-            return self._refuse("invalid", said, proof.why)
+            return "invalid", proof.why
         try:
             check_name("node", asked.ask.name)
             key = key_of_request(asked.ask.request)
         except (ConfigError, ProtocolError) as error:
-            return self._refuse("malformed", said, error.message)
+            return "malformed", error.message
         said["node"] = key.node_id
         now_s = self._clock()
         reason = roster.admit(proof.record, asked, key.node_id, host, now_s, now_s + CERTIFICATE_S)
         if reason:
-            return self._refuse(reason, said)
+            return reason, ""
         self._write(roster)
         self._tell("joined", role=proof.record.role, **said)
         return prove_grant(self._grant(key, proof.record.role, roster), proof.record.key, asked.ask.nonce)
 
-    def _is_noise(self, host: str) -> bool:
-        """Whether strangers already filled this minute's share of the logs."""
-        return self._strangers.delay_s(host, self._clock()) > 0.0
+    def _tells(self, event: str, host: str, *what: str) -> int | None:
+        """As Strangers has it."""
+        with self._counting:
+            return self._strangers.tells(host, "|".join((event, *what)), self._clock())
 
     def _open(self) -> Roster:
         """What is there, made at the first start: the list of members is written last, and says all is there."""
@@ -338,8 +346,13 @@ class Authority:
         return Rotation(_short(certificate), roster.authority, roster.former_until_s, tuple(roster.behind()), withdrawn)
 
     def _refuse(self, reason: str, said: dict[str, str], why: str = "") -> Refusal:
-        log.warning("refused %r from %s: %s", said.get("name") or said.get("node"), said["host"], why or reason)
-        self._tell("refused", reason=why or reason, **said)
+        """Say no, and write it down; not to be called under the lock."""
+        who = said.get("name") or said.get("node") or ""
+        untold = self._tells("refused", said["host"], why or reason, who, said.get("token", ""))
+        if untold is not None:
+            log.warning("refused %r from %s: %s%s", who, said["host"], why or reason, _others(untold))
+            with self._locked():
+                self._tell("refused", reason=why or reason, untold=_number(untold), **said)
         return Refusal(reason)
 
     @contextlib.contextmanager
@@ -391,6 +404,14 @@ class Authority:
 def _trusted(roster: Roster) -> tuple[int, ...]:
     """Whose keys are needed: the time of the one before is over when the list says so."""
     return (roster.authority, roster.authority - 1) if roster.former_until_s else (roster.authority,)
+
+
+def _number(untold: int) -> str:
+    return str(untold) if untold else ""
+
+
+def _others(untold: int) -> str:
+    return f" (and {untold} others since the last such line)" if untold else ""
 
 
 def _short(certificate: bytes) -> str:

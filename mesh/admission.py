@@ -20,9 +20,9 @@ from coordinator.runtime import Coordinator
 from wire.credentials import RETRY_S, Credentials, Nap, keep_renewed
 from wire.errors import ConfigError, MeshError
 from wire.identity import member_id
-from wire.join_link import PORT_OFFSET, serve_joining
+from wire.join_link import PORT_OFFSET, JoinPort, serve_joining
 from wire.joining import Admitted
-from wire.listener import Listener, addresses_of
+from wire.listener import addresses_of
 from wire.messages import Revocations
 from wire.tokens import Token, discovery_key
 from wire.transport import Endpoint
@@ -46,7 +46,7 @@ class Admission:
         self.credentials = Credentials(folder or Path(self._own.name if self._own else ""))
         self.credentials.adopt(self._certify())
         self._pins = authority.trust().pins
-        self._join_port: Listener | None = None
+        self._join_port: JoinPort | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def first_token(self) -> Token | None:

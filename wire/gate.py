@@ -57,7 +57,7 @@ class Gate:
 
     def arrive(self, caller: int, host: str, now_s: float) -> Arrival:
         """A connection came."""
-        origin = _origin(host)
+        origin = origin_of(host)
         from_there = [each for each, stranger in self._strangers.items() if stranger.origin == origin]
         goes = None
         if origin and len(from_there) >= self._limits.strangers_per_origin_max:
@@ -93,7 +93,7 @@ class Gate:
         """How long to wait before this question is answered."""
         while self._questions and self._questions[0][0] <= now_s - self._limits.window_s:
             self._questions.popleft()
-        origin = _origin(host)
+        origin = origin_of(host)
         from_there = sum(other == origin for _, other in self._questions) if origin else 0
         too_many = len(self._questions) >= self._limits.questions or from_there >= self._limits.questions_per_origin
         self._questions.append((now_s, origin))
@@ -115,7 +115,7 @@ class Gate:
         return (silent or callers)[0] if most > from_there else None
 
 
-def _origin(host: str) -> str:
+def origin_of(host: str) -> str:
     """Who is behind an address, as far as it tells; "" for this machine itself."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

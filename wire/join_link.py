@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import secrets
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from .certificates import JOIN_NAME, NodeKey, is_authority_of
 from .credentials import Credentials
 from .errors import ConnectFailed, MeshError, NotTrusted, ProtocolError
-from .gate import Gate
+from .gate import Gate, origin_of
 from .joining import (
     DEADLINE_S,
     Admitted,
@@ -39,6 +42,7 @@ from .security import (
     TLSContext,
     drop,
     explain,
+    explain_caller,
     join_client_context,
     peer_certificate,
     unverified_context,
@@ -54,6 +58,8 @@ SHUTDOWN_S = 0.5  # for a call's last bytes; then the connection is dropped
 READ_BYTES = 4096
 INSIST_S = 20.0  # a flood leaves room for somebody else every few hundredths of a second
 AGAIN_S = 0.05
+ASKS_WITHIN_S = 5.0  # a node's second call follows its first one at once
+NOT_ASKED = "it heard who we are and did not ask: its token is of another mesh, or it has none"
 TELL_S = 2.0  # until somebody who waits is told why
 CROWDED = "It may have too many callers; try again later, and look at the coordinator's log"
 JOIN_AGAIN = {"worker": "mesh-worker join here", "client": "mesh-coord join here"}
@@ -77,20 +83,32 @@ class Admission(Protocol):
 
 async def serve_joining(
     hosts: Sequence[str], port: int, credentials: Credentials, admission: Admission, gate: Gate | None = None
-) -> tuple[Listener, int]:
-    """Open the join port of the coordinator with these credentials; the listener to close and the port it got."""
-    port_of = _JoinPort(credentials, admission, gate or Gate())
-    listener = Listener(port_of.serve, port_of.turned_away, port_of.gate)
-    return listener, listener.listen(hosts, port)
+) -> tuple[JoinPort, int]:
+    """Open the join port of the coordinator with these credentials; what to close, and the port it got."""
+    opened = JoinPort(credentials, admission, gate or Gate())
+    return opened, opened.listener.listen(hosts, port)
 
 
-class _JoinPort:
+class JoinPort:
+    """Where nodes become members and renew their certificates; see `serve_joining`."""
+
     def __init__(self, credentials: Credentials, admission: Admission, gate: Gate) -> None:
         self._credentials = credentials
         self._admission = admission
-        self.gate = gate
+        self._gate = gate
+        # Calls that heard who we are and to which no question has come yet, by origin, the oldest first.
+        self._greeted: dict[str, deque[asyncio.Task[None]]] = {}
+        self.listener = Listener(self._serve, self._turned_away, gate)
 
-    async def serve(self, connection: socket.socket, caller: Caller) -> None:
+    async def close(self) -> None:
+        """Stop listening, and end what callers there are."""
+        await self.listener.close()
+        tasks = list(itertools.chain.from_iterable(self._greeted.values()))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, connection: socket.socket, caller: Caller) -> None:
         """One call, from its handshake to its end."""
         try:
             shown, context = self._credentials.admitted, self._credentials.join_server_context()
@@ -98,11 +116,11 @@ class _JoinPort:
                 caller.answered()
                 await self._answer(shown, reader, writer, caller)
         except TimeoutError:
-            await self.turned_away(caller.host, f"a call took more than {DEADLINE_S:g} s")
+            await self._turned_away(caller.host, f"a call took more than {DEADLINE_S:g} s")
         except OSError as error:  # TLS's errors, too
-            await self.turned_away(caller.host, explain(error, "a caller").message)
+            await self._turned_away(caller.host, explain_caller(error))
         except ProtocolError as error:
-            await self.turned_away(caller.host, error.message)
+            await self._turned_away(caller.host, error.message)
 
     async def _answer(
         self, shown: Admitted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: Caller
@@ -113,11 +131,14 @@ class _JoinPort:
         while question is None:
             data = await reader.read(READ_BYTES)
             if not data:
-                return  # the first of a node's two calls ends so
+                self._heard_who_we_are(caller.host)
+                return
             question = call.received(data)
         caller.asked()
         host = caller.host
-        await asyncio.sleep(self.gate.delay_s(host, asyncio.get_running_loop().time()))
+        if greeted := self._greeted.get(origin_of(host)):
+            greeted.popleft().cancel()
+        await asyncio.sleep(self._gate.delay_s(host, asyncio.get_running_loop().time()))
         if isinstance(question, Asked):
             decision = await asyncio.to_thread(self._admission.admit, question, host)
         else:
@@ -128,7 +149,25 @@ class _JoinPort:
         _write(writer, call.answer(decision))
         await writer.drain()
 
-    async def turned_away(self, host: str, why: str) -> None:
+    def _heard_who_we_are(self, host: str) -> None:
+        """The first of a node's two calls ends so; and so does the only one of a node whose token is another mesh's."""
+        waiting = asyncio.get_running_loop().create_task(self._gives_up(host))
+        origin = origin_of(host)
+        self._greeted.setdefault(origin, deque()).append(waiting)
+        waiting.add_done_callback(partial(self._over, origin))
+
+    async def _gives_up(self, host: str) -> None:
+        await asyncio.sleep(ASKS_WITHIN_S)
+        await self._turned_away(host, NOT_ASKED)
+
+    def _over(self, origin: str, waiting: asyncio.Task[None]) -> None:
+        calls = self._greeted.get(origin, deque())
+        if waiting in calls:
+            calls.remove(waiting)
+        if not calls:
+            self._greeted.pop(origin, None)
+
+    async def _turned_away(self, host: str, why: str) -> None:
         await asyncio.to_thread(self._admission.turned_away, host, why)
 
 

@@ -157,6 +157,32 @@ def explain(error: OSError | EOFError, where: str) -> MeshError:
     return ConnectFailed(f"nobody answers at {where}", cause=error.strerror or str(error))
 
 
+# What it means that a caller's handshake came to nothing, by a word of OpenSSL's.
+_CALLERS = {
+    "UNKNOWN_CA": "a caller gave up the handshake: it expects another mesh",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "a caller has no certificate: it joined no mesh",
+}
+
+
+def gave_up(error: OSError) -> bool:
+    """Whether a caller broke off the handshake; asyncio hangs up on whom it does not trust and does not say so."""
+    return isinstance(error, ConnectionError) and "taking longer" not in str(error)
+
+
+def explain_caller(error: OSError) -> str:
+    """What a handshake's failure with somebody who called means, for the log."""
+    if gave_up(error):
+        return "a caller gave up the handshake: it may expect another mesh"
+    if isinstance(error, ConnectionError):
+        return f"a caller did not finish the handshake within {HANDSHAKE_S:g} s"
+    said = str(error).upper().replace(" ", "_")
+    if not isinstance(error, ssl.SSLCertVerificationError):  # then it is we who do not know the caller
+        for word, text in _CALLERS.items():
+            if word in said:
+                return text
+    return explain(error, "a caller").message
+
+
 # -- helpers -----------------------------------------------------------------------------------------------
 
 

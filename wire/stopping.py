@@ -1,5 +1,6 @@
-"""Stopping: a daemon that is told to stop by a signal does so in good order, and at the second one ends at once, without
-a word: whoever reads its log may be what it waits for.
+"""Stopping: a daemon that is told to stop by a signal does so in good order, and at the second one ends at once.
+
+It ends without a word: whoever reads its log may be what it waits for.
 
 It does not know what there is to put in order.  Child processes end with their pipes, and what is on disk is whole at
 any moment, so that nothing is left to do for the second signal.

@@ -28,13 +28,13 @@ from .endpoint import CLOSE_TIMEOUT_S
 from .endpoint import Endpoint as AnyEndpoint
 from .errors import ConfigError, ConnectFailed, MeshError
 from .frames import frame_bytes_max
-from .gate import Gate, GateLimits
+from .gate import Gate, GateLimits, origin_of
 from .joining import JOIN
 from .limits import DEFAULT, Limits
 from .link import Handler, Link
 from .listener import Caller, Listener, addresses_of
 from .protocol import Identity
-from .security import HANDSHAKE_S, drop, explain, is_tls_error, peer_member
+from .security import HANDSHAKE_S, drop, explain, explain_caller, gave_up, is_tls_error, peer_member
 
 log = logging.getLogger("graph_mesh.transport")
 
@@ -46,6 +46,7 @@ HELLO_TIMEOUT_S = 5.0  # from the upgrade until the link stands
 HEADER_TIMEOUT_S = 3.0  # from connecting until the request's header is complete
 STRANGERS_PER_ORIGIN_MAX = 32  # one host may have many workers that come back at once
 STRANGERS_TOLD_S = 10.0  # from one line about callers that were turned away to the next
+KNOWN_S = 10.0  # from a member's arrival on
 UNLINKED_MAX = 256  # connections that have not become a link; beyond, the oldest goes
 
 
@@ -87,6 +88,7 @@ class WebSockets:
         self.audit: Callable[[str, str], None] | None = None
         self._strangers = 0  # callers that were turned away
         self._told_s = float("-inf")
+        self._came_from: dict[str, float] = {}  # when a member last did, by origin
         self._web: web.Server | None = None
         self._session: aiohttp.ClientSession | None = None
         self._unlinked: OrderedDict[Any, asyncio.TimerHandle] = OrderedDict()
@@ -148,10 +150,18 @@ class WebSockets:
                 ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
             )
         except OSError as error:
-            await self._turned_away(caller.host, explain(error, "a caller").message)
+            if not (gave_up(error) and self._is_known(caller.host)):
+                await self._turned_away(caller.host, explain_caller(error))
             return
         if protocol not in self._unlinked:  # it had to go while TLS began, when there was no transport to drop
             drop(transport)
+        self._came_from[origin_of(caller.host)] = asyncio.get_running_loop().time()
+
+    def _is_known(self, host: str) -> bool:
+        """Whether a member came from there just now: who dials all our addresses at once drops all but one."""
+        since_s = asyncio.get_running_loop().time() - KNOWN_S
+        self._came_from = {origin: at_s for origin, at_s in self._came_from.items() if at_s > since_s}
+        return origin_of(host) in self._came_from
 
     async def _turned_away(self, host: str, why: str) -> None:
         """One line for the first of many: a flood of strangers must fill no log."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ from support.faulty_disk import QuickDisk
 from support.links import Recorder
 from support.tls import MESH, Card, card
 from support.tls import authority as new_ca
-from support.tls import credentials as identity
+from support.tls import credentials as identity_of
 from support.waiting import until
 
 from coordinator.audit import read_events, verify
@@ -25,10 +26,9 @@ from wire.credentials import Credentials
 from wire.errors import ConnectFailed, JoinRefused, MeshError, NotTrusted
 from wire.gate import Gate
 from wire.identity import identity_here
-from wire.join_link import PORT_OFFSET, join, renew, serve_joining
+from wire.join_link import NOT_ASKED, PORT_OFFSET, JoinPort, join, renew, serve_joining
 from wire.joining import STRANGER_BYTES_MAX, Admitted, Renew, encode
 from wire.joining import Authority as Greeting
-from wire.listener import Listener
 from wire.membership import Membership
 from wire.security import client_context, join_client_context, peer_member, unverified_context
 from wire.tokens import Token
@@ -53,7 +53,7 @@ class Coordinator:
     clock: Clock
     authority: Authority
     credentials: Credentials
-    listener: Listener
+    open: JoinPort
     port: int
     gate: Gate
 
@@ -72,11 +72,11 @@ async def coordinator(folder: Path, mesh: str = MESH) -> AsyncIterator[Coordinat
     made = Authority(folder / "authority", mesh, clock, QuickDisk())
     credentials = Credentials(folder / "coordinator", QuickDisk())
     credentials.adopt(made.certify_coordinator(credentials.key.public))
-    listener, port = await serve_joining([HOST], 0, credentials, made, gate)
+    opened, port = await serve_joining([HOST], 0, credentials, made, gate)
     try:
-        yield Coordinator(folder / "authority", clock, made, credentials, listener, port, gate)
+        yield Coordinator(folder / "authority", clock, made, credentials, opened, port, gate)
     finally:
-        await listener.close()
+        await opened.close()
 
 
 @pytest.fixture
@@ -144,11 +144,25 @@ async def test_a_refusal_is_one_line_and_one_record(there: Coordinator, tmp_path
     assert record.startswith("refused ") and not verify(there.folder).broken
 
 
-async def test_a_token_of_another_mesh_is_noticed_before_anything_is_sent(there: Coordinator, tmp_path: Path) -> None:
+async def test_a_token_of_another_mesh_is_noticed_before_anything_is_sent_and_both_sides_say_so(
+    there: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wire.join_link.ASKS_WITHIN_S", 0.2)
     other = Authority(tmp_path / "other", MESH, disk=QuickDisk())
-    with pytest.raises(NotTrusted, match="not the coordinator that made this token"):
-        await join(HOST, there.port, other.create_token(), new_key(), "worker", "desk")
-    assert there.audit() == ["coordinator certified"]
+    for _ in range(3):
+        with pytest.raises(NotTrusted, match="not the coordinator that made this token"):
+            await join(HOST, there.port, other.create_token(), new_key(), "worker", "desk")
+        await until(lambda: not there.open._greeted, 10.0)
+    await there.until_audited(f"turned away {NOT_ASKED}")
+    assert there.audit() == ["coordinator certified", f"turned away {NOT_ASKED}"], "once, however often it tries"
+
+
+async def test_who_joins_has_no_record_but_that_it_did(
+    there: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await joined(there, tmp_path)
+    assert not there.open._greeted, "its question came"
+    assert there.audit() == ["coordinator certified", "token created", "joined"]
 
 
 async def test_nobody_there_is_said(there: Coordinator, unused_port: int) -> None:
@@ -301,7 +315,7 @@ async def test_a_replayed_request_gets_a_refusal(there: Coordinator) -> None:
 async def test_a_crowd_of_silent_connections_keeps_nobody_out(there: Coordinator, tmp_path: Path) -> None:
     crowd = [await asyncio.open_connection(HOST, there.port) for _ in range(200)]
     assert (await joined(there, tmp_path)).enrolled
-    assert len(there.listener._strangers) <= 64
+    assert len(there.open.listener._strangers) <= 64
     for _, writer in crowd:
         writer.close()
 
@@ -379,11 +393,58 @@ async def test_a_revoked_member_is_not_renewed(there: Coordinator, tmp_path: Pat
 
 
 async def test_a_member_of_another_mesh_is_not_renewed(there: Coordinator, tmp_path: Path) -> None:
-    spy = identity(tmp_path / "spy", new_ca())
+    spy = identity_of(tmp_path / "spy", new_ca())
     spy.files.trust.write_bytes(there.credentials.files.trust.read_bytes())
     with pytest.raises(NotTrusted):
         await renew(HOST, there.port, spy)
     assert "renewed" not in there.audit()
+
+
+# -- callers of the main port
+
+
+@contextlib.asynccontextmanager
+async def main_port(there: Coordinator) -> AsyncIterator[int]:
+    """Where members link, with the same audit log."""
+    identity = dataclasses.replace(identity_here("coordinator", MESH, "hub", None), node_id=there.credentials.node_id)
+    endpoint = Endpoint(identity, Recorder(), credentials=there.credentials)
+    endpoint.audit_strangers(there.authority.turned_away)
+    try:
+        yield await endpoint.listen(HOST, 0)
+    finally:
+        await endpoint.close()
+
+
+@pytest.mark.parametrize(
+    ("who", "why"),
+    [
+        ("no member", "it does not speak TLS"),
+        ("no certificate", "a caller has no certificate: it joined no mesh"),
+        ("of another mesh", "a caller gave up the handshake: it may expect another mesh"),
+        ("pretends", "a caller belongs to another mesh, or to this one by an authority that this node does not know"),
+    ],
+)
+async def test_who_links_without_being_a_member_is_one_line_and_one_record(
+    there: Coordinator, tmp_path: Path, who: str, why: str
+) -> None:
+    stranger = None if who in ("no member", "no certificate") else identity_of(tmp_path / "spy", new_ca())
+    if who == "pretends" and stranger is not None:
+        stranger.files.trust.write_bytes(there.credentials.files.trust.read_bytes())
+    name = "x" if stranger is None else stranger.node_id
+    here = Endpoint(dataclasses.replace(identity_here("worker", MESH, "w", None), node_id=name), Recorder(),
+                    credentials=stranger)  # fmt: skip
+    async with main_port(there) as port:
+        for _ in range(3):
+            if who == "no certificate":
+                with contextlib.suppress(OSError):
+                    await asyncio.open_connection(HOST, port, ssl=unverified_context(), server_hostname=JOIN_NAME)
+            else:
+                with pytest.raises(MeshError) as raised:
+                    await here.dial(HOST, port)
+                assert "\n" not in str(raised.value) and raised.value.next_step
+        await there.until_audited(f"turned away {why}")
+    await here.close()
+    assert there.audit() == ["coordinator certified", f"turned away {why}"], "once, however often it tries"
 
 
 # -- a new authority

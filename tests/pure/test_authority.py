@@ -185,7 +185,7 @@ def test_a_flood_of_strangers_fills_no_log(authority: Authority, tmp_path: Path)
     for _ in range(200):
         authority.admit(wrong, "10.0.0.1")
         authority.turned_away("10.0.0.1", "noise")
-    assert len(events(tmp_path)) == 1 + 5
+    assert events(tmp_path) == ["token created", "refused wrong secret", "turned away noise"]
     assert isinstance(authority.admit(asked(authority, token, new_key()), "10.0.0.1"), Grant)
 
 

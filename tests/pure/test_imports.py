@@ -88,6 +88,7 @@ PURE = (
     "coordinator/samples.py",
     "coordinator/state.py",
     "coordinator/stragglers.py",
+    "coordinator/strangers.py",
     "coordinator/tokens.py",
     "mesh/diagnosis.py",
     "wire/address.py",
