@@ -17,10 +17,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wire.dtypes import DType, dtype_of
+from wire.errors import DTypeError, InputError, ShapeError
 from wire.graph import Node, infer
 from wire.types import NO_ATTRS, Attrs, TensorType
 
-from .expression import Expression, Tensor, computable
+from .devices import DLPACK_CPU, MESH, Device, check_device
+from .expression import Expression, Tensor, computable, made_outside
 from .handle import Handle
 from .typed import Typed
 
@@ -37,6 +39,35 @@ def _operator(name: str) -> Callable[[Array, Any], Array]:
 
 def _reflected(name: str) -> Callable[[Array, Any], Array]:
     return lambda self, other: FUNCTIONS[name](other, self) if isinstance(other, OPERANDS) else DECLINED
+
+
+def _in_place(name: str) -> Callable[[Array, Any], Array]:
+    """x += y gives the name x, and with it every name of this same object, to x + y in x's own dtype.
+
+    A Python number that a function was called with is no array: there the variable alone changes.
+    """
+
+    def operator(self: Array, other: Any) -> Array:
+        if not isinstance(other, OPERANDS):
+            return DECLINED  # type: ignore[no-any-return]
+        result: Array = FUNCTIONS[name](self, other)
+        if self.weak:
+            return result
+        self._become(_fitting(self.type, result, name))
+        return self
+
+    return operator
+
+
+def _fitting(type: TensorType, result: Array, name: str) -> Array:
+    """The result of an operation in place, which keeps shape and dtype; an error where that would lose its kind."""
+    if result.type.shape != type.shape:
+        raise ShapeError(f"{name} in place would make {type} an array of shape {result.type.shape}")
+    if KINDS.index(result.type.dtype.kind) > KINDS.index(type.dtype.kind):
+        raise DTypeError(
+            f"{name} in place would make {type} {result.type.dtype}", next_step="Write x = x + y in place of x += y"
+        )
+    return FUNCTIONS["astype"](result, type.dtype)  # type: ignore[no-any-return]
 
 
 def _prefix(name: str) -> Callable[[Array], Array]:
@@ -87,9 +118,14 @@ class Array(Typed):
         """x.at[key].set(v), .add(v), .max(v), .min(v): a new array, changed at x[key] (`mesh/numpy/updates.py`)."""
         return FUNCTIONS["at"](self)
 
+    @property
+    def device(self) -> Device:
+        """The mesh: where a value is made is the planner's choice, and differs from call to call."""
+        return MESH
+
     def __setitem__(self, key: Any, value: Any) -> None:
         """x[key] becomes `value`, in x's dtype; arrays made of x before stay as they were."""
-        self.tensor = FUNCTIONS["at"](self)[key].set(value).tensor
+        self._become(FUNCTIONS["at"](self)[key].set(value))
 
     # -- operators ----------------------------------------------------------------------------------------
 
@@ -112,6 +148,12 @@ class Array(Typed):
     __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
     __neg__, __pos__ = _prefix("negative"), _prefix("positive")
     __abs__, __invert__ = _prefix("abs"), _prefix("bitwise_invert")
+    __iadd__, __isub__ = _in_place("add"), _in_place("subtract")
+    __imul__, __imatmul__ = _in_place("multiply"), _in_place("matmul")
+    __itruediv__, __ifloordiv__ = _in_place("divide"), _in_place("floor_divide")
+    __imod__, __ipow__ = _in_place("remainder"), _in_place("pow")
+    __iand__, __ior__, __ixor__ = _in_place("bitwise_and"), _in_place("bitwise_or"), _in_place("bitwise_xor")
+    __ilshift__, __irshift__ = _in_place("bitwise_left_shift"), _in_place("bitwise_right_shift")
     __hash__ = None  # type: ignore[assignment]  # equality is elementwise
 
     def __divmod__(self, other: Operand) -> tuple[Array, Array]:
@@ -203,11 +245,55 @@ class Array(Typed):
     def repeat(self, repeats: Any, axis: int | None = None) -> Array:
         return self._call("repeat", repeats, axis=axis)
 
+    def sort(self, axis: int = -1) -> None:
+        """Sorts this array in place, as numpy's method does; `mnp.sort` gives a new one."""
+        self._become(FUNCTIONS["sort"](self, axis))
+
+    def argsort(self, axis: int | None = -1) -> Array:
+        return self._call("argsort", axis)
+
+    def cumsum(self, axis: int | None = None, dtype: Any = None) -> Array:
+        return self._call("cumsum", axis, dtype)
+
+    def cumprod(self, axis: int | None = None, dtype: Any = None) -> Array:
+        return self._call("cumprod", axis, dtype)
+
+    def nonzero(self) -> tuple[Array, ...]:
+        result: tuple[Array, ...] = FUNCTIONS["nonzero"](self)
+        return result
+
+    def copy(self) -> Array:
+        return renamed(self)
+
     # -- values -------------------------------------------------------------------------------------------
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         value = self._value_for("np.asarray()")
         return np.array(value, dtype=dtype, copy=copy)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The value for another library, without a copy where it knows of memory that is only read (DLPack 1.0)."""
+        value = self._value_for("__dlpack__()")
+        if max_version is not None and max_version >= (1, 0):
+            return value.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        if copy is False:
+            raise BufferError("an array of the mesh is read only, which needs DLPack 1.0 or a copy")
+        return value.copy().__dlpack__(stream=stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return DLPACK_CPU  # values come to this process
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Array:
+        """This array, as every device is the mesh; InputError for any other."""
+        check_device(device)
+        return renamed(self)
 
     def __float__(self) -> float:
         return float(self._scalar_for("float()"))
@@ -245,16 +331,29 @@ class Array(Typed):
         return f"Array({shown}, dtype={self.type.dtype.numpy})"
 
     def __copy__(self) -> Array:
-        return Array(self.tensor)
+        return renamed(self)
 
     def __deepcopy__(self, memo: Any) -> Array:
-        return Array(self.tensor)
+        return renamed(self)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         """`mesh.numpy`, as the Array API standard asks."""
         from . import numpy
 
+        if api_version not in (None, *API_VERSIONS):
+            raise InputError(
+                f"the Array API version {api_version!r} is not known", next_step=f"Known: {', '.join(API_VERSIONS)}"
+            )
         return numpy
+
+    def _become(self, other: Array) -> None:
+        """Give this name to another expression."""
+        if made_outside(self.tensor):
+            raise InputError(
+                f"an array ({self.type}) made outside of a traced function would be changed inside, once and for all",
+                next_step="Return the new array from the function, or change a copy: x = mnp.copy(x)",
+            )
+        self.tensor = other.tensor
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Array:
         result: Array = FUNCTIONS[name](self, *args, **kwargs)
@@ -275,6 +374,8 @@ class Array(Typed):
         return tensor.value
 
 
+KINDS = "buifc"  # of dtypes; a value can be stored as any later kind
+API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 OPERANDS = (Array, Handle, np.ndarray, np.generic, bool, int, float, list, tuple)
 SHOWN_ELEMENTS_MAX = 1000  # a repr computes no more than this
 
@@ -295,11 +396,17 @@ def literal(value: Any, dtype: DType, weak: bool = False) -> Array:
     return Array(Tensor(Expression("const", (), NO_ATTRS), TensorType(array.shape, dtype), weak, array))
 
 
-def value_array(value: NDArray[Any]) -> Array:
-    """An Array of a numpy array's present values; copied where the caller could still change them."""
+def value_array(value: NDArray[Any], shared: bool = False) -> Array:
+    """An Array of a numpy array's present values; copied where the caller could still change them.
+
+    With `shared` the caller promises not to.
+    """
     dtype = dtype_of(value)
     fixed = np.asarray(value, dtype.numpy, order="C").reshape(value.shape)
-    if _writeable(fixed):
+    if shared:
+        fixed = fixed.view()
+        fixed.flags.writeable = False
+    elif _writeable(fixed):
         fixed = fixed.copy() if np.may_share_memory(fixed, value) else fixed
         fixed.flags.writeable = False
     return Array(Tensor(None, TensorType(fixed.shape, dtype), False, fixed))
@@ -314,6 +421,13 @@ def argument(kind: str, name: str, type: TensorType, weak: bool = False) -> Arra
     """A traced argument: it has a type and a name but no value; `kind` is "input" or "param"."""
     attrs = Attrs({"name": name, "shape": type.shape, "dtype": type.dtype.name})
     return Array(Tensor(Expression(kind, (), attrs), type, weak))
+
+
+def renamed(array: Array) -> Array:
+    """The same values under a name of their own: changing one of the two does not change the other."""
+    if made_outside(array.tensor):  # an expression of the traced function's own, so that it may be changed there
+        return apply("reshape", array, shape=array.type.shape)
+    return Array(array.tensor)
 
 
 def strong(array: Array) -> Array:

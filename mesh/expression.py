@@ -11,7 +11,9 @@ to write instead.  This file knows neither operators (`array.py`) nor how a valu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -64,6 +66,24 @@ class Tensor:
         self.weak = weak  # made of Python scalars only: adapts to the dtype it meets
         self.value = value
         self.born = next(_BIRTHS)
+
+
+_TRACED_SINCE: ContextVar[int] = ContextVar("mesh_traced_since", default=0)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """What is made within the block belongs to a function that is run for its expressions only."""
+    token = _TRACED_SINCE.set(next(_BIRTHS))
+    try:
+        yield
+    finally:
+        _TRACED_SINCE.reset(token)
+
+
+def made_outside(tensor: Tensor) -> bool:
+    """True if `tensor` is older than the function that is being traced here: changing what it is called would last."""
+    return tensor.born < _TRACED_SINCE.get()
 
 
 def traced_argument(tensor: Tensor) -> str | None:

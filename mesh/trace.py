@@ -30,7 +30,7 @@ from .array import Array, argument, handle_array
 from .assemble import assemble
 from .backend import Work
 from .closures import check_kept, warn_of_constants
-from .expression import Tensor, traced_argument
+from .expression import Tensor, traced_argument, tracing
 from .handle import Handle
 from .numpy.promotion import asarray, is_python_scalar, to_dtype
 from .realise import current_evaluator
@@ -189,9 +189,12 @@ def trace(fn: Callable[..., Any], *examples: Any) -> WireGraph:
 def trace_full(fn: Callable[..., Any], *examples: Any) -> Traced:
     """As `trace`, with what is needed to call the graph like the function."""
     arguments, in_tree = named_arguments(fn, examples)
-    tracers = [argument("param" if each.by_handle else "input", each.name, each.type, each.weak) for each in arguments]
-    declared = [tracer.tensor for tracer in tracers]  # before `fn`, which may give the names to other tensors
-    result = fn(*tree.unflatten(in_tree, tracers))
+    with tracing():
+        tracers = [
+            argument("param" if each.by_handle else "input", each.name, each.type, each.weak) for each in arguments
+        ]
+        declared = [tracer.tensor for tracer in tracers]  # before `fn`, which may give the names to other tensors
+        result = fn(*tree.unflatten(in_tree, tracers))
     found, out_tree = tree.flatten_with_paths(result)
     outputs = [_output(path, leaf) for path, leaf in found]
     output_names = [path or OUTPUT for path, _ in found]

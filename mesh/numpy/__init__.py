@@ -16,9 +16,12 @@ from .. import array as _array
 from .creation import (
     arange,
     array,
+    asarray,
+    copy,
     empty,
     empty_like,
     eye,
+    from_dlpack,
     full,
     full_like,
     linspace,
@@ -124,6 +127,7 @@ from .elementwise import (
 )
 from .indexing import getitem as _getitem
 from .indexing import nonzero, searchsorted, take, take_along_axis
+from .info import namespace_info as __array_namespace_info__  # noqa: F401  # a name of the standard
 from .linalg import diagonal, einsum, matmul, outer, tensordot, trace, vecdot
 from .manipulation import (
     atleast_1d,
@@ -150,7 +154,6 @@ from .manipulation import (
     tile,
     unstack,
 )
-from .promotion import asarray
 from .reductions import all, any, argmax, argmin, count_nonzero, max, mean, min, prod, std, sum, var
 from .sets import isin, unique_all, unique_counts, unique_inverse, unique_values
 from .sorting import argsort, lexsort, median, percentile, quantile, sort, topk
@@ -158,6 +161,7 @@ from .updates import at as _at
 
 pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
 newaxis = None
+__array_api_version__ = "2024.12"
 
 # numpy's names where the standard has another
 absolute, fabs = abs, abs
@@ -224,6 +228,7 @@ __all__ = [
     "clip",
     "concat",
     "concatenate",
+    "copy",
     "copysign",
     "cos",
     "cosh",
@@ -257,6 +262,7 @@ __all__ = [
     "float64",
     "floor",
     "floor_divide",
+    "from_dlpack",
     "full",
     "full_like",
     "greater",

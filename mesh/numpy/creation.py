@@ -10,63 +10,68 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from wire.dtypes import F32, I32, DType
 from wire.errors import InputError
 
-from ..array import Array, Operand, apply
-from . import elementwise, manipulation
+from ..array import Array, Operand, apply, renamed, value_array
+from ..devices import check_device
+from . import elementwise, manipulation, promotion
 from .manipulation import Shape, broadcast_to, to_shape
-from .promotion import asarray, cast, common_dtype, floats, is_python_scalar, like, scalar, to_dtype
+from .promotion import cast, common_dtype, floats, is_python_scalar, like, scalar, to_dtype
 
 
-def full(shape: Shape, fill_value: Operand, *, dtype: Any = None) -> Array:
+def full(shape: Shape, fill_value: Operand, *, dtype: Any = None, device: Any = None) -> Array:
     """`shape` filled with one value; the dtype is the value's own if not given."""
+    check_device(device)
     if dtype is not None and is_python_scalar(fill_value):
         return broadcast_to(scalar(fill_value, to_dtype(dtype)), shape)  # type: ignore[arg-type]
-    return broadcast_to(asarray(fill_value, dtype), shape)
+    return broadcast_to(promotion.asarray(fill_value, dtype), shape)
 
 
-def zeros(shape: Shape, *, dtype: Any = None) -> Array:
+def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
     """`shape` filled with 0, float32 by default."""
-    return full(shape, 0, dtype=dtype or F32)
+    return full(shape, 0, dtype=dtype or F32, device=device)
 
 
-def ones(shape: Shape, *, dtype: Any = None) -> Array:
+def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
     """`shape` filled with 1, float32 by default."""
-    return full(shape, 1, dtype=dtype or F32)
+    return full(shape, 1, dtype=dtype or F32, device=device)
 
 
-def empty(shape: Shape, *, dtype: Any = None) -> Array:
+def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
     """The same as `zeros`: there is no uninitialised memory to look at."""
-    return zeros(shape, dtype=dtype)
+    return zeros(shape, dtype=dtype, device=device)
 
 
-def full_like(x: Operand, fill_value: Operand, *, dtype: Any = None) -> Array:
+def full_like(x: Operand, fill_value: Operand, *, dtype: Any = None, device: Any = None) -> Array:
     """x's shape and, unless given, dtype, filled with one value."""
-    array = asarray(x)
-    return full(array.shape, fill_value, dtype=dtype or array.type.dtype)
+    array = promotion.asarray(x)
+    return full(array.shape, fill_value, dtype=dtype or array.type.dtype, device=device)
 
 
-def zeros_like(x: Operand, *, dtype: Any = None) -> Array:
+def zeros_like(x: Operand, *, dtype: Any = None, device: Any = None) -> Array:
     """x's shape and, unless given, dtype, filled with 0."""
-    return full_like(x, 0, dtype=dtype)
+    return full_like(x, 0, dtype=dtype, device=device)
 
 
-def ones_like(x: Operand, *, dtype: Any = None) -> Array:
+def ones_like(x: Operand, *, dtype: Any = None, device: Any = None) -> Array:
     """x's shape and, unless given, dtype, filled with 1."""
-    return full_like(x, 1, dtype=dtype)
+    return full_like(x, 1, dtype=dtype, device=device)
 
 
-def empty_like(x: Operand, *, dtype: Any = None) -> Array:
+def empty_like(x: Operand, *, dtype: Any = None, device: Any = None) -> Array:
     """The same as `zeros_like`."""
-    return zeros_like(x, dtype=dtype)
+    return zeros_like(x, dtype=dtype, device=device)
 
 
-def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: Any = None) -> Array:
+def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: Any = None, device: Any = None) -> Array:
     """start, start + step, ... below stop (above it for a negative step); arange(n) counts from 0.
 
     int32 if all bounds are integers, else float32, unless given.
     """
+    check_device(device)
     first, last = (0, start) if stop is None else (start, stop)
     if step == 0:
         raise InputError("arange needs a step other than 0")
@@ -78,8 +83,11 @@ def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: A
     return cast(_affine(steps, step, first), wanted)
 
 
-def linspace(start: Operand, stop: Operand, num: int, *, dtype: Any = None, endpoint: bool = True) -> Array:
+def linspace(
+    start: Operand, stop: Operand, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
+) -> Array:
     """`num` evenly spaced numbers from start to stop, stop included unless endpoint is False; float32 by default."""
+    check_device(device)
     if num < 0:
         raise InputError(f"linspace needs a count of 0 or more, got {num}")
     first, last = floats(start, stop)
@@ -94,8 +102,9 @@ def linspace(start: Operand, stop: Operand, num: int, *, dtype: Any = None, endp
     return cast(result, wanted) if wanted.kind == "f" else cast(elementwise.floor(result), wanted)
 
 
-def eye(n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: Any = None) -> Array:
+def eye(n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
     """Ones on diagonal k of a matrix of zeros, float32 by default."""
+    check_device(device)
     rows, cols = _row_and_col((n_rows, n_rows if n_cols is None else n_cols))
     return cast(elementwise.equal(elementwise.add(rows, k), cols), to_dtype(dtype or F32))
 
@@ -126,12 +135,55 @@ def meshgrid(*arrays: Operand, indexing: str = "xy") -> tuple[Array, ...]:
     return manipulation.broadcast_arrays(*shaped)
 
 
-def array(value: Operand, dtype: Any = None) -> Array:
-    """numpy's name of `asarray`."""
-    return asarray(value, dtype)
+def asarray(value: Operand, dtype: Any = None, *, device: Any = None, copy: bool | None = None) -> Array:
+    """`value` as an Array: lists and Python scalars take the default dtypes, arrays keep theirs.
+
+    An Array is given back itself unless its dtype changes or `copy` is True.  numpy arrays that somebody could still
+    change are copied; with copy=False they are not, and must not be changed.
+    """
+    check_device(device)
+    if copy is False:
+        return _uncopied(value, dtype)
+    result = promotion.asarray(value, dtype)
+    return renamed(result) if copy and result is value else result
+
+
+def array(value: Operand, dtype: Any = None, *, copy: bool | None = True) -> Array:
+    """numpy's name of `asarray`, which makes a name of its own unless `copy` is not True."""
+    return asarray(value, dtype, copy=copy)
+
+
+def copy(x: Operand) -> Array:
+    """x under a name of its own: x[key] = v changes x alone."""
+    return renamed(promotion.asarray(x))
+
+
+def from_dlpack(x: Any, *, device: Any = None, copy: bool | None = None) -> Array:
+    """The array of another library, from its memory if nobody can change it there, or if copy is False; else a copy."""
+    check_device(device)
+    if isinstance(x, Array):
+        return renamed(x)
+    try:
+        found = np.from_dlpack(x)
+    except (BufferError, RuntimeError, AttributeError, TypeError) as error:
+        raise InputError(f"{type(x).__name__} does not give its memory by DLPack to a cpu ({error})") from error
+    return value_array(found, shared=copy is False)
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _uncopied(value: Any, dtype: Any) -> Array:
+    """ValueError, as the standard asks, where only a copy would do."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        result = value_array(np.asarray(value), shared=True)
+    elif isinstance(value, Array):
+        result = value
+    else:
+        raise ValueError(f"a {type(value).__name__} cannot become an array without a copy")
+    if dtype is not None and to_dtype(dtype) is not result.type.dtype:
+        raise ValueError(f"{result.type.dtype} cannot become {to_dtype(dtype)} without a copy")
+    return result
 
 
 def _iota(shape: Sequence[int], axis: int, dtype: DType) -> Array:
@@ -148,7 +200,7 @@ def _row_and_col(shape: tuple[int, int]) -> tuple[Array, Array]:
 
 
 def _triangle(x: Operand, keep: Any) -> Array:
-    matrix = asarray(x)
+    matrix = promotion.asarray(x)
     if matrix.ndim < 2:
         raise InputError(f"a triangle needs two dimensions or more, got shape {matrix.shape}")
     rows, cols = _row_and_col((matrix.shape[-2], matrix.shape[-1]))

@@ -16,7 +16,8 @@ import numpy as np
 from wire.dtypes import DType
 from wire.errors import DTypeError, InputError
 
-from ..array import Array, Operand
+from ..array import Array, Operand, renamed
+from ..devices import check_device
 from ..handle import Handle
 from .promotion import asarray, common_dtype, is_python_scalar, to_dtype
 
@@ -67,9 +68,15 @@ def iinfo(type: Any) -> np.iinfo[Any]:
     return np.iinfo(dtype.numpy)
 
 
-def astype(x: Operand, dtype: Any, *, copy: builtins.bool = True) -> Array:
-    """x in another dtype: floats to integers truncate and saturate, NaN becomes 0, to bool is x != 0."""
-    return asarray(x, dtype)
+def astype(x: Operand, dtype: Any, *, copy: builtins.bool = True, device: Any = None) -> Array:
+    """x in another dtype: floats to integers truncate and saturate, NaN becomes 0, to bool is x != 0.
+
+    Without `copy`, an array that has the dtype already is given back itself.
+    """
+    check_device(device)
+    array = asarray(x)
+    result = asarray(array, dtype)
+    return renamed(result) if copy and result is array else result
 
 
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from wire.dtypes import BOOL, DType, dtype_named
+from wire.errors import DTypeError
 
-from ..array import Array, Operand, apply, weakened
+from ..array import Array, Operand, apply, renamed, weakened
 from .promotion import INT_BOUNDS, asarray, cast, floats, is_python_scalar, like, operands, scalar
 
 Unary = Callable[[Operand], Array]
@@ -37,7 +38,7 @@ def _float_unary(name: str, op: str, doc: str) -> Unary:
 def _integral(name: str, op: str, doc: str) -> Unary:
     def function(x: Operand) -> Array:
         (array,) = operands(x)
-        return apply(op, array) if array.type.dtype.kind == "f" else array
+        return apply(op, array) if array.type.dtype.kind == "f" else renamed(array)
 
     result: Unary = _named(function, name, doc)
     return result
@@ -134,7 +135,7 @@ def bitwise_invert(x: Operand) -> Array:
 def abs(x: Operand) -> Array:
     """The magnitude of x; the lowest integer of a dtype stays itself."""
     (array,) = operands(x)
-    return array if array.type.dtype.kind in "bu" else apply("abs", array)
+    return renamed(array) if array.type.dtype.kind in "bu" else apply("abs", array)
 
 
 def sign(x: Operand) -> Array:
@@ -148,8 +149,11 @@ def negative(x: Operand) -> Array:
 
 
 def positive(x: Operand) -> Array:
-    """x itself."""
-    return operands(x)[0]
+    """x itself, which is a number."""
+    (array,) = operands(x)
+    if array.type.dtype is BOOL:
+        raise DTypeError("positive needs a number dtype, got bool")
+    return renamed(array)
 
 
 # -- arithmetic composed of several -----------------------------------------------------------------------
@@ -210,7 +214,7 @@ def logaddexp(x1: Operand, x2: Operand) -> Array:
 
 def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Array:
     """x limited to [min, max]; either may be None."""
-    result = asarray(x)
+    result = renamed(asarray(x))
     if min is not None:
         result = maximum(result, min)
     return result if max is None else minimum(result, max)
@@ -222,13 +226,13 @@ def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> 
 def ceil(x: Operand) -> Array:
     """The smallest integer not below x, in x's dtype."""
     (array,) = operands(x)
-    return negative(floor(negative(array))) if array.type.dtype.kind == "f" else array
+    return negative(floor(negative(array))) if array.type.dtype.kind == "f" else renamed(array)
 
 
 def trunc(x: Operand) -> Array:
     """x without its fraction, in x's dtype."""
     (array,) = operands(x)
-    return where(less(array, 0), ceil(array), floor(array)) if array.type.dtype.kind == "f" else array
+    return where(less(array, 0), ceil(array), floor(array)) if array.type.dtype.kind == "f" else renamed(array)
 
 
 def round(x: Operand, decimals: int = 0) -> Array:
@@ -236,7 +240,7 @@ def round(x: Operand, decimals: int = 0) -> Array:
     (array,) = operands(x)
     kind, scale = array.type.dtype.kind, 10.0 ** builtins.abs(decimals)
     if decimals == 0 or (kind != "f" and decimals > 0):
-        return apply("round", array) if kind == "f" else array
+        return apply("round", array) if kind == "f" else renamed(array)
     if decimals > 0:
         return divide(apply("round", multiply(array, scale)), scale)
     return cast(multiply(apply("round", divide(array, scale)), scale), array.type.dtype)

@@ -29,7 +29,7 @@ def getitem(x: Operand, key: Any) -> Array:
     """x[key] with numpy's rules."""
     array = asarray(x)
     items = _expanded(array, key if isinstance(key, tuple) else (key,))
-    if any(isinstance(item, Array) for item in items):
+    if any(isinstance(item, Array | _Flag) for item in items):
         items = [_index_literal(item) if isinstance(item, int) else item for item in items]
     basic = _Basic(array, items)
     result = basic.apply(array)
@@ -103,6 +103,13 @@ class _Gather:
     index: Array
 
 
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """A 0-d mask: a new axis, of which `index` takes one or none."""
+
+    index: Array
+
+
 class _Basic:
     """Ints, slices and None as one slice, one reverse and one reshape; `gathers` are the array indices left over."""
 
@@ -114,7 +121,10 @@ class _Basic:
         self.shape: list[int] = []
         self.gathers: list[_Gather] = []
         for item in items:
-            if item is None:
+            if isinstance(item, _Flag):
+                self.gathers.append(_Gather(len(self.shape), item.index))
+                self.shape.append(1)
+            elif item is None:
                 self.shape.append(1)
             else:
                 self._consume(item, len(self.start), array.shape)
@@ -175,18 +185,27 @@ def _expanded(array: Array, key: tuple[Any, ...]) -> list[Any]:
 def _item(item: Any) -> Any:
     if item is None or isinstance(item, EllipsisType | slice):
         return item
-    if isinstance(item, (bool, np.bool_)):
-        raise InputError("a bool is not an index", next_step="Use mnp.where, or a mask with the array's dimensions")
-    if isinstance(item, (int, np.integer)):
+    if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
         return int(item)
-    if not isinstance(item, (Array, Handle, np.ndarray, list, tuple)):
+    if not isinstance(item, (Array, Handle, np.ndarray, np.bool_, bool, list, tuple)):
         raise InputError(f"{type(item).__name__} is not an index", next_step="Use ints, slices, None, ... or arrays")
     index = asarray(np.zeros(0, np.int32)) if isinstance(item, (list, tuple)) and not len(item) else asarray(item)
     if index.type.dtype.kind == "f":
         raise DTypeError(f"an index array has an integer dtype, got {index.type.dtype.name}")
-    if index.type.dtype is BOOL and index.ndim == 0:
-        raise InputError("a 0-d mask is not an index", next_step="Use mnp.where(mask, x, fill)")
     return index
+
+
+def sole_mask(array: Array, key: Any) -> Array | None:
+    """The boolean array that is the whole key, x[mask] or x[mask, ...]; None for another key."""
+    first, *more = key if isinstance(key, tuple) and key else (key,)
+    if len(more) > 1 or (more and more[0] is not Ellipsis) or first is None or isinstance(first, EllipsisType | slice):
+        return None
+    mask = _item(first)
+    if not _is_mask(mask):
+        return None
+    if mask.ndim > array.ndim or mask.shape != array.shape[: mask.ndim]:
+        raise ShapeError(f"a mask of shape {mask.shape} does not fit an array of shape {array.shape}")
+    return mask  # type: ignore[no-any-return]
 
 
 def _axes_of(item: Any) -> int:
@@ -210,7 +229,11 @@ def _without_masks(array: Array, items: list[Any]) -> list[Any]:
             continue
         if item.shape != covered:
             raise ShapeError(f"a mask of shape {item.shape} does not fit axes of shape {covered}")
-        result.extend(asarray(found.astype(np.int32)) for found in np.nonzero(concrete(item, "a boolean mask")))
+        value = concrete(item, "a boolean mask")
+        if item.ndim:
+            result.extend(asarray(found.astype(np.int32)) for found in np.nonzero(value))
+        else:
+            result.append(_Flag(asarray(np.zeros(int(value), np.int32))))
     return result
 
 

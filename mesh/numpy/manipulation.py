@@ -16,7 +16,7 @@ import numpy as np
 from wire.dtypes import BOOL
 from wire.errors import InputError, ShapeError
 
-from ..array import Array, Operand, apply
+from ..array import Array, Operand, apply, renamed
 from . import elementwise, indexing
 from .promotion import asarray, concrete, like, operands
 from .reductions import normal_axes, normal_axis
@@ -42,7 +42,7 @@ def reshape(x: Operand, shape: Shape, *, copy: bool | None = None) -> Array:
         if known == 0 or array.size % known:
             raise ShapeError(f"cannot reshape {array.shape} ({array.size} elements) to {wanted}")
         wanted = tuple([array.size // known if dim == -1 else dim for dim in wanted])
-    return array if wanted == array.shape else apply("reshape", array, shape=wanted)
+    return renamed(array) if wanted == array.shape else apply("reshape", array, shape=wanted)
 
 
 def ravel(x: Operand) -> Array:
@@ -54,7 +54,7 @@ def permute_dims(x: Operand, axes: Sequence[int] | None = None) -> Array:
     """x with axis i taken from axis axes[i]; all reversed if axes is None."""
     array = asarray(x)
     perm = tuple(reversed(range(array.ndim))) if axes is None else tuple([normal_axis(a, array.ndim) for a in axes])
-    return array if perm == tuple(range(array.ndim)) else apply("transpose", array, perm=perm)
+    return renamed(array) if perm == tuple(range(array.ndim)) else apply("transpose", array, perm=perm)
 
 
 def matrix_transpose(x: Operand) -> Array:
@@ -110,7 +110,7 @@ def squeeze(x: Operand, axis: int | Sequence[int] | None = None) -> Array:
 def broadcast_to(x: Operand, shape: Shape) -> Array:
     """x repeated along new and size-1 dimensions to `shape`."""
     array, wanted = asarray(x), to_shape(shape)
-    return array if wanted == array.shape else apply("broadcast", array, shape=wanted)
+    return renamed(array) if wanted == array.shape else apply("broadcast", array, shape=wanted)
 
 
 def broadcast_shapes(*shapes: Shape) -> tuple[int, ...]:
@@ -132,12 +132,12 @@ def flip(x: Operand, axis: int | Sequence[int] | None = None) -> Array:
     """x with the order along `axis` (all if None) reversed."""
     array = asarray(x)
     axes = normal_axes(axis, array.ndim)
-    return apply("reverse", array, axes=axes) if axes else array
+    return apply("reverse", array, axes=axes) if axes else renamed(array)
 
 
 def roll(x: Operand, shift: Shape, axis: Shape | None = None) -> Array:
     """Elements moved on by `shift` along `axis`, those at the end coming in at the start; flattened if axis is None."""
-    array = asarray(x)
+    array = renamed(asarray(x))
     if axis is None:
         return reshape(roll(ravel(array), shift, 0), array.shape)
     axes = [normal_axis(each, array.ndim) for each in to_shape(axis)]
@@ -160,7 +160,7 @@ def concat(arrays: Sequence[Operand], axis: int | None = 0) -> Array:
     if axis is None:
         given, axis = [ravel(array) for array in given], 0
     place = normal_axis(axis, given[0].ndim)
-    return given[0] if len(given) == 1 else apply("concat", *given, axis=place)
+    return renamed(given[0]) if len(given) == 1 else apply("concat", *given, axis=place)
 
 
 def stack(arrays: Sequence[Operand], axis: int = 0) -> Array:
@@ -199,6 +199,7 @@ def diff(
     """The differences of neighbours along `axis`, taken n times, with `prepend` and `append` joined to x before."""
     array = asarray(x)
     place = normal_axis(axis, array.ndim)
+    array = renamed(array)
     if n < 0:
         raise InputError(f"differences are taken 0 times or more, got {n}")
     before, after = ([] if each is None else [_border(each, array, place)] for each in (prepend, append))
@@ -261,7 +262,7 @@ def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: 
 
     `mode` is numpy's: constant (with one constant), edge, reflect, symmetric or wrap.
     """
-    array = asarray(x)
+    array = renamed(asarray(x))
     widths = np.broadcast_to(np.asarray(pad_width, np.int64), (array.ndim, 2)).tolist()
     if any(width < 0 for pair in widths for width in pair):
         raise InputError(f"pad widths are not negative, got {pad_width}")
@@ -298,7 +299,7 @@ def _at_least(array: Array, rank: int) -> Array:
 def part(array: Array, axis: int, start: int, stop: int) -> Array:
     """array[start:stop] along one axis, both within it."""
     if (start, stop) == (0, array.shape[axis]):
-        return array
+        return renamed(array)
     starts = tuple([start if place == axis else 0 for place in range(array.ndim)])
     stops = tuple([stop if place == axis else dim for place, dim in enumerate(array.shape)])
     return apply("slice", array, start=starts, stop=stops, step=(1,) * array.ndim)

@@ -13,7 +13,7 @@ from typing import Any
 from wire.dtypes import BF16, BOOL, F16, F32, I32, U32, DType
 from wire.errors import InputError
 
-from ..array import Array, Operand, apply
+from ..array import Array, Operand, apply, renamed
 from . import elementwise
 from .promotion import asarray, cast, floats, like, scalar, to_dtype
 
@@ -158,7 +158,7 @@ def _position(array: Array, axis: int | None, keepdims: bool) -> Array:
 
 def _reduce(op: str, array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     if not axes:
-        return array
+        return renamed(array)
     result = apply(op, array, axes=tuple(sorted(axes)))
     if not keepdims:
         return result

@@ -1,7 +1,8 @@
 """Updates: `x.at[key].set(v)`, `.add(v)`, `.max(v)`, `.min(v)` give a new Array that differs from x at x[key].
 
 `x[key] = v` gives its name to such a new one.  Keys are those of x[key]; a position that stands several times gets
-every update (`set`: the last one).
+every update (`set`: the last one).  Under a boolean mask that is the whole key, values that are the same for every
+place need no known mask: that works while tracing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from wire.dtypes import I32, I64
 
 from ..array import Array, Operand, apply
-from . import indexing, manipulation
+from . import elementwise, indexing, manipulation
 from .promotion import asarray, like
 
 
@@ -55,11 +56,14 @@ class Place:
 
     def _scatter(self, values: Operand, mode: str) -> Array:
         """Every key is a selection of positions in the flattened array, so one scatter of rank 1 serves all."""
-        array = self._array
+        array, new = self._array, like(values, self._array)
+        mask = indexing.sole_mask(array, self._key)
+        if mask is not None and _fits_under(mask, new, array):
+            return _masked(array, mask, new, mode)
         dtype = I32 if array.size < 1 << 31 else I64
         every = apply("iota", shape=(math.prod(array.shape),), dtype=dtype.name, axis=0)
         places = indexing.getitem(manipulation.reshape(every, array.shape), self._key)
-        updates = manipulation.broadcast_to(like(values, array), places.shape)
+        updates = manipulation.broadcast_to(_without_leading_ones(new, places.ndim), places.shape)
         flat = apply(
             "scatter",
             manipulation.ravel(array),
@@ -69,6 +73,28 @@ class Place:
             mode=mode,
         )
         return manipulation.reshape(flat, array.shape)
+
+
+def _fits_under(mask: Array, new: Array, array: Array) -> bool:
+    """Whether the new values are the same for every place of the mask, so that its own values need not be known."""
+    return new.ndim <= array.ndim - mask.ndim or (new.ndim == array.ndim - mask.ndim + 1 and new.shape[0] == 1)
+
+
+def _masked(array: Array, mask: Array, new: Array, mode: str) -> Array:
+    rest = array.shape[mask.ndim :]
+    new = manipulation.broadcast_to(_without_leading_ones(new, len(rest)), rest)
+    chosen = manipulation.reshape(mask, (*mask.shape, *[1] * len(rest)))
+    combine = _COMBINE.get(mode)
+    return elementwise.where(chosen, new if combine is None else combine(array, new), array)
+
+
+_COMBINE = {"add": elementwise.add, "max": elementwise.maximum, "min": elementwise.minimum}
+
+
+def _without_leading_ones(array: Array, rank: int) -> Array:
+    """numpy lets values have more dimensions than their place, if those are 1."""
+    extra = max(array.ndim - rank, 0)
+    return manipulation.squeeze(array, tuple(range(extra))) if extra else array
 
 
 def at(x: Operand) -> At:

@@ -28,7 +28,7 @@ from wire.types import Attrs, TensorType
 
 from ..array import Array, argument, literal, value_array
 from ..assemble import assemble
-from ..expression import Expression, Tensor, traced_argument
+from ..expression import Expression, Tensor, traced_argument, tracing
 
 Function = Callable[..., Sequence[Array]]
 """What transforms work on: arrays to a list of arrays."""
@@ -128,10 +128,11 @@ def run(fn: Function, types: Sequence[TensorType], weak: Sequence[bool] = (), na
     """`fn` on fresh arguments of these types; `names` are for errors that speak of one."""
     weak = weak or [False] * len(types)
     names = names or [str(place) for place in range(len(types))]
-    fresh = [argument("input", name, type, soft) for name, type, soft in zip(names, types, weak, strict=True)]
-    tensors = [array.tensor for array in fresh]  # before `fn`, which may give the names to other tensors
-    born = tensors[0].born if tensors else literal(0, I32).tensor.born
-    return Inner(tensors, [array.tensor for array in fn(*fresh)], born)
+    with tracing():
+        fresh = [argument("input", name, type, soft) for name, type, soft in zip(names, types, weak, strict=True)]
+        tensors = [array.tensor for array in fresh]  # before `fn`, which may give the names to other tensors
+        born = tensors[0].born if tensors else literal(0, I32).tensor.born
+        return Inner(tensors, [array.tensor for array in fn(*fresh)], born)
 
 
 def run_like(fn: Function, arrays: Sequence[Array], names: Sequence[str] = ()) -> Inner:

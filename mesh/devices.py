@@ -1,0 +1,35 @@
+"""Devices as the Array API standard has them: there is one, the mesh.
+
+Which machine and which of its devices compute what is decided by the planner when a graph is run, never by an array; so
+an array's device says only that, and values that are asked for come to this process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from wire.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device by name; equal names are equal devices."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+MESH = Device("mesh")
+DLPACK_CPU = (1, 0)  # kDLCPU, the first: where values are once they are asked for
+
+
+def check_device(device: Any) -> None:
+    """InputError unless `device` is the mesh, or None for wherever things are by default."""
+    if device is not None and device != MESH and device != MESH.name:
+        raise InputError(
+            f"there is no device {device!r} for an array to be on",
+            next_step="Arrays are on 'mesh'; mesh.Mesh and its plans decide which devices compute",
+        )
