@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ... import numpy as mnp
 from ...array import Array
 from ...model import Value
 from ...nn import embedding, scaled_dot_product_attention
 from .config import IDS, MASK, TYPES, Config, Family, Weights, join_heads, key_mask, split_heads
+
+Found = Mapping[str, Array]
+Activation = Callable[[Array], Array]
+Head = Callable[[Weights, Weights, Found, Activation, float], Array]
 
 
 def family(config: Config) -> Family:
@@ -61,31 +65,31 @@ def _roberta_positions(ids: Value, padding: int) -> Array:
     return mnp.cumulative_sum(real, axis=1) * real + padding
 
 
-def _masked_lm(top, base, found, act, eps):  # type: ignore[no-untyped-def]
+def _masked_lm(top: Weights, base: Weights, found: Found, act: Activation, eps: float) -> Array:
     own = top.at("cls.predictions")
     x = own.layer_norm("transform.LayerNorm", act(own.linear("transform.dense", found["last_hidden_state"])), eps)
     table = own("decoder.weight") if "decoder.weight" in own else base("embeddings.word_embeddings.weight")
     return x @ table.T + own("bias")
 
 
-def _roberta_lm(top, base, found, act, eps):  # type: ignore[no-untyped-def]
+def _roberta_lm(top: Weights, base: Weights, found: Found, act: Activation, eps: float) -> Array:
     own = top.at("lm_head")
     x = own.layer_norm("layer_norm", act(own.linear("dense", found["last_hidden_state"])), eps)
     table = own("decoder.weight") if "decoder.weight" in own else base("embeddings.word_embeddings.weight")
     return x @ table.T + own("bias")
 
 
-def _classifier(top, base, found, act, eps):  # type: ignore[no-untyped-def]
+def _classifier(top: Weights, base: Weights, found: Found, act: Activation, eps: float) -> Array:
     return top.linear("classifier", found.get("pooler_output", found["last_hidden_state"]))
 
 
-def _roberta_classifier(top, base, found, act, eps):  # type: ignore[no-untyped-def]
+def _roberta_classifier(top: Weights, base: Weights, found: Found, act: Activation, eps: float) -> Array:
     own = top.at("classifier")
     return own.linear("out_proj", mnp.tanh(own.linear("dense", found["last_hidden_state"][:, 0])))
 
 
 # A head by the weight that shows that it is there.
-HEADS = (
+HEADS: tuple[tuple[str, str, Head], ...] = (
     ("logits", "cls.predictions.bias", _masked_lm),
     ("logits", "lm_head.bias", _roberta_lm),
     ("logits", "classifier.weight", _classifier),

@@ -26,7 +26,7 @@ class Family:
 
 
 class Config:
-    """config.json, and the names of the weights; what is missing or of the wrong kind is an error that names the key."""
+    """config.json and the names of the weights; what is missing or of the wrong kind is an error that names the key."""
 
     def __init__(self, values: Mapping[str, Any], weights: frozenset[str], file: Path) -> None:
         self._values = values

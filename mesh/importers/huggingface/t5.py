@@ -67,4 +67,4 @@ def _buckets(length: int, buckets: int, far: int) -> NDArray[np.int32]:
     away = np.abs(distance)
     steps = np.log(np.maximum(away, 1) / exact) / math.log(far / exact) * (half - exact)
     coarse = np.minimum(exact + steps.astype(np.int32), half - 1)
-    return ((distance > 0) * half + np.where(away < exact, away, coarse)).astype(np.int32)
+    return np.asarray((distance > 0) * half + np.where(away < exact, away, coarse), np.int32)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wire.dtypes import DType, dtype_named
 from wire.errors import InputError
+from wire.graph import WireGraph
 
 from ...array import Array
 from ...model import InputSpec, Model, Value
@@ -38,31 +38,55 @@ def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
     """
     program = read(source)
     require_supported(program, ROWS)
-    needed = needed_names(program)
-    initialisers = program.graph.initialisers
-    params = {
-        name: value for name, value in initialisers.items() if name not in needed and value.nbytes > INLINE_BYTES_MAX
-    }
-    inputs = [each for each in program.graph.inputs if each.name not in initialisers]
-    names = [each.name for each in program.graph.outputs]
-    rest = {name: value for name, value in initialisers.items() if name not in params}
-    kept = replace(program, graph=replace(program.graph, initialisers=rest))
     name = program.graph.name or (Path(source).stem if isinstance(source, (str, Path)) else "")
-    specs = [_spec(each, each.name in needed, dims or {}) for each in inputs]
-    return Model(name, partial(run, kept), specs, names, params)
+    return OnnxModel(name, program, dims or {})
 
 
-def run(program: Program, params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
-    """The outputs of a model by name; `params` and the program's own initialisers are what it is made of."""
-    graph = program.graph
-    scope = {name: asarray(value) for name, value in {**graph.initialisers, **params, **inputs}.items()}
-    Evaluation(program, ROWS).nodes(graph, scope)
-    missing = [declared.name for declared in graph.outputs if declared.name not in scope]
-    if missing:
-        raise InputError(f"no node of the model gives its output {missing[0]!r}")
-    outputs = {declared.name: scope[declared.name] for declared in graph.outputs}
-    known.fold(list(outputs.values()))
-    return outputs
+class OnnxModel(Model):
+    """A Model that evaluates a Program.
+
+    `static.py` says which inputs are static, by names alone.  Where a value turns out to be read after all (a branch
+    whose results differ in shape, say), its input becomes static when the model is traced.
+    """
+
+    def __init__(self, name: str, program: Program, dims: Mapping[str, int]) -> None:
+        needed = needed_names(program)
+        initialisers = program.graph.initialisers
+        params = {
+            key: value for key, value in initialisers.items() if key not in needed and value.nbytes > INLINE_BYTES_MAX
+        }
+        inputs = [each for each in program.graph.inputs if each.name not in initialisers]
+        specs = [_spec(each, each.name in needed, dims) for each in inputs]
+        super().__init__(name, self._evaluated, specs, [each.name for each in program.graph.outputs], params)
+        self._program = program
+        self._fixed: frozenset[str] = frozenset()  # params that are read for their values
+
+    def graph(self, given: Mapping[str, Any]) -> WireGraph:
+        try:
+            return super().graph(given)
+        except known.Needed as needed:
+            self._fix(needed)
+            return self.graph(self.given([given]))
+
+    def _fix(self, needed: known.Needed) -> None:
+        """Let what was asked for be known from now on."""
+        found = needed.names & {*self.params, *[spec.name for spec in self.inputs if not spec.static]}
+        if not found - self._fixed:
+            raise needed
+        self._fixed |= found & self.params.keys()
+        self.inputs = tuple([replace(spec, static=spec.static or spec.name in found) for spec in self.inputs])
+
+    def _evaluated(self, params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
+        graph = self._program.graph
+        weights = {name: array for name, array in params.items() if name not in self._fixed}
+        scope = {name: asarray(value) for name, value in {**graph.initialisers, **weights, **inputs}.items()}
+        Evaluation(self._program, ROWS).nodes(graph, scope)
+        missing = [name for name in self.outputs if name not in scope]
+        if missing:
+            raise InputError(f"no node of the model gives its output {missing[0]!r}")
+        outputs = {name: scope[name] for name in self.outputs}
+        known.fold(list(outputs.values()))
+        return outputs
 
 
 def _spec(declared: Declared, static: bool, dims: Mapping[str, int]) -> InputSpec:

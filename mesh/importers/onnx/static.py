@@ -27,7 +27,6 @@ READS: dict[str, tuple[int, ...]] = {  # the inputs that an op reads, by place
     "Expand": (1,),
     "HammingWindow": (0,),
     "HannWindow": (0,),
-    "If": (0,),
     "Loop": (0, 1),
     "MaxUnpool": (2,),
     "MelWeightMatrix": ALL,
@@ -89,10 +88,16 @@ def _read(program: Program, node: Node) -> Iterable[str]:
         inner = _needed(program, body, set())
         yield from [name for declared, name in zip(body.inputs, node.inputs, strict=False) if declared.name in inner]
     for subgraph in node.subgraphs:
-        inner = _needed(program, subgraph, set())
+        inner = _needed(program, subgraph, _decisive(node, subgraph))
         yield from inner
         if inner & {declared.name for declared in subgraph.inputs}:
             yield from node.inputs  # which of them becomes which is the node's affair
+
+
+def _decisive(node: Node, body: Graph) -> set[str]:
+    """What of a loop's body says whether it goes on, where that decides about a shape: that of what it collects."""
+    collects = len(body.outputs) - 1 > len(node.inputs) - 2
+    return {body.outputs[0].name} if node.op == "Loop" and collects else set()
 
 
 def _outer_names(graph: Graph) -> set[str]:

@@ -11,6 +11,7 @@ from ..evaluate import Row
 from ..program import DOMAIN
 from . import (
     chance,
+    control,
     conv,
     elementwise,
     indexing,
@@ -19,6 +20,7 @@ from . import (
     ordering,
     pooling,
     quantised,
+    recurrent,
     reductions,
     resize,
     sampling,
@@ -29,6 +31,7 @@ from . import (
 FAMILIES = (
     chance,
     conv,
+    control,
     elementwise,
     indexing,
     linalg,
@@ -36,6 +39,7 @@ FAMILIES = (
     ordering,
     pooling,
     quantised,
+    recurrent,
     reductions,
     resize,
     sampling,

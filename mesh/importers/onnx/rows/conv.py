@@ -66,8 +66,8 @@ def _conv_transpose(call: Call, x: Array, weight: Array, bias: Array | None = No
     pads = _transposed_pads(call, x, strides, [span + more for span, more in zip(spans, extra, strict=True)])
     low = [span - 1 - before for span, (before, _) in zip(spans, pads, strict=True)]
     high = [span - 1 - after + more for span, (_, after), more in zip(spans, pads, extra, strict=True)]
-    widened = [[max(each, 0) for each in side] for side in (low, high)]
-    result = convolved(x, _turned(weight, groups), *widened, [1] * rank, dilations, strides, groups)
+    before, after = ([max(each, 0) for each in side] for side in (low, high))
+    result = convolved(x, _turned(weight, groups), before, after, [1] * rank, dilations, strides, groups)
     return _biased(result[_inside(result, low, high)], bias)
 
 

@@ -44,9 +44,9 @@ def _resize(
     if call.version < 11:
         scales, roi = roi, None
     along = normal_axes(call.attr("axes", tuple(range(x.ndim))), x.ndim)
-    regions = (
-        value_of(roi).reshape(-1).tolist() if roi is not None and roi.size else [0.0] * len(along) + [1.0] * len(along)
-    )
+    regions = [0.0] * len(along) + [1.0] * len(along)
+    if roi is not None and roi.size:
+        regions = value_of(roi).reshape(-1).tolist()
     if sizes is not None and sizes.size:
         counts, factors = _by_sizes(call, x, along, ints_of(sizes))
     elif scales is not None and scales.size:
@@ -86,10 +86,8 @@ def _upsample(call: Call, x: Array, scales: Array | None = None) -> Array:
 def _resized(call: Call, x: Array, axes: Sequence[Axis]) -> Array:
     dtype = x.type.dtype
     mode = call.attr("mode", "nearest")
-    if mode == "nearest":
-        wide = x
-    else:
-        wide = x if dtype.kind == "f" and dtype not in (F16, BF16) else cast(x, F32)
+    as_it_is = mode == "nearest" or (dtype.kind == "f" and dtype not in (F16, BF16))
+    wide = x if as_it_is else cast(x, F32)
     for axis in axes:
         identity = axis.count == axis.size and math.isclose(axis.scale, 1.0) and axis.region == (0.0, 1.0)
         if not identity:

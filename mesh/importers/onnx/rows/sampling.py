@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wire.dtypes import I32
 
@@ -35,12 +36,10 @@ def _cubic(distance: Array) -> list[Array]:
     a = -0.75
 
     def outer(t: Array) -> Array:
-        return mnp.subtract(
-            mnp.multiply(mnp.add(mnp.multiply(mnp.subtract(mnp.multiply(t, a), 5 * a), t), 8 * a), t), 4 * a
-        )
+        return ((t * a - 5 * a) * t + 8 * a) * t - 4 * a
 
     def inner(t: Array) -> Array:
-        return mnp.add(mnp.multiply(mnp.multiply(mnp.subtract(mnp.multiply(t, a + 2), a + 3), t), t), 1)
+        return (t * (a + 2) - (a + 3)) * t * t + 1
 
     rest = mnp.subtract(1, distance)
     return [outer(mnp.add(distance, 1)), inner(distance), inner(rest), outer(mnp.add(rest, 1))]
@@ -155,9 +154,9 @@ def _half_pixel(call: Call) -> bool:
     return str(call.attr("coordinate_transformation_mode", default)) == "half_pixel"
 
 
-def _roi_sizes(call: Call, rois: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def _roi_sizes(call: Call, rois: NDArray[Any]) -> NDArray[Any]:
     """(regions, 2): height and width."""
-    sizes = (rois[:, [3, 2]] - rois[:, [1, 0]]) * call.attr("spatial_scale", 1.0)
+    sizes: NDArray[Any] = (rois[:, [3, 2]] - rois[:, [1, 0]]) * call.attr("spatial_scale", 1.0)
     return sizes if _half_pixel(call) else np.maximum(sizes, 1.0)
 
 
