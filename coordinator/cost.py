@@ -3,7 +3,8 @@
 `CostModel(graph, profiles)` derives once what every assignment shares; `predict(assignment)` is then the one cost
 function: the partitioner minimises it, the plan states it, tests compare it against brute force.
 
-A *unit* is a graph node that computes something; `assignment[unit]` is the index of a worker.  Leaves (input, param,
+A *unit* is a graph node that computes something, or siblings, which are results of one computation;
+`assignment[unit]` is the index of a worker.  Leaves (input, param,
 const, iota) belong to nobody: whoever uses one holds it.  A unit runs on its worker's first device that supports it.
 
 Parts.  The units of one site (worker, device) at one stage are one part, where a unit's stage is the largest among its
@@ -11,8 +12,9 @@ operands', plus one for an operand of another site.  Edges between parts then on
 a DAG for every assignment.
 
 Time.  A part starts when its site is free and all its tensors have arrived, takes the site's dispatch cost and the
-sum of its units' seconds (the roofline max of flops and bytes, Williams et al. 2009), and then sends each consumer
-worker what it needs in one transfer.  The call's seconds are when the last output reaches the client.
+sum of its units' seconds (the roofline max of flops and bytes, Williams et al. 2009; every turn of a loop is dispatched
+on its own), and then sends each consumer worker what it needs in one transfer.  The call's seconds are when the last
+output reaches the client.
 
 Memory of a site: its params and constants, what comes in from outside, and the largest working set of its parts.
 
@@ -22,21 +24,22 @@ is what the exact search prunes by.  docs/planning.md says how good the model is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from wire.errors import PlacementError
-from wire.graph import WireGraph
-from wire.ops import LEAVES, VIEWS
+from wire.graph import Node, WireGraph
+from wire.ops import CONTROL, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
 
 from .profile import CLIENT, DeviceProfile, Link, Profiles
+from .working_set import DUPLICATED, inside
 
-DUPLICATED = frozenset({"input", "param", "const", "iota"})  # held or made anew by whoever uses them
 COPIED = frozenset({"pad", "concat"})  # the views that engines do not fold into whoever reads them
 PICKED = frozenset({"gather", "dynamic_slice"})  # they read as much of their first operand as they write
 Assignment = Sequence[int]
 Site = tuple[int, int]  # worker index, device index
+Work = tuple[int, int, int]  # flops, bytes moved, turns of a loop
 Needs = frozenset[tuple[str, tuple[str, ...]]]
 
 
@@ -92,16 +95,28 @@ class CostModel:
         self.graph = graph
         self.profiles = profiles
         nodes = graph.nodes
-        self.units: list[int] = [index for index, node in enumerate(nodes) if node.op not in DUPLICATED]
+        first = {index: group[0] for group in graph.siblings.values() for index in group}
+        self.units: list[int] = [
+            index for index, node in enumerate(nodes) if node.op not in DUPLICATED and first.get(index, index) == index
+        ]
         place = {index: unit for unit, index in enumerate(self.units)}
+        place |= {index: place[of] for index, of in first.items()}
+        self.members = [graph.siblings.get(index, (index,)) for index in self.units]  # their nodes
         self.operands = [tuple({place[i] for i in nodes[n].inputs if i in place}) for n in self.units]
         self.leaves = [tuple({i for i in nodes[n].inputs if i not in place}) for n in self.units]
-        self.out_bytes = [graph.types[index].size_bytes for index in self.units]
+        self.out_bytes = [sum(graph.types[index].size_bytes for index in members) for members in self.members]
+        self.inside = [inside(nodes[index]) for index in self.units]
         self.consumers: list[list[int]] = [[] for _ in self.units]
         for unit, operands in enumerate(self.operands):
             for operand in operands:
                 self.consumers[operand].append(unit)
+        self.readers: dict[int, set[int]] = {index: set() for index in first}  # sibling -> units that read this one
+        for index, node in enumerate(nodes) if first else ():
+            for source in node.inputs:
+                if source in first:
+                    self.readers[source].add(place[index])
         self.outputs = {place[index] for index in graph.outputs if index in place}
+        self._given_back = frozenset(graph.outputs)
         self.leaf_bytes = {i: graph.types[i].size_bytes for i, node in enumerate(nodes) if node.op in DUPLICATED}
         self._inputs = frozenset(graph.inputs)
         self._find_links()
@@ -126,14 +141,14 @@ class CostModel:
         for index, worker in enumerate(self.profiles.workers):
             kinds.clear()
             devices, seconds = [], []
-            for kind, (flops, moved) in zip(unit_kinds, work, strict=True):
+            for kind, (flops, moved, turns) in zip(unit_kinds, work, strict=True):
                 able = kinds.get(kind)
                 if able is None:
                     known = all(op in worker.ops for op, _ in kind)
                     fit = (d.index for d in worker.devices if known and all(d.supports(*need) for need in kind))
                     able = kinds[kind] = next(fit, -1)
                 devices.append(able)
-                seconds.append(_roofline(worker.devices[able], flops, moved) if able >= 0 else float("inf"))
+                seconds.append(_roofline(worker.devices[able], flops, moved, turns) if able >= 0 else float("inf"))
             self.device.append(devices)
             self.seconds.append(seconds)
             self.site.append([number.get((index, device), -1) for device in devices])
@@ -317,8 +332,8 @@ class CostModel:
         most = dict.fromkeys(order, 0)
         for unit, key in enumerate(keys):
             alive[key] += self.out_bytes[unit]
-            if alive[key] > most[key]:
-                most[key] = alive[key]
+            if alive[key] + self.inside[unit] > most[key]:
+                most[key] = alive[key] + self.inside[unit]
             for operand in self.operands[unit]:
                 if traffic.last.get(operand) == unit and operand not in traffic.leaving:
                     alive[key] -= self.out_bytes[operand]
@@ -334,24 +349,56 @@ class CostModel:
         short = [max(few, need - each.memory_bytes) for few, need, each in zip(short, totals, workers, strict=True)]
         return totals, short
 
-    def _work(self, index: int) -> tuple[int, int]:
-        """Flops and bytes moved; a view moves nothing, because engines fold it into whoever reads it."""
-        node, types = self.graph.nodes[index], self.graph.types
-        if node.op in VIEWS and node.op not in COPIED:
-            return 0, 0
-        moved = [types[i].size_bytes for i in (*node.inputs, index)]
-        if node.op in PICKED:
-            moved[0] = types[index].size_bytes
-        return self.graph.flops_of(index), sum(moved)
+    def leaving(self, unit: int, staying: Collection[int]) -> list[int]:
+        """The nodes of a unit that the client needs, or a unit that is not among `staying`."""
+        members = self.members[unit]
+        if len(members) == 1:
+            outside = unit in self.outputs or any(consumer not in staying for consumer in self.consumers[unit])
+            return [members[0]] if outside else []
+        return [index for index in members if index in self._given_back or not self.readers[index] <= set(staying)]
+
+    def _work(self, index: int) -> Work:
+        flops = self.graph.flops_of(index)
+        return flops, _moved(self.graph, index), _turns(self.graph.nodes[index])
+
+
+def _moved(graph: WireGraph, index: int) -> int:
+    """Bytes read and written; a view moves nothing, because engines fold it into whoever reads it."""
+    node, types = graph.nodes[index], graph.types
+    if node.op in VIEWS and node.op not in COPIED:
+        return 0
+    moved = [types[i].size_bytes for i in (*node.inputs, *graph.siblings.get(index, (index,)))]
+    if node.op in PICKED:
+        moved[0] = types[index].size_bytes
+    if node.op in CONTROL:
+        each = max(map(_moved_inside, inner_graphs(node.op, node.attrs)))
+        moved.append(max(_turns(node), 1) * each)
+    return sum(moved)
+
+
+@lru_cache(maxsize=1024)
+def _moved_inside(graph: WireGraph) -> int:
+    again = {index for first, group in graph.siblings.items() for index in group if index != first}
+    return sum(_moved(graph, i) for i, n in enumerate(graph.nodes) if n.op not in DUPLICATED and i not in again)
+
+
+def _turns(node: Node) -> int:
+    """How often a loop turns, each time with a dispatch of its own."""
+    if node.op == "scan":
+        length: int = node.attrs["length"]
+        return length
+    return WHILE_TRIPS if node.op == "while" else 0
 
 
 def needs(graph: WireGraph, index: int) -> Needs:
-    """What a device must support to compute a node: ops with their dtypes, for a composite those of its body."""
+    """What a device must support to compute a node: ops with their dtypes, also those of the graphs inside it.
+
+    A composite itself is nothing to support.
+    """
     node = graph.nodes[index]
-    if node.op == "composite":
-        return _body_needs(node.attrs["body"])
     names = {graph.types[i].dtype.name for i in (*node.inputs, index)}
-    return frozenset({(node.op, tuple(sorted(names)))})
+    own: Needs = frozenset({(node.op, tuple(sorted(names)))}) if node.op != "composite" else frozenset()
+    return own.union(*map(_body_needs, inner_graphs(node.op, node.attrs)))
 
 
 @lru_cache(maxsize=1024)
@@ -360,5 +407,7 @@ def _body_needs(body: WireGraph) -> Needs:
     return frozenset().union(*(needs(body, index) for index in inner))
 
 
-def _roofline(device: DeviceProfile, flops: int, moved: int) -> float:
-    return max(flops / (device.gflops * 1e9 or 1.0), moved / (device.gbytes_per_s * 1e9 or 1.0))
+def _roofline(device: DeviceProfile, flops: int, moved: int, turns: int) -> float:
+    return turns * device.dispatch_s + max(
+        flops / (device.gflops * 1e9 or 1.0), moved / (device.gbytes_per_s * 1e9 or 1.0)
+    )

@@ -117,7 +117,7 @@ def _parts(
 def _part(model: CostModel, index: int, sketch: PartSketch, place: dict[int, FromPart]) -> Part:
     """The subgraph of a sketch; the nodes that others need are added to `place`."""
     graph = model.graph
-    members = {model.units[unit] for unit in sketch.units}
+    members = {node for unit in sketch.units for node in model.members[unit]}
     builder = GraphBuilder()
     builder.blobs.update(graph.blobs)
     sources: list[Source] = []
@@ -136,7 +136,8 @@ def _part(model: CostModel, index: int, sketch: PartSketch, place: dict[int, Fro
     for node in sorted(members):
         inputs = [operand(source) for source in graph.nodes[node].inputs]
         local[node] = builder.add(graph.nodes[node].op, *inputs, **graph.nodes[node].attrs)
-    leaving = _leaving(model, sketch, members)
+    units = set(sketch.units)
+    leaving = [node for unit in sketch.units for node in model.leaving(unit, units)]
     for slot, node in enumerate(leaving):
         place[node] = FromPart(index, slot)
     worker = model.profiles.workers[sketch.site[0]]
@@ -144,16 +145,6 @@ def _part(model: CostModel, index: int, sketch: PartSketch, place: dict[int, Fro
     device = worker.devices[sketch.site[1]]
     seconds = model.part_seconds(sketch)
     return Part(index, worker.node_id, device.index, device.engine, built, tuple(sources), seconds, device.slower)
-
-
-def _leaving(model: CostModel, sketch: PartSketch, members: set[int]) -> list[int]:
-    """The members that other parts or the client need, in order."""
-    result = []
-    for unit in sketch.units:
-        outside = any(model.units[consumer] not in members for consumer in model.consumers[unit])
-        if outside or unit in model.outputs:
-            result.append(model.units[unit])
-    return result
 
 
 def _source(graph: WireGraph, node: int, place: dict[int, FromPart]) -> Source:

@@ -15,8 +15,9 @@ from support.brute_force import best_of_all
 from support.profiles import alike_profiles, random_profiles
 from support.random_graphs import random_graph
 
-from coordinator.cost import DUPLICATED, Assignment, CostModel, Prediction
+from coordinator.cost import Assignment, CostModel, Prediction
 from coordinator.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
+from coordinator.working_set import DUPLICATED
 from wire.dtypes import F32
 from wire.graph import GraphBuilder, WireGraph
 

@@ -12,10 +12,11 @@ from support.profiles import alike_profiles, device, near, random_profiles, work
 from support.random_graphs import big_graph, random_graph
 from support.run_plan import memory_by_device, run_plan
 
-from coordinator.cost import DUPLICATED, CostModel, needs
+from coordinator.cost import CostModel, needs
 from coordinator.plan import FromPart, Part, Plan
 from coordinator.planner import STRATEGIES, make_plan
 from coordinator.profile import Profiles, WorkerProfile
+from coordinator.working_set import DUPLICATED
 from wire.dtypes import F32, F64
 from wire.errors import InputError, PlacementError
 from wire.graph import GraphBuilder

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.cost import DUPLICATED
 from coordinator.dispatch import counts, outputs
 from coordinator.plan import FromInput, FromParam, FromPart, Plan, Source
+from coordinator.working_set import DUPLICATED
 from wire.graph import WireGraph
+from wire.ops import CONTROL, inner_graphs
 from worker.cpu import evaluate
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -62,11 +63,18 @@ def memory_by_device(plan: Plan) -> dict[tuple[str, int], int]:
 
 
 def _most_alive(graph: WireGraph) -> int:
+    """With what a branch or a loop holds inside, and siblings as made together."""
+    made = {each: first for first, group in graph.siblings.items() for each in group}
     computing = [index for index, node in enumerate(graph.nodes) if node.op not in DUPLICATED]
-    last_use = {source: index for index in computing for source in graph.nodes[index].inputs}
+    last_use = {source: made.get(index, index) for index in computing for source in graph.nodes[index].inputs}
+    for index in computing:
+        for source in graph.nodes[index].inputs:
+            last_use[source] = max(last_use[source], made.get(index, index))
     last_use |= dict.fromkeys(graph.outputs, len(graph))
     most = 0
     for now in computing:
-        alive = [index for index in computing if index <= now <= last_use.get(index, len(graph))]
-        most = max(most, sum(graph.types[index].size_bytes for index in alive))
+        alive = [each for each in computing if made.get(each, each) <= now <= last_use.get(each, len(graph))]
+        node = graph.nodes[now]
+        inside = max(map(_most_alive, inner_graphs(node.op, node.attrs))) if node.op in CONTROL else 0
+        most = max(most, sum(graph.types[index].size_bytes for index in alive) + (made.get(now, now) == now) * inside)
     return most

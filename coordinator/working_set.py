@@ -1,0 +1,41 @@
+"""The working set of a graph: the most bytes of results that are alive at once while its nodes run in order.
+
+What is inside a node counts while the node runs: a branch that is taken, or a turn of a loop.  Siblings are made
+together.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from wire.graph import Node, WireGraph
+from wire.ops import CONTROL, inner_graphs
+
+DUPLICATED = frozenset({"input", "param", "const", "iota"})  # held or made anew by whoever uses them
+
+
+def working_set(graph: WireGraph) -> int:
+    """A result is freed after its last reader, and an output never."""
+    later = {index for first, group in graph.siblings.items() for index in group if index != first}
+    last_reader = {i: at for at, node in enumerate(graph.nodes) if at not in later for i in node.inputs}
+    freed_by: dict[int, int] = {}
+    for source, reader in last_reader.items():
+        if graph.nodes[source].op not in DUPLICATED and source not in graph.outputs:
+            freed_by[reader] = freed_by.get(reader, 0) + graph.types[source].size_bytes
+    alive = most = 0
+    for index, node in enumerate(graph.nodes):
+        if node.op not in DUPLICATED and index not in later:
+            alive += sum(graph.types[each].size_bytes for each in graph.siblings.get(index, (index,)))
+            most = max(most, alive + inside(node))
+            alive -= freed_by.get(index, 0)
+    return most
+
+
+def inside(node: Node) -> int:
+    """What a branch or a loop needs besides its operands and results.  A composite is taken to be one kernel."""
+    return max(map(_of_inner, inner_graphs(node.op, node.attrs))) if node.op in CONTROL else 0
+
+
+@lru_cache(maxsize=1024)
+def _of_inner(graph: WireGraph) -> int:
+    return working_set(graph)
