@@ -31,6 +31,10 @@ def _named_like(suffix: str) -> Callable[[Any], bool]:
     return lambda source: isinstance(source, Path) and source.suffix == suffix
 
 
+def _is_folder(source: Any) -> bool:
+    return isinstance(source, Path) and source.is_dir()
+
+
 def _of_class(module: str, name: str) -> Callable[[Any], bool]:
     """An object of a class of another framework, which need not be imported to know."""
     return lambda source: any(
@@ -39,6 +43,7 @@ def _of_class(module: str, name: str) -> Callable[[Any], bool]:
 
 
 FORMATS: tuple[Format, ...] = (
+    Format("a folder with config.json and safetensors", _is_folder, "huggingface"),
     Format("an ONNX file (.onnx)", _named_like(".onnx"), "onnx", "onnx"),
     Format("an onnx.ModelProto", _of_class("onnx", "ModelProto"), "onnx", "onnx"),
 )

@@ -13,7 +13,7 @@ it is read at every call, and other values make another graph.  This file knows 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -44,6 +44,11 @@ class InputSpec:
     dtype: DType
     shape: tuple[int | str, ...]
     static: bool = False
+    optional: bool = False
+
+    def sized(self, dims: Mapping[str, int]) -> InputSpec:
+        """The same with these sizes for free dimensions."""
+        return replace(self, shape=tuple([dims.get(dim, dim) if isinstance(dim, str) else dim for dim in self.shape]))
 
     def __str__(self) -> str:
         return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
@@ -71,7 +76,8 @@ class Model:
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The outputs as lazy Arrays; InputError naming the input that is missing, unknown or does not fit."""
         given = self.given(args, named)
-        arrays = {spec.name: given[spec.name] if spec.static else asarray(given[spec.name]) for spec in self.inputs}
+        static = {spec.name for spec in self.inputs if spec.static}
+        arrays = {name: value if name in static else asarray(value) for name, value in given.items()}
         params = {name: handle_array(handle) for name, handle in self.handles.items()}
         return self.arranged(self._function(params, arrays))
 
@@ -99,17 +105,18 @@ class Model:
         unknown = sorted(values.keys() - set(names))
         if unknown:
             raise InputError(f"the model has no input {unknown[0]!r}", next_step=f"It takes: {', '.join(names)}")
-        missing = [spec for spec in self.inputs if spec.name not in values]
+        missing = [spec for spec in self.inputs if spec.name not in values and not spec.optional]
         if missing:
             raise InputError(f"the input {missing[0].name!r} ({missing[0]}) is missing")
         sizes: dict[str, int] = {}
-        return {spec.name: _fitting(spec, values[spec.name], sizes) for spec in self.inputs}
+        return {spec.name: _fitting(spec, values[spec.name], sizes) for spec in self.inputs if spec.name in values}
 
     def key(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """What two calls share exactly when one graph serves both."""
         return tuple(
-            (spec.dtype, given[spec.name].shape, given[spec.name].tobytes() if spec.static else b"")
+            (spec.name, spec.dtype, given[spec.name].shape, given[spec.name].tobytes() if spec.static else b"")
             for spec in self.inputs
+            if spec.name in given
         )
 
     def graph(self, given: Mapping[str, Any]) -> WireGraph:
@@ -119,6 +126,7 @@ class Model:
             if spec.static
             else argument("input", spec.name, TensorType(tuple(given[spec.name].shape), spec.dtype))
             for spec in self.inputs
+            if spec.name in given
         }
         params = {name: argument("param", name, handle.type) for name, handle in self.handles.items()}
         declared = [each.tensor for each in (*arguments.values(), *params.values()) if isinstance(each, Array)]
@@ -128,7 +136,7 @@ class Model:
 
     def dynamic(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs that a graph takes: all that are not static."""
-        return {spec.name: given[spec.name] for spec in self.inputs if not spec.static}
+        return {spec.name: given[spec.name] for spec in self.inputs if spec.name in given and not spec.static}
 
     def arranged(self, outputs: Mapping[str, Any]) -> Any:
         """One output as it is, several as a dict in the model's order."""

@@ -46,7 +46,7 @@ def read_graph(path: str, given: Sequence[str], dims: Sequence[str]) -> WireGrap
         return WireGraph.load(path)
     model = load(path, read_dims(dims))
     values = read_arrays(given)
-    missing = {spec.name: _like(spec, model) for spec in model.inputs if spec.name not in values}
+    missing = {spec.name: _like(spec, model) for spec in model.inputs if spec.name not in values and not spec.optional}
     return model.graph(model.given([{**values, **missing}]))
 
 

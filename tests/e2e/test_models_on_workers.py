@@ -1,0 +1,44 @@
+"""Models that `mesh.load` reads, cut over real workers, equal their reference; and from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import mesh
+from mesh import Mesh
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "huggingface"
+
+
+def reference(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    values = dict(np.load(GOLDEN / name / "reference.npz"))
+    outputs = {key: values.pop(key) for key in ("last_hidden_state", "pooler_output", "logits") if key in values}
+    return values, outputs
+
+
+def test_every_family_runs_over_three_workers() -> None:
+    with Mesh.builder().mesh("models").local(3).build() as workers:
+        for folder in sorted(GOLDEN.iterdir()):
+            if not folder.is_dir():
+                continue
+            inputs, wanted = reference(folder.name)
+            model = mesh.load(folder)
+            found = workers.run(model, inputs, strategy="pipeline")
+            assert len(workers.report().workers) == 3, folder.name
+            for key, array in wanted.items():
+                got = found[key] if isinstance(found, dict) else found
+                np.testing.assert_allclose(got, array, rtol=1e-4, atol=1e-4, err_msg=f"{folder.name} {key}")
+
+
+def test_a_compiled_model_sends_its_weights_once() -> None:
+    inputs, wanted = reference("gpt2")
+    model = mesh.load(GOLDEN / "gpt2")
+    with Mesh.builder().mesh("models-once").local(2).build() as workers:
+        run = workers.compile(model, inputs, strategy="pipeline")
+        np.testing.assert_allclose(run(inputs), wanted["logits"], rtol=1e-4, atol=1e-4)
+        first = workers.report().weight_bytes_moved
+        np.testing.assert_allclose(run(inputs), wanted["logits"], rtol=1e-4, atol=1e-4)
+        assert workers.report().weight_bytes_moved == 0 < first
+        np.testing.assert_allclose(np.asarray(model(inputs)), wanted["logits"], rtol=1e-4, atol=1e-4)
