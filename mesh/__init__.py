@@ -26,6 +26,9 @@ from .model import InputSpec, Model
 from .realise import realise
 from .safetensors import load_safetensors, save_safetensors
 from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
+from .transforms.batching import vmap
+from .transforms.custom import custom_jvp, custom_vjp, stop_gradient
+from .transforms.derivatives import grad, hessian, jacobian, jvp, value_and_grad, vjp
 
 __all__ = [
     "Array",
@@ -40,10 +43,16 @@ __all__ = [
     "Traced",
     "WireGraph",
     "cond",
+    "custom_jvp",
+    "custom_vjp",
     "errors",
     "evaluate",
     "fori_loop",
     "function",
+    "grad",
+    "hessian",
+    "jacobian",
+    "jvp",
     "load",
     "load_safetensors",
     "map",
@@ -53,8 +62,12 @@ __all__ = [
     "realise",
     "save_safetensors",
     "scan",
+    "stop_gradient",
     "trace",
     "trace_full",
     "tree",
+    "value_and_grad",
+    "vjp",
+    "vmap",
     "while_loop",
 ]

@@ -18,11 +18,11 @@ from wire.errors import InputError
 from .. import numpy as mnp
 from .. import tree
 from ..array import Array
-from . import vmap as batching
-from .flat import Flat, arrays_in, fitting, parameter_names, same_structure
+from .flat import Flat, arrays_in, fitting, parameter_names, same_structure, zeros_for_none
 from .inner import Inner, run_like
 from .jvp import forward, forward_of
 from .vjp import backward, backward_of, is_continuous
+from .vmap import batch, repeated
 
 Function = Callable[..., Any]
 
@@ -206,7 +206,7 @@ def _by_columns(inner: Inner, primals: Sequence[Array]) -> list[list[Array]]:
 
     def column(*tangents: Array) -> list[Array]:
         outputs, found = forward_of(inner, primals, tangents)
-        return _zeros_for_none(found, outputs)
+        return zeros_for_none(found, outputs)
 
     return [_cut(columns, primals, last=True) for columns in _passes(column, primals)]
 
@@ -216,7 +216,7 @@ def _by_rows(inner: Inner, primals: Sequence[Array]) -> list[list[Array]]:
     outputs, pull_back = backward_of(inner, primals)
 
     def row(*cotangents: Array) -> list[Array]:
-        return _zeros_for_none(pull_back(cotangents), primals)
+        return zeros_for_none(pull_back(cotangents), primals)
 
     cuts = [_cut(rows, outputs, last=False) for rows in _passes(row, outputs)]
     return [[cut[place] for cut in cuts] for place in range(len(outputs))]
@@ -226,12 +226,8 @@ def _passes(one: Callable[..., list[Array]], arrays: Sequence[Array]) -> list[Ar
     """The results of `one` for every element of all `arrays` in turn: given 1 there and 0 elsewhere."""
     basis = _basis(arrays)
     total = sum(array.size for array in arrays)
-    found, batched = batching.batch(one, total, basis, [True] * len(basis))
-    return [array if each else batching.repeated(array, total) for array, each in zip(found, batched, strict=True)]
-
-
-def _zeros_for_none(derivatives: Sequence[Array | None], like: Sequence[Array]) -> list[Array]:
-    return [mnp.zeros_like(array) if found is None else found for found, array in zip(derivatives, like, strict=True)]
+    found, batched = batch(one, total, basis, [True] * len(basis))
+    return [array if each else repeated(array, total) for array, each in zip(found, batched, strict=True)]
 
 
 def _cut(array: Array, like: Sequence[Array], last: bool) -> list[Array]:

@@ -11,9 +11,10 @@ import numpy as np
 from wire.errors import InputError
 
 from .. import tree
-from ..array import Array, literal
+from ..array import Array, literal, strong
 from ..handle import Handle
-from ..numpy.promotion import asarray, is_python_scalar
+from ..numpy.creation import zeros_like
+from ..numpy.promotion import asarray, cast, is_python_scalar
 from ..trace import OUTPUT, argument_names, leaf_type
 from ..tree import Tree
 
@@ -96,10 +97,10 @@ _ARRAYS = (Handle, np.ndarray, np.generic)
 
 
 def fitting(value: Any, like: Array, what: str) -> Array:
-    """`value` as an Array of the type of `like`, whose dtype a Python scalar takes; InputError if it is of another."""
-    if is_python_scalar(value):
-        value = literal(value, like.type.dtype)
+    """`value` as an Array of the type of `like`, a Python scalar adapting to the other; InputError if it does not fit."""
     array = as_array(value, what)
+    if array.weak or (like.weak and array.type.dtype.kind == like.type.dtype.kind):
+        array = strong(cast(array, like.type.dtype))
     if array.type != like.type:
         raise InputError(f"{what} is {array.type}, expected {like.type}")
     return array
@@ -111,6 +112,11 @@ def same_structure(expected: Tree, value: Any, what: str) -> list[Any]:
         return tree.spread(value, expected)
     except InputError as error:
         raise InputError(f"{what} differs in structure: {error.message}") from error
+
+
+def zeros_for_none(derivatives: Sequence[Array | None], like: Sequence[Array]) -> list[Array]:
+    """Derivatives of `like`, those that are zero as arrays too."""
+    return [zeros_like(array) if found is None else found for found, array in zip(derivatives, like, strict=True)]
 
 
 def _result(leaf: Any, name: str) -> Array:

@@ -110,6 +110,10 @@ class Inner:
         check_types(arrays, [tensor.type for tensor in self.arguments])
         return {id(tensor): array for tensor, array in zip(self.arguments, arrays, strict=True)}
 
+    def taking(self, captured: Sequence[Tensor]) -> Inner:
+        """The same with `captured`, what else it refers to, as further arguments."""
+        return Inner((*self.arguments, *captured), self.outputs, self.born)
+
     def graph(self) -> WireGraph:
         """The function as a graph with inputs "0", "1", ...; it remembers this Inner as its `origin`.
 
@@ -147,7 +151,7 @@ def close(fn: Function, types: Sequence[TensorType], names: Sequence[str] = ()) 
     """
     inner = run(fn, types, (), names)
     captured = captured_by(inner)
-    return Inner((*inner.arguments, *captured), inner.outputs, inner.born), [Array(tensor) for tensor in captured]
+    return inner.taking(captured), [Array(tensor) for tensor in captured]
 
 
 def call_graph(graph: WireGraph, *arrays: Array) -> list[Array]:
@@ -253,15 +257,16 @@ def _reached(
         stack.extend([(operand, None) for operand in reversed(below(expression))])
 
 
-def captured_by(inner: Inner) -> list[Tensor]:
-    """What else the function refers to: older Tensors, tensors on the mesh, and large values."""
-    own = {id(tensor) for tensor in inner.arguments}
+def captured_by(*inners: Inner) -> list[Tensor]:
+    """What else the functions refer to: older Tensors, tensors on the mesh, and large values."""
     found: dict[int, Tensor] = {}
-    reached = _reached(inner.outputs, own, inner.born, _both)
-    for tensor in (*inner.outputs, *[operand for _, expression in reached for operand in _both(expression)]):
-        outside = tensor.born < inner.born or tensor.value is not None or _on_mesh(tensor)
-        if outside and id(tensor) not in own and not _is_small(tensor):
-            found[id(tensor)] = tensor
+    for inner in inners:
+        own = {id(tensor) for tensor in inner.arguments}
+        reached = _reached(inner.outputs, own, inner.born, _both)
+        for tensor in (*inner.outputs, *[operand for _, expression in reached for operand in _both(expression)]):
+            outside = tensor.born < inner.born or tensor.value is not None or _on_mesh(tensor)
+            if outside and id(tensor) not in own and not _is_small(tensor):
+                found[id(tensor)] = tensor
     return list(found.values())
 
 

@@ -1,0 +1,313 @@
+"""Functions with rules of their own: stop_gradient, custom_vjp, custom_jvp.
+
+Each call runs the functions it was given on fresh arguments and keeps what they did (`inner.Inner`), so that it can be
+done again on other operands, in batches, or be differentiated further; then it marks its results (`inner.marked`).
+What the functions close over become operands like the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from wire.errors import InputError, UnknownOp
+
+from .. import numpy as mnp
+from .. import tree
+from ..array import Array
+from .flat import Flat, as_array, fitting, same_structure, zeros_for_none
+from .inner import Inner, captured_by, marked, run, run_like
+from .jvp import Tangents
+from .vjp import Cotangents, Pull, backward, is_continuous
+from .vmap import Flags, batch_of, repeated
+
+Function = Callable[..., Any]
+
+
+def stop_gradient(x: Any) -> Any:
+    """`x`, an array or a pytree of them, as a constant to every derivative."""
+    return tree.map(lambda leaf: _STOP.again(as_array(leaf, "x"))[0], x)
+
+
+def custom_vjp(fn: Function, forward: Function, backward: Function) -> Function:
+    """`fn` with a backward pass of its own.
+
+    `forward(*args)` gives (result, residuals); `backward(residuals, cotangent)`, given one of the result's structure,
+    gives a tuple with one cotangent per argument, None where it is zero.  Both are differentiated where second
+    derivatives are asked for.  There is no forward mode of it.  InputError where it would be differentiated by
+    something that it closes over.
+    """
+
+    @wraps(fn)
+    def function(*args: Any) -> Any:
+        flat = Flat(fn, args)
+        primal = run_like(flat, flat.arrays, flat.names)
+        passes = _Passes(flat, forward, backward)
+        ahead = run_like(passes.ahead, flat.arrays, flat.names)
+        _check_same("forward", primal, ahead)
+        residuals = ahead.outputs[len(primal.outputs) :]
+        back = run(passes.back, [tensor.type for tensor in (*residuals, *primal.outputs)])
+        captured = captured_by(primal, ahead, back)
+        inners = [inner.taking(captured) for inner in (primal, ahead, back)]
+        mark = _CustomVjp(inners[0], inners[1], inners[2], tuple(passes.places), len(captured))
+        return _applied(mark, flat, captured)
+
+    return function
+
+
+def custom_jvp(fn: Function, tangent: Function) -> Function:
+    """`fn` with a forward derivative of its own, whose transpose is the backward pass.
+
+    `tangent(primals, tangents)`, given tuples of what fn takes, gives (result, tangent of the result), linear in the
+    tangents; the tangent of an integer is None.  InputError where it would be differentiated by something that it
+    closes over.
+    """
+
+    @wraps(fn)
+    def function(*args: Any) -> Any:
+        flat = Flat(fn, args)
+        primal = run_like(flat, flat.arrays, flat.names)
+        moving = tuple([place for place, array in enumerate(flat.arrays) if is_continuous(array.type)])
+        both = [*flat.arrays, *[flat.arrays[place] for place in moving]]
+        moved = run_like(_with_tangents(tangent, flat, moving), both)
+        _check_same("tangent", primal, moved)
+        captured = captured_by(primal, moved)
+        mark = _CustomJvp(primal.taking(captured), moved.taking(captured), moving, len(captured))
+        return _applied(mark, flat, captured)
+
+    return function
+
+
+# -- marks ------------------------------------------------------------------------------------------------
+
+
+class _Stop:
+    """The mark of stop_gradient."""
+
+    name = "stop_gradient"
+
+    def again(self, *inputs: Array) -> list[Array]:
+        return marked(self, inputs, inputs)
+
+    def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
+        return self.again(*inputs), lambda cotangents: [None]
+
+    def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
+        return self.again(*inputs), [None]
+
+    def vmap(self, size: int, inputs: list[Array], batched: Flags) -> tuple[list[Array], list[bool]]:
+        return self.again(*inputs), list(batched)
+
+
+_STOP = _Stop()
+
+
+@dataclass(frozen=True, eq=False)
+class _CustomVjp:
+    """`ahead` gives the results and the residuals; `back`, of residuals and cotangents, cotangents for `places` of the
+    operands.  All three take what they close over last."""
+
+    primal: Inner
+    ahead: Inner
+    back: Inner
+    places: tuple[int, ...]
+    captured: int
+
+    name = "custom_vjp"
+
+    def again(self, *inputs: Array) -> list[Array]:
+        return marked(self, inputs, self.primal.call(*inputs))
+
+    def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
+        own, count = len(inputs) - self.captured, len(self.primal.outputs)
+        _check_closed(self.name, wanted[own:])
+        made = self.ahead.call(*inputs)
+
+        def pull(cotangents: Cotangents) -> list[Array | None]:
+            filled = zeros_for_none(cotangents, made[:count])
+            found = iter(self.back.call(*made[count:], *filled, *inputs[own:]))
+            return [next(found) if place in self.places else None for place in range(len(inputs))]
+
+        return made[:count], pull
+
+    def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
+        raise UnknownOp(
+            "a function with custom_vjp has no forward mode",
+            op=self.name,
+            next_step="Use grad or vjp, jacobian(mode='reverse'), or give it a derivative with mesh.custom_jvp",
+        )
+
+    def vmap(self, size: int, inputs: list[Array], batched: Flags) -> tuple[list[Array], list[bool]]:
+        own, count = len(inputs) - self.captured, len(self.primal.outputs)
+        kept: list[bool] = []  # which residuals are batched
+
+        def ahead(*operands: Array) -> list[Array]:
+            found, flags = batch_of(self.ahead, size, operands, batched)
+            kept[:] = flags[count:]
+            return [*_repeated(found[:count], flags, size), *found[count:]]
+
+        def back(*operands: Array) -> list[Array]:
+            found, flags = batch_of(self.back, size, operands, [*kept, *[True] * count, *batched[own:]])
+            return [
+                _repeated([array], [each], size)[0] if batched[place] else _total(array, each, size)
+                for array, each, place in zip(found, flags, self.places, strict=True)
+            ]
+
+        primal = run_like(_batch_of_all(self.primal, size, batched), inputs)
+        forward = run_like(ahead, inputs)
+        types = [tensor.type for tensor in (*forward.outputs[count:], *primal.outputs)]
+        backward = run(back, [*types, *[array.type for array in inputs[own:]]])
+        mark = _CustomVjp(primal, forward, backward, self.places, self.captured)
+        return mark.again(*inputs), [True] * count
+
+
+@dataclass(frozen=True, eq=False)
+class _CustomJvp:
+    """`moved`, of operands and the tangents of the `moving` ones, gives the results and the tangents of the floats
+    among them.  Both take what they close over last."""
+
+    primal: Inner
+    moved: Inner
+    moving: tuple[int, ...]
+    captured: int
+
+    name = "custom_jvp"
+
+    def again(self, *inputs: Array) -> list[Array]:
+        return marked(self, inputs, self.primal.call(*inputs))
+
+    def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
+        own, count = len(inputs) - self.captured, len(self.primal.outputs)
+        _check_closed(self.name, wanted[own:])
+        still = [mnp.zeros_like(inputs[place]) for place in self.moving]
+
+        def tangents(*given: Array) -> list[Array]:
+            return self.moved.call(*inputs[:own], *given, *inputs[own:])[count:]
+
+        _, pull_tangents = backward(tangents, still)  # linear, so it is the same anywhere
+        floats = [place for place, tensor in enumerate(self.primal.outputs) if is_continuous(tensor.type)]
+
+        def pull(cotangents: Cotangents) -> list[Array | None]:
+            found = iter(pull_tangents([cotangents[place] for place in floats]))
+            return [next(found) if place in self.moving else None for place in range(len(inputs))]
+
+        return self.moved.call(*inputs[:own], *still, *inputs[own:])[:count], pull
+
+    def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
+        own, count = len(inputs) - self.captured, len(self.primal.outputs)
+        _check_closed(self.name, [tangent is not None for tangent in tangents[own:]])
+        given = zeros_for_none([tangents[place] for place in self.moving], [inputs[place] for place in self.moving])
+        made = self.moved.call(*inputs[:own], *given, *inputs[own:])
+        found = iter(made[count:])
+        return made[:count], [next(found) if is_continuous(result.type) else None for result in made[:count]]
+
+    def vmap(self, size: int, inputs: list[Array], batched: Flags) -> tuple[list[Array], list[bool]]:
+        own = len(inputs) - self.captured
+        flags = [*batched[:own], *[batched[place] for place in self.moving], *batched[own:]]
+        operands = [*inputs[:own], *[inputs[place] for place in self.moving], *inputs[own:]]
+        primal = run_like(_batch_of_all(self.primal, size, batched), inputs)
+        moved = run_like(_batch_of_all(self.moved, size, flags), operands)
+        mark = _CustomJvp(primal, moved, self.moving, self.captured)
+        return mark.again(*inputs), [True] * len(self.primal.outputs)
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+class _Passes:
+    """The passes of a custom_vjp as functions of leaves.  Residuals that are no arrays stay what they are."""
+
+    def __init__(self, flat: Flat, forward: Function, backward: Function) -> None:
+        self._flat, self._forward, self._backward = flat, forward, backward
+        self._residuals: list[Any] = []
+        self._structure = tree.LEAF
+        self.places: list[int] = []  # of which arguments `back` gives cotangents
+
+    def ahead(self, *leaves: Array) -> list[Array]:
+        """The results' leaves, then the residuals that are Arrays."""
+        made = _pair(self._forward(*self._flat.arguments(leaves)), "the forward pass of a custom_vjp", "residuals")
+        results = same_structure(self._flat.out_tree, made[0], "the forward pass's result")
+        self._residuals, self._structure = tree.flatten(made[1])
+        kept = [leaf for leaf in self._residuals if isinstance(leaf, Array)]
+        return [*[as_array(leaf, "result") for leaf in results], *kept]
+
+    def back(self, *leaves: Array) -> list[Array]:
+        """Of residuals and cotangents: the cotangents of arguments, at `places`."""
+        given = iter(leaves)
+        residuals = [next(given) if isinstance(leaf, Array) else leaf for leaf in self._residuals]
+        cotangent = tree.unflatten(self._flat.out_tree, list(given))
+        found = self._backward(tree.unflatten(self._structure, residuals), cotangent)
+        each = same_structure(self._flat.in_tree, found, "what the backward pass gives")
+        made = {
+            place: fitting(value, argument, f"the cotangent of {name!r}")
+            for place, (value, argument, name) in enumerate(zip(each, self._flat.arrays, self._flat.names, strict=True))
+            if value is not None and is_continuous(argument.type)
+        }
+        self.places = list(made)
+        return list(made.values())
+
+
+def _with_tangents(tangent: Function, flat: Flat, moving: Sequence[int]) -> Callable[..., list[Array]]:
+    """The tangent function of a custom_jvp as one of leaves: results, then the tangents of floats."""
+
+    def function(*leaves: Array) -> list[Array]:
+        count = len(flat.arrays)
+        moves: list[Any] = [None] * count
+        for place, array in zip(moving, leaves[count:], strict=True):
+            moves[place] = array
+        made = tangent(flat.arguments(leaves[:count]), flat.arguments(moves))
+        result, moved = _pair(made, "the tangent function of a custom_jvp", "tangent")
+        results = [as_array(leaf, "result") for leaf in same_structure(flat.out_tree, result, "the result")]
+        found = [
+            mnp.zeros_like(result) if value is None else fitting(value, result, "the tangent")
+            for value, result in zip(same_structure(flat.out_tree, moved, "the tangent"), results, strict=True)
+            if is_continuous(result.type)
+        ]
+        return [*results, *found]
+
+    return function
+
+
+def _applied(mark: _CustomVjp | _CustomJvp, flat: Flat, captured: Sequence[Any]) -> Any:
+    return tree.unflatten(flat.out_tree, mark.again(*flat.arrays, *[Array(tensor) for tensor in captured]))
+
+
+def _pair(made: Any, what: str, second: str) -> tuple[Any, Any]:
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise InputError(f"{what} returns a pair (result, {second})")
+    return made
+
+
+def _check_same(which: str, primal: Inner, other: Inner) -> None:
+    for expected, found in zip(primal.outputs, other.outputs, strict=False):
+        if expected.type != found.type:
+            raise InputError(f"the function gives {expected.type}, its {which} function {found.type}")
+
+
+def _check_closed(name: str, wanted: Flags) -> None:
+    if any(wanted):
+        raise InputError(
+            f"a function with {name} closes over an array by which it is differentiated",
+            next_step="Pass it as an argument",
+        )
+
+
+def _batch_of_all(inner: Inner, size: int, batched: Flags) -> Callable[..., list[Array]]:
+    """The function in batches, every result of it."""
+
+    def function(*operands: Array) -> list[Array]:
+        found, flags = batch_of(inner, size, operands, batched)
+        return _repeated(found, flags, size)
+
+    return function
+
+
+def _repeated(arrays: Sequence[Array], batched: Flags, size: int) -> list[Array]:
+    return [array if each else repeated(array, size) for array, each in zip(arrays, batched, strict=False)]
+
+
+def _total(array: Array, batched: bool, size: int) -> Array:
+    """The sum of a cotangent over a batch."""
+    return mnp.sum(array, 0) if batched else array * size
