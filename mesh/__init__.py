@@ -23,6 +23,7 @@ from .function import Function, function
 from .handle import Handle
 from .load import load
 from .model import InputSpec, Model
+from .numpy import random
 from .realise import realise
 from .safetensors import load_safetensors, save_safetensors
 from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
@@ -59,6 +60,7 @@ __all__ = [
     "neighbours",
     "nn",
     "numpy",
+    "random",
     "realise",
     "save_safetensors",
     "scan",

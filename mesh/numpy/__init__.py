@@ -13,6 +13,7 @@ To add a function: write it in the module of its kind; it appears here by its mo
 import math as _math
 
 from .. import array as _array
+from . import random
 from .creation import (
     arange,
     array,
@@ -325,6 +326,7 @@ __all__ = [
     "prod",
     "promote_types",
     "quantile",
+    "random",
     "ravel",
     "reciprocal",
     "remainder",

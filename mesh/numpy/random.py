@@ -1,0 +1,276 @@
+"""Random numbers of explicit keys: a function of the key and nothing else, on every machine and engine.
+
+    key = mesh.random.key(7)
+    first, second = mesh.random.split(key)
+    noise = mesh.random.normal(first, (3, 4))
+
+A key is a uint32 array of two words and is used once: for one draw, or to make other keys.  Element i of a draw depends
+on the key and on i only, so work that is split gives the numbers it would give whole.  Bits are threefry2x32 (the op
+`random_bits`); keys are made of bits under a tag of their own, so that they never are numbers that somebody draws.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from wire.dtypes import F32, F64, U32, U64, DType
+from wire.errors import DTypeError, InputError, ShapeError
+
+from ..array import Array, Operand, apply, value_array
+from . import elementwise, indexing, manipulation, reductions
+from .promotion import asarray, cast, floats, scalar, to_dtype
+
+Shape = int | Sequence[int]
+
+_SPLIT, _FOLD = 0x73706C69, 0x666F6C64  # tags: what keys are made under
+_MANTISSA = {"f16": 11, "bf16": 8, "f32": 24}  # bits of a number in [0, 1)
+
+
+def key(seed: int) -> Array:
+    """The key of a seed, any int of up to 64 bits."""
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise InputError(f"a seed has up to 64 bits, got {seed}")
+    return value_array(np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32))
+
+
+def split(key: Operand, count: int = 2) -> Array:
+    """`count` keys that are independent of each other and of what else is made of this one: (count, 2)."""
+    return _words(_tagged(key, _SPLIT), (count, 2))
+
+
+def fold_in(key: Operand, data: Operand) -> Array:
+    """The key number `data` (an integer below 2^32) of this one: for step numbers, layers, workers."""
+    number = cast(asarray(data), U32)
+    if number.shape != ():
+        raise ShapeError(f"fold_in takes one integer, got shape {number.shape}")
+    hashed = _words(_tagged(key, _FOLD), (2,))
+    return _words(hashed ^ manipulation.stack([scalar(0, U32), number]), (2,))
+
+
+def bits(key: Operand, shape: Shape = (), dtype: Any = np.uint32) -> Array:
+    """Random bits as uint32 or uint64."""
+    kind, wanted = to_dtype(dtype), manipulation.to_shape(shape)
+    if kind is U32:
+        return _words(_key(key), wanted)
+    if kind is not U64:
+        raise DTypeError(f"random bits are uint32 or uint64, got {kind.name}")
+    pair = cast(_words(_key(key), (*wanted, 2)), U64)
+    return (pair[..., 0] << 32) | pair[..., 1]
+
+
+def uniform(
+    key: Operand, shape: Shape = (), dtype: Any = np.float32, minval: Operand = 0.0, maxval: Operand = 1.0
+) -> Array:
+    """Evenly distributed over [minval, maxval); the rounding of a wide range may reach maxval."""
+    kind = _float(dtype)
+    unit = _unit(key, manipulation.to_shape(shape), kind)
+    if isinstance(minval, float) and isinstance(maxval, float) and (minval, maxval) == (0.0, 1.0):
+        return unit
+    low, high = (cast(asarray(bound), kind) for bound in (minval, maxval))
+    return unit * (high - low) + low
+
+
+def normal(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
+    """The standard normal distribution."""
+    kind = _float(dtype)
+    return cast(math.sqrt(2) * _erfinv(_symmetric(key, manipulation.to_shape(shape), kind)), kind)
+
+
+def truncated_normal(key: Operand, lower: float, upper: float, shape: Shape = (), dtype: Any = np.float32) -> Array:
+    """The standard normal distribution given that it lies in [lower, upper]."""
+    kind = _float(dtype)
+    low, high = (math.erf(bound / math.sqrt(2)) for bound in (lower, upper))
+    inside = low + (high - low) * _open_unit(key, manipulation.to_shape(shape), kind)
+    bound = 1 - (2.0**-53 if kind is F64 else 2.0**-24)
+    found = math.sqrt(2) * _erfinv(elementwise.clip(inside, -bound, bound))
+    return cast(elementwise.clip(found, lower, upper), kind)
+
+
+def bernoulli(key: Operand, p: Operand = 0.5, shape: Shape | None = None) -> Array:
+    """True with probability p; `shape` is p's by default."""
+    chance = asarray(p) if isinstance(p, Array | np.ndarray) else asarray(p, F32)
+    wanted = chance.shape if shape is None else manipulation.to_shape(shape)
+    return _unit(key, wanted, _float(chance.type.dtype)) < chance
+
+
+def randint(key: Operand, shape: Shape, low: int, high: int, dtype: Any = np.int32) -> Array:
+    """Integers from low to high - 1, all of one probability, but for the rounding of 64 random bits."""
+    kind = to_dtype(dtype)
+    span = high - low
+    if kind.kind not in "iu" or span < 1:
+        raise InputError(f"randint needs low < high and an integer dtype, got {low}, {high} and {kind.name}")
+    limits = np.iinfo(kind.numpy)
+    if low < limits.min or high - 1 > limits.max:
+        raise InputError(f"{low} to {high - 1} does not fit {kind.name}")
+    wanted = manipulation.to_shape(shape)
+    if span > 1 << 32:
+        whole = bits(key, wanted, U64)
+        drawn = whole if span == 1 << 64 else whole % scalar(span, U64)
+        return cast(drawn + scalar(low % (1 << 64), U64), kind)
+    pair = _words(_key(key), (*wanted, 2))
+    drawn = pair[..., 1] if span == 1 << 32 else _below(pair, span)
+    width = U64 if kind.itemsize == 8 else U32
+    return cast(cast(drawn, width) + scalar(low % (1 << 8 * width.itemsize), width), kind)
+
+
+def exponential(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
+    """The exponential distribution of mean 1."""
+    kind = _float(dtype)
+    return -elementwise.log1p(-_unit(key, manipulation.to_shape(shape), kind))
+
+
+def gumbel(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
+    """The standard Gumbel distribution: the largest of logits plus this noise is a categorical draw."""
+    kind = _float(dtype)
+    return cast(-elementwise.log(-elementwise.log(_open_unit(key, manipulation.to_shape(shape), kind))), kind)
+
+
+def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Shape | None = None) -> Array:
+    """Positions along `axis` drawn with probabilities softmax(logits), as int32.
+
+    `shape` is that of logits without the axis by default; more dimensions in front draw more often.
+    """
+    (scores,) = floats(logits)
+    place = axis % scores.ndim
+    left = scores.shape[:place] + scores.shape[place + 1 :]
+    wanted = left if shape is None else manipulation.to_shape(shape)
+    if wanted[len(wanted) - len(left) :] != left:
+        raise ShapeError(f"categorical draws of shape {wanted} do not end in {left}")
+    more = wanted[: len(wanted) - len(left)]
+    noise = gumbel(key, (*more, *scores.shape), scores.type.dtype)
+    return reductions.argmax(noise + scores, axis=len(more) + place)
+
+
+def permutation(key: Operand, x: int | Operand, axis: int = 0) -> Array:
+    """The numbers below x, or x's entries along `axis`, in random order."""
+    if isinstance(x, int):
+        return _order(key, x)
+    array = asarray(x)
+    return indexing.take(array, _order(key, array.shape[axis]), axis=axis)
+
+
+def choice(key: Operand, a: int | Operand, shape: Shape = (), replace: bool = True, p: Operand | None = None) -> Array:
+    """Draws from the numbers below a, or from a's entries along its first axis, with probabilities p if given."""
+    wanted = manipulation.to_shape(shape)
+    count = math.prod(wanted)
+    size = a if isinstance(a, int) else asarray(a).shape[0]
+    if size < 1 or (not replace and count > size):
+        raise InputError(f"{count} draws {'with' if replace else 'without'} replacement from {size}")
+    if p is None:
+        index = randint(key, wanted, 0, size) if replace else _order(key, size)[:count].reshape(wanted)
+    else:
+        scores = elementwise.log(floats(p)[0])
+        if scores.shape != (size,):
+            raise ShapeError(f"choice among {size} needs as many probabilities, got {scores.shape}")
+        if replace:
+            index = categorical(key, scores, shape=(*wanted,))
+        else:  # the largest of logits plus Gumbel noise are draws one after the other
+            noisy = -(scores + gumbel(key, scores.shape, scores.type.dtype))
+            index = apply("argsort", noisy, axis=0)[:count].reshape(wanted)
+    return index if isinstance(a, int) else indexing.take(a, index, axis=0)
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _key(value: Operand) -> Array:
+    array = asarray(value)
+    if array.type.dtype is not U32 or array.shape != (2,):
+        raise InputError(f"a random key is uint32[2], got {array.type}", next_step="Make one: mesh.random.key(seed)")
+    return array
+
+
+def _tagged(value: Operand, tag: int) -> Array:
+    return _key(value) ^ value_array(np.array([tag, 0], np.uint32))
+
+
+def _words(key: Array, shape: tuple[int, ...]) -> Array:
+    return apply("random_bits", key, shape=shape)
+
+
+def _float(dtype: Any) -> DType:
+    kind = to_dtype(dtype)
+    if kind.kind != "f":
+        raise DTypeError(f"random numbers of this distribution have a float dtype, got {kind.name}")
+    return kind
+
+
+def _unit(key: Operand, shape: tuple[int, ...], kind: DType) -> Array:
+    """Multiples of 2^-bits in [0, 1), as many bits as the dtype has."""
+    if kind is F64:
+        return cast(bits(key, shape, U64) >> 11, F64) * 2.0**-53
+    width = _MANTISSA[kind.name]
+    return cast(cast(_words(_key(key), shape) >> (32 - width), F32) * 2.0**-width, kind)
+
+
+def _symmetric(key: Operand, shape: tuple[int, ...], kind: DType) -> Array:
+    """In (-1, 1), symmetric, neither end; f64, or f32 for everything narrower."""
+    if kind is F64:
+        return (cast(bits(key, shape, U64) >> 12, F64) - 2.0**51 + 0.5) * 2.0**-51
+    return (cast(_words(_key(key), shape) >> 8, F32) - 2.0**23 + 0.5) * 2.0**-23
+
+
+def _open_unit(key: Operand, shape: tuple[int, ...], kind: DType) -> Array:
+    """In (0, 1), neither end, where it may be rounded to; f64, or f32 for everything narrower."""
+    last = 1 - (2.0**-53 if kind is F64 else 2.0**-24)
+    return elementwise.minimum(0.5 * _symmetric(key, shape, kind) + 0.5, last)
+
+
+def _below(pair: Array, span: int) -> Array:
+    """floor(fraction * span) of the 64-bit fractions that are pairs of words; in 32 bits, for every engine."""
+    high, low = pair[..., 0], pair[..., 1]
+    carried = high * scalar(span, U32) + _high_word(low, span)
+    return _high_word(high, span) + cast(carried < _high_word(low, span), U32)
+
+
+def _high_word(x: Array, by: int) -> Array:
+    """The upper 32 bits of the 64 of x * by, by the school's method on halves."""
+    halves, upper, lower = 0xFFFF, scalar(by >> 16, U32), scalar(by & 0xFFFF, U32)
+    first = (x >> 16) * lower + (((x & halves) * lower) >> 16)
+    second = (x & halves) * upper + (first & halves)
+    return (x >> 16) * upper + (first >> 16) + (second >> 16)
+
+
+def _order(key: Operand, size: int) -> Array:
+    """A permutation as int32: positions sorted by random words, twice, which leaves ties of both too rare to matter."""
+    halves = split(key)
+    first, second = (apply("argsort", _words(halves[at], (size,)), axis=0) for at in (0, 1))
+    return indexing.take(first, second, axis=0)
+
+
+def _erfinv(x: Array) -> Array:
+    """The inverse of erf, for f32 and f64.
+
+    M. Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2012), single precision; f64 adds two steps of
+    Newton's method.
+    """
+    w = -elementwise.log1p(-x * x)
+    near, far = _horner(w - 2.5, _NEAR), _horner(elementwise.sqrt(elementwise.maximum(w, 5.0)) - 3.0, _FAR)
+    found = elementwise.where(w < 5.0, near, far) * x
+    if x.type.dtype is not F64:
+        return found
+    for _ in range(2):
+        slope = 2 / math.sqrt(math.pi) * elementwise.exp(-found * found)
+        found = found - (elementwise.erf(found) - x) / slope
+    return found
+
+
+def _horner(x: Array, coefficients: tuple[float, ...]) -> Array:
+    result: Any = coefficients[0]
+    for coefficient in coefficients[1:]:
+        result = coefficient + result * x
+    found: Array = result
+    return found
+
+
+# fmt: off
+_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+         -0.00417768164, 0.246640727, 1.50140941)
+_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+        0.00943887047, 1.00167406, 2.83297682)
+# fmt: on
