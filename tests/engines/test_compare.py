@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.compare import assert_close, magnitude_of
+from support.compare import assert_close, magnitude_of, same_bits
 from support.op_cases import cases
 
 from wire.dtypes import BF16, F16, F32, F64, I32, DType, dtype_of
@@ -82,3 +82,12 @@ def test_the_magnitude_of_a_dot_is_the_dot_of_absolute_values() -> None:
     np.testing.assert_allclose(magnitude, np.abs(left) @ np.abs(right))
     assert dtype_of(magnitude) is F64
     assert magnitude_of(cases("exp")[0]) == [None]
+
+
+def test_bits_are_the_same_but_for_payloads_of_nan() -> None:
+    one, other = np.array([0xFFFD, 0x3F80], np.uint16).view(BF16.numpy), np.array([np.nan, 1.0], BF16.numpy)
+    assert same_bits(one, other)
+    for array in (np.array([1.0, -0.0], np.float32), np.array([1.0, np.inf], np.float32), np.array([1, 2], np.int32)):
+        assert same_bits(array, array.copy()) and not same_bits(array, array[::-1])
+    assert not same_bits(np.zeros(2), -np.zeros(2)), "zeros keep their signs"
+    assert not same_bits(np.zeros(2, np.float32), np.zeros(2, np.int32)) and not same_bits(np.zeros(2), np.zeros(3))

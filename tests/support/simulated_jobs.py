@@ -30,6 +30,7 @@ from wire.link import Link
 from wire.messages import AskJobs, AwaitJob, JobAccepted, JobResult, Jobs, Message, SubmitJob
 from wire.types import TensorType
 
+from .compare import same_bits
 from .faulty_disk import FaultyDisk, Fuse, faulty_connect
 from .simulated import ALONE_S, Chaos, Job
 
@@ -197,7 +198,7 @@ class Client:
             for value, wanted in zip(answer.outputs, self.jobs[name].expected, strict=True):
                 assert value.data is not None
                 found = tensor_from(value.data, TensorType(value.shape, dtype_named(value.dtype)))
-                assert found.dtype == wanted.dtype and found.tobytes() == np.asarray(wanted).tobytes(), "a wrong answer"
+                assert same_bits(found, np.asarray(wanted)), "a wrong answer"
                 given.append(found.tobytes())
         assert self.answers.setdefault(name, given) == given, f"job {name} was answered differently"
 
