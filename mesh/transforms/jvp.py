@@ -20,7 +20,7 @@ from .. import numpy as mnp
 from ..array import Array, apply
 from ..numpy.linalg import Labelled, contract
 from ..numpy.promotion import cast
-from . import programs, scattering
+from . import convolutions, programs, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 from .slopes import SLOPES, Slope, choose, zero_like
 from .vjp import dot_labels, is_continuous, missing, spread
@@ -171,6 +171,7 @@ JVPS: dict[str, Row] = {
     "concat": _linear("concat", ALL),
     "reverse": _linear("reverse"),
     "dot": _dot,
+    "conv": convolutions.tangent,
     "gather": _linear("gather"),
     "scatter": _scatter,
     "dynamic_slice": _linear("dynamic_slice"),

@@ -28,7 +28,7 @@ from ..array import Array, apply
 from ..expression import Tensor
 from ..numpy.linalg import Labelled, Labels, contract
 from ..numpy.promotion import cast
-from . import programs, scattering
+from . import convolutions, programs, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 from .slopes import SLOPES, choose, zero_like
 
@@ -292,6 +292,7 @@ VJPS: dict[str, Row] = {
     "concat": Whole(_concat),
     "reverse": (lambda g, z, x, axes: apply("reverse", g, axes=axes),),
     "dot": (_dot_left, _dot_right),
+    "conv": (convolutions.of_x, convolutions.of_w),
     "gather": (scattering.gathered, None),
     "scatter": (scattering.scattered_data, None, scattering.scattered_updates),
     "dynamic_slice": (lambda g, z, x, at, sizes: apply("dynamic_update_slice", mnp.zeros_like(x), g, at), None),

@@ -22,7 +22,7 @@ from .. import numpy as mnp
 from ..array import Array, apply, literal
 from ..numpy.linalg import Labelled, contract
 from ..numpy.promotion import cast, like
-from . import randomness
+from . import convolutions, randomness
 from .inner import Function, Inner, Whole, call_graph, looked_up, rebuilt, run, run_like
 from .scattering import clamped, flattened, index_dtype, inside
 from .vjp import dot_labels, missing
@@ -238,6 +238,7 @@ VMAPS: dict[str, Row] = {
     "pad": _pad,
     "concat": _concat,
     "dot": _dot,
+    "conv": convolutions.batched,
     "gather": _gather,
     "scatter": _scatter,
     "dynamic_slice": _dynamic_slice,

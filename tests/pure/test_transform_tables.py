@@ -10,7 +10,7 @@ from mesh.transforms.vmap import VMAPS
 from wire.ops import LEAVES, OPS
 
 NEVER_WALKED = dict.fromkeys((*LEAVES, "iota"), "has no operands, so it depends on no argument")
-TO_COME = dict.fromkeys(("conv", "cond", "while", "scan"), "its rules are being written")
+TO_COME = dict.fromkeys(("cond", "while", "scan"), "its rules are being written")
 WITHOUT = {
     "vjp": NEVER_WALKED | TO_COME,
     "jvp": NEVER_WALKED | TO_COME,

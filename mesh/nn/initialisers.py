@@ -1,0 +1,98 @@
+"""First values of weights, of explicit keys.
+
+An initialiser is `fn(key, shape, dtype) -> Array`.  Weights lie as (out, in, *kernel): what one output sums over is the
+product of all axes but the first (`fan_in`), what one input reaches that of all but the second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from wire.errors import ShapeError
+
+from .. import numpy as mnp
+from ..array import Array, Operand
+from ..numpy import random
+
+Initialiser = Callable[..., Array]
+_TRUNCATED = 0.87962566103423978  # the standard deviation of a standard normal distribution cut at 2
+
+
+def zeros(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+    """All 0; the key is not used."""
+    return mnp.zeros(shape, dtype=dtype)
+
+
+def ones(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+    """All 1; the key is not used."""
+    return mnp.ones(shape, dtype=dtype)
+
+
+def normal(deviation: float = 0.02) -> Initialiser:
+    """The normal distribution around 0."""
+    return lambda key, shape, dtype=np.float32: random.normal(key, shape, dtype) * deviation
+
+
+def truncated_normal(deviation: float = 0.02) -> Initialiser:
+    """As `normal`, cut at two standard deviations; `deviation` is what it was before the cut."""
+    return lambda key, shape, dtype=np.float32: random.truncated_normal(key, -2, 2, shape, dtype) * deviation
+
+
+def uniform(bound: float) -> Initialiser:
+    """Evenly over [-bound, bound)."""
+    return lambda key, shape, dtype=np.float32: random.uniform(key, shape, dtype, -bound, bound)
+
+
+def scaled(scale: float, mode: str, distribution: str) -> Initialiser:
+    """Variance scale / fan, where `mode` is fan_in, fan_out or fan_avg; normal (cut at two deviations) or uniform."""
+
+    def make(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+        reached, summed = fans(shape)
+        fan = {"fan_in": summed, "fan_out": reached, "fan_avg": (summed + reached) / 2}[mode]
+        deviation = math.sqrt(scale / max(fan, 1))
+        if distribution == "uniform":
+            return uniform(math.sqrt(3) * deviation)(key, shape, dtype)
+        return truncated_normal(deviation / _TRUNCATED)(key, shape, dtype)
+
+    return make
+
+
+def orthogonal(scale: float = 1.0) -> Initialiser:
+    """Rows (or columns, whichever are fewer) that are orthonormal, times `scale`; later axes count as columns.
+
+    Saxe et al., 2013 (arXiv 1312.6120).  By Gram and Schmidt, twice, over the fewer of the two.
+    """
+
+    def make(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+        rows, columns = shape[0], math.prod(shape[1:])
+        few, many = min(rows, columns), max(rows, columns)
+        basis: list[Array] = []
+        for line in mnp.unstack(random.normal(key, (few, many))):
+            for other in (*basis, *basis):
+                line = line - mnp.sum(line * other) * other
+            basis.append(line / mnp.sqrt(mnp.sum(line * line)))
+        square = mnp.stack(basis)
+        found = square if rows <= columns else mnp.matrix_transpose(square)
+        return mnp.astype(found.reshape(tuple(shape)) * scale, dtype)
+
+    return make
+
+
+def fans(shape: Sequence[int]) -> tuple[int, int]:
+    """How many outputs one input reaches, and how many inputs one output sums."""
+    if len(shape) < 2:
+        raise ShapeError(f"a weight that is initialised by its fans has two axes or more, got {tuple(shape)}")
+    kernel = math.prod(shape[2:])
+    return shape[0] * kernel, shape[1] * kernel
+
+
+lecun_normal = scaled(1.0, "fan_in", "normal")
+lecun_uniform = scaled(1.0, "fan_in", "uniform")
+glorot_normal = scaled(1.0, "fan_avg", "normal")
+glorot_uniform = scaled(1.0, "fan_avg", "uniform")
+he_normal = scaled(2.0, "fan_in", "normal")
+he_uniform = scaled(2.0, "fan_in", "uniform")
