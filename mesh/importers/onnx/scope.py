@@ -21,7 +21,7 @@ from .reading import package
 STRINGS, SEQUENCES, OPTIONALS = "strings are out of scope", "sequences are out of scope", "optionals are out of scope"
 OUT_OF_SCOPE = {
     "ConcatFromSequence": SEQUENCES,
-    "ImageDecoder": "decoding of image files is out of scope: decode before the model",
+    "ImageDecoder": "image files are out of scope (decode before the model)",
     "Optional": OPTIONALS,
     "OptionalGetElement": OPTIONALS,
     "OptionalHasElement": OPTIONALS,

@@ -25,7 +25,7 @@ from .elementwise import dtype_numbered
 def _bits(call: Call, shape: Sequence[int], stream: int = 0) -> Array:
     seed = call.attr("seed")
     if seed is None:
-        raise call.unsupported("random numbers without a seed: give the node the attribute `seed`")
+        raise call.unsupported("random numbers without the attribute `seed`")
     key = np.asarray([np.asarray(seed, np.float32).view(np.uint32), stream], np.uint32)
     return apply("random_bits", value_array(key), shape=tuple(shape))
 

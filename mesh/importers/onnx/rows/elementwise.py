@@ -9,7 +9,7 @@ import math
 from functools import reduce
 from typing import Any
 
-from wire.dtypes import BOOL, BY_NAME, F32, F64, DType
+from wire.dtypes import BOOL, BY_NAME, F32, F64, U8, DType
 
 from .... import nn
 from .... import numpy as mnp
@@ -208,9 +208,11 @@ def _bit_cast(call: Call, x: Array) -> Array:
     target = dtype_numbered(call, call.required("to"))
     if target is x.type.dtype:
         return x
-    if BOOL in (target, x.type.dtype):
-        raise call.unsupported("the bits of bool")
-    return apply("bitcast", x, dtype=target.name)
+    if target is BOOL:  # a byte that is 0 or 1
+        return cast(x, BOOL)
+    if x.type.dtype is BOOL:
+        x = cast(x, U8)
+    return x if x.type.dtype is target else apply("bitcast", x, dtype=target.name)
 
 
 ROWS: dict[str, Row] = {

@@ -1,0 +1,54 @@
+"""The backend tests of the package `onnx`: every one gives what it says, or is listed and refused with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
+
+from support.onnx_cases import OPEN, SUITES, Case, cases, graphs, judge, listed, reason_of
+
+from wire.errors import Unsupported
+from wire.graph import WireGraph
+from worker.cpu import evaluate
+
+
+def on_cpu(graph: WireGraph, arguments: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    return evaluate(graph, arguments)
+
+
+def wrong(case: Case) -> str:
+    """What is wrong with a case that should pass; nothing if it passes."""
+    try:
+        judge(case, on_cpu)
+    except Exception as error:
+        return f"{case.name}: {type(error).__name__}: {str(error).strip()[:300]}"
+    return ""
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_case_that_is_not_listed_passes(suite: str) -> None:
+    faults = [fault for case in cases(suite) if case.name not in listed() and (fault := wrong(case))]
+    assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults)
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_listed_case_is_refused_with_the_reason_listed(suite: str) -> None:
+    for case in cases(suite):
+        if case.name in listed():
+            with pytest.raises(Unsupported) as caught:
+                for _ in graphs(case):
+                    pass
+            assert reason_of(caught.value) == listed()[case.name], case.name
+
+
+def test_listed_cases_exist_and_enough_are_not_listed() -> None:
+    names = {case.name for suite in SUITES for case in cases(suite)}
+    assert not listed().keys() - names
+    nodes = {case.name for case in cases("node")}
+    assert len(nodes) == 1884
+    assert len(nodes - listed().keys() - OPEN) >= 1620
