@@ -30,6 +30,7 @@ from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
 from .transforms.batching import vmap
 from .transforms.custom import custom_jvp, custom_vjp, stop_gradient
 from .transforms.derivatives import grad, hessian, jacobian, jvp, value_and_grad, vjp
+from .transforms.remat import remat
 
 __all__ = [
     "Array",
@@ -62,6 +63,7 @@ __all__ = [
     "numpy",
     "random",
     "realise",
+    "remat",
     "save_safetensors",
     "scan",
     "stop_gradient",

@@ -304,11 +304,14 @@ def infer(node: Node, types: Sequence[TensorType], limits: Limits = DEFAULT) -> 
     return result
 
 
+FIRST_NEEDED = frozenset({"concat", "after"})  # variadic ops that take one operand at least
+
+
 def check_arity(op: str, count: int, limits: Limits) -> None:
     """LimitExceeded or GraphError unless `op` takes `count` inputs."""
     expected = OPS[op].inputs
     if expected is None:
-        if (op == "concat" and count == 0) or count > limits.variadic_inputs_max:
+        if (op in FIRST_NEEDED and count == 0) or count > limits.variadic_inputs_max:
             raise LimitExceeded(f"{op} takes 1 to {limits.variadic_inputs_max} inputs, got {count}", op=op)
     elif count != expected:
         raise GraphError(f"{op} takes {expected} inputs, got {count}", op=op)

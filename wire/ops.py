@@ -28,6 +28,8 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
     put zeros in, which are multiplied like all else; group i reads the i-th share of x's channels.
   * `gather` clamps indices into range; `scatter` drops updates out of range and applies duplicates in row-major order.
   * `dynamic_slice` and `dynamic_update_slice` clamp starts so that the window fits.
+  * `after` is its first operand, computed again: no node is merged with it or with what is made of it, so that what
+    was kept before its other operands need not be kept for what comes behind it.
   * `cond`, `while` and `scan` have as many results as their graphs have outputs: a node is one of them, `output`, and
     nodes that differ in `output` only are computed once.  Only the branch that `cond` takes is computed.
   * `while` takes the carry, then constants; test and body take both, and the body gives the next carry.
@@ -236,6 +238,7 @@ _add("broadcast", "view", 1, rules.broadcast_to, rules.any_dtype, _free, EXACT, 
 _add("slice", "view", 1, rules.sliced, rules.any_dtype, _free, EXACT, start="ints", stop="ints", step="ints")
 _add("pad", "view", 2, rules.padded, rules.any_dtype, _free, EXACT, low="ints", high="ints", interior="ints")
 _add("concat", "view", None, rules.concatenated, rules.any_dtype, _free, EXACT, axis="int")
+_add("after", "view", None, rules.first_shape, rules.first_dtype, _free, EXACT)
 _add("reverse", "view", 1, rules.reversed_axes, rules.any_dtype, _free, EXACT, axes="ints")
 
 # contraction

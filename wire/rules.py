@@ -69,6 +69,11 @@ def bits(attrs: Attrs, types: Types) -> DType:
     return _same(types, "biu")
 
 
+def first_dtype(attrs: Attrs, types: Types) -> DType:
+    """That of the first operand; the others are of any type."""
+    return types[0].dtype
+
+
 def compare(attrs: Attrs, types: Types) -> DType:
     """bool, from operands of one dtype."""
     _same(types, "biuf")
@@ -202,6 +207,11 @@ def random_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
     if types[0].shape != (2,):
         raise ShapeError(f"a random key has shape (2,), got {types[0].shape}")
     return _dims(attrs["shape"])
+
+
+def first_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of the first operand."""
+    return types[0].shape
 
 
 def same_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:

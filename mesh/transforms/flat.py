@@ -97,7 +97,7 @@ _ARRAYS = (Handle, np.ndarray, np.generic)
 
 
 def fitting(value: Any, like: Array, what: str) -> Array:
-    """`value` as an Array of the type of `like`, a Python scalar adapting to the other; InputError if it does not fit."""
+    """`value` as an Array of the type of `like`; a Python scalar adapts.  InputError if it does not fit."""
     array = as_array(value, what)
     if array.weak or (like.weak and array.type.dtype.kind == like.type.dtype.kind):
         array = strong(cast(array, like.type.dtype))

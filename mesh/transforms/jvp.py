@@ -169,6 +169,7 @@ JVPS: dict[str, Row] = {
     "slice": _linear("slice"),
     "pad": _linear("pad", 2),
     "concat": _linear("concat", ALL),
+    "after": lambda z, tangents, operands: tangents[0],
     "reverse": _linear("reverse"),
     "dot": _dot,
     "conv": convolutions.tangent,

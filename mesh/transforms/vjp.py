@@ -208,6 +208,10 @@ def _fill(g: Array, x: Array, low: tuple[int, ...], interior: tuple[int, ...]) -
     return mnp.sum(g) - mnp.sum(_unpadded(g, x.shape, low, interior))
 
 
+def _after(inputs: list[Array], wanted: list[bool]) -> tuple[list[Array], Pull]:
+    return [apply("after", *inputs)], lambda cotangents: [*cotangents, *[None] * (len(inputs) - 1)]
+
+
 def _concat(inputs: list[Array], wanted: list[bool], axis: int) -> tuple[list[Array], Pull]:
     ends = [sum(array.shape[axis] for array in inputs[: place + 1]) for place in range(len(inputs))]
 
@@ -290,6 +294,7 @@ VJPS: dict[str, Row] = {
         lambda g, z, x, fill, low, high, interior: _fill(g, x, low, interior),
     ),
     "concat": Whole(_concat),
+    "after": Whole(_after),
     "reverse": (lambda g, z, x, axes: apply("reverse", g, axes=axes),),
     "dot": (_dot_left, _dot_right),
     "conv": (convolutions.of_x, convolutions.of_w),

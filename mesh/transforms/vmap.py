@@ -237,6 +237,7 @@ VMAPS: dict[str, Row] = {
     "slice": _slice,
     "pad": _pad,
     "concat": _concat,
+    "after": Whole(lambda size, inputs, batched: ([apply("after", *inputs)], [batched[0]])),
     "dot": _dot,
     "conv": convolutions.batched,
     "gather": _gather,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BOOL, DTYPES, F64, I32, U32, DType, dtype_of
+from wire.dtypes import BOOL, DTYPES, F32, F64, I32, U32, DType, dtype_of
 from wire.graph import GraphBuilder, WireGraph
 
 from .control_cases import CASES
@@ -326,6 +326,14 @@ def _concat(dtype: DType) -> Examples:
         yield Example(label, operands, {"axis": axis})
 
 
+def _after(dtype: DType) -> Examples:
+    yield Example("alone", (any_bits(dtype, 5),), {})
+    yield Example("behind-another", (any_bits(dtype, 3, 4), ordinary(F32, 2, 2)), {})
+    yield Example("behind-two", (any_bits(dtype), any_bits(dtype, 7), ordinary(I32, 3)), {})
+    yield Example("empty", (any_bits(dtype, 0, 3), ordinary(F32, 2)), {})
+    yield Example("large", (any_bits(dtype, LARGE), any_bits(dtype, 2)), {})
+
+
 def _reverse(dtype: DType) -> Examples:
     for shape, axes in (((), ()), ((5,), (0,)), ((3, 4), ()), ((3, 4), (1,)), ((3, 4), (1, 0)), ((0, 2), (0,)),
                         (RANK_6, (0, 2, 5)), ((LARGE,), (0,))):  # fmt: skip
@@ -597,6 +605,7 @@ ROWS: dict[str, tuple[str, Row]] = {  # op -> (kinds of dtype, examples)
     "pad": ("biuf", _pad),
     "concat": ("biuf", _concat),
     "reverse": ("biuf", _reverse),
+    "after": ("biuf", _after),
     "dot": ("iuf", _dot),
     "conv": ("iuf", _conv),
     "gather": ("biuf", _gather),

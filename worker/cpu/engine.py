@@ -135,12 +135,14 @@ def compile_graph(graph: WireGraph) -> CpuExecutable:
     flat = inline_composites(graph)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     computed = [(index, node) for index, node in enumerate(flat.nodes) if index not in later]
-    last_use = {source: index for index, node in computed for source in node.inputs}
+    same = _same_memory(flat)
+    last_use = {held: index for index, node in computed for source in node.inputs for held in (source, same[source])}
     kept = {*flat.outputs, *(index for index, node in computed if node.op in LEAVES)}
     calls: list[_Call | _Turn] = []
     constants = []
     for index, node in computed:
-        frees = tuple({source for source in node.inputs if last_use[source] == index and source not in kept})
+        held = {each for source in node.inputs for each in (source, same[source])}
+        frees = tuple({each for each in held if last_use[each] == index and each not in kept})
         if node.op == "const":
             constants.append((index, _canonical(const_value(node, flat.blobs))))
         elif node.op in CONTROL:
@@ -153,6 +155,14 @@ def compile_graph(graph: WireGraph) -> CpuExecutable:
     return CpuExecutable(
         _arguments(graph, flat), tuple(constants), tuple(calls), flat.outputs, _peak_bytes(flat, calls)
     )
+
+
+def _same_memory(graph: WireGraph) -> list[int]:
+    """The node whose result each node's is: its own, but for `after`."""
+    same: list[int] = []
+    for index, node in enumerate(graph.nodes):
+        same.append(same[node.inputs[0]] if node.op == "after" else index)
+    return same
 
 
 def _turn(graph: WireGraph, index: int, frees: tuple[int, ...]) -> _Turn:
@@ -256,9 +266,9 @@ def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn]) -> int:
     for call in calls:
         made = (call.index,) if isinstance(call, _Call) else graph.siblings[call.outputs[0][0]]
         inner = 0 if isinstance(call, _Call) else max(each.memory_bytes for each in call.graphs.values())
-        alive += sum(graph.types[index].size_bytes for index in made)
+        alive += sum(graph.types[index].size_bytes for index in made if graph.nodes[index].op != "after")
         peak = max(peak, alive + inner)
-        alive -= sum(graph.types[index].size_bytes for index in call.frees)
+        alive -= sum(graph.types[index].size_bytes for index in call.frees if graph.nodes[index].op != "after")
     return peak
 
 

@@ -136,6 +136,11 @@ def _dynamic_update(rewriter: Rewriter, node: Node, inputs: list[int], type_: Te
     return inputs[0] if 0 in rewriter.shape(inputs[1]) else None
 
 
+def _after(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    """Without what it comes behind: the order of nodes keeps that, and kernels read the first operand only."""
+    return rewriter.add("after", inputs[0]) if len(inputs) > 1 else None
+
+
 # -- concat, scatter --------------------------------------------------------------------------------------
 
 
@@ -405,6 +410,7 @@ RULES: dict[str, Rule] = {
     "bitcast": _same_type,
     "transpose": _transpose,
     "reverse": _reverse,
+    "after": _after,
     "pad": _pad,
     "concat": _concat,
     "dynamic_update_slice": _dynamic_update,

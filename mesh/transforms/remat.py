@@ -1,0 +1,81 @@
+"""remat: recompute in the backward pass what the forward pass would have kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from .. import tree
+from ..array import Array, apply
+from .flat import Flat
+from .inner import Inner, captured_by, marked, run_like
+from .jvp import Tangents, forward_of
+from .vjp import Cotangents, Pull, backward_of
+from .vmap import Flags, batch_of
+
+
+def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, whose intermediate results are computed again in a backward pass instead of being kept for it.
+
+    Worth it around a block of a deep model: the backward pass then needs the blocks' arguments and one block's
+    intermediate results, for one more forward pass of work.  Values and derivatives are the same.
+    """
+
+    @wraps(fn)
+    def function(*args: Any) -> Any:
+        flat = Flat(fn, args)
+        inner = run_like(flat, flat.arrays, flat.names)
+        captured = captured_by(inner)
+        mark = _Remat(inner.taking(captured))
+        results = mark.again(*flat.arrays, *[Array(tensor) for tensor in captured])
+        return tree.unflatten(flat.out_tree, results)
+
+    return function
+
+
+@dataclass(frozen=True, eq=False)
+class _Remat:
+    """The mark of remat.
+
+    What is computed again is made of operands that come `after` the cotangents, so it is neither merged with what the
+    forward pass made nor computed before it is needed.  The cotangents found come after each other, so that all of a
+    block's are there, and what they were made of is gone, before the block ahead of it is computed again.
+    """
+
+    inner: Inner
+
+    name = "remat"
+
+    def again(self, *inputs: Array) -> list[Array]:
+        return marked(self, inputs, self.inner.call(*inputs))
+
+    def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
+        def pull(cotangents: Cotangents) -> list[Array | None]:
+            given = [cotangent for cotangent in cotangents if cotangent is not None]
+            later = [apply("after", array, *given) for array in inputs]
+            found = backward_of(self.inner, later)[1](cotangents)
+            every = [cotangent for cotangent in found if cotangent is not None]
+            return [None if each is None else _behind(each, every) for each in found]
+
+        return self.again(*inputs), pull
+
+    def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
+        return forward_of(self.inner, inputs, tangents)
+
+    def vmap(self, size: int, inputs: list[Array], batched: Flags) -> tuple[list[Array], list[bool]]:
+        flags: list[bool] = []
+
+        def function(*operands: Array) -> list[Array]:
+            found, flags[:] = batch_of(self.inner, size, operands, batched)
+            return found
+
+        mark = _Remat(run_like(function, inputs))
+        return mark.again(*inputs), flags
+
+
+def _behind(array: Array, others: list[Array]) -> Array:
+    """`array` once all `others` are there too."""
+    rest = [other for other in others if other is not array]
+    return apply("after", array, *rest) if rest else array
