@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.endless import endless
 from support.worker_process import children
 
 import mesh.numpy as mnp
-from mesh import AsyncMesh, Mesh, errors
+from mesh import AsyncMesh, Mesh, errors, trace
 
 X = np.full((512, 512), 0.01, np.float32)
-LONG = 100_000  # matmuls: hours
-SOON_S = 30.0  # for what takes milliseconds
+SOON_S = 120.0  # for what takes milliseconds
 
 
 def chain(count: int) -> Any:
     def work(x: Any) -> Any:
-        for _ in range(min(count, 5000)):
+        for _ in range(count):
             x = mnp.tanh(x @ x) * 0.5
         return x
 
@@ -55,7 +55,7 @@ def test_a_job_is_waited_for_given_up_waiting_for_and_asked_again(two: Mesh) -> 
 
 @pytest.mark.parametrize("strategy", ["single", "pipeline"])
 def test_a_cancelled_job_frees_its_workers(two: Mesh, strategy: str) -> None:
-    job = two.submit(chain(LONG), X, strategy=strategy)
+    job = two.submit(endless, X, strategy=strategy)
     with pytest.raises(errors.DeadlineExceeded):
         job.result(timeout_s=1.0)
     job.cancel()
@@ -68,12 +68,12 @@ def test_a_cancelled_job_frees_its_workers(two: Mesh, strategy: str) -> None:
 def test_a_task_that_is_cancelled_cancels_its_call() -> None:
     async def use() -> None:
         async with await AsyncMesh.builder().mesh("tasks").local(1, "cpu").build_async() as mesh:
-            task = asyncio.create_task(mesh.run(chain(LONG), X))
+            task = asyncio.create_task(mesh.run(endless, X))
             await asyncio.sleep(1.0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            job = await mesh.submit(chain(LONG), X)
+            job = await mesh.submit(endless, X)
             with pytest.raises(errors.DeadlineExceeded):
                 await job.result(timeout_s=0.1)
             job.cancel()
@@ -121,7 +121,7 @@ def test_an_error_inside_an_op_names_the_worker_and_the_op() -> None:
 
 def test_a_mesh_that_is_closed_ends_its_jobs() -> None:
     mesh = Mesh.builder().mesh("closing").local(1, "cpu").build()
-    job = mesh.submit(chain(LONG), X)
+    job = mesh.submit(endless, X)
     with pytest.raises(errors.DeadlineExceeded):
         job.result(timeout_s=0.2)
     mesh.close()
@@ -168,8 +168,13 @@ def test_calls_of_many_threads_end_when_the_mesh_is_closed() -> None:
 
 
 def test_a_report_names_every_plan_its_call_went_through() -> None:
+    """On a fast machine a worker may have done its part before it is killed; then longer parts show it."""
+    assert any(went_through_two_plans(times) for times in (200, 1_000, 5_000))
+
+
+def went_through_two_plans(times: int) -> bool:
     with Mesh.builder().mesh("plans").local(2, "cpu").build() as mesh:
-        compiled = mesh.compile(chain(200), X, strategy="pipeline")
+        compiled = mesh.compile(chain(times), X, strategy="pipeline")
         expected = compiled(X)
         for _ in range(20):  # the link between the two may be measured during the first calls, and change the plan
             compiled(X)
@@ -185,12 +190,14 @@ def test_a_report_names_every_plan_its_call_went_through() -> None:
             os.kill(mesh.nodes[0].pid, signal.SIGKILL)
             np.testing.assert_array_equal(calling.result(SOON_S), expected)
         assert mesh.report().generations[0] == before
-        assert len(mesh.report().generations) == 2
+        assert len(mesh.report().generations) <= 2
+        return len(mesh.report().generations) == 2
 
 
 def test_calls_in_this_process_stop_when_they_are_cancelled(two: Mesh) -> None:
     """As many as this process has threads for: the next call would wait for one."""
-    jobs = [two.submit(chain(LONG), X, mode="off") for _ in range((os.cpu_count() or 1) + 4)]
+    graph = trace(chain(5_000), X)
+    jobs = [two.submit(graph, X, mode="off") for _ in range((os.cpu_count() or 1) + 4)]
     with pytest.raises(errors.DeadlineExceeded):
         jobs[0].result(timeout_s=0.3)
     for job in jobs:
@@ -238,7 +245,7 @@ def test_a_submitted_job_has_the_values_its_arguments_had_then(two: Mesh) -> Non
 def test_tasks_of_an_async_mesh_that_is_closed_get_a_typed_error() -> None:
     async def use() -> None:
         mesh = await AsyncMesh.builder().mesh("closing-tasks").local(1, "cpu").build_async()
-        task = asyncio.create_task(mesh.run(chain(LONG), X))
+        task = asyncio.create_task(mesh.run(endless, X))
         await asyncio.sleep(0.3)
         await asyncio.gather(mesh.close(), mesh.close())
         with pytest.raises(errors.Cancelled, match="the mesh was closed"):

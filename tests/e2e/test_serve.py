@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import Daemon, command, daemon, environment, job_log, jobs, node_states, run, wait_for
+from support.commands import RUN_S, Daemon, command, daemon, environment, job_log, jobs, node_states, run, wait_for
+from support.endless import endless
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors, trace
@@ -67,8 +68,9 @@ def repeated(times: int) -> Callable[[Any], Any]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    for name, times in (("short", 2), ("other", 3), ("endless", 6000)):
+    for name, times in (("short", 2), ("other", 3)):
         trace(repeated(times), X).save(folder / f"{name}.wire")
+    trace(endless, X).save(folder / "endless.wire")
     np.save(folder / "x.npy", X)
     env = environment(folder, MESH_NAME="serve")
     with ExitStack() as stack:
@@ -109,7 +111,7 @@ def running(site: Site, *more: str) -> Iterator[tuple[subprocess.Popen[str], str
 def test_an_interrupted_submit_cancels_its_job_and_says_so_by_its_exit_code(site: Site, number: int) -> None:
     with running(site) as (process, job):
         process.send_signal(number)
-        assert process.wait(20) == exit_codes.INTERRUPTED
+        assert process.wait(RUN_S) == exit_codes.INTERRUPTED
         assert site.state(job) == "cancelled"
         assert "Traceback" not in process.communicate()[1]
 
@@ -175,12 +177,12 @@ def test_a_python_program_is_a_client_of_the_same_coordinator(site: Site, at_hom
         np.testing.assert_allclose(found, expected, rtol=1e-5)
         assert len(mesh.report().workers) == 2
         assert mesh.plan(repeated(2), X, strategy="single").workers
-        job = mesh.submit(repeated(6000), X)
+        job = mesh.submit(endless, X)
         with pytest.raises(errors.DeadlineExceeded, match=r"no result after 0\.5 s"):
             job.result(timeout_s=0.5)
         job.cancel()
         with pytest.raises(errors.Cancelled):
-            job.result(timeout_s=20)
+            job.result(timeout_s=RUN_S)
         wait_for(lambda: set(jobs(site.coordinator).values()) <= {"done", "cancelled", "failed"})
         with pytest.raises(errors.InputError, match=r"the input 'x' is float32\[2\], expected f32\[512,512\]"):
             mesh.run(trace(repeated(2), X), {"x": np.ones(2, np.float32)})
