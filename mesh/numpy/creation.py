@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import F32, I32, DType
+from wire.dtypes import F32, F64, I32, DType
 from wire.errors import InputError
 
 from ..array import Array, Operand, apply, renamed, value_array
@@ -91,6 +91,8 @@ def linspace(
     if num < 0:
         raise InputError(f"linspace needs a count of 0 or more, got {num}")
     first, last = floats(start, stop)
+    if dtype is not None and to_dtype(dtype) is F64:
+        first, last = cast(first, F64), cast(last, F64)
     gaps = num - 1 if endpoint else num
     wanted = first.type.dtype if dtype is None else to_dtype(dtype)
     steps = _iota((num,), 0, first.type.dtype)

@@ -51,10 +51,11 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Array:
     if array.ndim != index.ndim:
         raise ShapeError(f"take_along_axis needs arrays of one rank, got {array.shape} and {index.shape}")
     place = normal_axis(axis, array.ndim)
+    index = _wrapped(index, array.shape[place])
     rows, picks = manipulation.moveaxis(array, place, -1), manipulation.moveaxis(index, place, -1)
     shape = manipulation.broadcast_shapes(rows.shape[:-1], picks.shape[:-1])
     rows = manipulation.broadcast_to(rows, (*shape, rows.shape[-1]))
-    picks = _wrapped(manipulation.broadcast_to(picks, (*shape, picks.shape[-1])), rows.shape[-1])
+    picks = manipulation.broadcast_to(picks, (*shape, picks.shape[-1]))
     found = apply("gather", rows, picks, axis=len(shape), batch_dims=len(shape))
     return manipulation.moveaxis(found, -1, place)
 

@@ -22,6 +22,8 @@ Axis = int | Sequence[int] | None
 
 def normal_axis(axis: Any, ndim: int) -> int:
     """`axis` counted from the front; InputError if it is outside."""
+    if not hasattr(axis, "__index__"):
+        raise InputError(f"an axis is an int, got {axis!r}")
     position: int = axis.__index__()
     if not -ndim <= position < ndim:
         raise InputError(f"axis {position} is outside an array of {ndim} dimensions")

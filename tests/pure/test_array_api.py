@@ -1,0 +1,137 @@
+"""mesh.numpy as a namespace of the Array API standard, function by function, against other namespaces of it.
+
+numpy's own namespace is the judge; where the package array-api-strict is installed, it is a second one, which also
+refuses what the standard does not define.  Every call is made on arrays with values and on traced ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.array_api_cases import CASES, WRONG, Call
+
+import mesh
+import mesh.numpy as mnp
+from mesh.array import Array
+from mesh.errors import MeshError
+from mesh.standard_doc import ATTRIBUTES, METHODS, NOT_YET, REALISED, STANDARD, markdown, state_of
+
+EVERY_NAME = [name for names in STANDARD.values() for name in names.split()]
+NAMES = sorted({call.name for call in CASES})
+INDICES = {"argmax", "argmin", "argsort", "count_nonzero", "nonzero", "searchsorted"}
+SUMS = {"sum", "prod", "cumulative_sum", "cumulative_prod"}
+REFUSALS = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError)
+NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
+
+
+def test_the_page_about_the_standard_is_generated_from_the_namespace() -> None:
+    stored = Path(__file__).parents[2] / "docs" / "array-api.md"
+    assert stored.read_text() == markdown(), "run: python -m mesh.standard_doc > docs/array-api.md"
+
+
+def test_every_function_that_is_said_to_work_is_called_here() -> None:
+    elsewhere = {"e", "inf", "nan", "newaxis", "pi", "bool", "can_cast", "finfo", "iinfo", "isdtype", "result_type"}
+    elsewhere |= {"unique_values", "__array_namespace_info__"}  # numpy's order is another
+    there = {name for name in EVERY_NAME if state_of(name) != NOT_YET and "." not in name}
+    assert there - elsewhere - _dtypes() == {*NAMES} - BEYOND
+    assert all(hasattr(Array, name) for name in (*ATTRIBUTES.split(), *METHODS.split()))
+
+
+BEYOND = {"isin"}  # of the next version
+
+
+def _dtypes() -> set[str]:
+    return {
+        name for name in EVERY_NAME if isinstance(getattr(mnp, name, None), type) and name not in ("finfo", "iinfo")
+    }
+
+
+def expected_dtype(call: Call, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The judge's dtype, but that the default dtypes are of 32 bits here."""
+    given = {np.dtype(each.dtype).name for each in _arrays(call.args)} | {str(call.kwargs.get("dtype"))}
+    sums = call.name in SUMS and dtype.name not in given
+    indices = call.name in INDICES or (call.name.startswith("unique") and dtype == np.int64 and dtype.name not in given)
+    return np.dtype(NARROWER.get(dtype.name, dtype.name)) if sums or indices else dtype
+
+
+def _arrays(values: Any) -> list[np.ndarray[Any, Any]]:
+    found = []
+    for each in values:
+        if isinstance(each, np.ndarray):
+            found.append(each)
+        elif isinstance(each, (list, tuple)):
+            found.extend(_arrays(each))
+    return found
+
+
+def agree(call: Call, found: Any, judged: Any) -> None:
+    if isinstance(judged, (tuple, list)):
+        assert len(found) == len(judged)
+        for place, (one, other) in enumerate(zip(found, judged, strict=True)):
+            agree(Call("indices", call.args) if place and call.name.startswith("unique") else call, one, other)
+        return
+    wanted = np.asarray(judged)
+    assert found.shape == wanted.shape, call.id
+    if call.name != "indices":
+        assert found.dtype == expected_dtype(call, wanted.dtype), call.id
+    value = np.asarray(found)
+    rtol = {"float32": 2e-5, "float64": 1e-12}.get(value.dtype.name, 0)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(value, wanted.astype(value.dtype), rtol, rtol / 100, err_msg=call.id)
+
+
+def judged_by_numpy(call: Call) -> Any:
+    with np.errstate(all="ignore"):
+        return call.made_by(np, lambda array: array)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_function_gives_what_numpys_namespace_gives(name: str) -> None:
+    for call in (each for each in CASES if each.name == name):
+        agree(call, call.made_by(mnp, mnp.asarray), judged_by_numpy(call))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_function_is_traced_unless_its_shape_depends_on_values(name: str) -> None:
+    calls = [each for each in CASES if each.name == name and _arrays(each.args)]
+    for call in calls[:: max(len(calls) // 6, 1)]:
+        if call.name in REALISED:
+            with pytest.raises(MeshError, match="has none while its function is traced"):
+                _traced(call)
+        elif call.name != "from_dlpack" and not (call.name == "repeat" and len(_arrays(call.args)) > 1):
+            agree(call, _traced(call), judged_by_numpy(call))
+
+
+def _traced(call: Call) -> Any:
+    """The call inside a traced function that gets its arrays as arguments."""
+    given = _arrays(call.args) + _arrays(call.kwargs.values())
+
+    def function(*arrays: Any) -> Any:
+        left = iter(arrays)
+        return call.made_by(mnp, lambda _: next(left))
+
+    return mesh.evaluate(function, *given)
+
+
+@pytest.mark.parametrize("call", WRONG, ids=lambda call: call.id)
+def test_what_numpy_refuses_is_refused(call: Call) -> None:
+    with np.errstate(all="ignore"), pytest.raises(REFUSALS):
+        call.made_by(np, lambda array: array)
+    with pytest.raises((MeshError, TypeError, ValueError)):
+        call.made_by(mnp, mnp.asarray)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_function_gives_what_the_strict_namespace_gives(name: str) -> None:
+    strict = pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
+    for call in (each for each in CASES if each.name == name):
+        if (name == "isin" and call.args[0].dtype.kind not in "iu") or (name == "clip" and "uint8" in call.id):
+            continue  # not in that version; bounds that cross
+        with np.errstate(all="ignore"):
+            judged = call.made_by(strict, strict.asarray)
+        found = call.made_by(mnp, mnp.asarray)
+        assert isinstance(found, (Array, tuple, list))
+        agree(call, found, tuple(map(np.asarray, judged)) if isinstance(judged, (tuple, list)) else np.asarray(judged))
