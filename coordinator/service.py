@@ -29,6 +29,7 @@ from wire.dtypes import dtype_named, dtype_of
 from wire.errors import Cancelled, InputError, MeshError, NotDurable, NotTrusted, StorageError
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
+from wire.heap import give_back
 from wire.messages import (
     INLINE_BYTES_MAX,
     AskJobs,
@@ -54,7 +55,6 @@ from wire.transport import Link
 from wire.types import TensorType
 
 from .health import Health
-from .heap import give_back
 from .jobs import FINAL, Action, Free, Job, JobTable, Note, Save, Start, Stop, Tell
 from .keeping import Content, Found, Keeper
 from .program import Program

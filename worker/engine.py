@@ -53,10 +53,14 @@ class Measured:
 
 
 class Executable(Protocol):
-    """A compiled part.  `memory_bytes` is what a run needs beyond inputs and params."""
+    """A compiled part.  `memory_bytes` is what a run needs beyond inputs and params, `kept_bytes` what it holds for as
+    long as it is kept, whether it runs or not: code and constants, about."""
 
     @property
     def memory_bytes(self) -> int: ...
+
+    @property
+    def kept_bytes(self) -> int: ...
 
     @property
     def from_cache(self) -> bool:

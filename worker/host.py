@@ -39,6 +39,7 @@ from .host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_
 from .measure import measured
 
 EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
+EXECUTABLES_BYTES_MAX = 512 << 20  # of their code and constants: drivers keep megabytes of a kernel
 READ_BYTES = 1 << 20
 UNUSED_MAX = 512  # resident tensors kept after their last use, as far as memory allows
 MAPPED_BYTES_MIN = 1 << 20  # content is mapped, which costs an open file each; what is smaller is read
@@ -131,7 +132,7 @@ class Host:
         self._shared = shared
         self._stop_cell = stop_cell
         self._memory_bytes = memory_bytes or engine.info.memory_bytes
-        self._executables: OrderedDict[bytes, tuple[WireGraph, Executable]] = OrderedDict()
+        self._executables: OrderedDict[bytes, tuple[WireGraph, Executable]] = OrderedDict()  # oldest first
         self._prepared: dict[int, _Prepared] = {}
         self._resident: dict[tuple[bytes, TensorType], _Resident] = {}
         self._unused: OrderedDict[tuple[bytes, TensorType], None] = OrderedDict()  # of them; the oldest first
@@ -178,9 +179,19 @@ class Host:
         graph = replace(graph, blobs=blobs)
         executable = self._engine.compile(graph, message.force)
         self._executables[message.graph] = graph, executable
-        while len(self._executables) > EXECUTABLES_MAX:
-            self._executables.popitem(last=False)
+        self._executables.move_to_end(message.graph)
+        self._forget_old()
         return graph, executable, False
+
+    def _forget_old(self) -> None:
+        """What was not asked for the longest goes first; the newest stays, whatever its size."""
+        sizes = [executable.kept_bytes for _, executable in self._executables.values()]
+        kept_bytes = sum(sizes)
+        for size_bytes in sizes[:-1]:
+            if len(self._executables) <= EXECUTABLES_MAX and kept_bytes <= EXECUTABLES_BYTES_MAX:
+                return
+            self._executables.popitem(last=False)
+            kept_bytes -= size_bytes
 
     def _bind(self, message: messages.PreparePart, graph: WireGraph, executable: Executable) -> None:
         types = tuple(graph.types[index] for index in (*graph.inputs, *graph.params))

@@ -247,6 +247,31 @@ def test_constants_are_freed_with_the_executable() -> None:
     fresh.close()
 
 
+def test_buffers_that_nothing_uses_any_more_are_freed() -> None:
+    fresh = opened()
+    large, small = fresh.compile(doubled(MIB)), fresh.compile(doubled(16))
+    for executable, size in ((large, MIB), (small, 16)):
+        fresh.run(executable, [np.ones(size, np.float32)])
+    used = fresh._device.allocated_bytes
+    for _ in range(200):
+        fresh.run(small, [np.ones(16, np.float32)])
+    assert used > 8 * MIB and fresh._device.allocated_bytes < 4096
+    assert np.array_equal(fresh.run(large, [np.ones(MIB, np.float32)])[0], np.full(MIB, 2, np.float32))
+    assert fresh._device.allocated_bytes == used
+    fresh.close()
+
+
+def test_pipelines_go_with_the_executables_that_hold_them() -> None:
+    fresh = opened()
+    first, second = fresh.compile(doubled(16)), fresh.compile(doubled(32))
+    assert first.kept_bytes > 0 and len(fresh._device._pipelines) == 2
+    del first
+    gc.collect()
+    assert len(fresh._device._pipelines) == 1
+    assert fresh.run(second, [np.ones(32, np.float32)])[0].sum() == 64
+    fresh.close()
+
+
 def test_errors_are_typed_and_leave_the_engine_usable(engine: Any) -> None:
     executable = engine.compile(doubled(16))
     x = np.ones(16, np.float32)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.heap import give_back
+from wire.heap import give_back
 
 
 def resident_bytes() -> int:

@@ -66,6 +66,14 @@ class CpuExecutable:
     memory_bytes: int
     from_cache: bool = True  # there are no kernels to generate
 
+    @property
+    def kept_bytes(self) -> int:
+        """Its constants; calls are names and numbers."""
+        inner = sum(
+            graph.kept_bytes for call in self.calls if isinstance(call, _Turn) for graph in call.graphs.values()
+        )
+        return inner + sum(array.nbytes for _, array in self.constants)
+
 
 class CpuEngine:
     """The engine (worker/engine.py) over numpy."""

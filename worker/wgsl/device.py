@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 import wgpu
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from wgpu.backends.wgpu_native.extras import set_instance_extras
 
 from wire.errors import CompileFailed, ConfigError, DeviceLost, EngineError, ExecuteFailed, OutOfMemory
+from wire.heap import give_back
 
 from .profile import DeviceLimits, Profile
 
@@ -30,7 +32,7 @@ _FEATURES = ("shader-f16",)
 _DEFAULT_BYTES = 4 << 30  # budget where the memory of the device cannot be asked
 _STAGING_ALIGN = 16
 _POOL_STEP = 8  # a pooled buffer is at most 1/8 larger than asked
-_PIPELINES_MAX = 4_096  # kept by text for graphs to come; executables hold their own
+_POOL_RUNS = 64  # a pooled buffer that so many runs had no use for is freed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,10 @@ def list_adapters() -> list[AdapterInfo]:
 class Memory:
     """A device buffer; `size_bytes` may exceed what was asked for.  Identity is equality."""
 
-    __slots__ = ("raw", "size_bytes", "usage")
+    __slots__ = ("given", "raw", "size_bytes", "usage")
 
     def __init__(self, raw: Any, size_bytes: int, usage: int) -> None:
+        self.given = 0  # back into the pool, before this run
         self.raw = raw
         self.size_bytes = size_bytes
         self.usage = usage
@@ -103,8 +106,11 @@ class Device:
         )
         self.memory_bytes = memory_bytes if memory_bytes is not None else _default_budget(self.adapter.software)
         self.allocated_bytes = 0
-        self._free: dict[tuple[int, int], list[Memory]] = {}
-        self._pipelines: dict[str, Any] = {}
+        self._free: dict[tuple[int, int], list[Memory]] = {}  # the longest unused first
+        self._runs = 0
+        self._pipelines: WeakValueDictionary[str, Any] = WeakValueDictionary()  # by text; executables hold them
+        self._fresh: WeakSet[Any] = WeakSet()  # pipelines that never ran
+        self._compiled = False  # something by the driver, which leaves much memory behind
         self._storage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         self._staging = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
         self._closed = False
@@ -119,6 +125,7 @@ class Device:
         """Back into the pool."""
         if self._closed:
             return
+        memory.given = self._runs
         self._free.setdefault((memory.size_bytes, memory.usage), []).append(memory)
 
     def write(self, memory: Memory, data: NDArray[Any]) -> None:
@@ -161,6 +168,14 @@ class Device:
         self.allocated_bytes += size
         return Memory(raw, size, usage)
 
+    def _free_unused(self) -> None:
+        """So the pool is what is in use, and not all that ever was."""
+        for pooled in self._free.values():
+            unused = sum(memory.given <= self._runs - _POOL_RUNS for memory in pooled)
+            for memory in pooled[:unused]:
+                self._destroy(memory)
+            del pooled[:unused]
+
     def _destroy(self, memory: Memory) -> None:
         memory.raw.destroy()
         self.allocated_bytes -= memory.size_bytes
@@ -178,8 +193,7 @@ class Device:
                     layout="auto", compute={"module": module, "entry_point": "main"}
                 )
             self._pipelines[text] = found
-            if len(self._pipelines) > _PIPELINES_MAX:
-                self._pipelines.pop(next(iter(self._pipelines)))
+            self._fresh.add(found)
         return found
 
     def forget(self, text: str) -> None:
@@ -212,7 +226,17 @@ class Device:
         results: list[NDArray[np.uint8]] = []
         for place, batch in enumerate(_batches(outputs, self.profile.limits.buffer_bytes)):
             results += self._submit(() if place else steps, batch)
+        self._tidy_up()
         return results
+
+    def _tidy_up(self) -> None:
+        """After a run."""
+        self._runs += 1
+        if not self._runs % _POOL_RUNS:
+            self._free_unused()
+        if self._compiled:
+            self._compiled = False
+            give_back()
 
     def _submit(self, steps: Sequence[Step], outputs: Sequence[tuple[Memory, int]]) -> list[NDArray[np.uint8]]:
         sizes = [_staged(size) for _, size in outputs]
@@ -241,6 +265,9 @@ class Device:
             if step.pipeline is not previous:
                 compute.set_pipeline(step.pipeline)
                 previous = step.pipeline
+                if step.pipeline in self._fresh:  # drivers compile at the first dispatch
+                    self._fresh.discard(step.pipeline)
+                    self._compiled = True
             compute.set_bind_group(0, step.bind_group)
             compute.dispatch_workgroups(*step.grid)
         compute.end()

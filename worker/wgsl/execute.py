@@ -19,6 +19,8 @@ from wire.types import TensorType
 from .device import Device, Memory, Step
 from .program import Buffer, Program, padded
 
+_PIPELINE_BYTES, _BYTES_PER_CHARACTER = 400 << 10, 170  # of WGSL: measured with lavapipe, from 400 to 27,000 of them
+
 
 class WgslExecutable:
     """A compiled part.  `inputs` are in the order of `run`'s; `from_cache` says that nothing was generated.
@@ -51,6 +53,12 @@ class WgslExecutable:
     def memory_bytes(self) -> int:
         """Device memory of a run beyond inputs and params."""
         return self.program.memory_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Its constants, and what drivers keep of its kernels."""
+        code = sum(_PIPELINE_BYTES + _BYTES_PER_CHARACTER * len(module.text) for module in self.program.modules)
+        return code + sum(memory.size_bytes for memory in self._consts.values())
 
     @property
     def dispatches(self) -> int:

@@ -1,7 +1,8 @@
 """Gives memory that was freed back to the system, where the C library keeps it.
 
 glibc returns only what lies at the end of its heap.  A daemon that keeps a little of every job among much that it frees
-would hold the holes between for ever: some 0.5 KiB per job, measured over the first thousand.
+would hold the holes between for ever: some 0.5 KiB per job, measured over the first thousand.  A driver that compiles
+leaves tens of MiB.
 """
 
 from __future__ import annotations

@@ -1,0 +1,81 @@
+"""An engine host keeps what it compiled, up to a number of graphs and a size; the longest unused goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from wire.dtypes import F32
+from wire.graph import GraphBuilder, WireGraph
+from wire.sharedmem import SharedDir
+from worker import host_messages as hm
+from worker.cpu import CpuEngine
+from worker.cpu.engine import compile_graph
+from worker.engine import Engine
+from worker.host import EXECUTABLES_BYTES_MAX, EXECUTABLES_MAX, Host
+
+
+@dataclass
+class Compiled:
+    kept_bytes: int
+    memory_bytes: int = 0
+    from_cache: bool = False
+
+
+@dataclass
+class Compiling:
+    """An engine that only compiles, to executables of a size."""
+
+    kept_bytes: int
+    info: Any = field(default_factory=lambda: CpuEngine().info)
+    compiled: list[bytes] = field(default_factory=list)
+
+    def compile(self, graph: WireGraph, force: bool) -> Compiled:
+        self.compiled.append(graph.hash)
+        return Compiled(self.kept_bytes)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[SharedDir]:
+    made = SharedDir.create(tmp_path)
+    yield made
+    made.close()
+
+
+def graph(number: int) -> WireGraph:
+    builder = GraphBuilder()
+    return builder.build([builder.add("tanh", builder.input("x", (number + 1,), F32))])
+
+
+def compiled(host: Host, engine: Compiling, number: int) -> bool:
+    """Whether a part had to be compiled; it is not used afterwards."""
+    before, made = len(engine.compiled), graph(number)
+    answer = host.handle(hm.PreparePart(number, made.hash, made.encoded, 1, 1, (), {}, False))
+    assert isinstance(answer, hm.Prepared)
+    host.handle(hm.Unprepare(number))
+    return len(engine.compiled) > before
+
+
+@pytest.mark.parametrize(
+    ("kept_bytes", "kept"), [(1, EXECUTABLES_MAX), (EXECUTABLES_BYTES_MAX // 4, 4), (2 * EXECUTABLES_BYTES_MAX, 1)]
+)
+def test_so_many_are_kept_and_the_longest_unused_goes_first(shared: SharedDir, kept_bytes: int, kept: int) -> None:
+    engine = Compiling(kept_bytes)
+    host = Host(cast(Engine, engine), shared, memoryview(bytearray(8)), 1 << 30)
+    assert all(compiled(host, engine, number) for number in range(kept))
+    assert not any(compiled(host, engine, number) for number in range(kept))
+    assert compiled(host, engine, kept)  # one too many
+    assert not any(compiled(host, engine, number) for number in range(1, kept + 1))
+    assert compiled(host, engine, 0)
+
+
+def test_constants_count(shared: SharedDir) -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", (1000,), F32)
+    made = builder.build([builder.add("add", x, builder.const(np.ones(1000, np.float32)))])
+    assert compile_graph(graph(3)).kept_bytes == 0 and compile_graph(made).kept_bytes == 4000
