@@ -6,7 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.codec import tensor_bytes
+from wire.codec import tensor_bytes, tensor_from
+from wire.types import TensorType
 
 
 class HeldTensors:
@@ -18,8 +19,9 @@ class HeldTensors:
     def __contains__(self, address: bytes) -> bool:
         return address in self._held
 
-    def __getitem__(self, address: bytes) -> NDArray[Any]:
-        return self._held[address][0]
+    def of(self, address: bytes, kind: TensorType) -> NDArray[Any]:
+        """The tensor as it is meant by whoever asks: others of other shapes and dtypes may have the same bytes."""
+        return tensor_from(tensor_bytes(self._held[address][0]), kind)
 
     def hold(self, address: bytes, array: NDArray[Any]) -> None:
         """Hold a tensor for workers to fetch, until `release` was called as often."""
@@ -34,4 +36,4 @@ class HeldTensors:
 
     def find(self, address: bytes) -> memoryview | None:
         """Its bytes, None if it is not held."""
-        return tensor_bytes(self[address]) if address in self else None
+        return tensor_bytes(self._held[address][0]) if address in self else None

@@ -706,7 +706,7 @@ class Coordinator:
         if deployment.verdicts != self._stragglers.verdicts and not self._state.stuck:
             self._spawn(self._pacing.finished(action.generation, deployment))
         bindings = call.program.bindings
-        params = {name: self._held[blob] for name, (blob, _) in bindings.items() if blob in self._held}
+        params = {name: self._held.of(blob, kind) for name, (blob, kind) in bindings.items() if blob in self._held}
         outputs = dispatch.outputs(deployment.plan, action.outputs, call.inputs, params)
         if not call.future.done():
             call.future.set_result(outputs)

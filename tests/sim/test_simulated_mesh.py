@@ -36,6 +36,17 @@ def killed_in_the_middle(seed: int) -> tuple[bytes, str]:
         return first.tobytes(), mesh.simulation.transcript()
 
 
+def test_tensors_of_the_same_bytes_keep_their_own_types() -> None:
+    arrays = [np.array(3, np.int16), np.array([3], np.int16), np.array([3], np.uint16), np.array([[3, 0]], np.uint8)]
+    with Mesh.builder().mesh("sim").simulate(1).build() as mesh:
+        handles = [mesh.put(array) for array in arrays]
+        assert len({handle.address for handle in handles}) == 1
+        for array, handle in zip(arrays, handles, strict=True):
+            same, more = mesh.run(lambda w: (w, w + w), handle)
+            assert (same.dtype, same.shape, same.tolist()) == (array.dtype, array.shape, array.tolist())
+            assert (more.dtype, more.shape, more.tolist()) == (array.dtype, array.shape, (array + array).tolist())
+
+
 def test_a_simulated_mesh_computes_what_the_program_computes_alone() -> None:
     with Mesh.builder().mesh("sim").simulate(4).build() as mesh:
         held = mesh.put(X)
