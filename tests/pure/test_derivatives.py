@@ -1,0 +1,119 @@
+"""Every differentiable op: both modes against central differences in f64, second derivatives, and through vmap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from support.differences import Numbers, along, close, inner, numbers
+from support.smooth_cases import SMOOTH, Smooth
+
+from mesh.array import Array, apply
+from mesh.numpy import asarray
+from mesh.transforms.jvp import JVPS, forward
+from mesh.transforms.vjp import VJPS, backward
+from mesh.transforms.vmap import batch
+
+FLAT = {
+    "floor": "flat", "round": "flat", "sign": "flat", "bitcast": "bits", "not": "no floats", "is_nan": "a test",
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), "a test"),
+    **dict.fromkeys(("and", "or", "xor", "shl", "shr", "random_bits"), "no floats"),
+    **dict.fromkeys(("argmax", "argsort"), "positions"),
+}  # fmt: skip
+ELSEWHERE = {"composite": "test_transforms.py", **dict.fromkeys(("conv", "cond", "while", "scan"), "by their owners")}
+CASES = [pytest.param(op, case, id=f"{op}-{case}") for op, cases in SMOOTH.items() for case in cases]
+BATCH = 3
+
+
+class Point:
+    """One case as a function of its float operands, with directions to move and to weigh in."""
+
+    def __init__(self, op: str, case: Smooth) -> None:
+        rng = np.random.default_rng(len(op))
+        self.op, self.case = op, case
+        self.floats = [place for place, operand in enumerate(case.operands) if operand.dtype.kind == "f"]
+        self.at = [case.operands[place] for place in self.floats]
+        self.direction = [self._like(rng, x.shape) for x in self.at]
+        self.second = [self._like(rng, x.shape) for x in self.at]
+        (result,) = self(*map(asarray, self.at))
+        self.weights = self._like(rng, result.shape)
+        self.rows = [np.asarray(x + 1e-3 * self._like(rng, (BATCH, *x.shape))) for x in self.at]
+        self.row_directions = [self._like(rng, x.shape) for x in self.rows]
+
+    def __call__(self, *floats: Array) -> list[Array]:
+        operands = [asarray(operand) for operand in self.case.operands]
+        for place, value in zip(self.floats, floats, strict=True):
+            operands[place] = value
+        return [apply(self.op, *operands, **self.case.attrs)]
+
+    def slope(self, *floats: Array) -> list[Array]:
+        """The derivative of the weighted result along `direction`, by reverse mode."""
+        found = backward(self, floats)[1]([asarray(self.weights)])
+        return [_dot(found, self.direction)]
+
+    def slopes_of_rows(self, *rows: Array) -> list[Array]:
+        """The sum of `slope` over a batch."""
+        found, batched = batch(self.slope, BATCH, rows, [True] * len(rows))
+        return [asarray(found[0]).sum() if batched[0] else asarray(found[0]) * BATCH]
+
+    @staticmethod
+    def _like(rng: np.random.Generator, shape: tuple[int, ...]) -> Numbers:
+        return np.asarray(rng.standard_normal(shape))
+
+
+def _dot(derivatives: Sequence[Array | None], direction: Sequence[Numbers]) -> Array:
+    total = asarray(np.zeros(()))
+    for derivative, towards in zip(derivatives, direction, strict=True):
+        if derivative is not None:
+            total = total + (derivative * asarray(towards)).sum()
+    return total
+
+
+def test_every_op_with_a_derivative_has_cases() -> None:
+    assert SMOOTH.keys() == VJPS.keys() - FLAT.keys() - ELSEWHERE.keys()
+    assert SMOOTH.keys() <= JVPS.keys()
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_both_modes_are_the_central_difference(op: str, case: Smooth) -> None:
+    point = Point(op, case)
+    for place in range(len(point.at)):  # by each operand alone
+        direction = [x if each == place else np.zeros_like(x) for each, x in enumerate(point.direction)]
+        (wanted,) = along(point, point.at, direction)
+        tangents = [asarray(x) if each == place else None for each, x in enumerate(direction)]
+        _, (tangent,) = forward(point, list(map(asarray, point.at)), tangents)
+        found = backward(point, list(map(asarray, point.at)))[1]([asarray(point.weights)])[place]
+        values = numbers([each for each in (tangent, found) if each is not None])
+        moved = values.pop(0) if tangent is not None else np.zeros_like(wanted)
+        close(moved, wanted, "forward")
+        close(inner(values or [None], [point.direction[place]]), inner([wanted], [point.weights]), "reverse", scale=10)
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_second_derivatives_by_both_modes_are_the_central_difference(op: str, case: Smooth) -> None:
+    point = Point(op, case)
+    (wanted,) = along(point.slope, point.at, point.second)
+    at, towards = list(map(asarray, point.at)), list(map(asarray, point.second))
+    _, (ahead,) = forward(point.slope, at, towards)
+    back = _dot(backward(point.slope, at)[1]([asarray(np.ones(()))]), point.second)
+    close(0.0 if ahead is None else np.asarray(ahead), wanted, "forward over reverse", scale=100)
+    close(np.asarray(back), wanted, "reverse over reverse", scale=100)
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_grad_of_vmap_of_grad_is_the_central_difference(op: str, case: Smooth) -> None:
+    point = Point(op, case)
+    (wanted,) = along(point.slopes_of_rows, point.rows, point.row_directions)
+    found = backward(point.slopes_of_rows, list(map(asarray, point.rows)))[1]([asarray(np.ones(()))])
+    close(np.asarray(_dot(found, point.row_directions)), wanted, scale=100)
+
+
+@pytest.mark.parametrize("op", [op for op, reason in FLAT.items() if reason == "flat"])
+def test_flat_ops_have_no_derivative(op: str) -> None:
+    x = asarray(np.array([0.3, -1.7]))
+    fn: Callable[..., Any] = partial(lambda each: [apply(op, each)])
+    assert backward(fn, [x])[1]([asarray(np.ones(2))]) == [None]
+    assert forward(fn, [x], [asarray(np.ones(2))])[1] == [None]
