@@ -1,10 +1,12 @@
 """mesh.nn: what neural networks are made of, as functions and as plain pytrees of weights.
 
-Functions take arrays; layers (`layers.py`) are frozen dataclasses that hold arrays or handles, can be put, traced and
-mapped like any tree, and are called.  Weights have torch's layout: (out, in, *kernel); channels come before the axes of
-an image.  docs/nn.md is the guide.  To add a function: write it in the module of its kind, and its name here.
+Functions take arrays; layers (`layers.py`, `transformer.py`) are frozen dataclasses that hold arrays or handles, can be
+put, traced and mapped like any tree, and are called.  Weights have torch's layout: (out, in, *kernel); channels come
+before the axes of an image.  docs/nn.md is the guide.
+To add a function: write it in the module of its kind, and its name here.
 """
 
+from . import initialisers
 from .activations import (
     celu,
     elu,
@@ -27,26 +29,56 @@ from .activations import (
 from .attention import multi_head_attention, scaled_dot_product_attention
 from .convolution import conv, conv_transpose
 from .functions import embedding, linear, log_softmax, softmax
-from .layers import Embedding, LayerNorm, Linear, MultiHeadAttention
+from .layers import (
+    MLP,
+    BatchNorm,
+    BatchStatistics,
+    Conv,
+    ConvTranspose,
+    Dropout,
+    Embedding,
+    GatedMLP,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    MultiHeadAttention,
+    RMSNorm,
+    dropout,
+)
 from .losses import binary_cross_entropy, cross_entropy, huber, kl_divergence, mae, mse
 from .normalisation import batch_norm, batch_statistics, group_norm, instance_norm, layer_norm, rms_norm
 from .pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, global_avg_pool, global_max_pool, lp_pool, max_pool
+from .transformer import Attention, KVCache, TransformerBlock, causal_mask, rotary
 
 __all__ = [
+    "MLP",
+    "Attention",
+    "BatchNorm",
+    "BatchStatistics",
+    "Conv",
+    "ConvTranspose",
+    "Dropout",
     "Embedding",
+    "GatedMLP",
+    "GroupNorm",
+    "KVCache",
     "LayerNorm",
     "Linear",
     "MultiHeadAttention",
+    "RMSNorm",
+    "TransformerBlock",
     "adaptive_avg_pool",
     "adaptive_max_pool",
     "avg_pool",
     "batch_norm",
     "batch_statistics",
     "binary_cross_entropy",
+    "causal_mask",
     "celu",
     "conv",
     "conv_transpose",
     "cross_entropy",
+    "dropout",
     "elu",
     "embedding",
     "gelu",
@@ -58,6 +90,7 @@ __all__ = [
     "hard_swish",
     "hard_tanh",
     "huber",
+    "initialisers",
     "instance_norm",
     "kl_divergence",
     "layer_norm",
@@ -74,6 +107,7 @@ __all__ = [
     "relu",
     "relu6",
     "rms_norm",
+    "rotary",
     "scaled_dot_product_attention",
     "selu",
     "sigmoid",

@@ -19,6 +19,7 @@ from ..array import Array, Operand
 from ..numpy import random
 
 Initialiser = Callable[..., Array]
+_STEPS = 44  # each brings a small singular value 1.5 times nearer to 1: enough for one of 3e-8
 _TRUNCATED = 0.87962566103423978  # the standard deviation of a standard normal distribution cut at 2
 
 
@@ -64,20 +65,17 @@ def scaled(scale: float, mode: str, distribution: str) -> Initialiser:
 def orthogonal(scale: float = 1.0) -> Initialiser:
     """Rows (or columns, whichever are fewer) that are orthonormal, times `scale`; later axes count as columns.
 
-    Saxe et al., 2013 (arXiv 1312.6120).  By Gram and Schmidt, twice, over the fewer of the two.
+    The orthogonal factor of a normal matrix, by Newton and Schulz's iteration: Higham, "Functions of matrices", 8.3.
+    Saxe et al., 2013 (arXiv 1312.6120).
     """
 
     def make(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
         rows, columns = shape[0], math.prod(shape[1:])
-        few, many = min(rows, columns), max(rows, columns)
-        basis: list[Array] = []
-        for line in mnp.unstack(random.normal(key, (few, many))):
-            for other in (*basis, *basis):
-                line = line - mnp.sum(line * other) * other
-            basis.append(line / mnp.sqrt(mnp.sum(line * line)))
-        square = mnp.stack(basis)
-        found = square if rows <= columns else mnp.matrix_transpose(square)
-        return mnp.astype(found.reshape(tuple(shape)) * scale, dtype)
+        found = random.normal(key, (min(rows, columns), max(rows, columns)))
+        found = found / mnp.sqrt(mnp.sum(found * found))
+        for _ in range(_STEPS):
+            found = 1.5 * found - 0.5 * ((found @ found.mT) @ found)
+        return mnp.astype((found if rows <= columns else found.mT).reshape(tuple(shape)) * scale, dtype)
 
     return make
 

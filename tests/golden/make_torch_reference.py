@@ -36,6 +36,17 @@ def cross_entropy(logits: Any, labels: Any, **options: Any) -> Any:
     return F.cross_entropy(logits, labels, **{"ignore_index": -100, **options})
 
 
+def encoder_layer(x: Any, *weights: Any, pre_norm: bool) -> Any:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, F.gelu, batch_first=True, norm_first=pre_norm).double()
+    for parameter, weight in zip(layer.parameters(), weights, strict=True):
+        parameter.data = weight
+    return layer(x).detach()
+
+
+def grouped_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "conv": by_rank("conv{}d"),
     "conv_transpose": by_rank("conv_transpose{}d"),
@@ -44,6 +55,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lp_pool": lp_pool,
     "adaptive_avg_pool": by_rank("adaptive_avg_pool{}d"),
     "adaptive_max_pool": by_rank("adaptive_max_pool{}d"),
+    "encoder_layer": encoder_layer,
+    "grouped_attention": grouped_attention,
     "log_sigmoid": F.logsigmoid,
     "hard_tanh": F.hardtanh,
     "hard_sigmoid": F.hardsigmoid,

@@ -111,6 +111,21 @@ CASES: tuple[NnCase, ...] = (
     *_cases("binary_cross_entropy", (((4, 5), ("positive", 4, 5)), {}), (((4, 5), ("int", 2, 4, 5)), {})),
     *_cases("kl_divergence", (((4, 5), ("probability", 4, 5)), {"reduction": "sum"})),
     *_cases(
+        "encoder_layer",
+        *(
+            (
+                ((2, 5, 8), (24, 8), (24,), (8, 8), (8,), (16, 8), (16,), (8, 16), (8,), (8,), (8,), (8,), (8,)),
+                {"pre_norm": pre_norm},
+            )
+            for pre_norm in (False, True)
+        ),
+    ),
+    *_cases(
+        "grouped_attention",
+        (((2, 6, 4, 8), (2, 2, 4, 8), (2, 2, 4, 8)), {"causal": True}),
+        (((2, 6, 4, 8), (2, 3, 4, 8), (2, 3, 4, 8)), {"causal": False}),
+    ),
+    *_cases(
         "scaled_dot_product_attention",
         (((2, 3, 4, 8), (2, 3, 6, 8), (2, 3, 6, 5)), {}),
         (((2, 3, 4, 8), (2, 3, 6, 8), (2, 3, 6, 5)), {"scale": 0.3}),
