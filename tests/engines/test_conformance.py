@@ -22,13 +22,13 @@ from support.random_graphs import random_graph
 from wire.dtypes import BOOL, BY_NAME, I32, U32
 from wire.errors import GraphError, Unsupported
 from wire.graph import WireGraph
-from wire.ops import CONTROL, EXACT, OPS, inner_graphs
+from wire.ops import EXACT, OPS, inner_graphs
 from worker.cpu import CpuEngine, evaluate
 from worker.engine import Engine
 from worker.wgsl.profile import WEBGPU_MINIMUM
 
 EVERY_DTYPE = {"bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64"}
-EVERY_OP = (*ROWS, "composite")
+EVERY_OP = (*ROWS, *PROGRAMS)
 
 
 def _wgsl(folder: Path, limits: Any = None) -> Engine:
@@ -159,7 +159,7 @@ def test_declared_dtypes(engine: Engine) -> None:
     else:
         core = {"f32", "i32", "u32", "bool"}
         allowed = [core, core | {"f16"}]
-    assert set(engine.info.dtypes_by_op) in (set(OPS), set(OPS) - CONTROL)
+    assert set(engine.info.dtypes_by_op) == set(OPS)
     assert all(set(dtypes) in allowed for dtypes in engine.info.dtypes_by_op.values())
     assert len({frozenset(dtypes) for dtypes in engine.info.dtypes_by_op.values()}) == 1
 

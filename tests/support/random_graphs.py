@@ -382,5 +382,5 @@ def _step(grower: _Grower, kind: TensorType) -> WireGraph:
 
 ROWS: tuple[Callable[[_Grower], int | None], ...] = (
     _unary, _unary, _unary, _binary, _binary, _binary, _binary, _select, _convert, _reduce, _along, _view, _view, _view,
-    _dot, _dot, _gather, _scatter, _window, _made_up, _composite,
+    _dot, _dot, _gather, _scatter, _window, _made_up, _composite, _control,
 )  # fmt: skip

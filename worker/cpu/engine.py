@@ -24,9 +24,9 @@ from wire.ops import GRAPH_ATTRS, LEAVES, OPS
 from wire.types import TensorType
 
 from ..engine import EngineInfo, Measured, Stopped, never
+from ..inline import inline_composites
 from .control import CONTROL, Control
 from .elementwise import ELEMENTWISE, Kernel
-from .inline import inline_composites
 from .process import keep_memory, one_thread
 from .structural import STRUCTURAL
 

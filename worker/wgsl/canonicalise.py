@@ -19,6 +19,7 @@ import numpy as np
 from wire.dtypes import F16, F32, U32, DType, dtype_named
 from wire.errors import Unsupported
 from wire.graph import GraphBuilder, Node, WireGraph
+from wire.ops import CONTROL
 from wire.types import TensorType
 
 from .profile import Profile
@@ -93,6 +94,10 @@ class Rewriter:
         return placed[body.outputs[0]]
 
     def _check(self, node: Node, type_: TensorType) -> None:
+        if node.op in CONTROL:
+            raise Unsupported(
+                f"{node.op} is no kernel", op=node.op, next_step="Compile the graph in steps (control.py)"
+            )
         known = self.profile.dtypes
         if type_.dtype.name not in known:
             raise Unsupported(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
@@ -75,6 +76,17 @@ class Step:
     grid: tuple[int, int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes from one buffer to another, ready to encode; all in words of four."""
+
+    source: Memory
+    source_at: int
+    target: Memory
+    target_at: int
+    size_bytes: int
+
+
 class Device:
     """An open device with a byte budget.  `adapter` describes it, `profile` is what the lowering obeys.
 
@@ -114,6 +126,7 @@ class Device:
         self._storage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         self._staging = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
         self._closed = False
+        self._recorded: list[Step | Copy] = []  # in order, not yet submitted
 
     # -- memory -------------------------------------------------------------------------------------------
 
@@ -137,6 +150,7 @@ class Device:
         if flat.size > memory.size_bytes:
             raise ExecuteFailed(f"{flat.size} bytes do not fit into a buffer of {memory.size_bytes}")
         if flat.size:
+            self._flush()  # a write would overtake what is recorded
             with translated("writing a buffer"):
                 self._device.queue.write_buffer(memory.raw, 0, flat)
 
@@ -177,6 +191,7 @@ class Device:
             del pooled[:unused]
 
     def _destroy(self, memory: Memory) -> None:
+        self._flush()  # which may use it: to submit a destroyed buffer ends the process
         memory.raw.destroy()
         self.allocated_bytes -= memory.size_bytes
 
@@ -213,19 +228,56 @@ class Device:
         with translated("binding buffers"):
             return self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
 
+    @property
+    def recorded(self) -> int:
+        """How many commands wait for the next `run`."""
+        return len(self._recorded)
+
+    def record(self, commands: Iterable[Step | Copy]) -> None:
+        """Let these follow what is recorded; the next `run` submits all of it."""
+        self._check_open()
+        for command in commands:
+            self._check(command)
+            self._recorded.append(command)
+
+    def forget_recorded(self) -> None:
+        """Drop what was recorded and not submitted."""
+        self._recorded.clear()
+
+    def _check(self, command: Step | Copy) -> None:
+        if isinstance(command, Step):
+            most = self.profile.limits.groups_per_dimension
+            if not all(0 < count <= most for count in command.grid):
+                raise ExecuteFailed(f"a grid of {command.grid} workgroups, the adapter allows {most} per dimension")
+            return
+        size, starts = command.size_bytes, (command.source_at, command.target_at)
+        room = min(command.source.size_bytes - starts[0], command.target.size_bytes - starts[1])
+        if (
+            command.source is command.target
+            or not 0 < size <= room
+            or min(starts) < 0
+            or any(at % 4 for at in (size, *starts))
+        ):
+            raise ExecuteFailed(f"a copy of {size} bytes is not possible")
+
+    def _flush(self) -> None:
+        """Submit what is recorded, without waiting for it."""
+        if self._recorded:
+            recorded, self._recorded = self._recorded, []
+            with translated("running a part"):
+                encoder = self._device.create_command_encoder()
+                self._encode(encoder, recorded)
+                self._device.queue.submit([encoder.finish()])
+
     def run(self, steps: Sequence[Step], outputs: Sequence[tuple[Memory, int]]) -> list[NDArray[np.uint8]]:
-        """Everything in one encoder and one pass, then the first bytes of each output as new arrays.
+        """What is recorded, then `steps`, in one encoder; then the first bytes of each output as new arrays.
 
         Outputs that together exceed the adapter's largest buffer are read in several goes.
         """
-        self._check_open()
-        most = self.profile.limits.groups_per_dimension
-        for step in steps:
-            if not all(0 < count <= most for count in step.grid):
-                raise ExecuteFailed(f"a grid of {step.grid} workgroups, the adapter allows {most} per dimension")
+        self.record(steps)
         results: list[NDArray[np.uint8]] = []
-        for place, batch in enumerate(_batches(outputs, self.profile.limits.buffer_bytes)):
-            results += self._submit(() if place else steps, batch)
+        for batch in _batches(outputs, self.profile.limits.buffer_bytes):
+            results += self._submit(batch)
         self._tidy_up()
         return results
 
@@ -238,14 +290,14 @@ class Device:
             self._compiled = False
             give_back()
 
-    def _submit(self, steps: Sequence[Step], outputs: Sequence[tuple[Memory, int]]) -> list[NDArray[np.uint8]]:
+    def _submit(self, outputs: Sequence[tuple[Memory, int]]) -> list[NDArray[np.uint8]]:
         sizes = [_staged(size) for _, size in outputs]
         staging = self._take(max(sum(sizes), _STAGING_ALIGN), self._staging)
+        recorded, self._recorded = self._recorded, []
         try:
             with translated("running a part"):
                 encoder = self._device.create_command_encoder()
-                if steps:
-                    self._encode(encoder, steps)
+                self._encode(encoder, recorded)
                 offset = 0
                 for (memory, _), size in zip(outputs, sizes, strict=True):
                     encoder.copy_buffer_to_buffer(memory.raw, 0, staging.raw, offset, size)
@@ -258,7 +310,16 @@ class Device:
         self.give(staging)
         return results
 
-    def _encode(self, encoder: Any, steps: Sequence[Step]) -> None:
+    def _encode(self, encoder: Any, commands: Sequence[Step | Copy]) -> None:
+        """Dispatches that follow each other are one pass."""
+        for copies, group in groupby(commands, lambda command: isinstance(command, Copy)):
+            if copies:
+                for each in group:
+                    _encode_copy(encoder, each)
+            else:
+                self._encode_pass(encoder, group)
+
+    def _encode_pass(self, encoder: Any, steps: Iterable[Any]) -> None:
         compute = encoder.begin_compute_pass()
         previous = None
         for step in steps:
@@ -292,10 +353,15 @@ class Device:
     def close(self) -> None:
         """Free everything; later calls raise DeviceLost."""
         if not self._closed:
+            self.forget_recorded()
             self.trim()
             self._pipelines.clear()
             self._device.destroy()
             self._closed = True
+
+
+def _encode_copy(encoder: Any, copy: Any) -> None:
+    encoder.copy_buffer_to_buffer(copy.source.raw, copy.source_at, copy.target.raw, copy.target_at, copy.size_bytes)
 
 
 @contextmanager

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from wire.dtypes import F32, dtype_of
 from wire.errors import ExecuteFailed, InputError, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph, const_value
-from wire.ops import CONTROL, OPS
+from wire.ops import OPS
 from wire.types import TensorType
 
 from ..engine import EngineInfo, Executable, Measured, Stopped, never
 from .cache import ProgramCache, cache_key
+from .control import schedule
 from .device import AdapterInfo, Device, Memory, list_adapters
 from .execute import WgslExecutable, resident
+from .looping import ControlExecutable
 from .lower import VERSION, const_key, lower
 from .program import Program
 from .shaders import Shaders
@@ -54,7 +56,7 @@ class WgslEngine:
         self._device = Device(adapter_index, memory_bytes, limits_override)
         self._cache = ProgramCache(cache_dir)
         self._shaders = Shaders(self._device.profile)
-        self._executables: WeakValueDictionary[bytes, WgslExecutable] = WeakValueDictionary()
+        self._executables: WeakValueDictionary[bytes, WgslExecutable | ControlExecutable] = WeakValueDictionary()
         adapter, profile = self._device.adapter, self._device.profile
         self.info = EngineInfo(
             engine="wgsl",
@@ -64,14 +66,32 @@ class WgslEngine:
             software=adapter.software,
             memory_bytes=self._device.memory_bytes,
             limits=asdict(profile.limits),
-            dtypes_by_op=dict.fromkeys(OPS.keys() - CONTROL, profile.dtypes),
+            dtypes_by_op=dict.fromkeys(OPS, profile.dtypes),
         )
 
     def compile(self, graph: WireGraph, force: bool = False) -> Executable:
+        return self._compile(graph, force)
+
+    def _compile(self, graph: WireGraph, force: bool) -> WgslExecutable | ControlExecutable:
         found = None if force else self._executables.get(graph.hash)
         if found is not None:
             found.from_cache = True
             return found
+        made = self._in_steps(graph, force) if graph.has_control else self._straight(graph, force)
+        self._executables[graph.hash] = made
+        return made
+
+    def _in_steps(self, graph: WireGraph, force: bool) -> ControlExecutable:
+        """A part that branches or loops: its straight pieces are programs of their own."""
+        inputs = {**graph.input_types, **graph.param_types}
+        outputs = list(graph.output_types.values())
+        made = ControlExecutable(
+            self._device, schedule(graph), inputs, outputs, lambda inner: self._compile(inner, force)
+        )
+        self._check_memory(made.memory_bytes + sum(type_.size_bytes for type_ in inputs.values()))
+        return made
+
+    def _straight(self, graph: WireGraph, force: bool) -> WgslExecutable:
         key = self._key(graph)
         program = None if force else self._cache.read(key)
         cached = program is not None
@@ -80,11 +100,10 @@ class WgslEngine:
         if force:
             for module in program.modules:
                 self._device.forget(module.text)
-        self._check_memory(program)
+        self._check_memory(sum(buffer.size_bytes for buffer in program.buffers))
         executable = self._build(graph, program, cached)
         if not cached:
             self._cache.write(key, program)
-        self._executables[graph.hash] = executable
         return executable
 
     def load(self, array: NDArray[Any]) -> Resident:
@@ -97,14 +116,14 @@ class WgslEngine:
             handle.memory = None
 
     def run(self, executable: Executable, inputs: Sequence[Any], stopped: Stopped = never) -> list[NDArray[Any]]:
-        """As Engine.run; what was submitted to a device cannot be taken back, so `stopped` changes nothing."""
-        assert isinstance(executable, WgslExecutable), "an executable of this engine"
+        """As Engine.run; what was submitted to a device cannot be taken back, so only what loops can be stopped."""
+        assert isinstance(executable, (WgslExecutable, ControlExecutable)), "an executable of this engine"
         if len(inputs) != len(executable.inputs):
             raise InputError(f"expected {len(executable.inputs)} inputs, got {len(inputs)}")
         given: dict[str, Memory | NDArray[Any]] = {}
         for (name, type_), value in zip(executable.inputs.items(), inputs, strict=True):
             given[name] = _checked(name, type_, value)
-        return executable.run(given)
+        return executable.run(given, stopped) if isinstance(executable, ControlExecutable) else executable.run(given)
 
     def measure(self) -> Measured:
         """f32 GFLOP/s at 512^3, GB/s of reading 16 MiB, seconds per call of a one-element graph, all by own kernels."""
@@ -136,9 +155,8 @@ class WgslEngine:
         adapter, profile = self._device.adapter, self._device.profile
         return cache_key(graph.hash, VERSION, "wgsl", adapter.name, adapter.backend, adapter.driver, repr(profile))
 
-    def _check_memory(self, program: Program) -> None:
+    def _check_memory(self, need: int) -> None:
         """OutOfMemory, before anything is allocated, for a part that can never run within the budget."""
-        need = sum(buffer.size_bytes for buffer in program.buffers)
         if need > self._device.memory_bytes:
             raise OutOfMemory(
                 f"the part needs {need} bytes on the device, its budget is {self._device.memory_bytes}",

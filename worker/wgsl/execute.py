@@ -22,6 +22,17 @@ from .program import Buffer, Program, padded
 _PIPELINE_BYTES, _BYTES_PER_CHARACTER = 400 << 10, 170  # of WGSL: measured with lavapipe, from 400 to 27,000 of them
 
 
+class Value:
+    """A tensor on the device between two steps; its buffer goes back to the pool when nobody holds the value."""
+
+    __slots__ = ("__weakref__", "memory")
+
+    def __init__(self, memory: Memory, owner: Device | None = None) -> None:
+        self.memory = memory
+        if owner is not None:
+            weakref.finalize(self, owner.give, memory).atexit = False
+
+
 class WgslExecutable:
     """A compiled part.  `inputs` are in the order of `run`'s; `from_cache` says that nothing was generated.
 
@@ -83,6 +94,22 @@ class WgslExecutable:
             from_stored(next(raw), type_) if number >= 0 else np.zeros(type_.shape, type_.dtype.numpy)
             for number, type_ in zip(self.program.outputs, self.outputs, strict=True)
         ]
+
+    def record(self, inputs: Sequence[Value | None]) -> list[Value | None]:
+        """Let a run follow what the device has recorded; a tensor without elements is None.
+
+        Outputs may be inputs, and constants, which live as long as this executable.
+        """
+        given = dict(zip(self.inputs, inputs, strict=True))
+        values = [self._value(buffer, given) for buffer in self.program.buffers]
+        self._device.record(self._plan(tuple([value.memory for value in values])))
+        return [values[number] if number >= 0 else None for number in self.program.outputs]
+
+    def _value(self, buffer: Buffer, given: Mapping[str, Value | None]) -> Value:
+        if buffer.kind == "const":
+            return Value(self._consts[buffer.name])
+        value = given[buffer.name] if buffer.kind == "input" else None
+        return value or Value(self._device.take(buffer.size_bytes), self._device)
 
     def _bound(self, buffer: Buffer, inputs: Mapping[str, Memory | NDArray[Any]], taken: list[Memory]) -> Memory:
         if buffer.kind == "const":

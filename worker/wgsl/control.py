@@ -1,0 +1,160 @@
+"""A graph with branches and loops -> steps: stretches of straight graph, each a Program, and between them the turns.
+
+    segment 0 (straight) -> turn (while) -> segment 1 -> turns (cond, scan) -> segment 2 ...
+
+A node's level is how many turns lie before it.  A segment is all straight nodes of a level; what later steps need of it
+are its outputs.  Pure: it knows neither kernels nor devices.  Who runs the steps is `looping.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from wire.dtypes import F16, F32
+from wire.graph import GraphBuilder, Node, WireGraph
+from wire.ops import CONTROL, LEAVES
+from wire.types import Attrs, TensorType
+
+from ..inline import inline_composites
+
+ANYWHERE = frozenset({"const", "iota"})  # made anew by every segment that uses them
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A straight graph; its inputs and outputs are values, which are nodes of the whole graph."""
+
+    graph: WireGraph
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A branch or a loop; `outputs` are the values that somebody needs, with their places among its results."""
+
+    node: Node
+    inputs: tuple[int, ...]
+    outputs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The steps of `graph` in order; `last[value]` is the step after which nobody needs it."""
+
+    graph: WireGraph
+    steps: tuple[Segment | Turn, ...]
+    last: dict[int, int]
+
+
+def schedule(graph: WireGraph) -> Schedule:
+    """The steps of a graph that branches or loops."""
+    flat = _with_even_rows(inline_composites(graph))
+    levels = _levels(flat)
+    later = {index for first, group in flat.siblings.items() for index in group if index != first}
+    steps: list[Segment | Turn] = []
+    for level in range(max(levels, default=0) + 1):
+        here = [index for index, each in enumerate(levels) if each == level]
+        turns = [index for index in here if flat.nodes[index].op in CONTROL and index not in later]
+        made = _segment(flat, levels, level, turns)
+        if made.outputs:
+            steps.append(made)
+        for index in turns:
+            outputs = tuple((each, flat.nodes[each].attrs["output"]) for each in flat.siblings[index])
+            steps.append(Turn(flat.nodes[index], flat.nodes[index].inputs, outputs))
+    last = {value: at for at, step in enumerate(steps) for value in step.inputs}
+    return Schedule(flat, tuple(steps), {**last, **dict.fromkeys(flat.outputs, len(steps))})
+
+
+def _levels(graph: WireGraph) -> list[int]:
+    levels: list[int] = []
+    for node in graph.nodes:
+        levels.append(max((levels[i] + (graph.nodes[i].op in CONTROL) for i in node.inputs), default=0))
+    end = max(levels, default=0) + any(graph.nodes[index].op in CONTROL for index in graph.outputs)
+    return [end if node.op in ANYWHERE and index in graph.outputs else level
+            for index, (node, level) in enumerate(zip(graph.nodes, levels, strict=True))]  # fmt: skip
+
+
+def _segment(graph: WireGraph, levels: Sequence[int], level: int, turns: Iterable[int]) -> Segment:
+    """What is straight on this level; its outputs are what turns of this level, later levels or the caller need."""
+    straight = [
+        index
+        for index, node in enumerate(graph.nodes)
+        if levels[index] == level and node.op not in CONTROL and node.op not in LEAVES and node.op not in ANYWHERE
+    ]
+    given_to_turns = {source for index in turns for source in graph.nodes[index].inputs}
+    needed = set(graph.outputs) | given_to_turns
+    needed |= {i for at, node in enumerate(graph.nodes) if levels[at] > level for i in node.inputs}
+    constants = [i for i in sorted(given_to_turns) if graph.nodes[i].op in ANYWHERE]
+    constants += [i for i in graph.outputs if graph.nodes[i].op in ANYWHERE and levels[i] == level]
+    outputs = tuple(dict.fromkeys([*constants, *(index for index in straight if index in needed)]))
+    builder = GraphBuilder()
+    builder.blobs.update(graph.blobs)
+    placed: dict[int, int] = {}
+    inputs: list[int] = []
+
+    def place(index: int) -> int:
+        if index not in placed:
+            node = graph.nodes[index]
+            if node.op in ANYWHERE:
+                placed[index] = builder.add(node.op, **node.attrs)
+            else:
+                placed[index] = builder.input(str(len(inputs)), *graph.types[index])
+                inputs.append(index)
+        return placed[index]
+
+    for index in straight:
+        node = graph.nodes[index]
+        placed[index] = builder.add(node.op, *map(place, node.inputs), **node.attrs)
+    return Segment(builder.build([place(index) for index in outputs]), tuple(inputs), outputs)
+
+
+# -- rows that can be copied ------------------------------------------------------------------------------
+
+
+def _with_even_rows(graph: WireGraph) -> WireGraph:
+    """Rows of a scan are copied in words of four bytes; those of an odd number of f16 travel as f32."""
+    if not any(node.op == "scan" and _is_odd(graph, node) for node in graph.nodes):
+        return graph
+    builder = GraphBuilder()
+    builder.blobs.update(graph.blobs)
+    placed: list[int] = []
+    for node, kind in zip(graph.nodes, graph.types, strict=True):
+        operands = [placed[index] for index in node.inputs]
+        if node.op == "scan" and _is_odd(graph, node):
+            placed.append(_evened(builder, node, operands, kind))
+        else:
+            placed.append(builder.add(node.op, *operands, **node.attrs))
+    return builder.build([placed[index] for index in graph.outputs], graph.output_names)
+
+
+def _is_odd(graph: WireGraph, node: Node) -> bool:
+    body: WireGraph = node.attrs["body"]
+    rows = [body.types[i] for i in body.inputs[node.attrs["carry"] + node.attrs["consts"] :]]
+    return any(map(_odd, [*rows, *(body.types[i] for i in body.outputs[node.attrs["carry"] :])]))
+
+
+def _odd(kind: TensorType) -> bool:
+    return kind.dtype is F16 and math.prod(kind.shape) % 2 == 1
+
+
+def _evened(builder: GraphBuilder, node: Node, operands: list[int], kind: TensorType) -> int:
+    body: WireGraph = node.attrs["body"]
+    first = node.attrs["carry"] + node.attrs["consts"]
+    inner = GraphBuilder()
+    bindings: dict[str, int] = {}
+    for at, (name, type_) in enumerate(body.input_types.items()):
+        wide = at >= first and _odd(type_)
+        given = inner.input(name, type_.shape, F32 if wide else type_.dtype)
+        bindings[name] = inner.add("cast", given, dtype=F16.name) if wide else given
+        if wide:
+            operands[at] = builder.add("cast", operands[at], dtype=F32.name)
+    results = inner.graph(body, bindings)
+    for at in range(node.attrs["carry"], len(results)):
+        if _odd(inner.types[results[at]]):
+            results[at] = inner.add("cast", results[at], dtype=F32.name)
+    attrs = Attrs({**node.attrs, "body": inner.build(results, body.output_names)})
+    made = builder.add("scan", *operands, **attrs)
+    return builder.add("cast", made, dtype=kind.dtype.name) if builder.types[made] != kind else made
