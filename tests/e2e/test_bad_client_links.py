@@ -15,7 +15,7 @@ from support.fault_proxy import DOWN, UP, FaultProxy
 import mesh.numpy as mnp
 from mesh import Mesh, errors
 
-WITHIN_S = 30.0
+WITHIN_S = 120.0
 CONTROL, BULK = 0, 1
 NAME = "clients"
 X = np.random.default_rng(0).standard_normal((200, 200)).astype(np.float32)  # too long to ride in a message

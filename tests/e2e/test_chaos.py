@@ -62,6 +62,6 @@ def test_calls_survive_any_mischief(seed: int, seconds: float) -> None:
                     if rng.random() < 0.05:
                         job.cancel()
                         continue
-                    assert job.result(timeout_s=30.0).tobytes() == expected[rows].tobytes()
+                    assert job.result(timeout_s=120.0).tobytes() == expected[rows].tobytes()
                     answered += 1
         assert answered > 6

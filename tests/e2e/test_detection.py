@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from support.commands import daemon, environment
 from support.fault_proxy import DOWN, FaultProxy
-from support.faults import WIDTH, EventTap, settled, tower, weights
+from support.faults import HANGS_S, WIDTH, EventTap, settled, tower, weights
 
 from mesh import Mesh, errors
 
@@ -63,7 +63,7 @@ def follow(tap: EventTap, victim: str, struck_s: float) -> Noticed:
         return event["node"] == victim and event["kind"] in OUTCOMES
 
     while not told or told[-1][0] != "dead":
-        found = tap.wait(last, 30.0)
+        found = tap.wait(last, HANGS_S)
         assert found is not None, f"{victim} was never found dead; told so far: {told}"
         at_s, event = found
         told.append((event["kind"], at_s - struck_s, event["text"]))
@@ -129,7 +129,7 @@ def test_the_error_of_a_silent_worker_names_the_time_out_its_flag_and_when_it_wa
         os.kill(worker.pid, signal.SIGSTOP)
         job = mesh.submit(tower, weights(0), np.ones((4, WIDTH), np.float32))
         with pytest.raises(errors.NodeLost) as caught:
-            job.result(timeout_s=30.0)
+            job.result(timeout_s=HANGS_S)
     told = str(caught.value)
     assert worker.name in told and re.search(r"last seen 0\.\d\d s before", told)
     assert "the node time-out is 0.9 s" in told and "--node-timeout 1.8" in told and "node_timeout(1.8)" in told
@@ -157,12 +157,12 @@ def test_a_worker_that_only_the_coordinator_does_not_hear_loses_its_work_once(tm
         proxy.change(DOWN, stalled=True)
         job = mesh.submit(tower, held, x, strategy="pipeline")
         noticed = follow(tap, "a", time.monotonic())
-        np.testing.assert_array_equal(job.result(timeout_s=30.0), expected)
+        np.testing.assert_array_equal(job.result(timeout_s=HANGS_S), expected)
         assert "a" not in job.report().workers and job.report().generation > before.generation
         assert noticed.kinds.count("dead") == 1 and sum("reached it in" in text for _, _, text in noticed.told) == 2
         assert noticed.text("dead").endswith("though 2 peers reached it")
         proxy.change(DOWN, stalled=False)
-        assert tap.wait(lambda event: event["node"] == "a" and event["kind"] == "healthy", 30.0)
+        assert tap.wait(lambda event: event["node"] == "a" and event["kind"] == "healthy", HANGS_S)
         np.testing.assert_array_equal(mesh.run(tower, held, x, strategy="pipeline"), expected)
 
 

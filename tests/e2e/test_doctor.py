@@ -61,6 +61,10 @@ def results(said: dict[str, Any]) -> dict[str, str]:
     return {row["check"]: row["result"] for row in said["checks"]}
 
 
+def names(said: dict[str, Any]) -> set[str]:
+    return {finding["name"] for finding in said["findings"]}
+
+
 def problems(said: dict[str, Any]) -> list[str]:
     return [finding["name"] for finding in said["findings"] if finding["level"] == "problem"]
 
@@ -69,9 +73,8 @@ def test_all_is_well(patient: Patient) -> None:
     """Warnings depend on the machine that runs the tests; what the mesh itself is made of, does not."""
     code, said = examined(patient.env)
     assert (code, said["ok"], problems(said)) == (exit_codes.OK, True, [])
-    assert {results(said)[check] for check in ("coordinator", "ports", "workers", "pairs", "clock", "versions")} == {
-        "ok"
-    }
+    assert {results(said)[check] for check in ("coordinator", "ports", "workers", "clock", "versions")} == {"ok"}
+    assert results(said)["pairs"] == ("warning" if "slow-pair" in names(said) else "ok"), "of a busy machine"
     facts = said["facts"]
     assert facts["coordinator"]["address"] == patient.coordinator.address
     assert abs(facts["coordinator"]["clock_ahead_s"]) < 30

@@ -17,7 +17,7 @@ from wire.errors import MeshError
 from wire.messages import BlobStream, TailLog
 from wire.transport import Endpoint
 
-ENDS_S = 20.0  # real seconds; what a node waits for at most before a link stands is far less
+ENDS_S = 120.0  # real seconds; what a node waits for at most before a link stands is far less
 CONTENT = bytes(range(256)) * 1200  # in several frames
 
 

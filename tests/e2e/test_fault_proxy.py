@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.fault_proxy import DOWN, UP, FaultProxy, resets
 
-WAIT_S = 10.0
+WAIT_S = 120.0
 DATA = random.Random(5).randbytes(300_000)
 
 

@@ -35,6 +35,7 @@ from wire.tokens import Token
 from wire.transport import Endpoint
 
 HOST = "127.0.0.1"
+HANGS_S = 120.0
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Coordinator:
         return [f"{each['event']} {each.get('reason', '')}".strip() for each in read_events(self.folder, 1000)]
 
     async def until_audited(self, event: str) -> None:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(HANGS_S):
             while event not in self.audit():
                 await asyncio.sleep(0.02)
 
@@ -152,7 +153,7 @@ async def test_a_token_of_another_mesh_is_noticed_before_anything_is_sent_and_bo
     for _ in range(3):
         with pytest.raises(NotTrusted, match="not the coordinator that made this token"):
             await join(HOST, there.port, other.create_token(), new_key(), "worker", "desk")
-        await until(lambda: not there.open._greeted, 10.0)
+        await until(lambda: not there.open._greeted, HANGS_S)
     await there.until_audited(f"turned away {NOT_ASKED}")
     assert there.audit() == ["coordinator certified", f"turned away {NOT_ASKED}"], "once, however often it tries"
 
@@ -280,7 +281,7 @@ async def call(there: Coordinator, context: ssl.SSLContext, said: bytes) -> byte
 )
 async def test_strangers_get_no_answer_and_one_record(there: Coordinator, said: bytes) -> None:
     assert await call(there, unverified_context(), said) == b""
-    await until(lambda: len(there.audit()) == 2, 10.0)
+    await until(lambda: len(there.audit()) == 2, HANGS_S)
     assert there.audit()[1].startswith("turned away ")
 
 
@@ -329,7 +330,7 @@ async def test_a_silent_caller_is_dropped_in_3_s_and_one_that_shook_hands_in_5(t
                 pass
         writer.close()
 
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(HANGS_S):
         await asyncio.gather(silent(None), silent(unverified_context()))
     await there.until_audited("turned away it said nothing for 3 s")
     await there.until_audited("turned away a call took more than 5 s")
@@ -338,7 +339,7 @@ async def test_a_silent_caller_is_dropped_in_3_s_and_one_that_shook_hands_in_5(t
 async def test_the_port_closes_with_callers_on_it(tmp_path: Path) -> None:
     async with coordinator(tmp_path) as there:
         readers = [(await asyncio.open_connection(HOST, there.port))[0] for _ in range(5)]
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(HANGS_S):
         for reader in readers:
             with contextlib.suppress(OSError):
                 assert await reader.read() == b""
@@ -480,7 +481,7 @@ async def test_a_running_member_that_slept_too_long_renews_as_it_wakes(
     assert node.member.ends_s < time.time(), "no coordinator is known"
     membership.met([f"{HOST}:{there.port - PORT_OFFSET}"])
     membership.woke()
-    await until(lambda: node.member.ends_s > time.time(), 10.0)
+    await until(lambda: node.member.ends_s > time.time(), HANGS_S)
     keeping.cancel()
 
 
@@ -496,7 +497,7 @@ async def test_a_running_member_renews_as_soon_as_it_hears(there: Coordinator, t
     endpoint = Endpoint(identity_here("worker", MESH, "desk", None, node.node_id), Recorder(), credentials=node)
     membership.trust(endpoint, trust.data, trust.authority, (trust.former.certificate, trust.former.revocations))
     assert node.outdated
-    await until(lambda: not node.outdated, 10.0)
+    await until(lambda: not node.outdated, HANGS_S)
     keeping.cancel()
     await endpoint.close()
 
@@ -608,7 +609,7 @@ async def test_a_revocation_holds_for_the_next_handshake_and_leaves_others_alone
         )
         assert await service.ask(bad.client_context(), name) == b"heard"
         await asyncio.to_thread(there.authority.revoke_node, "bad")
-        await until(lambda: one.revocations.includes(bad.node_id), 10.0)
+        await until(lambda: one.revocations.includes(bad.node_id), HANGS_S)
         assert await service.ask(bad.client_context(), name) == b""
         writer.write(b"still here")
         assert await reader.read(5) == b"heard"

@@ -14,7 +14,7 @@ from support.namespaces import Host, Lan, needs_namespaces, needs_rate_limit
 pytestmark = needs_namespaces
 HEALTHY, DEAD = "healthy", "dead"
 BOTH = {"desk": HEALTHY, "attic": HEALTHY}
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)

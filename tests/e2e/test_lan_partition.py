@@ -23,7 +23,7 @@ pytestmark = needs_namespaces
 HEALTHY, SUSPECT, DEAD = "healthy", "suspect", "dead"
 BOTH = {"desk": HEALTHY, "attic": HEALTHY}
 SUSPECT_S_MAX, DEAD_S_MAX = 0.6, 1.5  # of the lan preset
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def announced(lan: Lan) -> Iterator[tuple[MdnsNode, MdnsNode]]:
     yield says, looks
 
 
-def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
+def until(holds: Callable[[], bool], within_s: float = 120.0) -> None:
     deadline_s = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline_s, "it never came true"

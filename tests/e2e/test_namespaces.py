@@ -69,7 +69,7 @@ class Listener:
         os.set_blocking(self.process.stdout.fileno(), False)
         assert self.next() == "ready"
 
-    def next(self, within_s: float = 10.0) -> str | None:
+    def next(self, within_s: float = 120.0) -> str | None:
         """The next line, or None if none comes."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
@@ -110,7 +110,7 @@ def test_an_unplugged_host_has_no_link_until_it_is_plugged_in(lan: Lan) -> None:
     assert "NO-CARRIER" in second.run("ip", "link", "show", DEVICE).stdout
     say(first, second.address, "lost")
     second.plug()
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 120
     while heard.next(0.2) != "back":
         assert time.monotonic() < deadline_s
         say(first, second.address, "back")
@@ -138,7 +138,7 @@ def test_a_host_that_is_cut_off_sees_its_link_and_nobody_else(lan: Lan) -> None:
     say(second, first.address, "lost, too")
     assert there.next(0.3) is None and here.next(0.1) is None
     second.rejoin()
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 120
     while there.next(0.2) != "back":
         assert time.monotonic() < deadline_s
         say(first, second.address, "back")
@@ -191,11 +191,14 @@ def test_nothing_is_left_behind_even_by_a_test_that_fails() -> None:
 
 
 def test_what_a_killed_process_left_goes_when_the_next_begins() -> None:
-    code = "from support.namespaces import Lan; import os; lan = Lan(1).__enter__(); print(lan.switch); os.abort()"
+    code = "from support.namespaces import Lan; import sys; print(Lan(1).__enter__().switch); sys.stdin.read()"
     environment = {**os.environ, "PYTHONPATH": str(SUPPORT), "PYTHONUNBUFFERED": "1"}
-    killed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    switch = killed.stdout.strip()
-    listed = ["ip", "netns", "list"]
-    assert switch in subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+    words, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(words, env=environment, stdin=pipe, stdout=pipe, text=True) as killed:
+        assert killed.stdout is not None
+        switch = killed.stdout.readline().strip()
+        listed = ["ip", "netns", "list"]
+        assert switch in subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+        killed.kill()  # from here on any test beside this one may be the next
     with Lan(1):
         assert switch not in subprocess.run(listed, capture_output=True, text=True, check=True).stdout

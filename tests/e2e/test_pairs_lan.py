@@ -25,7 +25,7 @@ def pairs(mesh: LanMesh) -> dict[Pair, dict[str, Any]]:
     return {(row["source"], row["target"]): row for row in mesh.coord("nodes", "-v")["pairs"]}
 
 
-def known(mesh: LanMesh, within_s: float = 40.0) -> dict[Pair, dict[str, Any]]:
+def known(mesh: LanMesh, within_s: float = 120.0) -> dict[Pair, dict[str, Any]]:
     """The same once every pair is known."""
     wanted = {(source, target) for source in NODES for target in NODES if source != target}
     found: dict[Pair, dict[str, Any]] = {}

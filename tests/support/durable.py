@@ -32,7 +32,7 @@ MESH = "durable"
 WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
 SMALL, LARGE = (4, 8), (64, 64)  # the second does not fit into an entry: its values are files
 CHECKED_MAX = 600  # of the jobs that were promised, so many are asked for at the end: older ones may be forgotten
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 CLIENTS = 3
 TOLD_EVERY = 100
 
@@ -206,7 +206,7 @@ async def killed_often(folder: Path, steps: Iterable[int], seed: int = 1) -> Pro
     return promises
 
 
-async def attached(folder: Path, port: int, count: int, within_s: float = 30.0) -> float:
+async def attached(folder: Path, port: int, count: int, within_s: float = 120.0) -> float:
     """Seconds from now until a coordinator on the port has so many healthy workers."""
     began_s = time.monotonic()
     while time.monotonic() - began_s < within_s:

@@ -12,7 +12,7 @@ from typing import Any
 
 MISSING = "" if find_spec("jeepney") and shutil.which("dbus-daemon") else "needs jeepney and dbus-daemon"
 NAME, PATH, MANAGER = "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"
-ANSWER_S = 10.0
+ANSWER_S = 120.0
 
 
 class FakeLogind:

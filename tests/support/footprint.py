@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(__file__).with_name("asked")
-TELL_S = 20.0
+TELL_S = 120.0
 MEMORY_FOLDER = Path("/dev/shm")
 
 

@@ -22,7 +22,7 @@ from support.lan_mesh import LanMesh
 from mesh import Mesh, errors
 
 WIDTH, DEPTH, ROWS = 256, 6, 128
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)

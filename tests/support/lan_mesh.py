@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.commands import READY_S, command, environment
+from support.commands import COMES_TRUE_S, READY_S, command, environment
 from support.namespaces import Host
 
 from coordinator.audit import read_events, verify
@@ -98,7 +98,7 @@ class LanMesh:
         return Told(process, said)
 
 
-def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
+def until(holds: Callable[[], bool], within_s: float = COMES_TRUE_S) -> None:
     deadline_s = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline_s, "it never came true"

@@ -56,7 +56,7 @@ class LanNode:
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
 
-    def answer(self, command: str, within_s: float = 30.0) -> Any:
+    def answer(self, command: str, within_s: float = 120.0) -> Any:
         """What became of a command that was told."""
         deadline_s = time.monotonic() + within_s
         while True:
@@ -66,7 +66,7 @@ class LanNode:
                     return found["is"]
             self._early.append(self._answers.get(timeout=max(0.01, deadline_s - time.monotonic())))
 
-    def ask(self, command: str, within_s: float = 30.0) -> Any:
+    def ask(self, command: str, within_s: float = 120.0) -> Any:
         self.tell(command)
         return self.answer(command, within_s)
 

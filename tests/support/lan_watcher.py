@@ -34,7 +34,7 @@ class LanWatcher:
             mesh.host.start(*words, env=env, stdin=subprocess.DEVNULL, stdout=out)
         until(lambda: bool(self._changes()))
 
-    def first(self, name: str, state: str, after_s: float, within_s: float = 30.0) -> float:
+    def first(self, name: str, state: str, after_s: float, within_s: float = 120.0) -> float:
         """When the worker got into this state first after a time, waited for."""
         until(lambda: self._first(name, state, after_s) is not None, within_s)
         found = self._first(name, state, after_s)

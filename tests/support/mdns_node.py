@@ -23,7 +23,7 @@ from wire.adverts import Candidate
 from wire.discovery import Announcer, Browser
 from wire.identity import identity_here
 
-WITHIN_S = 20.0
+WITHIN_S = 120.0
 
 
 class MdnsNode:

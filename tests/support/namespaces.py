@@ -31,7 +31,7 @@ import pytest
 DEVICE = "eth0"  # as every host calls its only cable
 NETWORK = "10.77.0"
 NOBODY = "02:00:00:00:00:01"  # a hardware address that no host has
-WITHIN_S = 20.0
+WITHIN_S = 120.0  # a hang, and not a busy machine
 _serial = itertools.count()
 
 
@@ -178,7 +178,8 @@ def _remove_leftovers() -> None:
     for namespace in _namespaces():
         found = re.match(r"gmtest-(\d+)-", namespace)
         if found and not os.path.exists(f"/proc/{found[1]}"):
-            _remove(namespace)
+            with contextlib.suppress(OSError):  # another process removes it at this moment
+                _remove(namespace)
 
 
 # -- what this machine can do
