@@ -208,8 +208,9 @@ def hypot(x1: Operand, x2: Operand) -> Array:
 def logaddexp(x1: Operand, x2: Operand) -> Array:
     """log(exp(x1) + exp(x2)) without overflow."""
     left, right = floats(x1, x2)
-    apart = apply("neg", apply("abs", subtract(left, right)))
-    return add(maximum(left, right), where(equal(left, right), math.log(2), log1p(exp(apart))))
+    same = equal(left, right)
+    apart = apply("abs", where(same, 0, subtract(left, where(same, 0, right))))  # two infinities have no difference
+    return add(maximum(left, right), log1p(exp(apply("neg", apart))))
 
 
 def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Array:
@@ -327,37 +328,37 @@ def atan2(x1: Operand, x2: Operand) -> Array:
 def sinh(x: Operand) -> Array:
     """Hyperbolic sine."""
     (array,) = floats(x)
-    magnitude = apply("abs", array)
-    tail = expm1(magnitude)
+    small, below, above = _parted(_folded(array), 10)
+    tail = expm1(below)
     near = multiply(add(tail, divide(tail, add(tail, 1))), 0.5)
-    return copysign(where(less(magnitude, 10), near, _half_exp(magnitude)), array)
+    return copysign(where(small, near, _half_exp(above)), array)
 
 
 def cosh(x: Operand) -> Array:
     """Hyperbolic cosine."""
     (array,) = floats(x)
-    magnitude = apply("abs", array)
-    grown = exp(magnitude)
+    small, below, above = _parted(_folded(array), 10)
+    grown = exp(below)
     near = multiply(add(grown, apply("recip", grown)), 0.5)
-    return where(less(magnitude, 10), near, _half_exp(magnitude))
+    return where(small, near, _half_exp(above))
 
 
 def asinh(x: Operand) -> Array:
     """The number whose hyperbolic sine is x."""
     (array,) = floats(x)
-    magnitude = apply("abs", array)
-    squared = square(magnitude)
-    near = log1p(add(magnitude, divide(squared, add(sqrt(add(squared, 1)), 1))))
-    return copysign(where(less(magnitude, _square_bound(array)), near, _log_twice(magnitude)), array)
+    small, below, above = _parted(_folded(array), _square_bound(array))
+    squared = square(below)
+    near = log1p(add(below, divide(squared, add(sqrt(add(squared, 1)), 1))))
+    return copysign(where(small, near, _log_twice(above)), array)
 
 
 def acosh(x: Operand) -> Array:
     """The number not below 0 whose hyperbolic cosine is x; NaN below 1."""
     (array,) = floats(x)
-    above = subtract(array, 1)
-    near = log1p(add(above, sqrt(multiply(above, add(above, 2)))))
-    result = where(less(array, _square_bound(array)), near, _log_twice(array))
-    return where(less(array, 1), math.nan, result)
+    small, below, above = _parted(array, _square_bound(array))
+    beyond = subtract(below, 1)
+    near = log1p(add(beyond, sqrt(multiply(beyond, add(beyond, 2)))))
+    return where(less(array, 1), math.nan, where(small, near, _log_twice(above)))
 
 
 def atanh(x: Operand) -> Array:
@@ -393,6 +394,20 @@ def _zeros(array: Array) -> Array:
 
 def _everywhere(array: Array, value: bool) -> Array:
     return apply("broadcast", scalar(value, BOOL), shape=array.type.shape)
+
+
+def _folded(array: Array) -> Array:
+    """The magnitude with slope 1 at 0, where that of abs is 0: an odd or even function of it keeps its derivatives."""
+    return where(less(array, 0), apply("neg", array), array)
+
+
+def _parted(array: Array, bound: float) -> tuple[Array, Array, Array]:
+    """Where `array` is below `bound`; and the array twice, with `bound` for what is not, and for what is.
+
+    A formula for one side stays finite on the other, so that its derivative there times 0 is 0.
+    """
+    small = less(array, bound)
+    return small, where(small, array, bound), where(small, bound, array)
 
 
 def _half_exp(magnitude: Array) -> Array:
