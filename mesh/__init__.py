@@ -13,7 +13,7 @@ from . import neighbours  # first: it explains why one of the imports below woul
 # isort: split
 from wire.graph import WireGraph
 
-from . import errors, nn, numpy, tree
+from . import errors, nn, numpy, optim, tree
 from .aio import AsyncMesh
 from .array import Array
 from .client import Mesh
@@ -61,6 +61,7 @@ __all__ = [
     "neighbours",
     "nn",
     "numpy",
+    "optim",
     "random",
     "realise",
     "remat",

@@ -1,0 +1,88 @@
+"""What an optimiser is, and how several make one.
+
+`init(params)` is the first state; `update(gradients, state, params)` gives what to add to the params, and the next
+state.  Both are pure, and every state is a pytree of arrays, so a step can be traced and its state put on a mesh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from wire.dtypes import BF16, F16, F32
+from wire.errors import InputError
+
+from .. import numpy as mnp
+from .. import tree
+from ..array import Array, Operand
+from ..numpy.promotion import asarray, cast
+
+
+class Optimiser(NamedTuple):
+    """A pair of pure functions."""
+
+    init: Callable[[Any], Any]
+    update: Callable[..., tuple[Any, Any]]
+
+
+def chain(*parts: Optimiser) -> Optimiser:
+    """One optimiser that hands what each part gives to the next; its state is the tuple of theirs."""
+
+    def init(params: Any) -> Any:
+        return tuple([part.init(params) for part in parts])
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        states = []
+        for part, own in zip(parts, state, strict=True):
+            gradients, after = part.update(gradients, own, params)
+            states.append(after)
+        return gradients, tuple(states)
+
+    return Optimiser(init, update)
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """The params with what an optimiser gave added, in their own dtypes."""
+    return tree.map(_moved, params, updates)
+
+
+def global_norm(values: Any) -> Array:
+    """The root of the sum of all squares of all leaves, as float32 at least."""
+    squares = [mnp.sum(mnp.square(wide(leaf))) for leaf in tree.leaves(values)]
+    return mnp.sqrt(sum(squares[1:], squares[0])) if squares else mnp.asarray(0.0)
+
+
+def stateless(change: Callable[[Any, Any], Any]) -> Optimiser:
+    """The optimiser whose update is `change(gradients, params)`."""
+    return Optimiser(lambda params: (), lambda gradients, state, params=None: (change(gradients, params), state))
+
+
+def wide(value: Operand) -> Array:
+    """An Array of at least float32: moments and norms of narrow numbers are made in it."""
+    array = asarray(value)
+    return cast(array, F32) if array.type.dtype in (F16, BF16) else array
+
+
+def zeros_for(params: Any) -> Any:
+    """A moment of 0 for each param."""
+    return tree.map(lambda leaf: mnp.zeros_like(wide(leaf)), params)
+
+
+def weight_of(decay: float, steps: Array) -> Array:
+    """1 - decay^steps: how much a running mean that began with 0 weighs; exact where the power is nearly 1."""
+    if decay == 0:
+        return mnp.asarray(1.0)
+    return -mnp.expm1(mnp.astype(steps, "float32") * math.log(decay))
+
+
+def needed(params: Any, asker: str) -> Any:
+    """The params; InputError if they were not given."""
+    if params is None:
+        raise InputError(f"{asker} needs the params", next_step="Call update(gradients, state, params)")
+    return params
+
+
+def _moved(param: Operand, update: Operand) -> Array:
+    own = asarray(param)
+    return cast(wide(own) + update, own.type.dtype)

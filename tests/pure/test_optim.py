@@ -1,0 +1,117 @@
+"""mesh.optim against where torch.optim and optax went, step by step (tests/golden), and what they do not have."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.optim_cases import CASES, SCHEDULES, STEPS, OptimCase, first_params, pull, row
+
+import mesh
+import mesh.numpy as mnp
+from mesh import optim, tree
+from mesh.errors import InputError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RECORDED = {name: np.load(GOLDEN / f"{name}_steps.npz") for name in ("torch", "optax")}
+CLIPS = {"norm": optim.clip_by_global_norm, "value": optim.clip_by_value}
+
+
+def optimiser_of(case: OptimCase) -> optim.Optimiser:
+    made = getattr(optim, case.optimiser)(**case.options)
+    return optim.chain(CLIPS[case.clip[0]](case.clip[1]), made) if case.clip else made
+
+
+def stepped(optimiser: optim.Optimiser, params: Any, state: Any, noise: Any) -> tuple[Any, Any]:
+    gradients = tree.map(lambda noise, param: noise + mnp.sin(param), noise, params)
+    updates, state = optimiser.update(gradients, state, params)
+    return optim.apply_updates(params, updates), state
+
+
+def seen(values: Any) -> Any:
+    return tree.map(np.asarray, values)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+def test_every_step_is_theirs(case: OptimCase) -> None:
+    optimiser, params, rows = optimiser_of(case), first_params(), []
+    state = optimiser.init(params)
+    for step in range(STEPS):
+        params, state = seen(stepped(optimiser, params, state, pull(step)))
+        rows.append(row(params))
+    for oracle in case.oracles:
+        np.testing.assert_allclose(np.stack(rows), RECORDED[oracle][case.label], rtol=3e-5, atol=3e-6, err_msg=oracle)
+
+
+@pytest.mark.parametrize("place", range(len(SCHEDULES)))
+def test_schedules_are_theirs(place: int) -> None:
+    name, options = SCHEDULES[place]
+    schedule, wanted = getattr(optim, name)(**options), RECORDED["optax"][f"schedule-{place}"]
+    found = [float(schedule(count)) for count in range(STEPS)]
+    np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-7)
+    traced = mesh.evaluate(schedule, np.int32(7))
+    np.testing.assert_allclose(traced, wanted[7], rtol=2e-6, atol=1e-7)
+
+
+def test_a_step_is_one_graph_that_does_not_change() -> None:
+    optimiser = optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(optim.warmup_cosine(0.1, 3, 10)))
+    params = first_params()
+    state = seen(optimiser.init(params))
+    hashes, expected, expected_state = set(), params, state
+    for step in range(3):
+        noise = pull(step)
+        hashes.add(mesh.trace(lambda *given: stepped(optimiser, *given), params, state, noise).hash)
+        params, state = mesh.evaluate(lambda *given: stepped(optimiser, *given), params, state, noise)
+        expected, expected_state = seen(stepped(optimiser, expected, expected_state, noise))
+        np.testing.assert_allclose(row(params), row(expected), rtol=1e-6)
+    assert len(hashes) == 1
+
+
+def test_decay_of_matrices_only() -> None:
+    matrices = optim.sgd(1.0, weight_decay=0.5, mask=lambda params: tree.map(lambda leaf: leaf.ndim > 1, params))
+    named = optim.sgd(1.0, weight_decay=0.5, mask={"w": True, "b": False})
+    params = first_params()
+    still = tree.map(np.zeros_like, params)
+    for optimiser in (matrices, named):
+        updates, _ = optimiser.update(still, optimiser.init(params), params)
+        assert np.array_equal(np.asarray(updates["w"]), -0.5 * params["w"])
+        assert not np.asarray(updates["b"]).any()
+    with pytest.raises(InputError, match="needs the params"):
+        matrices.update(still, matrices.init(params))
+
+
+def test_narrow_params_have_wide_moments_and_stay_narrow() -> None:
+    params = tree.map(lambda leaf: leaf.astype(np.float16), first_params())
+    optimiser = optim.adam(0.1)
+    state = optimiser.init(params)
+    assert all(leaf.dtype != np.float16 for leaf in tree.leaves(state))
+    updates, _ = optimiser.update(params, state, params)
+    moved = optim.apply_updates(params, updates)
+    assert all(leaf.dtype == np.float16 for leaf in tree.leaves(moved))
+    step = np.asarray(moved["w"]).astype(np.float64) - params["w"]
+    np.testing.assert_allclose(step, -0.1 * np.sign(params["w"].astype(np.float64)), atol=2e-3)
+
+
+def test_clipping_leaves_small_gradients_alone_and_zero_is_no_trouble() -> None:
+    gradients = {"w": np.full((2, 2), 0.1, np.float32)}
+    clip = optim.clip_by_global_norm(1.0)
+    assert np.array_equal(np.asarray(clip.update(gradients, ())[0]["w"]), gradients["w"])
+    still = tree.map(np.zeros_like, gradients)
+    assert not np.asarray(clip.update(still, ())[0]["w"]).any()
+    assert float(optim.global_norm({"a": np.array([3.0], np.float16), "b": [np.array([[4.0]], np.float32)]})) == 5.0
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_ema_is_the_weighted_mean(debias: bool) -> None:
+    average = optim.ema(0.9, debias=debias)
+    state, values = average.init(np.zeros(2, np.float32)), np.random.default_rng(0).standard_normal((6, 2))
+    for value in values.astype(np.float32):
+        mean, state = average.update(value, state)
+    weights = 0.1 * 0.9 ** np.arange(5, -1, -1)
+    expected = weights @ values / (weights.sum() if debias else 1)
+    np.testing.assert_allclose(np.asarray(mean), expected, rtol=1e-5)
+
+
+def test_schedules_that_do_not_join_are_refused() -> None:
+    with pytest.raises(InputError, match="boundaries"):
+        optim.piecewise([1.0, 0.5], [3, 5])
