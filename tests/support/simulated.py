@@ -18,7 +18,9 @@ from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop
 from wire.codec import hash_array
+from wire.dtypes import F32
 from wire.errors import MeshError, NodeLost, PoisonTask
+from wire.graph import GraphBuilder
 from wire.memory_transport import Conditions
 from worker.cpu import evaluate
 
@@ -80,7 +82,21 @@ class Job:
 
     @staticmethod
     def of(seed: int, strategy: str) -> Job:
-        made = random_graph(seed, 6, 24)
+        """One that follows from the seed, and from which ops there are."""
+        return Job._of(random_graph(seed, 6, 24), strategy)
+
+    @staticmethod
+    def chain(strategy: str) -> Job:
+        """Every node needs the one before, so that wherever it is cut something is sent."""
+        builder = GraphBuilder()
+        y = builder.input("x", (16, 16), F32)
+        for _ in range(12):
+            y = builder.add("tanh", y)
+        x = np.linspace(-1, 1, 256, dtype=np.float32).reshape(16, 16)
+        return Job._of(RandomGraph(builder.build([y]), {"x": x}, {}), strategy)
+
+    @staticmethod
+    def _of(made: RandomGraph, strategy: str) -> Job:
         bindings = {
             node.attrs["name"]: (hash_array(array), kind)
             for index in made.graph.params
