@@ -97,7 +97,8 @@ class Evaluation:
             try:
                 outputs = self._node(node, inputs, scope)
             except MeshError as error:
-                error.op = error.op or f"{node.op} {node.label}"
+                if not error.op.startswith("ONNX "):  # an outer node: the inner one is nearer to the cause
+                    error.op = f"ONNX {node.op} {node.label!r}"
                 raise
             for name, output in zip(node.outputs, outputs, strict=False):
                 if name and output is not None:
