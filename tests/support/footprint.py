@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import signal
 import threading
@@ -21,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(__file__).with_name("asked")
 TELL_S = 120.0
+AGAIN_S = 5.0  # Python notes a signal that comes just before a system call only after it
 MEMORY_FOLDER = Path("/dev/shm")
 
 
@@ -88,13 +90,14 @@ class Asked:
     def tell(self, pid: int) -> Told:
         answer = self.folder / f"{pid}.json"
         answer.unlink(missing_ok=True)
-        if pid == os.getpid():  # its main thread has to notice, and it may be in a system call
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
-        else:
-            os.kill(pid, signal.SIGUSR2)
         deadline_s = time.monotonic() + TELL_S
+        asked_s = -math.inf
         while not answer.exists():
-            assert time.monotonic() < deadline_s, f"process {pid} says nothing"
+            now_s = time.monotonic()
+            assert now_s < deadline_s, f"process {pid} says nothing"
+            if now_s > asked_s + AGAIN_S:
+                _signal(pid)
+                asked_s = now_s
             time.sleep(0.01)
         said: dict[str, Any] = json.loads(answer.read_text())
         return Told(**said)
@@ -116,6 +119,13 @@ def asking(folder: Path, trace: int = 0) -> Iterator[Asked]:
         signal.signal(signal.SIGUSR2, handler)
         for name, value in were.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _signal(pid: int) -> None:
+    if pid == os.getpid():  # its main thread has to notice, and it may be in a system call
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
+    else:
+        os.kill(pid, signal.SIGUSR2)
 
 
 def _load_here() -> None:
