@@ -92,7 +92,10 @@ def searchsorted(x1: Operand, x2: Operand, side: str = "left", sorter: Operand |
 
 def nonzero(x: Operand) -> tuple[Array, ...]:
     """The indices of the elements that are not 0, one int32 array per axis.  x must have a value: not while tracing."""
-    return tuple([asarray(found.astype(np.int32)) for found in np.nonzero(concrete(asarray(x), "nonzero"))])
+    array = asarray(x)
+    if not array.ndim:
+        raise ShapeError("nonzero needs an array of one dimension or more, got shape ()")
+    return tuple([asarray(found.astype(np.int32)) for found in np.nonzero(concrete(array, "nonzero"))])
 
 
 # -- basic indexing ---------------------------------------------------------------------------------------

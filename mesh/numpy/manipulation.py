@@ -229,7 +229,7 @@ def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Array:
     if axis is None:
         array, axis = ravel(array), 0
     place = normal_axis(axis, array.ndim)
-    if isinstance(repeats, int):
+    if isinstance(repeats, int) and repeats >= 0:
         before, after = array.shape[:place], array.shape[place:]
         rows = reshape(array, (math.prod((*before, *after[:1])), 1, math.prod(after[1:])))
         copies = broadcast_to(rows, (rows.shape[0], repeats, rows.shape[2]))

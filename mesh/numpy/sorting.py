@@ -19,7 +19,7 @@ from wire.errors import InputError, ShapeError
 from ..array import Array, Operand, apply
 from . import elementwise, indexing, manipulation
 from .promotion import asarray, cast, concrete, floats
-from .reductions import Axis, normal_axes, normal_axis
+from .reductions import Axis, mean, normal_axes, normal_axis
 
 
 def sort(x: Operand, axis: int | None = -1, *, descending: bool = False, stable: bool = True) -> Array:
@@ -68,7 +68,10 @@ def topk(x: Operand, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
 
 def median(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The middle element, or the mean of the two middle ones; NaN if any is NaN."""
-    return quantile(x, 0.5, axis, keepdims=keepdims)
+    (array,) = floats(x)
+    if 0 in [array.shape[place] for place in normal_axes(axis, array.ndim)]:
+        return mean(array, axis, keepdims=keepdims)  # of nothing: NaN, as numpy has it
+    return quantile(array, 0.5, axis, keepdims=keepdims)
 
 
 def percentile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False) -> Array:
