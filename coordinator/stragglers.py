@@ -6,8 +6,10 @@ devices, nor from a cost model that errs, nor from another cut.  A new plan brin
 know, at the pace that the device is known to have.
 
 A few runs in a row must agree, and by more than this device's runs ever differ; what is slow stays so until it is well
-again, and its figure changes only where it is far off.  Pure.  It does not know what follows
-from a verdict (`moving.py`), nor of a device that was never well: that one is as slow as its measurement says or not.
+again, and its figure changes only where it is far off.  One that became twice as quick counts as well, too: what it
+computes by then was got to know while it was slow, at a pace that need not have been right, and only its work of before
+can tell how well it is.  Pure.  It does not know what follows from a verdict (`moving.py`), nor of a device that was
+never well: that one is as slow as its measurement says or not.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class Stragglers:
     def __init__(self) -> None:
         self._sites: dict[Site, _Site] = {}
         self._runs: OrderedDict[Key, list[float]] = OrderedDict()  # an empty deque takes 0.6 KiB
+        self._guessed: set[Key] = set()  # those of which were got to know while the device was slow
         self.verdicts = 0  # how often one changed
 
     # -- what is known
@@ -122,6 +125,7 @@ class Stragglers:
             del self._sites[site]
         for key in [key for key in self._runs if key[0][0] == node]:
             del self._runs[key]
+            self._guessed.discard(key)
 
     # -- judging
 
@@ -137,6 +141,7 @@ class Stragglers:
                 known.append(seconds[part])
             elif len(known) < KNOWN_MIN:
                 known.append(seconds[part] / site.slowness)
+                self._guessed.add((at, plan.parts[part].graph.hash, load))
             del known[:-WINDOW]
         predicted_s = sum(plan.parts[part].seconds / plan.parts[part].slower for part in seconds)
         if predicted_s > 0 and site.slowness == 1.0 and well:
@@ -154,8 +159,8 @@ class Stragglers:
         if len(site.ratios) >= SEEN_MIN:
             well = sustained < (bound if was_well else WELL)
             slowness = _rounded(sustained + (sustained - 1) * min(BASE_S / good_s, 0.5))
-            off = max(slowness / site.slowness, site.slowness / slowness) > OFF
-            if well or was_well or off:
+            well = well or site.slowness / slowness > OFF
+            if well or was_well or slowness / site.slowness > OFF:
                 self._set(at, 1.0 if well or slowness < SLOW else min(slowness, SLOWNESS_MAX))
         return ratio < bound
 
@@ -166,8 +171,9 @@ class Stragglers:
         site.slowness = slowness
         site.ratios.clear()
         if slowness == 1.0:
-            for key in [key for key in self._runs if key[0] == at and key[2] == 0]:
-                del self._runs[key]
+            for key in [key for key in self._guessed if key[0] == at]:
+                self._guessed.discard(key)
+                self._runs.pop(key, None)
 
     def _site(self, at: Site) -> _Site:
         return self._sites.setdefault(at, _Site())
@@ -177,7 +183,7 @@ class Stragglers:
         known = self._runs.setdefault(key, [])
         self._runs.move_to_end(key)
         while len(self._runs) > PARTS_MAX:
-            self._runs.popitem(last=False)
+            self._guessed.discard(self._runs.popitem(last=False)[0])
         return known
 
     def _error(self, at: Site) -> float:

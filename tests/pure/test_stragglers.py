@@ -161,3 +161,28 @@ def test_a_node_that_begins_anew_is_nobodys_straggler() -> None:
     run(seen, on(A), *[0.8] * 5)
     seen.forget("a")
     assert seen.slowness(A) == 1 and not run(seen, on(A), *[0.8] * 20)
+
+
+@pytest.mark.parametrize("guessed", [1.3, 0.9, 0.5])
+def test_a_pace_that_was_guessed_wrong_keeps_no_device_from_being_well_again(guessed: float) -> None:
+    """Slow by five, held for thirteen, say; so its new work was got to know as quicker than it ever can be."""
+    seen, new = known(), on(A, 2)
+    run(seen, on(A), *[guessed] * 5)
+    run(seen, new, *[0.25] * 20)
+    assert seen.slowness(A) > 4, "it is slow all the time"
+    run(seen, new, *[0.05] * 5)
+    assert seen.slowness(A) == 1, "five times as quick: it is well"
+    run(seen, on(A), *[0.1] * 20)
+    assert seen.slowness(A) == 1
+    run(seen, on(A), *[0.5] * 3)
+    assert seen.slowness(A) == pytest.approx(4.76, rel=0.01), "and is judged by what is known of it"
+
+
+def test_a_device_that_is_less_slow_than_it_was_is_found_to_be_so_by_its_work_of_before() -> None:
+    seen, new = known(), on(A, 2)
+    run(seen, on(A), *[1.0] * 5)
+    run(seen, new, *[0.5] * 10)
+    run(seen, new, *[0.15] * 5)
+    assert seen.slowness(A) == 1, "a third is taken for well, for now"
+    run(seen, on(A), *[0.3] * 3)
+    assert seen.slowness(A) == pytest.approx(2.83, rel=0.01)
