@@ -14,15 +14,15 @@ from typing import Any
 
 from wire.dtypes import BOOL, I32
 from wire.errors import InputError
-from wire.graph import Node, WireGraph, infer
-from wire.types import Attrs, TensorType
+from wire.graph import WireGraph
+from wire.types import TensorType
 
 from . import numpy as mnp
 from . import tree
 from .array import Array, strong
-from .expression import Expression, Tensor
 from .numpy.promotion import asarray, cast
 from .numpy.promotion import operands as alike
+from .several import several
 from .transforms.flat import as_array
 from .transforms.inner import Inner, captured_by, run
 from .tree import Tree
@@ -117,19 +117,6 @@ def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bo
 def map(f: Function, xs: Any) -> Any:
     """`f(x)` for every row x of `xs`, one after the other, stacked; `mesh.vmap` does them all at once."""
     return scan(lambda carry, x: (carry, f(x)), (), xs)[1]
-
-
-def several(op: str, operands: Sequence[Array], **attrs: Any) -> list[Array]:
-    """Every result of an op that has several, a node for each."""
-    graph: WireGraph = attrs["then" if op == "cond" else "body"]
-    tensors = tuple([array.tensor for array in operands])
-    types = [tensor.type for tensor in tensors]
-    found = []
-    for output in range(len(graph.outputs)):
-        attributes = Attrs({**attrs, "output": output})
-        type = infer(Node(op, (), attributes), types)
-        found.append(Array(Tensor(Expression(op, tensors, attributes), type)))
-    return found
 
 
 # -- inner functions --------------------------------------------------------------------------------------
@@ -257,4 +244,4 @@ def _index_dtype(lower: int, upper: int) -> str:
     return I32.name if lower >= -(1 << 31) and upper < 1 << 31 else "i64"
 
 
-__all__ = ["cond", "fori_loop", "map", "scan", "several", "while_loop"]
+__all__ = ["cond", "fori_loop", "map", "scan", "while_loop"]

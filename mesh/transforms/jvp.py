@@ -20,7 +20,7 @@ from .. import numpy as mnp
 from ..array import Array, apply
 from ..numpy.linalg import Labelled, contract
 from ..numpy.promotion import cast
-from . import convolutions, programs, scattering
+from . import convolutions, loops, programs, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 from .slopes import SLOPES, Slope, choose, zero_like
 from .vjp import dot_labels, is_continuous, missing, spread
@@ -178,4 +178,7 @@ JVPS: dict[str, Row] = {
     "dynamic_slice": _linear("dynamic_slice"),
     "dynamic_update_slice": _linear("dynamic_update_slice", 2),
     "composite": Whole(_composite),
+    "cond": Whole(partial(loops.cond_jvp, forward)),
+    "while": Whole(partial(loops.while_jvp, forward)),
+    "scan": Whole(partial(loops.scan_jvp, forward)),
 }

@@ -17,6 +17,7 @@ To add an op: its row here, and its rows in `jvp.py` and `vmap.py`; `tests/pure/
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from wire.errors import UnknownOp
@@ -28,7 +29,7 @@ from ..array import Array, apply
 from ..expression import Tensor
 from ..numpy.linalg import Labelled, Labels, contract
 from ..numpy.promotion import cast
-from . import convolutions, programs, scattering
+from . import convolutions, loops, programs, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 from .slopes import SLOPES, choose, zero_like
 
@@ -307,4 +308,7 @@ VJPS: dict[str, Row] = {
         None,
     ),
     "composite": Whole(_composite),
+    "cond": Whole(partial(loops.cond_vjp, backward)),
+    "while": Whole(loops.while_vjp),
+    "scan": Whole(partial(loops.scan_vjp, backward)),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from wire.dtypes import BOOL
@@ -22,7 +23,7 @@ from .. import numpy as mnp
 from ..array import Array, apply, literal
 from ..numpy.linalg import Labelled, contract
 from ..numpy.promotion import cast, like
-from . import convolutions, randomness
+from . import convolutions, loops, randomness
 from .inner import Function, Inner, Whole, call_graph, looked_up, rebuilt, run, run_like
 from .scattering import clamped, flattened, index_dtype, inside
 from .vjp import dot_labels, missing
@@ -245,4 +246,7 @@ VMAPS: dict[str, Row] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "composite": Whole(_composite),
+    "cond": Whole(partial(loops.cond_vmap, batch)),
+    "while": Whole(partial(loops.while_vmap, batch)),
+    "scan": Whole(partial(loops.scan_vmap, batch)),
 }

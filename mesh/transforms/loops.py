@@ -1,0 +1,462 @@
+"""Rules of branches and loops: each is a branch or a loop again.
+
+A rule takes the transform of functions that it needs (`backward`, `forward`, `batch`) as its first argument, so the
+tables can name it.
+
+Which carries have a tangent, or a batch, may show in a later turn only: `_settled` adds those that a turn gives to
+those it got until nothing is new, which takes as many turns as there are carries at the most.
+
+The reverse of a scan is a scan from the other end over what the first one kept: `_Reverse` runs the body's backward
+pass once, sees which Tensors of the forward pass it refers to, and has the forward scan give these as further rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from wire.errors import UnknownOp
+from wire.graph import WireGraph
+from wire.types import TensorType
+
+from .. import numpy as mnp
+from ..array import Array, apply
+from ..several import several
+from .inner import Function, Inner, call_graph, captured_by, run
+
+Maybe = Sequence[Array | None]
+Transform = Callable[..., Any]
+
+
+# -- cond -------------------------------------------------------------------------------------------------
+
+
+def cond_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **attrs: WireGraph) -> Any:
+    """A cond of the branches' backward passes, each of which computes its branch again."""
+    asked, *operands = inputs
+    chosen = [place for place, want in enumerate(wanted[1:]) if want and _continuous(operands[place].type)]
+    results = several("cond", inputs, **attrs)
+
+    def pull(cotangents: Maybe) -> list[Array | None]:
+        given = [place for place, each in enumerate(cotangents) if each is not None]
+
+        def of(graph: WireGraph) -> Function:
+            def branch(*arrays: Array) -> list[Array]:
+                own, told = list(arrays[: len(operands)]), dict(zip(given, arrays[len(operands) :], strict=True))
+                _, pull_branch = backward(_of_some(graph, own, chosen), [own[place] for place in chosen])
+                found = pull_branch([told.get(place) for place in range(len(results))])
+                return _filled(found, [own[place] for place in chosen])
+
+            return branch
+
+        told = [each for each in cotangents if each is not None]
+        found = dict(zip(chosen, _cond(asked, [*operands, *told], {n: of(g) for n, g in attrs.items()}), strict=True))
+        return [None, *[found.get(place) for place in range(len(operands))]]
+
+    return results, pull
+
+
+def cond_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, **attrs: WireGraph) -> Any:
+    """A cond of the branches with their tangents."""
+    asked, *operands = inputs
+    moving = [place for place, tangent in enumerate(tangents[1:]) if tangent is not None]
+    floats = [place for place, kind in enumerate(_types(attrs["then"])) if _continuous(kind)]
+
+    def of(graph: WireGraph) -> Function:
+        def branch(*arrays: Array) -> list[Array]:
+            own, told = arrays[: len(operands)], dict(zip(moving, arrays[len(operands) :], strict=True))
+            outputs, found = forward(_of(graph), own, [told.get(place) for place in range(len(operands))])
+            return [*outputs, *_filled([found[place] for place in floats], [outputs[place] for place in floats])]
+
+        return branch
+
+    told = [each for each in tangents[1:] if each is not None]
+    found = _cond(asked, [*operands, *told], {name: of(graph) for name, graph in attrs.items()})
+    count = len(attrs["then"].outputs)
+    moved = dict(zip(floats, found[count:], strict=True))
+    return found[:count], [moved.get(place) for place in range(count)]
+
+
+def cond_vmap(batch: Transform, size: int, inputs: list[Array], batched: Sequence[bool], **attrs: WireGraph) -> Any:
+    """A cond of batches; where the predicate differs from element to element, both branches, and a choice of each."""
+    asked, *operands = inputs
+
+    def of(graph: WireGraph) -> Function:
+        return lambda *arrays: _spread(size, *batch(_of(graph), size, arrays, batched[1:]))
+
+    branches = {name: of(graph) for name, graph in attrs.items()}
+    if batched[0]:
+        both = zip(branches["then"](*operands), branches["otherwise"](*operands), strict=True)
+        results = [_chosen(asked, left, right) for left, right in both]
+    else:
+        results = _cond(asked, operands, branches)
+    return results, [True] * len(results)
+
+
+def _cond(asked: Array, operands: Sequence[Array], branches: dict[str, Function]) -> list[Array]:
+    graphs, captured = _graphs(branches, [array.type for array in operands])
+    return several("cond", [asked, *operands, *captured], **graphs)
+
+
+# -- while ------------------------------------------------------------------------------------------------
+
+
+def while_vjp(inputs: list[Array], wanted: list[bool], **attrs: WireGraph) -> Any:
+    """The results, and an error where somebody asks for a derivative: what turns would keep has no size known ahead."""
+
+    def pull(cotangents: Maybe) -> list[Array | None]:
+        raise UnknownOp(
+            "'while' has no vjp rule: how often a while_loop turns is not known before it has",
+            op="while",
+            next_step="Use mesh.scan, or mesh.fori_loop between Python ints, whose number of turns is fixed; or hold "
+            "the derivative off with mesh.stop_gradient",
+        )
+
+    return several("while", inputs, **attrs), pull
+
+
+def while_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, test: WireGraph, body: WireGraph) -> Any:
+    """A while over values and their tangents; only the values are asked."""
+    count = len(body.outputs)
+    constants = [*inputs[count:], *_where(tangents[count:], _known(tangents[count:]))]
+    still = _known(tangents[count:])
+    moves = [_zeros_unless(each, like) for each, like in zip(tangents[:count], inputs, strict=False)]
+
+    def turned(moving: list[bool]) -> Any:
+        seen: list[bool] = []
+        carry = [*inputs[:count], *_where(moves, moving)]
+
+        def turn(*arrays: Array) -> list[Array]:
+            own, told, fixed, beside = _split(arrays, [count, sum(moving), len(still), sum(still)])
+            outputs, found = forward(_of(body), [*own, *fixed], [*_placed(told, moving), *_placed(beside, still)])
+            seen[:] = _known(found)
+            return [*outputs, *_filled(_where(found, moving), _where(outputs, moving))]
+
+        return run(turn, [array.type for array in (*carry, *constants)]), seen, carry
+
+    moving, (inner, _, carry) = _settled(_known(tangents[:count]), turned)
+
+    def ask(*arrays: Array) -> list[Array]:
+        return call_graph(test, *arrays[:count], *arrays[len(carry) : len(carry) + len(still)])
+
+    found = _while(run(ask, [array.type for array in (*carry, *constants)]), inner, carry, constants)
+    return found[:count], _placed(found[count:], moving)
+
+
+def while_vmap(
+    batch: Transform, size: int, inputs: list[Array], batched: Sequence[bool], test: WireGraph, body: WireGraph
+) -> Any:
+    """A while of batches; where the test differs from element to element, it turns until all are done, and whoever is
+    done keeps its carry."""
+    count = len(body.outputs)
+    constants = inputs[count:]
+
+    def turned(flags: list[bool]) -> Any:
+        every = [*flags, *batched[count:]]
+        first = _spread_some(size, inputs[:count], batched[:count], flags)
+        seen: list[bool] = []
+
+        def turn(*arrays: Array) -> list[Array]:
+            outputs, found = batch(_of(body), size, arrays, every)
+            seen[:] = found
+            return _spread_some(size, outputs, found, flags)
+
+        return run(turn, [array.type for array in (*first, *constants)]), seen, first, every
+
+    flags, (inner, _, first, every) = _settled(list(batched[:count]), turned)
+    types = [array.type for array in (*first, *constants)]
+    differs = False
+
+    def ask(*arrays: Array) -> list[Array]:
+        nonlocal differs
+        (answer,), (differs,) = batch(_of(test), size, arrays, every)
+        return [answer]
+
+    asked = run(ask, types)
+    if not differs:
+        return _while(asked, inner, first, constants), flags
+    return _until_all(batch, size, test, body, inputs, batched), [True] * count
+
+
+def _until_all(
+    batch: Transform, size: int, test: WireGraph, body: WireGraph, inputs: list[Array], batched: Sequence[bool]
+) -> list[Array]:
+    """The loop over whole batches with one more carry: who is not done."""
+    count = len(body.outputs)
+    first = _spread(size, inputs[:count], batched[:count])
+    constants = inputs[count:]
+    every = [*[True] * count, *batched[count:]]
+
+    def going(arrays: Sequence[Array]) -> Array:
+        return _spread(size, *batch(_of(test), size, arrays, every))[0]
+
+    def turn(active: Array, *arrays: Array) -> list[Array]:
+        turned = _spread(size, *batch(_of(body), size, arrays, every))
+        carry = [_chosen(active, new, old) for new, old in zip(turned, arrays[:count], strict=True)]
+        return [apply("and", active, going([*carry, *arrays[count:]])), *carry]
+
+    state = [going([*first, *constants]), *first]
+    types = [array.type for array in (*state, *constants)]
+    asked = run(lambda active, *_: [apply("reduce_max", active, axes=(0,))], types)
+    return _while(asked, run(turn, types), state, constants)[1:]
+
+
+def _while(test: Inner, body: Inner, carry: Sequence[Array], constants: Sequence[Array]) -> list[Array]:
+    captured = captured_by(test, body)
+    outside = [Array(tensor) for tensor in captured]
+    graphs = {"test": test.taking(captured).graph(), "body": body.taking(captured).graph()}
+    return several("while", [*carry, *constants, *outside], **graphs)
+
+
+# -- scan -------------------------------------------------------------------------------------------------
+
+
+def scan_jvp(
+    forward: Transform, inputs: list[Array], tangents: Maybe, body: WireGraph, carry: int, consts: int, **attrs: int
+) -> Any:
+    """A scan of values and their tangents."""
+    own = _split(inputs, [carry, consts, len(inputs) - carry - consts])
+    moves, *told = _split(tangents, [carry, consts, len(inputs) - carry - consts])
+    fixed, rows = map(_known, told)
+    floats = [_continuous(kind) for kind in _types(body)[carry:]]
+
+    def turned(moving: list[bool]) -> Any:
+        seen: list[bool] = []
+        begun = _filled(_where(moves, moving), _where(own[0], moving))
+        groups = [own[0], begun, own[1], _where(told[0], fixed), own[2], _where(told[1], rows)]
+
+        def turn(*arrays: Array) -> list[Array]:
+            at, at_told, by, by_told, of, of_told = _split(arrays, [len(group) for group in groups])
+            given = [*_placed(at_told, moving), *_placed(by_told, fixed), *_placed(of_told, rows)]
+            outputs, found = forward(_of(body), [*at, *by, *of], given)
+            seen[:] = _known(found[:carry])
+            kept = [_filled(_where(found[part], flags), _where(outputs[part], flags))
+                    for part, flags in ((slice(carry), moving), (slice(carry, None), floats))]  # fmt: skip
+            return [*outputs[:carry], *kept[0], *outputs[carry:], *kept[1]]
+
+        types = [[array.type for array in group] for group in groups[:4]]
+        types += [[_row(array.type) for array in group] for group in groups[4:]]
+        return run(turn, [kind for group in types for kind in group]), seen, groups
+
+    moving, (inner, _, groups) = _settled(_known(moves), turned)
+    operands = [array for group in groups for array in group]
+    found = _scan(inner, operands, carry + sum(moving), consts + sum(fixed), **attrs)
+    ends = [carry, sum(moving), len(floats), sum(floats)]
+    last, last_told, stacked, stacked_told = _split(found, ends)
+    return [*last, *stacked], [*_placed(last_told, moving), *_placed(stacked_told, floats)]
+
+
+def scan_vmap(
+    batch: Transform, size: int, inputs: list[Array], batched: Sequence[bool], body: WireGraph, carry: int,
+    consts: int, **attrs: int,
+) -> Any:  # fmt: skip
+    """A scan whose rows are batches."""
+    first = carry + consts
+    rows = [mnp.moveaxis(array, 0, 1) if each else array
+            for array, each in zip(inputs[first:], batched[first:], strict=True)]  # fmt: skip
+
+    def turned(flags: list[bool]) -> Any:
+        seen: list[bool] = []
+        given = _spread_some(size, inputs[:carry], batched[:carry], flags)
+
+        def turn(*arrays: Array) -> list[Array]:
+            outputs, found = batch(_of(body), size, arrays, [*flags, *batched[carry:]])
+            seen[:] = found
+            return _spread_some(size, outputs, found, [*flags, *found[carry:]])
+
+        types = [array.type for array in (*given, *inputs[carry:first])]
+        return run(turn, [*types, *[_row(array.type) for array in rows]]), seen, given
+
+    flags, (inner, seen, given) = _settled(list(batched[:carry]), turned)
+    found = _scan(inner, [*given, *inputs[carry:first], *rows], carry, consts, **attrs)
+    stacked = [mnp.moveaxis(array, 1, 0) if each else array
+               for array, each in zip(found[carry:], seen[carry:], strict=True)]  # fmt: skip
+    return [*found[:carry], *stacked], [*flags, *seen[carry:]]
+
+
+def scan_vjp(
+    backward: Transform, inputs: list[Array], wanted: list[bool], body: WireGraph, carry: int, consts: int, **attrs: int
+) -> Any:
+    """A scan that keeps what its backward pass needs, and one back over that."""
+    reverse = _Reverse(backward, inputs, wanted, body, carry, consts)
+    results = reverse.forward_scan(**attrs)
+
+    def pull(cotangents: Maybe) -> list[Array | None]:
+        return reverse.backward_scan(results, cotangents, **attrs)
+
+    return results[: len(body.outputs)], pull
+
+
+class _Reverse:
+    """A scan's body and its backward pass, each run once on fresh arguments."""
+
+    def __init__(
+        self, backward: Transform, inputs: list[Array], wanted: list[bool], body: WireGraph, carry: int, consts: int
+    ) -> None:
+        self.inputs, self.carry, self.consts = inputs, carry, consts
+        first = carry + consts
+        kinds = [*[array.type for array in inputs[:first]], *[_row(array.type) for array in inputs[first:]]]
+        outputs = _types(body)
+        self.carried = [place for place in range(carry) if _continuous(kinds[place])]
+        self.constant = [place for place in range(carry, first) if wanted[place] and _continuous(kinds[place])]
+        self.rows = [place for place in range(first, len(inputs)) if wanted[place] and _continuous(kinds[place])]
+        self.given = [place for place in range(carry, len(outputs)) if _continuous(outputs[place])]
+        chosen = [*self.carried, *self.constant, *self.rows]
+        pull: Any = None
+
+        def ahead(*arrays: Array) -> list[Array]:
+            nonlocal pull
+            found, pull = backward(_of_some(body, list(arrays), chosen), [arrays[place] for place in chosen])
+            return list(found)
+
+        self.ahead = run(ahead, kinds)
+
+        def back(*arrays: Array) -> list[Array]:
+            carried, sums, told = _split(arrays, [len(self.carried), len(self.constant), len(self.given)])
+            cotangents = dict(zip((*self.carried, *self.given), (*carried, *told), strict=True))
+            found = pull([cotangents.get(place) for place in range(len(outputs))])
+            full = _filled(found, [Array(self.ahead.arguments[place]) for place in chosen])
+            ahead, more, rows = _split(full, [len(self.carried), len(self.constant), len(self.rows)])
+            return [*ahead, *[apply("add", a, b) for a, b in zip(sums, more, strict=True)], *rows]
+
+        told = [kinds[place] for place in (*self.carried, *self.constant)] + [outputs[place] for place in self.given]
+        self.back = run(back, told)
+        self._sort_residuals()
+
+    def _sort_residuals(self) -> None:
+        """What the backward pass takes of the forward one: rows that the scan must keep, rows and constants it got."""
+        place = {id(tensor): at for at, tensor in enumerate(self.ahead.arguments)}
+        found = captured_by(self.back)
+        whole = Inner(self.ahead.arguments, [*self.ahead.outputs, *found], self.ahead.born)
+        made = {id(tensor) for step in whole.steps for _, tensor in step.outputs}
+        given = [(tensor, place.get(id(tensor), -1)) for tensor in found]
+        first = self.carry + self.consts
+        self.kept = [tensor for tensor, at in given if id(tensor) in made or 0 <= at < self.carry]
+        self.fixed = [(tensor, self.inputs[at]) for tensor, at in given if self.carry <= at < first]
+        self.again = [(tensor, self.inputs[at]) for tensor, at in given if at >= first]
+
+    def forward_scan(self, **attrs: int) -> list[Array]:
+        """The results, then the kept rows."""
+        inner = Inner(self.ahead.arguments, [*self.ahead.outputs, *self.kept], self.ahead.born)
+        return _scan(inner, self.inputs, self.carry, self.consts, **attrs)
+
+    def backward_scan(self, results: list[Array], cotangents: Maybe, length: int, reverse: int) -> list[Array | None]:
+        kept = results[len(self.ahead.outputs) :]
+        start = [_zeros_unless(cotangents[place], results[place]) for place in self.carried]
+        sums = [mnp.zeros_like(self.inputs[place]) for place in self.constant]
+        told = [_zeros_unless(cotangents[place], results[place]) for place in self.given]
+        state = len(start) + len(sums)
+        own = self.back.arguments
+        arguments = [*own[:state], *[a for a, _ in self.fixed], *own[state:], *self.kept, *[a for a, _ in self.again]]
+        operands = [*start, *sums, *[b for _, b in self.fixed], *told, *kept, *[b for _, b in self.again]]
+        inner = Inner(arguments, self.back.outputs, self.back.born)
+        found = _scan(inner, operands, state, len(self.fixed), length=length, reverse=1 - reverse)
+        places = dict(zip((*self.carried, *self.constant, *self.rows), found, strict=True))
+        return [places.get(place) for place in range(len(self.inputs))]
+
+
+def _scan(inner: Inner, operands: Sequence[Array], carry: int, consts: int, **attrs: int) -> list[Array]:
+    """A scan of an inner function of carry, constants and rows; what else it uses joins the constants."""
+    captured = captured_by(inner)
+    at = carry + consts
+    whole = Inner((*inner.arguments[:at], *captured, *inner.arguments[at:]), inner.outputs, inner.born)
+    outside = [Array(tensor) for tensor in captured]
+    given = [*operands[:at], *outside, *operands[at:]]
+    return several("scan", given, body=whole.graph(), carry=carry, consts=consts + len(outside), **attrs)
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _settled(flags: list[bool], turned: Callable[[list[bool]], Any]) -> tuple[list[bool], Any]:
+    """The flags of the carry after any number of turns, and what `turned` makes of them: it gives an inner function and
+    which of the carry a turn gives, first of all."""
+    while True:
+        made = turned(flags)
+        found = [a or b for a, b in zip(flags, made[1], strict=False)]
+        if found == flags:
+            return flags, made
+        flags = found
+
+
+def _of(graph: WireGraph) -> Function:
+    return lambda *arrays: call_graph(graph, *arrays)
+
+
+def _of_some(graph: WireGraph, arrays: list[Array], chosen: Sequence[int]) -> Function:
+    """The graph as a function of some of its arguments."""
+
+    def fn(*some: Array) -> list[Array]:
+        given = list(arrays)
+        for place, array in zip(chosen, some, strict=True):
+            given[place] = array
+        return call_graph(graph, *given)
+
+    return fn
+
+
+def _graphs(fns: dict[str, Function], types: Sequence[TensorType]) -> tuple[dict[str, WireGraph], list[Array]]:
+    """The functions as graphs of the same arguments, which follow what any of them refers to besides."""
+    inners = {name: run(fn, types) for name, fn in fns.items()}
+    captured = captured_by(*inners.values())
+    return {name: inner.taking(captured).graph() for name, inner in inners.items()}, list(map(Array, captured))
+
+
+def _types(graph: WireGraph) -> list[TensorType]:
+    return [graph.types[index] for index in graph.outputs]
+
+
+def _row(kind: TensorType) -> TensorType:
+    return TensorType(kind.shape[1:], kind.dtype)
+
+
+def _continuous(kind: TensorType) -> bool:
+    return kind.dtype.kind in "fc"
+
+
+def _known(values: Maybe) -> list[bool]:
+    return [value is not None for value in values]
+
+
+def _zeros_unless(array: Array | None, like: Array) -> Array:
+    return mnp.zeros_like(like) if array is None else array
+
+
+def _filled(found: Maybe, like: Sequence[Array]) -> list[Array]:
+    return [_zeros_unless(each, other) for each, other in zip(found, like, strict=True)]
+
+
+def _where(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    return [value for value, flag in zip(values, flags, strict=False) if flag]
+
+
+def _placed(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    """The values at the places that have a flag, None at others."""
+    rest = iter(values)
+    return [next(rest) if flag else None for flag in flags]
+
+
+def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
+    found, at = [], 0
+    for count in counts:
+        found.append(list(values[at : at + count]))
+        at += count
+    return found
+
+
+def _spread(size: int, arrays: Sequence[Array], batched: Sequence[bool]) -> list[Array]:
+    return _spread_some(size, arrays, batched, [True] * len(arrays))
+
+
+def _spread_some(size: int, arrays: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool]) -> list[Array]:
+    """Those that are wanted as batches repeated where they are none."""
+    return [
+        mnp.broadcast_to(array, (size, *array.shape)) if want and not each else array
+        for array, each, want in zip(arrays, batched, wanted, strict=True)
+    ]
+
+
+def _chosen(asked: Array, left: Array, right: Array) -> Array:
+    """By a predicate for each element of a batch."""
+    shape = (asked.shape[0], *[1] * (left.ndim - 1))
+    return apply("select", mnp.reshape(asked, shape), left, right)
