@@ -17,8 +17,8 @@ from support.random_graphs import random_graph
 from support.values import ordinary
 
 import mesh.numpy as mnp
-from mesh import trace_full
-from wire.dtypes import F32, F64
+from mesh import nn, trace_full
+from wire.dtypes import F16, F32, F64
 from wire.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
 
@@ -114,6 +114,24 @@ def _odd_layouts(x: Any, w: Any) -> Any:
 def test_axes_of_one_element_do_not_choose_other_kernels(shape: tuple[int, ...], dtype: Any) -> None:
     x, w = ordinary(dtype, *shape), ordinary(dtype, 300, 41)
     traced = trace_full(_odd_layouts, x, w)
+    check_cuts(traced.graph, traced.bind(x, w).inputs, range(1, len(traced.graph)))
+
+
+def _convolved_views(x: Any, w: Any) -> Any:
+    """Views of other strides than fresh arrays have, into convolutions of every kind."""
+    turned, wide = mnp.flip(mnp.swapaxes(x, 2, 3), 3), mnp.broadcast_to(x[:1], x.shape)
+    return (
+        nn.conv(turned, mnp.flip(w, (2, 3)), padding=2),
+        nn.conv(wide[:, ::2], w[:, ::2], stride=2, dilation=2, padding="same"),
+        nn.conv(turned, mnp.swapaxes(w, 0, 1)[:, :1], groups=x.shape[1], padding=1),
+        nn.conv_transpose(wide[:, :, 1::2], w[:6], stride=3),
+    )
+
+
+@pytest.mark.parametrize("dtype", [F16, F32, F64])
+def test_a_convolution_of_views_sums_in_one_order(dtype: Any) -> None:
+    x, w = ordinary(dtype, 2, 6, 19, 23), ordinary(dtype, 12, 6, 3, 3)
+    traced = trace_full(_convolved_views, x, w)
     check_cuts(traced.graph, traced.bind(x, w).inputs, range(1, len(traced.graph)))
 
 
