@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 from wire.dtypes import I64
 
 from .... import numpy as mnp
-from ....array import Array, apply, value_array
-from ....numpy.promotion import cast, like
+from ....array import Array, value_array
+from ....numpy.promotion import cast
 from ....numpy.reductions import normal_axis
 from ..evaluate import Call, Row
 from ..known import int_of, value_of
@@ -19,25 +20,18 @@ from ..known import int_of, value_of
 
 def _top_k(call: Call, x: Array, k: Array | None = None) -> tuple[Array, Array]:
     count = call.required("k") if k is None else int_of(k)
-    axis = normal_axis(call.attr("axis", -1), x.ndim)
-    order = x
-    if call.attr("largest", 1):  # not(x) turns the order of integers around without overflow
-        order = apply("neg" if x.type.dtype.kind == "f" else "not", x)
-    first = tuple([slice(count) if place == axis else slice(None) for place in range(x.ndim)])
-    places = apply("argsort", order, axis=axis)[first]
-    return mnp.take_along_axis(x, places, axis), cast(places, I64)
+    values, places = mnp.topk(x, count, call.attr("axis", -1), largest=bool(call.attr("largest", 1)))
+    return values, cast(places, I64)
 
 
-def _running(op: str, neutral: int) -> Row:
+def _running(function: Callable[..., Array]) -> Row:
     def row(call: Call, x: Array, axis: Array) -> Array:
         along = normal_axis(int_of(axis), x.ndim)
-        reverse = call.attr("reverse", 0)
+        reverse, exclusive = call.attr("reverse", 0), bool(call.attr("exclusive", 0))
         given = mnp.flip(x, along) if reverse else x
-        found = apply(op, given, axis=along)
-        if call.attr("exclusive", 0):
-            widths = [(1, 0) if place == along else (0, 0) for place in range(x.ndim)]
-            cut = tuple([slice(0, -1) if place == along else slice(None) for place in range(x.ndim)])
-            found = mnp.pad(found, widths, constant_values=like(neutral, x))[cut]
+        found = function(given, along, dtype=x.type.dtype, include_initial=exclusive)
+        if exclusive:
+            found = found[tuple([slice(dim) for dim in x.shape])]
         return mnp.flip(found, along) if reverse else found
 
     return row
@@ -88,8 +82,8 @@ def _suppressed(
 
 
 ROWS: dict[str, Row] = {
-    "CumProd": _running("cumprod", 1),
-    "CumSum": _running("cumsum", 0),
+    "CumProd": _running(mnp.cumulative_prod),
+    "CumSum": _running(mnp.cumulative_sum),
     "NonMaxSuppression": _non_max_suppression,
     "TopK": _top_k,
 }
