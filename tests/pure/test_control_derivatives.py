@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.differences import along, close, inner, numbers
+from support.differences import along, assert_close, inner, numbers
 
 import mesh
 import mesh.numpy as mnp
@@ -91,13 +91,13 @@ def test_jvp_and_vjp_are_what_differences_are(fn: Any, point: Any) -> None:
     wanted = along(function, point, directions)
     results, tangents = mesh.jvp(function, point, directions)
     for found, right in zip(numbers(tangents), wanted, strict=True):
-        close(found, right, "jvp")
+        assert_close(found, right, "jvp")
     values, pull = mesh.vjp(function, *point)
     for found, again in zip(numbers(results), numbers(values), strict=True):
         np.testing.assert_array_equal(found, again)
     cotangents = [rng.standard_normal(array.shape) for array in wanted]
     back = pull(cotangents)
-    close(inner(numbers(back), directions), inner(cotangents, wanted), "vjp", 10)
+    assert_close(inner(numbers(back), directions), inner(cotangents, wanted), "vjp", 10)
 
 
 @pytest.mark.parametrize(("fn", "point"), PROGRAMS, ids=IDS)
@@ -111,10 +111,10 @@ def test_second_derivatives_are_what_differences_of_the_first_are(fn: Any, point
     directions = [rng.standard_normal(array.shape) for array in point]
     wanted = along(gradient, point, directions)
     for found, right in zip(numbers(mesh.jvp(gradient, point, directions)[1]), wanted, strict=True):
-        close(found, right, "forward over reverse", 10)
+        assert_close(found, right, "forward over reverse", 10)
     weights = [rng.standard_normal(array.shape) for array in point]
     back = numbers(mesh.vjp(gradient, *point)[1](weights))
-    close(inner(back, directions), inner(weights, wanted), "reverse over reverse", 30)
+    assert_close(inner(back, directions), inner(weights, wanted), "reverse over reverse", 30)
 
 
 @pytest.mark.parametrize(("fn", "point"), PROGRAMS, ids=IDS)
@@ -131,7 +131,7 @@ def test_vmap_is_a_loop_over_elements(fn: Any, point: Any) -> None:
             chosen = [array[at] if each else array for array, each in zip(args, batched, strict=True)]
             alone.append(numbers(function(*map(mnp.asarray, chosen))))
         for place, array in enumerate(found):
-            close(array, np.stack([each[place] for each in alone]), f"vmap {batched}")
+            assert_close(array, np.stack([each[place] for each in alone]), f"vmap {batched}")
 
 
 @pytest.mark.parametrize(("fn", "point"), PROGRAMS, ids=IDS)
@@ -147,7 +147,7 @@ def test_grad_of_vmap_of_grad(fn: Any, point: Any) -> None:
     xs = rng.standard_normal((3, *point[0].shape)) * 0.3
     direction = rng.standard_normal(xs.shape)
     (wanted,) = along(lambda xs: [total(xs)], [xs], [direction])
-    close(inner(numbers([mesh.grad(total)(xs)]), [direction]), wanted, "grad of vmap of grad", 100)
+    assert_close(inner(numbers([mesh.grad(total)(xs)]), [direction]), wanted, "grad of vmap of grad", 100)
 
 
 # -- while ------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_jvp_of_a_while_is_a_while() -> None:
     point, directions = (np.abs(X), np.float64(1.3)), (np.ones(3), np.float64(0.7))
     wanted = along(flat(_grown), point, directions)
     for found, right in zip(numbers(mesh.jvp(flat(_grown), point, directions)[1]), wanted, strict=True):
-        close(found, right, "jvp", 10)
+        assert_close(found, right, "jvp", 10)
     graph = mesh.trace(lambda x, y: mesh.jvp(flat(_grown), (x, y), directions)[1], *point)
     assert "while" in [node.op for node in graph]
 
@@ -183,8 +183,8 @@ def test_a_batch_turns_until_all_are_done(axes: Any) -> None:
         total = x[0]
         while x.sum() < 10:
             x, total = x * step + 1, total + x.sum()
-        close(found[0][at], x)
-        close(found[1][at], total)
+        assert_close(found[0][at], x)
+        assert_close(found[1][at], total)
 
 
 def test_a_batch_whose_elements_all_turn_alike_asks_once() -> None:

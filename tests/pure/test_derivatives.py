@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.differences import Numbers, along, close, inner, numbers
+from support.differences import Numbers, along, assert_close, inner, numbers
 from support.smooth_cases import SMOOTH, Smooth
 
 from mesh.array import Array, apply
@@ -88,8 +88,10 @@ def test_both_modes_are_the_central_difference(op: str, case: Smooth) -> None:
         found = backward(point, list(map(asarray, point.at)))[1]([asarray(point.weights)])[place]
         values = numbers([each for each in (tangent, found) if each is not None])
         moved = values.pop(0) if tangent is not None else np.zeros_like(wanted)
-        close(moved, wanted, "forward")
-        close(inner(values or [None], [point.direction[place]]), inner([wanted], [point.weights]), "reverse", scale=10)
+        assert_close(moved, wanted, "forward")
+        assert_close(
+            inner(values or [None], [point.direction[place]]), inner([wanted], [point.weights]), "reverse", scale=10
+        )
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
@@ -99,8 +101,8 @@ def test_second_derivatives_by_both_modes_are_the_central_difference(op: str, ca
     at, towards = list(map(asarray, point.at)), list(map(asarray, point.second))
     _, (ahead,) = forward(point.slope, at, towards)
     back = _dot(backward(point.slope, at)[1]([asarray(np.ones(()))]), point.second)
-    close(0.0 if ahead is None else np.asarray(ahead), wanted, "forward over reverse", scale=100)
-    close(np.asarray(back), wanted, "reverse over reverse", scale=100)
+    assert_close(0.0 if ahead is None else np.asarray(ahead), wanted, "forward over reverse", scale=100)
+    assert_close(np.asarray(back), wanted, "reverse over reverse", scale=100)
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
@@ -108,7 +110,7 @@ def test_grad_of_vmap_of_grad_is_the_central_difference(op: str, case: Smooth) -
     point = Point(op, case)
     (wanted,) = along(point.slopes_of_rows, point.rows, point.row_directions)
     found = backward(point.slopes_of_rows, list(map(asarray, point.rows)))[1]([asarray(np.ones(()))])
-    close(np.asarray(_dot(found, point.row_directions)), wanted, scale=100)
+    assert_close(np.asarray(_dot(found, point.row_directions)), wanted, scale=100)
 
 
 @pytest.mark.parametrize("op", [op for op, reason in FLAT.items() if reason == "flat"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.differences import along, close, numbers
+from support.differences import along, assert_close, numbers
 
 import mesh
 import mesh.numpy as mnp
@@ -60,7 +60,7 @@ def test_a_gradient_has_the_structure_and_types_of_its_argument() -> None:
     found = sum(
         np.sum(np.asarray(a) * b) for a, b in zip(mesh.tree.leaves(gradient), mesh.tree.leaves(towards), strict=True)
     )
-    close(found, wanted)
+    assert_close(found, wanted)
     same(value, loss(PARAMS, X))
 
 
@@ -202,7 +202,7 @@ def test_closures_over_outer_arguments_and_values() -> None:
     x = floats(3)
     direction = floats(3)
     (wanted,) = along(lambda each: [outer(each)], [x], [direction])
-    close(np.sum(np.asarray(mesh.grad(outer)(x)) * direction), wanted)
+    assert_close(np.sum(np.asarray(mesh.grad(outer)(x)) * direction), wanted)
 
 
 def test_updates_of_elements_are_differentiated() -> None:

@@ -41,5 +41,5 @@ def inner(left: Sequence[Numbers | None], right: Sequence[Numbers]) -> float:
     return float(sum(np.sum(np.asarray(a) * b) for a, b in zip(left, right, strict=True) if a is not None))
 
 
-def close(found: Any, wanted: Any, what: str = "", scale: float = 1.0) -> None:
+def assert_close(found: Any, wanted: Any, what: str = "", scale: float = 1.0) -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), RTOL, ATOL * scale, err_msg=what)
