@@ -87,13 +87,13 @@ class ControlExecutable:
         schedule: Schedule,
         inputs: Mapping[str, TensorType],
         outputs: Sequence[TensorType],
-        compile: Callable[[WireGraph], WgslExecutable | ControlExecutable],
+        make: Callable[[WireGraph], WgslExecutable | ControlExecutable],
     ) -> None:
         self.inputs = dict(inputs)
         self.outputs = tuple(outputs)
         self._device = device
         self._schedule = schedule
-        self._work = [_Work(step, _compiled(step, compile)) for step in schedule.steps]
+        self._work = [_Work(step, _compiled(step, make)) for step in schedule.steps]
         graph = schedule.graph
         names = {graph.nodes[index].attrs["name"]: index for index in (*graph.inputs, *graph.params)}
         self._places = [names.get(name) for name in self.inputs]
@@ -189,11 +189,11 @@ def _outputs(step: Segment | Turn) -> tuple[int, ...]:
 
 
 def _compiled(
-    step: Segment | Turn, compile: Callable[[WireGraph], WgslExecutable | ControlExecutable]
+    step: Segment | Turn, make: Callable[[WireGraph], WgslExecutable | ControlExecutable]
 ) -> dict[str, WgslExecutable | ControlExecutable]:
     if isinstance(step, Segment):
-        return {"": compile(step.graph)}
-    return {name: compile(step.node.attrs[name]) for name in GRAPH_ATTRS[step.node.op]}
+        return {"": make(step.graph)}
+    return {name: make(step.node.attrs[name]) for name in GRAPH_ATTRS[step.node.op]}
 
 
 def _perform(made: WgslExecutable | ControlExecutable, operands: Sequence[Value | None], pace: Pace) -> Values:
