@@ -280,6 +280,20 @@ def _dot(grower: _Grower) -> int | None:
     return grower.add("dot", left, right, lhs_batch=batch, rhs_batch=batch, **contract)
 
 
+def _conv(grower: _Grower) -> int | None:
+    source = grower.pick(lambda kind: _number(kind) and len(kind.shape) in (3, 4))
+    if source is None:
+        return None
+    (_, channels, *dims), rng = grower.type(source).shape, grower.rng
+    groups = channels if rng.random() < 0.3 else 1
+    kernel = tuple(int(rng.integers(1, min(dim, 3) + 1)) for dim in dims)
+    weight = grower.constant((2 * groups, channels // groups, *kernel), grower.type(source).dtype)
+    attrs = {name: tuple(int(w) for w in rng.integers(0, 2, len(dims))) for name in ("low", "high")}
+    steps = {name: tuple(int(step) for step in rng.integers(1, 3, len(dims))) for name in ("stride", "lhs_dilation")}
+    attrs["rhs_dilation"] = tuple(1 + int(size == 1) for size in kernel)
+    return grower.add("conv", source, weight, groups=groups, **attrs, **steps)
+
+
 def _indices(grower: _Grower, shape: tuple[int, ...]) -> int:
     found = grower.pick(lambda kind: kind.dtype.kind in "iu" and kind.shape == shape)
     return grower.constant(shape, I32) if found is None else found
@@ -382,5 +396,5 @@ def _step(grower: _Grower, kind: TensorType) -> WireGraph:
 
 ROWS: tuple[Callable[[_Grower], int | None], ...] = (
     _unary, _unary, _unary, _binary, _binary, _binary, _binary, _select, _convert, _reduce, _along, _view, _view, _view,
-    _dot, _dot, _gather, _scatter, _window, _made_up, _composite, _control,
+    _dot, _dot, _conv, _gather, _scatter, _window, _made_up, _composite, _control,
 )  # fmt: skip
