@@ -86,11 +86,11 @@ class Job:
         return Job._of(random_graph(seed, 6, 24), strategy)
 
     @staticmethod
-    def chain(strategy: str) -> Job:
+    def chain(strategy: str, nodes: int = 12) -> Job:
         """Every node needs the one before, so that wherever it is cut something is sent."""
         builder = GraphBuilder()
         y = builder.input("x", (16, 16), F32)
-        for _ in range(12):
+        for _ in range(nodes):
             y = builder.add("tanh", y)
         x = np.linspace(-1, 1, 256, dtype=np.float32).reshape(16, 16)
         return Job._of(RandomGraph(builder.build([y]), {"x": x}, {}), strategy)
