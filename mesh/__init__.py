@@ -21,6 +21,7 @@ from .control import cond, fori_loop, map, scan, while_loop  # noqa: A004  # use
 from .errors import MeshError
 from .function import Function, function
 from .handle import Handle
+from .importers.jax import from_jax
 from .load import load
 from .model import InputSpec, Model
 from .numpy import random
@@ -50,6 +51,7 @@ __all__ = [
     "errors",
     "evaluate",
     "fori_loop",
+    "from_jax",
     "function",
     "grad",
     "hessian",

@@ -78,7 +78,7 @@ def uniform(
 def normal(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
     """The standard normal distribution."""
     kind = _float(dtype)
-    return cast(math.sqrt(2) * _erfinv(_symmetric(key, manipulation.to_shape(shape), kind)), kind)
+    return cast(math.sqrt(2) * erfinv(_symmetric(key, manipulation.to_shape(shape), kind)), kind)
 
 
 def truncated_normal(key: Operand, lower: float, upper: float, shape: Shape = (), dtype: Any = np.float32) -> Array:
@@ -87,7 +87,7 @@ def truncated_normal(key: Operand, lower: float, upper: float, shape: Shape = ()
     low, high = (math.erf(bound / math.sqrt(2)) for bound in (lower, upper))
     inside = low + (high - low) * _open_unit(key, manipulation.to_shape(shape), kind)
     bound = 1 - (2.0**-53 if kind is F64 else 2.0**-24)
-    found = math.sqrt(2) * _erfinv(elementwise.clip(inside, -bound, bound))
+    found = math.sqrt(2) * erfinv(elementwise.clip(inside, -bound, bound))
     return cast(elementwise.clip(found, lower, upper), kind)
 
 
@@ -243,7 +243,7 @@ def _order(key: Operand, size: int) -> Array:
     return indexing.take(first, second, axis=0)
 
 
-def _erfinv(x: Array) -> Array:
+def erfinv(x: Array) -> Array:
     """The inverse of erf, for f32 and f64.
 
     M. Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2012), single precision; f64 adds two steps of

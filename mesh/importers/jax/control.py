@@ -1,0 +1,85 @@
+"""Calls, branches and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from wire.dtypes import BOOL, I32
+
+from ... import numpy as mnp
+from ...array import Array
+from ...control import cond, scan, while_loop
+from ...numpy.promotion import cast
+from .rows import Equation, Row
+
+
+def _called(name: str) -> Row:
+    """A jaxpr that is simply called."""
+    return lambda equation, *operands: equation.closed(equation[name], operands)
+
+
+def _custom(equation: Equation, *operands: Array) -> Sequence[Array]:
+    """A function with derivatives of its own: the function; ours differentiate what it is made of."""
+    program = equation.params.get("call_jaxpr") or equation.params["fun_jaxpr"]
+    return equation.closed(program, operands)
+
+
+def _cond(equation: Equation, which: Array, *operands: Array) -> Sequence[Array]:
+    branches = equation["branches"]
+    number = cast(which, I32)
+
+    def chosen(first: int, last: int) -> Callable[..., Any]:
+        if first == last:
+            return lambda *given: tuple(equation.closed(branches[first], given))
+        middle = (first + last) // 2
+        return lambda *given: cond(number <= middle, chosen(first, middle), chosen(middle + 1, last), *given)
+
+    if len(branches) == 2 and which.type.dtype is BOOL:
+        return list(cond(which, chosen(1, 1), chosen(0, 0), *operands))
+    return list(chosen(0, len(branches) - 1)(*operands))
+
+
+def _while(equation: Equation, *operands: Array) -> Sequence[Array]:
+    tests, bodies = equation["cond_nconsts"], equation["body_nconsts"]
+    for_test, for_body = operands[:tests], operands[tests : tests + bodies]
+    init = tuple(operands[tests + bodies :])
+
+    def test(carry: tuple[Array, ...]) -> Array:
+        (found,) = equation.closed(equation["cond_jaxpr"], (*for_test, *carry))
+        return found
+
+    def body(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(equation.closed(equation["body_jaxpr"], (*for_body, *carry)))
+
+    return list(while_loop(test, body, init))
+
+
+def _scan(equation: Equation, *operands: Array) -> Sequence[Array]:
+    consts, carried = equation["num_consts"], equation["num_carry"]
+    fixed, init, xs = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
+
+    def body(carry: tuple[Array, ...], row: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        found = equation.closed(equation["jaxpr"], (*fixed, *carry, *row))
+        return tuple(found[:carried]), tuple(found[carried:])
+
+    if equation["length"] == 0:
+        return [*init, *(mnp.zeros(kind.shape, dtype=kind.dtype.numpy) for kind in equation.types[carried:])]
+    last, rows = scan(body, tuple(init), tuple(xs), length=equation["length"], reverse=equation["reverse"])
+    return [*last, *rows]
+
+
+ROWS: dict[str, Row] = {
+    "checkpoint": _called("jaxpr"),
+    "closed_call": _called("call_jaxpr"),
+    "cond": _cond,
+    "core_call": _called("call_jaxpr"),
+    "custom_jvp_call": _custom,
+    "custom_vjp_call": _custom,
+    "custom_vjp_call_jaxpr": _custom,
+    "jit": _called("jaxpr"),
+    "pjit": _called("jaxpr"),
+    "remat2": _called("jaxpr"),
+    "scan": _scan,
+    "while": _while,
+}

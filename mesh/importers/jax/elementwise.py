@@ -1,0 +1,231 @@
+"""Primitives that take elements apart: arithmetic, comparison, conversion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from wire.dtypes import BF16, BOOL, F16, F32, F64, DType, dtype_of
+from wire.errors import Unsupported
+
+from ... import numpy as mnp
+from ...array import Array, apply, literal
+from ...numpy.promotion import cast
+from ...numpy.random import erfinv
+from .rows import Equation, Row
+
+
+def _op(name: str) -> Row:
+    return lambda equation, *operands: apply(name, *operands)
+
+
+def _fn(function: Callable[..., Array]) -> Row:
+    return lambda equation, *operands: function(*operands)
+
+
+def _integer_pow(equation: Equation, x: Array) -> Array:
+    """By repeated squaring, as XLA does it."""
+    exponent = equation["y"]
+    if exponent == 0:
+        return mnp.ones_like(x)
+    power, square, left = None, x, abs(exponent)
+    while left:
+        if left & 1:
+            power = square if power is None else power * square
+        left >>= 1
+        square = square * square if left else square
+    assert power is not None
+    return 1 / power if exponent < 0 else power
+
+
+def _div(equation: Equation, x: Array, y: Array) -> Array:
+    """Integers are divided towards zero."""
+    if x.type.dtype.kind != "i":
+        return apply("div", x, y)
+    size = apply("div", apply("abs", x), apply("abs", y))
+    return mnp.where((x < 0) != (y < 0), -size, size)
+
+
+def _rem(equation: Equation, x: Array, y: Array) -> Array:
+    """With the sign of the dividend, unlike ours."""
+    if x.type.dtype.kind == "u":
+        return apply("rem", x, y)
+    size = apply("rem", mnp.abs(x), mnp.abs(y))
+    return mnp.where(x < 0, -size, size)
+
+
+def _pow(equation: Equation, x: Array, y: Array) -> Array:
+    return apply("pow", x, cast(y, x.type.dtype))
+
+
+def _logistic(equation: Equation, x: Array) -> Array:
+    return apply("recip", 1 + mnp.exp(-x))
+
+
+def _clamp(equation: Equation, low: Array, x: Array, high: Array) -> Array:
+    return apply("min", apply("max", x, low), high)
+
+
+def _select_n(equation: Equation, which: Array, *cases: Array) -> Array:
+    if which.type.dtype is BOOL:
+        return mnp.where(which, cases[1], cases[0])
+    chosen = cases[0]
+    for place, case in enumerate(cases[1:], 1):
+        chosen = mnp.where(which == place, case, chosen)
+    return chosen
+
+
+def _convert(equation: Equation, x: Array) -> Array:
+    return cast(x, dtype_of(equation["new_dtype"]))
+
+
+def _bitcast(equation: Equation, x: Array) -> Array:
+    return apply("bitcast", x, dtype=dtype_of(equation["new_dtype"]).name)
+
+
+def _round(equation: Equation, x: Array) -> Array:
+    if int(equation["rounding_method"]) == 1:  # to even
+        return mnp.round(x)
+    return mnp.trunc(x + mnp.copysign(mnp.full_like(x, 0.5), x))  # away from zero
+
+
+def _reduce_precision(equation: Equation, x: Array) -> Array:
+    """Rounding to a float of other widths, where it is one that exists."""
+    widths = (equation["exponent_bits"], equation["mantissa_bits"])
+    if widths not in FLOATS:
+        raise Unsupported(f"rounding to floats of {widths} bits", op="reduce_precision")
+    return cast(cast(x, FLOATS[widths]), x.type.dtype)
+
+
+FLOATS = {(5, 10): F16, (8, 7): BF16, (8, 23): F32, (11, 52): F64}  # bits of exponent and mantissa
+
+
+def _shift_logical(equation: Equation, x: Array, by: Array) -> Array:
+    """Zeros come in from the left."""
+    kind = x.type.dtype
+    unsigned = dtype_of(np.dtype(f"uint{kind.itemsize * 8}"))
+    moved = apply("shr", _bits(x, unsigned), _bits(by, unsigned))
+    return apply("bitcast", moved, dtype=kind.name) if kind.kind == "i" else moved
+
+
+def _bits(x: Array, kind: DType) -> Array:
+    return x if x.type.dtype is kind else apply("bitcast", x, dtype=kind.name)
+
+
+def _lgamma(equation: Equation, x: Array) -> Array:
+    """Lanczos, g = 7 and nine coefficients, with the reflection below a half."""
+    small = x < 0.5
+    z = mnp.where(small, -x, x - 1)
+    total = mnp.full_like(z, _LANCZOS[0])
+    for place, coefficient in enumerate(_LANCZOS[1:], 1):
+        total = total + coefficient / (z + place)
+    t = z + 7.5
+    value = (z + 0.5) * mnp.log(t) - t + math.log(math.sqrt(2 * math.pi)) + mnp.log(total)
+    return mnp.where(small, math.log(math.pi) - mnp.log(mnp.abs(mnp.sin(math.pi * x))) - value, value)
+
+
+_LANCZOS = (
+    0.99999999999980993227684700473478, 676.520368121885098567009190444019, -1259.13921672240287047156078755283,
+    771.3234287776530788486528258894, -176.61502916214059906584551354, 12.507343278686904814458936853,
+    -0.13857109526572011689554707, 9.984369578019570859563e-6, 1.50563273514931155834e-7,
+)  # fmt: skip
+
+
+def _total(strict: bool) -> Row:
+    """Less, or not more, in the total order of floats: NaN is above all, and 0.0 above -0.0."""
+
+    def row(equation: Equation, x: Array, y: Array) -> Array:
+        if x.type.dtype.kind != "f":
+            return apply("lt" if strict else "le", x, y)
+        left, right = _ordered(x), _ordered(y)
+        return apply("lt" if strict else "le", left, right)
+
+    return row
+
+
+def _ordered(x: Array) -> Array:
+    """Integers in the order of the floats."""
+    kind = dtype_of(np.dtype(f"int{x.type.dtype.itemsize * 8}"))
+    clean = mnp.where(mnp.isnan(x), mnp.nan, x)
+    bits = apply("bitcast", clean, dtype=kind.name)
+    return mnp.where(bits < 0, bits ^ np.iinfo(kind.numpy).max, bits)
+
+
+def _zero_like(equation: Equation, *operands: Array) -> Array:
+    return literal(0, equation.type.dtype)
+
+
+ROWS: dict[str, Row] = {
+    "abs": _op("abs"),
+    "acos": _fn(mnp.acos),
+    "acosh": _fn(mnp.acosh),
+    "add": _op("add"),
+    "add_any": _op("add"),
+    "and": _op("and"),
+    "asin": _fn(mnp.asin),
+    "asinh": _fn(mnp.asinh),
+    "atan": _fn(mnp.atan),
+    "atan2": _op("atan2"),
+    "atanh": _fn(mnp.atanh),
+    "bitcast_convert_type": _bitcast,
+    "cbrt": lambda equation, x: mnp.copysign(mnp.pow(mnp.abs(x), 1 / 3), x),
+    "ceil": _fn(mnp.ceil),
+    "clamp": _clamp,
+    "convert_element_type": _convert,
+    "copy": lambda equation, x: x,
+    "copy_p": lambda equation, x: x,
+    "cos": _op("cos"),
+    "cosh": _fn(mnp.cosh),
+    "div": _div,
+    "eq": _op("eq"),
+    "erf": _op("erf"),
+    "erf_inv": lambda equation, x: erfinv(x),
+    "erfc": lambda equation, x: 1 - apply("erf", x),
+    "exp": _op("exp"),
+    "exp2": _op("exp2"),
+    "expm1": _op("expm1"),
+    "floor": _op("floor"),
+    "ge": _op("ge"),
+    "gt": _op("gt"),
+    "integer_pow": _integer_pow,
+    "is_finite": _fn(mnp.isfinite),
+    "le": _op("le"),
+    "le_to": _total(False),
+    "lgamma": _lgamma,
+    "log": _op("log"),
+    "log1p": _op("log1p"),
+    "logistic": _logistic,
+    "lt": _op("lt"),
+    "lt_to": _total(True),
+    "max": _op("max"),
+    "min": _op("min"),
+    "mul": _op("mul"),
+    "ne": _op("ne"),
+    "neg": _op("neg"),
+    "nextafter": _fn(mnp.nextafter),
+    "not": _op("not"),
+    "optimization_barrier": lambda equation, *xs: list(xs),
+    "or": _op("or"),
+    "pow": _pow,
+    "reduce_precision": _reduce_precision,
+    "rem": _rem,
+    "round": _round,
+    "rsqrt": lambda equation, x: apply("recip", apply("sqrt", x)),
+    "select_n": _select_n,
+    "shift_left": lambda equation, x, by: apply("shl", x, by),
+    "shift_right_arithmetic": lambda equation, x, by: apply("shr", x, by),
+    "shift_right_logical": _shift_logical,
+    "sign": _op("sign"),
+    "sin": _op("sin"),
+    "sinh": _fn(mnp.sinh),
+    "sqrt": _op("sqrt"),
+    "square": lambda equation, x: x * x,
+    "stop_gradient": lambda equation, x: x,
+    "sub": _fn(mnp.subtract),
+    "tan": _op("tan"),
+    "tanh": _op("tanh"),
+    "xor": _op("xor"),
+    "zeros_like": _zero_like,
+}

@@ -1,0 +1,204 @@
+"""Gather, scatter, dynamic slices and sorting.
+
+XLA's gather and scatter are general: windows of one size at computed places.  Each is done here on the flattened
+operand, with the place of every element computed from indices and counters; the two forms that people write (rows by
+index, one axis) go straight to ours.  Semantics: openxla.org/xla/operation_semantics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from wire.dtypes import I32, I64
+
+from ... import numpy as mnp
+from ...array import Array, apply, literal
+from ...numpy.promotion import cast
+from .rows import Equation, Row
+
+CLIP, DROP, IN_BOUNDS = "CLIP", "FILL_OR_DROP", "PROMISE_IN_BOUNDS"
+
+
+def _gather(equation: Equation, x: Array, indices: Array) -> Array:
+    numbers, sizes = equation["dimension_numbers"], equation.ints("slice_sizes")
+    mode = _mode(equation)
+    out = equation.type.shape
+    axis = _whole_rows(numbers.start_index_map, numbers.collapsed_slice_dims, numbers.operand_batching_dims, sizes, x)
+    batch = tuple(place for place in range(len(out)) if place not in numbers.offset_dims)
+    if axis is not None and batch == tuple(range(axis, axis + indices.ndim - 1)):
+        starts = indices[..., 0]
+        found = apply("gather", x, starts, axis=axis, batch_dims=0)
+        if mode != DROP:
+            return found
+        known = (starts >= 0) & (starts < x.shape[axis])
+        aligned = mnp.reshape(known, (1,) * axis + known.shape + (1,) * (x.ndim - axis - 1))
+        return mnp.where(aligned, found, _fill(equation, x))
+    kept = [d for d in range(x.ndim) if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
+    windows = dict(zip(kept, numbers.offset_dims, strict=True))
+    flat, inside = _places(
+        x.shape, sizes, out, batch, indices, windows, numbers.start_index_map,
+        dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)), mode,
+    )  # fmt: skip
+    found = apply("gather", mnp.reshape(x, (-1,)), flat, axis=0, batch_dims=0)
+    return found if inside is None else mnp.where(inside, found, _fill(equation, x))
+
+
+def _fill(equation: Equation, x: Array) -> Any:
+    """What stands where an index is outside: NaN, the smallest signed or the largest unsigned integer, True."""
+    value, kind = equation["fill_value"], x.type.dtype
+    if value is None:
+        limits = np.iinfo(kind.numpy) if kind.kind in "iu" else None
+        value = math.nan if limits is None else limits.min if kind.kind == "i" else limits.max
+        value = True if kind.kind == "b" else value
+    return literal(value, kind)
+
+
+def _scatter(mode_of_ours: str) -> Row:
+    def row(equation: Equation, x: Array, indices: Array, updates: Array) -> Array:
+        numbers, mode = equation["dimension_numbers"], _mode(equation)
+        windows_at = tuple(numbers.update_window_dims)
+        kept = [d for d in range(x.ndim) if d not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
+        windows = dict(zip(kept, windows_at, strict=True))
+        sizes = tuple(updates.shape[windows[d]] if d in windows else 1 for d in range(x.ndim))
+        batch = tuple(place for place in range(updates.ndim) if place not in windows_at)
+        axis = _whole_rows(
+            numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims, numbers.operand_batching_dims, sizes, x
+        )
+        if axis is not None and mode != CLIP and batch == tuple(range(axis, axis + indices.ndim - 1)):
+            return apply("scatter", x, indices[..., 0], updates, axis=axis, mode=mode_of_ours)
+        flat, inside = _places(
+            x.shape, sizes, updates.shape, batch, indices, windows, numbers.scatter_dims_to_operand_dims,
+            dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)), mode,
+        )  # fmt: skip
+        if inside is not None:
+            flat = mnp.where(inside, flat, x.size)  # which is nowhere, so it is dropped
+        found = apply(
+            "scatter", mnp.reshape(x, (-1,)), mnp.reshape(flat, (-1,)), mnp.reshape(updates, (-1,)), axis=0,
+            mode=mode_of_ours,
+        )  # fmt: skip
+        return mnp.reshape(found, x.shape)
+
+    return row
+
+
+def _mode(equation: Equation) -> str:
+    return str(equation["mode"]).rpartition(".")[2]
+
+
+def _whole_rows(
+    starts: Sequence[int], gone: Sequence[int], batching: Sequence[int], sizes: Sequence[int], x: Array
+) -> int | None:
+    """The axis, if every window is one whole row of x along one axis."""
+    if len(starts) != 1 or tuple(gone) != tuple(starts) or batching:
+        return None
+    axis = int(starts[0])
+    whole = all(size == (1 if d == axis else x.shape[d]) for d, size in enumerate(sizes))
+    return axis if whole and x.shape[axis] else None
+
+
+def _places(
+    shape: Sequence[int],
+    sizes: Sequence[int],
+    out: Sequence[int],
+    batch: Sequence[int],
+    indices: Array,
+    windows: dict[int, int],
+    starts: Sequence[int],
+    paired: dict[int, int],
+    mode: str,
+) -> tuple[Array, Array | None]:
+    """For every element of `out` its place in the flattened operand, and whether its window lies inside.
+
+    `batch` are the axes of `out` that run over indices, `windows` maps operand axes to axes of `out`, `starts` says
+    which operand axis each component of an index is for, `paired` maps operand axes to axes of `indices`.
+    """
+    dtype = I32 if math.prod(shape) < 1 << 31 else I64
+    flat, stride = literal(0, dtype), 1
+    inside: Array | None = None
+    for axis in reversed(range(len(shape))):
+        place = literal(0, dtype)
+        if axis in starts:
+            start = cast(indices[..., list(starts).index(axis)], dtype)
+            last = shape[axis] - sizes[axis]
+            if mode == DROP:
+                fits = (start >= 0) & (start <= last)
+                inside = fits if inside is None else inside & fits
+            place = mnp.clip(start, 0, last)
+            aligned = [1] * len(out)
+            for at, dim in zip(batch, place.shape, strict=True):
+                aligned[at] = dim
+            place = mnp.reshape(place, tuple(aligned))
+        elif axis in paired:
+            place = _counter(out, batch[paired[axis]], dtype)
+        if axis in windows:
+            place = place + _counter(out, windows[axis], dtype)
+        flat = flat + place * stride
+        stride *= shape[axis]
+    if inside is not None:
+        aligned = [1] * len(out)
+        for at, dim in zip(batch, inside.shape, strict=True):
+            aligned[at] = dim
+        inside = mnp.reshape(inside, tuple(aligned))
+    return mnp.broadcast_to(flat, tuple(out)), inside
+
+
+def _counter(out: Sequence[int], axis: int, dtype: Any) -> Array:
+    shape = tuple(int(dim) if place == axis else 1 for place, dim in enumerate(out))
+    return apply("iota", shape=shape, dtype=dtype.name, axis=int(axis))
+
+
+def _starts(starts: Sequence[Array]) -> Array:
+    return mnp.stack([cast(start, I32) for start in starts]) if starts else mnp.zeros((0,), dtype=mnp.int32)
+
+
+def _dynamic_slice(equation: Equation, x: Array, *starts: Array) -> Array:
+    return apply("dynamic_slice", x, _starts(starts), sizes=equation.ints("slice_sizes"))
+
+
+def _dynamic_update_slice(equation: Equation, x: Array, update: Array, *starts: Array) -> Array:
+    return apply("dynamic_update_slice", x, update, _starts(starts))
+
+
+# -- order ------------------------------------------------------------------------------------------------
+
+
+def _sort(equation: Equation, *xs: Array) -> Sequence[Array]:
+    """By the first `num_keys` operands; a stable sort by the last key, then by the one before it, and so on."""
+    axis, found = int(equation["dimension"]), list(xs)
+    for key in reversed(range(equation["num_keys"])):
+        order = apply("argsort", found[key], axis=axis)
+        found = [_along(x, order, axis) for x in found]
+    return found
+
+
+def _top_k(equation: Equation, x: Array) -> Sequence[Array]:
+    """The largest first, equal ones in the order they stand in."""
+    axis = int(equation.params.get("axis", x.ndim - 1)) % x.ndim
+    order = apply("argsort", mnp.flip(x, axis=axis), axis=axis)  # flipped twice, equal ones keep their order
+    places = x.shape[axis] - 1 - mnp.flip(order, axis=axis)
+    best = places[(slice(None),) * axis + (slice(0, equation["k"]),)]
+    return [_along(x, best, axis), cast(best, equation.types[1].dtype)]
+
+
+def _along(x: Array, order: Array, axis: int) -> Array:
+    return mnp.take_along_axis(x, order, axis=axis)
+
+
+ROWS: dict[str, Row] = {
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    "scatter": _scatter("set"),
+    "scatter-add": _scatter("add"),
+    "scatter_add": _scatter("add"),
+    "scatter-max": _scatter("max"),
+    "scatter_max": _scatter("max"),
+    "scatter-min": _scatter("min"),
+    "scatter_min": _scatter("min"),
+    "sort": _sort,
+    "top_k": _top_k,
+}
