@@ -19,7 +19,7 @@ import pytest
 from support.worker_process import is_alive
 
 import mesh.numpy as mnp
-from mesh import AsyncMesh, Handle, Mesh, errors, trace
+from mesh import AsyncMesh, Handle, Mesh, errors, grad, remat, trace, value_and_grad, vmap
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(0, 1, 24, dtype=np.float32).reshape(8, 3)
@@ -315,3 +315,19 @@ def test_a_file_that_hides_a_package_is_named(tmp_path: Path) -> None:
     done = script(tmp_path, "import mesh\n")
     assert done.returncode == 1
     assert f"{tmp_path / 'wire.py'} hides graph-mesh's package 'wire'" in done.stderr
+
+
+def test_derivatives_and_batches_run_on_the_mesh(two: Mesh) -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        hidden = remat(layer)(x, weights["w"])
+        return mnp.sum(hidden * hidden)
+
+    def per_row(weights: Any, x: Any) -> Any:
+        return vmap(lambda row: grad(loss)(weights, row))(x)
+
+    put = two.put({"w": W})
+    (value, gradient), rows = two.run(value_and_grad(loss), put, X), two.run(per_row, put, X)
+    hidden = np.tanh(X @ W)
+    np.testing.assert_allclose(value, np.sum(hidden * hidden), 1e-5)
+    np.testing.assert_allclose(gradient["w"], X.T @ (2 * hidden * (1 - hidden * hidden)), 1e-4, 1e-5)
+    np.testing.assert_allclose(rows["w"].sum(0), gradient["w"], 1e-4, 1e-5)
