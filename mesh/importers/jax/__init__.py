@@ -41,6 +41,7 @@ def from_jax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
     shapes = jax.tree_util.tree_map(lambda leaf: _example(jax, leaf), examples)
     closed, result = jax.make_jaxpr(fn, return_shape=True)(*shapes)
     check_supported(closed.jaxpr, getattr(fn, "__name__", "the function"))
+    in_tree: Any
     in_tree, out_tree = jax.tree_util.tree_structure(examples), jax.tree_util.tree_structure(result)
     kinds = [type_of(var.aval) for var in closed.jaxpr.invars]
     constants = [np.asarray(constant) for constant in closed.consts]
