@@ -1,7 +1,7 @@
 """The light models of the package `onnx`, cut over three real workers, equal onnxruntime within 1e-3.
 
-Each runs as it is shipped, where all weights of a layer are one number, and with random weights.  Where onnxruntime is
-not installed, the shipped ones are compared with the outputs that come with them.
+Each runs as it is shipped, where all weights of a layer are one number, and with random weights.  What onnxruntime
+gives was recorded by tests/support/onnx_runtime_cases.py.
 """
 
 from __future__ import annotations
@@ -16,27 +16,19 @@ from numpy.typing import NDArray
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
 from support import light_models
+from support.onnx_runtime_cases import LIGHT
 
 import mesh
 from mesh import Mesh
 
 pytestmark = pytest.mark.long
-LARGE = {"bvlc_alexnet", "vgg19", "zfnet512"}  # their weights take 230 to 550 MiB
+RECORDED = dict(np.load(LIGHT))
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Mesh]:
     with Mesh.builder().mesh("light").local(3).node_timeout(120).build() as built:
         yield built
-
-
-def by_onnxruntime(proto: Any, given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is the judge here, and not installed")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4
-    session = runtime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    found: list[NDArray[Any]] = session.run(None, given)
-    return found
 
 
 def outputs(workers: Mesh, model: Any, given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -62,11 +54,11 @@ def test_shipped_model_gives_what_is_shipped_with_it(workers: Mesh, name: str) -
 def test_shipped_model_equals_onnxruntime_before_its_softmax(workers: Mesh, name: str) -> None:
     proto = light_models.without_softmax(light_models.model(name))
     given = light_models.inputs(proto, seed=1)
-    check(outputs(workers, mesh.load(proto), given), by_onnxruntime(proto, given))
+    check(outputs(workers, mesh.load(proto), given), [RECORDED[name]])
 
 
-@pytest.mark.parametrize("name", [name for name in light_models.NAMES if name not in LARGE])
+@pytest.mark.parametrize("name", [name for name in light_models.NAMES if name not in light_models.LARGE])
 def test_model_with_random_weights_equals_onnxruntime(workers: Mesh, name: str) -> None:
     proto = light_models.weighted(name, seed=2)
     given = light_models.inputs(proto, seed=3)
-    check(outputs(workers, mesh.load(proto), given), by_onnxruntime(proto, given))
+    check(outputs(workers, mesh.load(proto), given), [RECORDED[f"{name} weighted"]])

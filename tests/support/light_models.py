@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+LARGE = {"bvlc_alexnet", "vgg19", "zfnet512"}  # their weights take 230 to 550 MiB
 NAMES = tuple(sorted(path.stem.removeprefix("light_") for path in FOLDER.glob("light_*.onnx")))
 
 

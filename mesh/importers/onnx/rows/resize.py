@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,9 @@ def _origins(call: Call, axis: Axis) -> tuple[Floats, NDArray[np.bool_]]:
     mode = call.attr("coordinate_transformation_mode", "half_pixel" if call.version >= 11 else "asymmetric")
     if mode not in _TRANSFORMATIONS:
         raise call.unsupported(f"the coordinate transformation {mode!r}")
-    at = np.asarray(_TRANSFORMATIONS[mode](np.arange(axis.count, dtype=np.float64), axis), np.float64)
+    places: Any = np.arange(axis.count, dtype=np.float32)  # runtimes compute in float32, and a floor shows it
+    narrow = replace(axis, scale=float(np.float32(axis.scale)))
+    at: Floats = np.asarray(_TRANSFORMATIONS[mode](places, narrow), np.float32).astype(np.float64)
     outside = (at < 0) | (at > axis.size - 1) if mode == "tf_crop_and_resize" else np.zeros(axis.count, bool)
     return at, outside
 

@@ -101,9 +101,9 @@ def _grid_sample(call: Call, x: Array, grid: Array) -> Array:
         at = mnp.reshape(wide[..., rank - 1 - axis], (x.shape[0], points))  # the last axis first
         at = _denormalised(at, dim, aligned)
         at = mnp.round(at) if mode is NEAREST else at
-        if padding == "border":
+        if padding == "border" and mode is not CUBIC:  # a cubic's neighbours are each brought back, not its middle
             at = mnp.clip(at, 0.0, dim - 1.0)
-        elif padding == "reflection":
+        elif padding == "reflection" and mode is not CUBIC:
             at = _reflected(at, dim, aligned)
         coordinates.append(at)
     border: Border | None = None
@@ -202,13 +202,18 @@ def _largest_share(x: Array, rows: Array, columns: Array) -> Array:
     return mnp.swapaxes(found, 1, 2)
 
 
+def _half_away(x: Array) -> Array:
+    """x rounded, halves away from zero."""
+    return mnp.multiply(mnp.sign(x), mnp.floor(mnp.add(mnp.abs(x), 0.5)))
+
+
 def _max_roi_pool(call: Call, x: Array, rois: Array) -> Array:
     """Bins of whole elements: each is a mask of rows by a mask of columns."""
     scale = call.attr("spatial_scale", 1.0)
     chosen = mnp.take(x, cast(rois[:, 0], I32), axis=0)
     result, lowest = chosen, like(-math.inf, x)
     for place, count in enumerate(call.required("pooled_shape")):
-        start, stop = (mnp.round(mnp.multiply(rois[:, column - place], scale)) for column in (2, 4))
+        start, stop = (_half_away(mnp.multiply(rois[:, column - place], scale)) for column in (2, 4))
         size = mnp.divide(mnp.maximum(mnp.add(mnp.subtract(stop, start), 1), 1.0), float(count))
         dim, bins = x.shape[2 + place], np.arange(count, dtype=np.float32)
         first = mnp.add(mnp.floor(mnp.multiply(size[:, None], bins)), start[:, None])

@@ -1,0 +1,31 @@
+"""The importer gives what onnxruntime gives, as recorded by tests/support/onnx_runtime_cases.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
+
+from support.onnx_runtime_cases import OPS, TRIED, model_of, named, values
+
+import mesh
+from worker.cpu import evaluate
+
+RECORDED = dict(np.load(OPS))
+
+
+@pytest.mark.parametrize("number", range(len(TRIED)), ids=[f"{op}-{place}" for place, (op, _, _) in enumerate(TRIED)])
+def test_op_gives_what_onnxruntime_gives(number: int) -> None:
+    op, attributes, given = TRIED[number]
+    model = mesh.load(model_of(op, attributes, values(given)))
+    checked = model.given([named(given)])
+    for place, actual in enumerate(evaluate(model.graph(checked), model.dynamic(checked))):
+        right = RECORDED[f"{number}.{place}"]
+        assert actual.dtype == right.dtype
+        assert actual.shape == right.shape
+        if right.dtype.kind == "f":
+            largest = float(np.abs(right).max(initial=0))
+            np.testing.assert_allclose(actual, right, rtol=1e-4, atol=1e-5 + 1e-6 * largest)
+        else:
+            np.testing.assert_array_equal(actual, right)
