@@ -88,6 +88,8 @@ DIFFERENCES: dict[str, str] = {
     "can_cast": "from an integer to any float",
     "take": "computed indices outside are clamped; known ones raise",
     "take_along_axis": "computed indices outside are clamped; known ones raise",
+    "linalg.matrix_norm": "'fro', 1, -1, inf and -inf; those by singular values not yet",
+    "linalg.matrix_power": "powers of 0 or more",
     "__getitem__": "masks need their values; computed indices outside are clamped; parts are no views",
     "__setitem__": "no other array changes; a mask need not be known where every place gets the same",
     "device": "always `mesh`: the planner decides where a graph runs",

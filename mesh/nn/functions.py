@@ -11,7 +11,7 @@ from wire.errors import DTypeError, ShapeError
 from .. import numpy as mnp
 from ..array import Array, Operand, apply
 from ..composite import composite
-from ..numpy.linalg import Labelled, contract
+from ..numpy.contraction import Labelled, contract
 from ..numpy.promotion import asarray, cast, floats, operands
 from ..numpy.reductions import normal_axis
 

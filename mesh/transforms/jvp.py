@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import numpy as mnp
 from ..array import Array, apply
-from ..numpy.linalg import Labelled, contract
+from ..numpy.contraction import Labelled, contract
 from ..numpy.promotion import cast
 from . import convolutions, loops, programs, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like

@@ -27,7 +27,7 @@ from wire.types import TensorType
 from .. import numpy as mnp
 from ..array import Array, apply
 from ..expression import Tensor
-from ..numpy.linalg import Labelled, Labels, contract
+from ..numpy.contraction import Labelled, Labels, contract
 from ..numpy.promotion import cast
 from . import convolutions, loops, programs, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like

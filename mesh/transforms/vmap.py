@@ -21,7 +21,7 @@ from wire.ops import ELEMENTWISE
 
 from .. import numpy as mnp
 from ..array import Array, apply, literal
-from ..numpy.linalg import Labelled, contract
+from ..numpy.contraction import Labelled, contract
 from ..numpy.promotion import cast, like
 from . import convolutions, loops, randomness
 from .inner import Function, Inner, Whole, call_graph, looked_up, rebuilt, run, run_like

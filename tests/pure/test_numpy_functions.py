@@ -18,7 +18,7 @@ import mesh.numpy as mnp
 from mesh import tree
 from mesh.array import Array
 from mesh.errors import InputError, ShapeError
-from mesh.numpy import sets
+from mesh.numpy import habits, sets
 
 RANDOM = np.random.default_rng(7)
 F = RANDOM.standard_normal((3, 4)).astype(np.float32)
@@ -399,7 +399,9 @@ ALIASES = {
     "invert": "bitwise_invert", "left_shift": "bitwise_left_shift", "mod": "remainder", "power": "pow",
     "right_shift": "bitwise_right_shift", "transpose": "permute_dims", "true_divide": "divide",
 }  # fmt: skip
-MODULES = {"random"}  # test_random.py
+MODULES = {"linalg", "random"}  # test_random.py
+HABITS = {name for name in vars(habits) if getattr(vars(habits)[name], "__module__", "") == habits.__name__}
+HABITS |= {"degrees", "radians", "row_stack", "trapz"}  # test_numpy_habits.py
 CONSTANTS = {"e", "inf", "nan", "newaxis", "pi"}
 DTYPES = {
     "bfloat16", "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
@@ -414,6 +416,7 @@ def test_every_function_has_a_row() -> None:
         | {"copy", "from_dlpack", "topk"}
         | set(ALIASES)
         | MODULES
+        | {name for name in HABITS if not name.startswith("_")}
         | CONSTANTS
         | DTYPES
         | ABOUT_DTYPES

@@ -9,6 +9,7 @@ To add a function: a row of STEPS.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -243,7 +244,8 @@ def small(xp: Any, value: Any) -> Any:
 def _attempt(xp: Any, step: Step, arrays: Sequence[Any]) -> tuple[Any, Exception | None]:
     refusals = (ValueError, TypeError, IndexError) if xp is np else (MeshError, TypeError)
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of medians of nothing
             return _call(xp, step, arrays), None
     except refusals as error:
         return None, error

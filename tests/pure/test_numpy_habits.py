@@ -1,0 +1,188 @@
+"""numpy's names that are short compositions, and the extension `linalg`, against numpy itself: at least a row each."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mesh
+import mesh.numpy as mnp
+from mesh.array import Array
+from mesh.errors import InputError, ShapeError
+from mesh.numpy import habits, linalg
+
+RANDOM = np.random.default_rng(11)
+F = RANDOM.standard_normal((3, 4)).astype(np.float32)
+G = RANDOM.standard_normal((3, 4)).astype(np.float32)
+V = RANDOM.standard_normal(5).astype(np.float32)
+W = RANDOM.standard_normal(3).astype(np.float32)
+T3 = RANDOM.standard_normal((2, 3, 4)).astype(np.float32)
+I = RANDOM.integers(-9, 10, (3, 4)).astype(np.int32)  # noqa: E741
+B = RANDOM.random((3, 4)) > 0.5
+S = np.array([0.0, -0.0, 1, -8, 2.5, np.inf, -np.inf, np.nan, 1e-30], np.float32)
+PAIRS = tuple(np.meshgrid(S, S))
+HOLES = np.array([[1, np.nan, 3], [np.nan, np.nan, np.nan], [5, 0, -2]], np.float32)
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    calls: list[tuple[Any, ...]]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    rtol: float = 3e-6
+    atol: float = 1e-6
+    reference: Callable[..., Any] | None = None
+
+
+ROWS = [
+    *[Row(name, [([F, G],), ([V, V],), ([1.0, 2.0],), ([T3, T3],)]) for name in ("vstack", "hstack", "dstack")],
+    Row("column_stack", [([V, V],), ([F, W],)]),
+    Row("atleast_3d", [(1.0,), (V,), (F,), (T3,)]),
+    Row("append", [(F, G), (F, G, 1), (V, 3.0)]),
+    Row("array_split", [(V, 2), (V, 3), (F, 3, 1), (V, 7), (V, [2, 3])]),
+    Row("vsplit", [(F, 3), (F, [1])]), Row("hsplit", [(F, 2), (V, 5)]), Row("dsplit", [(T3, 2)]),
+    Row("flipud", [(F,)]), Row("fliplr", [(F,)]),
+    *[Row("rot90", [(F, k), (T3, k, (1, 2)), (T3, k, (2, 0))]) for k in range(-1, 5)],
+    Row("delete", [(F, 1, 0), (F, [0, 2], 1), (V, slice(1, 3)), (F, 5), (F, -1, 1)]),
+    Row("identity", [(3,)]), Row("tri", [(3,), (3, 4, 1), (4, 2, -1)]),
+    Row("diag", [(F,), (V,), (V, 1), (V, -2), (F, 1), (I[0],)]), Row("diagflat", [(F,), (V, 1)]),
+    Row("logspace", [(0, 2, 5), (-1, 1, 4, False), (0, 3, 4, True, 2.0)]),
+    Row("geomspace", [(1, 1000, 4), (1, 16, 4, False)], rtol=2e-5),
+    Row("indices", [((2, 3),), ((4,),)]),
+    Row("rint", [(F,), (S,)]), Row("divmod", [(F, G), (I, 4)], rtol=1e-5, atol=1e-5),
+    Row("fmod", [(F, G), (I, 4), (I, -3)]), Row("fmax", [PAIRS, (F, 0)]), Row("fmin", [PAIRS, (F, 0)]),
+    Row("float_power", [(np.abs(F), G), (I, 2)], rtol=1e-5), Row("heaviside", [(S, np.float32(0.5)), (F, 1.0)]),
+    Row("logaddexp2", [(F, G), PAIRS]), Row("cbrt", [(F,), (S,), (np.array([1e30, -27, 1e-20], np.float32),)]),
+    Row("sinc", [(F,), (np.array([0, 1, 0.5, -2.25], np.float32),)], atol=1e-6),
+    Row("deg2rad", [(F,), (I,)]), Row("rad2deg", [(F,)]),
+    Row("nan_to_num", [(S,), (I,)]),
+    Row("nan_to_num", [(S,)], {"nan": 1.0, "posinf": 5.0, "neginf": -5.0}),
+    Row("isclose", [PAIRS, (F, F * np.float32(1 + 1e-6)), (F, G)]),
+    Row("isclose", [PAIRS], {"equal_nan": True, "rtol": 0.1}),
+    Row("allclose", [(F, F + np.float32(1e-9)), (F, G)]), Row("array_equal", [(F, F), (F, G), (F, V)]),
+    Row("isposinf", [(S,)]), Row("isneginf", [(S,)]),
+    Row("ptp", [(F,), (I, 0), (T3, (0, 2))]), Row("ptp", [(F, 1)], {"keepdims": True}),
+    Row("average", [(F,), (F, 1), (F, 0, W), (F, None, np.abs(G))], rtol=1e-5),
+    *[Row(name, [(HOLES[[0, 2]],), (HOLES[[0, 2]], 1), (I, 0)]) for name in ("nansum", "nanprod", "nanmax", "nanmin",
+      "nanmean")],
+    *[Row(name, [(HOLES, 1)], {"keepdims": True}) for name in ("nansum", "nanprod", "nanmax", "nanmin", "nanmean")],
+    Row("dot", [(F, G.T), (V, V), (F, 2.0), (F, G[0]), (T3, T3.swapaxes(1, 2)), (W, F)], rtol=1e-5, atol=1e-5),
+    Row("inner", [(F, G), (V, V), (T3, F)], rtol=1e-5, atol=1e-5), Row("vdot", [(F, G)], rtol=1e-5, atol=1e-5),
+    Row("kron", [(F, G), (V, F), (I[:2], I[:1])]), Row("cross", [(W, W[::-1]), (F.T, G.T)], atol=1e-5),
+    Row("ediff1d", [(F,), (I,)]),
+    Row("trapezoid", [(V,), (F, np.arange(4.0, dtype=np.float32) ** 2), (F,)], rtol=1e-5, atol=1e-5),
+    Row("trapezoid", [(F,)], {"dx": 0.5, "axis": 0}, rtol=1e-5),
+    Row("interp", [(np.linspace(-1, 6, 20, dtype=np.float32), np.array([0, 1, 3, 5], np.float32), V[:4]),
+                   (S, np.array([0, 2], np.float32), V[:2]), (V, np.array([1], np.float32), V[:1])], atol=1e-5),
+    Row("interp", [(V, np.array([0, 1], np.float32), V[:2])], {"left": -9.0, "right": 9.0}, atol=1e-5),
+    Row("digitize", [(V, np.array([-1, 0, 1], np.float32))]),
+    Row("digitize", [(I, np.array([-3, 0, 4]))], {"right": True}),
+    Row("gradient", [(F, 0), (F, 1), (V,)], reference=lambda x, axis=-1: np.gradient(x, axis=axis)),
+    *[Row("convolve", [(V, W), (W, V), (V, V), (I[0], I[1, :3])], {"mode": mode}, atol=1e-5)
+      for mode in ("full", "same", "valid")],
+    Row("select", [([F > 0, F < -1], [F, G], 7.0), ([B], [I])]),
+    Row("argwhere", [(B,), (V,), (1.0,)]), Row("flatnonzero", [(B,), (I,)]), Row("extract", [(B, F)]),
+]  # fmt: skip
+LINALG = [
+    Row("cross", [(W, W[::-1]), (F.T, G.T)], atol=1e-5),
+    Row("diagonal", [(F,), (T3,)]), Row("trace", [(F,), (T3,)], atol=1e-5), Row("trace", [(I,)], {"offset": 1}),
+    Row("matmul", [(F, G.T)], atol=1e-5), Row("matrix_transpose", [(T3,)]), Row("outer", [(V, W)]),
+    Row("tensordot", [(F, G.T)], {"axes": 1}, atol=1e-5), Row("vecdot", [(F, G)], atol=1e-5),
+    *[Row("matrix_norm", [(F,), (T3,)], {"ord": ord, "keepdims": ord == 1}, rtol=1e-5)
+      for ord in ("fro", 1, -1, math.inf, -math.inf)],
+    *[Row("vector_norm", [(V,), (F,)], {"ord": ord}, rtol=1e-5) for ord in (0, 1, 2, 3, 2.5, math.inf, -math.inf)],
+    Row("vector_norm", [(T3,)], {"axis": (0, 2), "keepdims": True}, rtol=1e-5), Row("vector_norm", [(F,)], {"axis": 1}),
+    *[Row("matrix_power", [(F[:, :3], n), (I[:, :3] % 3, n), (T3[:, :, :3], n)], rtol=1e-4, atol=1e-4)
+      for n in (0, 1, 2, 5)],
+]  # fmt: skip
+BITS_64 = {"float64": "float32", "int64": "int32"}
+
+
+def same(found: Any, expected: Any, row: Row, args: tuple[Any, ...]) -> None:
+    if isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            same(one, other, row, args)
+        return
+    assert isinstance(found, Array)
+    wanted = np.asarray(expected)
+    assert found.shape == wanted.shape
+    given = {np.asarray(each).dtype for each in args if isinstance(each, np.ndarray)}
+    if wanted.dtype not in given and row.name not in ("fmod", "diag"):
+        assert found.dtype == BITS_64.get(wanted.dtype.name, wanted.dtype), row
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(np.asarray(found), wanted.astype(found.dtype), row.rtol, row.atol)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}{row.kwargs or ''}")
+def test_a_habit_equals_numpys(row: Row) -> None:
+    reference = row.reference or getattr(np, row.name)
+    for args in row.calls:
+        with np.errstate(all="ignore"):
+            expected = reference(*args, **row.kwargs)
+        same(getattr(mnp, row.name)(*args, **row.kwargs), expected, row, args)
+
+
+@pytest.mark.parametrize("row", LINALG, ids=lambda row: f"{row.name}{row.kwargs or ''}")
+def test_a_function_of_linalg_equals_numpys(row: Row) -> None:
+    for args in row.calls:
+        expected = getattr(np.linalg, row.name)(*args, **row.kwargs)
+        same(getattr(mnp.linalg, row.name)(*args, **row.kwargs), expected, row, args)
+
+
+REALISED = {"argwhere", "flatnonzero", "extract", "copyto", "array_equal"}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name not in REALISED], ids=lambda row: row.name)
+def test_a_habit_is_traced(row: Row) -> None:
+    args = row.calls[0]
+    places = [place for place, each in enumerate(args) if isinstance(each, np.ndarray)]
+
+    def function(*arrays: Any) -> Any:
+        given = list(args)
+        for place, array in zip(places, arrays, strict=True):
+            given[place] = array
+        return getattr(mnp, row.name)(*given, **row.kwargs)
+
+    found, expected = (
+        mesh.evaluate(function, *[args[place] for place in places]),
+        function(*[args[place] for place in places]),
+    )
+    for one, other in zip(mesh.tree.leaves(found), mesh.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, np.asarray(other))
+
+
+def test_every_habit_has_a_row() -> None:
+    functions = [each for each in vars(habits).values() if inspect.isfunction(each)]
+    public = {each.__name__ for each in functions if each.__module__ == habits.__name__}
+    assert {name for name in public if not name.startswith("_")} == {row.name for row in ROWS} | {"copyto"}
+    assert set(linalg.__all__) == {row.name for row in LINALG}
+    assert (mnp.degrees, mnp.radians, mnp.row_stack, mnp.trapz) == (
+        mnp.rad2deg, mnp.deg2rad, mnp.vstack, mnp.trapezoid)  # fmt: skip
+
+
+def test_copyto_fills_what_is_there() -> None:
+    x = mnp.zeros((3, 4))
+    mnp.copyto(x, F)
+    np.testing.assert_array_equal(np.asarray(x), F)
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda: mnp.vstack([F, V]), lambda: mnp.delete(F, 9, 0), lambda: mnp.diag(T3), lambda: mnp.rot90(F, 1, (1, 1)),
+    lambda: mnp.array_split(F, 0), lambda: mnp.average(F, 0, V), lambda: mnp.average(F, None, V),
+    lambda: mnp.convolve(F, V), lambda: mnp.convolve(V, W, "whole"), lambda: mnp.interp(V, F, F), lambda: mnp.cross(V, V),
+    lambda: mnp.select([B], [I, I]), lambda: mnp.gradient(F[:1], 0), lambda: mnp.linalg.outer(F, V), lambda: mnp.kron(
+    np.zeros((1,) * 5), V), lambda: mnp.linalg.matrix_power(F, 2), lambda: mnp.linalg.matrix_power(F[:, :3], -1),
+    lambda: mnp.linalg.matrix_norm(V), lambda: mnp.linalg.matrix_norm(F, ord="max"), lambda: mnp.dot(F, F),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(wrong: Callable[[], Any]) -> None:
+    with pytest.raises((InputError, ShapeError)):
+        wrong()
