@@ -178,7 +178,8 @@ def test_copyto_fills_what_is_there() -> None:
 @pytest.mark.parametrize("wrong", [
     lambda: mnp.vstack([F, V]), lambda: mnp.delete(F, 9, 0), lambda: mnp.diag(T3), lambda: mnp.rot90(F, 1, (1, 1)),
     lambda: mnp.array_split(F, 0), lambda: mnp.average(F, 0, V), lambda: mnp.average(F, None, V),
-    lambda: mnp.convolve(F, V), lambda: mnp.convolve(V, W, "whole"), lambda: mnp.interp(V, F, F), lambda: mnp.cross(V, V),
+    lambda: mnp.convolve(F, V), lambda: mnp.convolve(V, W, "whole"), lambda: mnp.interp(V, F, F),
+    lambda: mnp.cross(V, V),
     lambda: mnp.select([B], [I, I]), lambda: mnp.gradient(F[:1], 0), lambda: mnp.linalg.outer(F, V), lambda: mnp.kron(
     np.zeros((1,) * 5), V), lambda: mnp.linalg.matrix_power(F, 2), lambda: mnp.linalg.matrix_power(F[:, :3], -1),
     lambda: mnp.linalg.matrix_norm(V), lambda: mnp.linalg.matrix_norm(F, ord="max"), lambda: mnp.dot(F, F),
