@@ -32,7 +32,7 @@ from wire.certificates import (
 )
 from wire.codec import decode_graph, encode_graph, tensor_bytes, tensor_from
 from wire.discovery import announced
-from wire.dtypes import dtype_named
+from wire.dtypes import F32, dtype_named
 from wire.errors import (
     BlobError,
     ConfigError,
@@ -92,6 +92,7 @@ from wire.verify import verify
 from worker import host_messages as host
 from worker.engine import EngineInfo, Measured
 
+from .control_cases import CASES
 from .frames import BODY, BUSY, FRAMES, LINK
 from .fuzzing import Target, refused_with
 from .golden import square_sum
@@ -108,6 +109,7 @@ NOW_S = 1_700_000_000.0  # of what is dated
 
 def graphs(folder: Path) -> Target:
     graphs = [square_sum(), nested(DEFAULT.nesting_max), *(random_graph(seed, 2, 12).graph for seed in range(60))]
+    graphs += [graph for find in CASES.values() for _, graph, _ in itertools.islice(find(F32), 2)]
 
     def check(graph: Any, data: bytes) -> None:
         verify(graph)
@@ -120,6 +122,7 @@ def graphs(folder: Path) -> Target:
 
 def texts(folder: Path) -> Target:
     graphs = [square_sum(), *(random_graph(seed, 2, 6).graph for seed in range(20))]
+    graphs += [graph for find in CASES.values() for _, graph, _ in itertools.islice(find(F32), 1)]
 
     def read(data: bytes) -> Any:
         return from_text(data.decode("utf-8", "replace"))
