@@ -13,7 +13,7 @@ from wire.errors import InputError
 from wire.graph import WireGraph
 from wire.types import TensorType
 
-from .array import Array, apply, argument
+from .array import Array, apply
 
 
 def composite(name: str, fn: Callable[..., Array], *operands: Array, **attrs: Any) -> Array:
@@ -30,10 +30,10 @@ def composite(name: str, fn: Callable[..., Array], *operands: Array, **attrs: An
 def _expansion(
     fn: Callable[..., Array], types: tuple[TensorType, ...], attrs: tuple[tuple[str, Any], ...]
 ) -> WireGraph:
-    from .trace import OUTPUT, graph_of
+    from .trace import OUTPUT
+    from .transforms.inner import run
 
-    tracers = [argument("input", str(place), type) for place, type in enumerate(types)]
-    graph, handles = graph_of([tracer.tensor for tracer in tracers], [fn(*tracers, **dict(attrs))], [OUTPUT], "")
-    if handles or graph.blobs:
+    graph = run(lambda *operands: [fn(*operands, **dict(attrs))], types).graph([OUTPUT])
+    if graph.blobs:
         raise InputError("a composite refers to a large tensor", next_step="Pass it as an operand")
     return graph

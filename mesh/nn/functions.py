@@ -14,6 +14,7 @@ from ..composite import composite
 from ..numpy.contraction import Labelled, contract
 from ..numpy.promotion import asarray, cast, floats, operands
 from ..numpy.reductions import normal_axis
+from ..transforms.custom import stop_gradient
 
 
 def embedding(indices: Operand, table: Operand) -> Array:
@@ -53,11 +54,12 @@ def log_softmax(x: Operand, axis: int = -1) -> Array:
 
 
 def softmax_body(x: Array, axis: int = -1) -> Array:
-    """The expansion of softmax."""
-    grown = mnp.exp(x - x.max(axis, keepdims=True))
+    """The expansion of softmax.  The maximum cancels out, so it needs no derivative."""
+    grown = mnp.exp(x - stop_gradient(x.max(axis, keepdims=True)))
     return grown / grown.sum(axis, keepdims=True)
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
-    shifted = x - x.max(axis, keepdims=True)
+    peak: Array = stop_gradient(x.max(axis, keepdims=True))
+    shifted = x - peak
     return shifted - mnp.log(mnp.exp(shifted).sum(axis, keepdims=True))

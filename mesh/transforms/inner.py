@@ -114,7 +114,7 @@ class Inner:
         """The same with `captured`, what else it refers to, as further arguments."""
         return Inner((*self.arguments, *captured), self.outputs, self.born)
 
-    def graph(self) -> WireGraph:
+    def graph(self, output_names: Sequence[str] | None = None) -> WireGraph:
         """The function as a graph with inputs "0", "1", ...; it remembers this Inner as its `origin`.
 
         InputError if it refers to a tensor that is neither small nor an argument: `close` makes those arguments.
@@ -124,7 +124,7 @@ class Inner:
             id(tensor): builder.input(str(place), tensor.type.shape, tensor.type.dtype)
             for place, tensor in enumerate(self.arguments)
         }
-        graph = builder.build(assemble(builder, self.outputs, partial(_constant, builder), placed))
+        graph = builder.build(assemble(builder, self.outputs, partial(_constant, builder), placed), output_names)
         return replace(graph, origin=self)
 
 
@@ -294,8 +294,12 @@ def _on_mesh(tensor: Tensor) -> bool:
 def _constant(builder: GraphBuilder, tensor: Tensor) -> int:
     if tensor.value is None:
         name = traced_argument(tensor)
-        what = "a tensor on the mesh" if name is None else f"the traced argument {name!r}"
-        raise InputError(f"the function refers to {what}", next_step="Pass it as an operand")
+        said = (
+            f"the traced argument {name!r} belongs to another function"
+            if name is not None
+            else "a tensor on the mesh is closed over"
+        )
+        raise InputError(said, next_step="Pass it as an operand")
     return builder.const(tensor.value)
 
 

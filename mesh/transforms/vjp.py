@@ -239,12 +239,18 @@ def dot_labels(left_rank: int, right_rank: int, axes: Mapping[str, tuple[int, ..
 
 def _dot_left(g: Array, z: Array, x: Array, y: Array, **axes: tuple[int, ...]) -> Array:
     left, right, kept = dot_labels(x.ndim, y.ndim, axes)
-    return contract(Labelled(g, kept), Labelled(y, right), left)
+    return _product(Labelled(g, kept), Labelled(y, right), left)
 
 
 def _dot_right(g: Array, z: Array, x: Array, y: Array, **axes: tuple[int, ...]) -> Array:
     left, right, kept = dot_labels(x.ndim, y.ndim, axes)
-    return contract(Labelled(x, left), Labelled(g, kept), right)
+    return _product(Labelled(x, left), Labelled(g, kept), right)
+
+
+def _product(one: Labelled, other: Labelled, kept: Labels) -> Array:
+    """The product with that operand on the left whose axes come first, so that nothing is transposed."""
+    free = next((label for label in kept if (label in one.labels) != (label in other.labels)), None)
+    return contract(one, other, kept) if free is None or free in one.labels else contract(other, one, kept)
 
 
 def _composite(inputs: list[Array], wanted: list[bool], **attrs: Any) -> tuple[list[Array], Pull]:

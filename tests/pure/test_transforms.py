@@ -375,6 +375,17 @@ def test_the_gradient_of_a_linear_layer_is_two_products() -> None:
     assert ops_of(mesh.trace(mesh.grad(fn, (0, 1)), *f32)) == ["dot", "add", "add", "dot", "reduce_sum"]
 
 
+def test_the_gradient_of_attention_does_not_ask_where_the_maximum_was() -> None:
+    def fn(q: Any, k: Any, v: Any, w: Any) -> Any:
+        return mnp.sum(nn.linear(nn.scaled_dot_product_attention(q, k, v), w) ** 2)
+
+    ops = ops_of(
+        mesh.trace(mesh.grad(fn, (0, 1, 2, 3)), floats(2, 4, 3), floats(2, 4, 3), floats(2, 4, 3), floats(5, 3))
+    )
+    assert not {"eq", "select", "transpose", "scatter"} & set(ops)
+    assert (ops.count("dot"), ops.count("reduce_max")) == (3 + 6, 1)
+
+
 def test_zeros_are_not_made_and_constants_not_differentiated() -> None:
     def fn(x: Any, w: Any) -> Any:
         return mnp.sum(mnp.where(x > 0, x, 0.0) @ w)
