@@ -49,14 +49,12 @@ def test_a_slow_cable_is_measured_as_slow_and_the_others_are_not(tmp_path: Path)
         mesh = LanMesh(lan.hosts[0], tmp_path)
         for host, name in zip(lan.hosts[1:], NODES[1:], strict=True):
             mesh.worker(host, name)
-        fastest: dict[Pair, float] = {}
-        for (source, target), row in known(mesh).items():
-            assert row["path"] == "direct"
-            if "attic" in (source, target):
-                assert 20e6 < row["bytes_per_s"] * 8 < 300e6, row  # the cable lets a burst through at once
-            fastest[source, target] = row["bytes_per_s"] * 8
-            assert row["rtt_s"] > 0
-        assert max(fastest.values()) > 300e6, "nothing is slow between the others, whatever else this machine does"
+        slow, others = [], []
+        for pair, row in known(mesh).items():
+            assert row["path"] == "direct" and row["rtt_s"] > 0
+            (slow if "attic" in pair else others).append(row["bytes_per_s"] * 8)
+        assert 0 < min(slow) <= max(slow) < 300e6, "the cable lets a burst through at once"
+        assert max(others) > max(slow), "not each of them, since this machine may be busy"
 
 
 def test_two_workers_that_do_not_hear_each_other_are_shown_as_relayed_with_the_reason(tmp_path: Path) -> None:

