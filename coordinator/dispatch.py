@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from wire.errors import BlobMissing
 from wire.graph import WireGraph, const_value
 from wire.messages import BlobSpec, Deploy, PartSpec, PlanKey, Target, Working
 from wire.messages import Source as WireSource
-from wire.ops import LEAVES
+from wire.ops import LEAVES, inner_graphs
 from wire.types import TensorType
 
 from .plan import FromConst, FromInput, FromParam, FromPart, Part, Plan, Source
@@ -31,13 +32,19 @@ def nodes(plan: Plan) -> frozenset[str]:
 
 
 def part_seconds(plan: Plan) -> dict[int, float]:
-    """What every part is predicted to take."""
-    return {part.index: part.seconds for part in plan.parts}
+    """What every part is predicted to take: anything at all where values decide how much there is to do."""
+    return {part.index: math.inf if part.graph.work_varies else part.seconds for part in plan.parts}
 
 
 def prepare_seconds(plan: Plan) -> dict[int, float]:
     """What every part should take to compile where no cache has it."""
-    return {part.index: COMPILE_S * len(part.graph) for part in plan.parts}
+    return {part.index: COMPILE_S * _nodes_in(part.graph) for part in plan.parts}
+
+
+def _nodes_in(graph: WireGraph) -> int:
+    """Those of branches and bodies too."""
+    inside = (graph.nodes[index] for index in graph.siblings)
+    return len(graph) + sum(_nodes_in(each) for node in inside for each in inner_graphs(node.op, node.attrs))
 
 
 def working(run: Working) -> tuple[int, int, int, float]:

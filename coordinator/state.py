@@ -24,6 +24,7 @@ calls get a new plan, and the old one is dropped when its last step is done.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -562,7 +563,8 @@ class CoordinatorState:
         plan = self._plans[event.generation]
         for part, took_s in event.seconds.items():
             plan.took_s[part] = max(took_s, FADING * plan.took_s.get(part, 0.0))
-            plan.expected_s[part] = STUCK_OBSERVED * plan.took_s[part]
+            if plan.expected_s.get(part) != math.inf:
+                plan.expected_s[part] = STUCK_OBSERVED * plan.took_s[part]
         return self._finish_if_complete(self._plans[event.generation], event.step)
 
     def _run_failed(self, event: RunFailed, now: float) -> list[Action]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from .dtypes import DType, dtype_of
 from .errors import GraphError, LimitExceeded, ShapeError
 from .limits import DEFAULT, Limits
-from .ops import CONTROL, OPS, VARIADIC, check_attrs, inner_graphs, op_named
+from .ops import CONTROL, OPS, VARIADIC, VARYING, check_attrs, inner_graphs, op_named
 from .types import NO_ATTRS, Attrs, TensorType
 
 
@@ -98,6 +98,13 @@ class WireGraph:
         """Whether this graph, or a graph inside it, branches or loops."""
         return any(
             op in CONTROL or any(inner.has_control for inner in inner_graphs(op, attrs)) for op, _, attrs in self.nodes
+        )
+
+    @cached_property
+    def work_varies(self) -> bool:
+        """Whether the values decide how much there is to do."""
+        return any(
+            op in VARYING or any(inner.work_varies for inner in inner_graphs(op, attrs)) for op, _, attrs in self.nodes
         )
 
     @cached_property

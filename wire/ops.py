@@ -269,6 +269,7 @@ ELEMENTWISE = frozenset(name for name, op in OPS.items() if op.family in {"unary
 VIEWS = frozenset(name for name, op in OPS.items() if op.family == "view")
 VARIADIC = frozenset(name for name, op in OPS.items() if op.inputs is None)
 CONTROL = frozenset(name for name, op in OPS.items() if "output" in op.attrs)  # several results, a node for each
+VARYING = frozenset({"cond", "while"})  # how much work they are depends on values
 GRAPH_ATTRS: dict[str, tuple[str, ...]] = {  # the attributes that are graphs, of the ops that have some
     name: found
     for name, op in OPS.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +14,17 @@ from support.run_plan import run_plan
 
 import mesh
 from coordinator.cost import CostModel
+from coordinator.dispatch import part_seconds
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles
+from coordinator.stragglers import Stragglers
 from wire.dtypes import F32, F64, DType
 from wire.graph import WireGraph
 from wire.ops import OPS, WHILE_TRIPS
 from wire.types import TensorType
 from worker.cpu import evaluate
 
-ROW = TensorType((64,), F32)
+ROWS = np.ones(8, np.float32)
 
 
 def looped(dtype: DType = F32, inner: DType | None = None, length: int = 4) -> WireGraph:
@@ -90,3 +93,18 @@ def test_what_a_turn_holds_counts_as_memory() -> None:
     graph = mesh.trace(wide, np.zeros((3, 300), np.float32))
     model = CostModel(graph, Profiles((worker(0, device(0, 1.0, 1.0)),)))
     assert model.predict([0] * len(model.units)).memory_bytes[0] > 300 * 300 * 4
+
+
+def test_nobody_is_slow_or_stuck_for_work_that_depends_on_values() -> None:
+    """A part with a while takes what it takes: no verdict follows, and no second try."""
+    steady, varying = looped(), mesh.trace(lambda x: mesh.while_loop(lambda c: c.sum() < 1, lambda c: c + x, x), ROWS)
+    inside = mesh.trace(lambda x: mesh.map(lambda row: mesh.cond(row > 0, lambda: row, lambda: -row), x), ROWS)
+    assert [graph.work_varies for graph in (steady, varying, inside)] == [False, True, True]
+    for graph in (steady, varying):
+        plan = make_plan(graph, Profiles((worker(0, device(0, 1.0, 1.0)),)), "single")
+        (expected_s,) = part_seconds(plan).values()
+        assert (expected_s == math.inf) == graph.work_varies
+        seen = Stragglers()
+        for took_s in [0.1] * 10 + [10.0] * 5:
+            seen.took(plan, {0: took_s}, 1)
+        assert (seen.slowness(("node-0", 0)) > 1) == (not graph.work_varies)
