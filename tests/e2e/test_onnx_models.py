@@ -33,7 +33,7 @@ def workers() -> Iterator[Mesh]:
 
 
 def outputs(workers: Mesh, model: Any, given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """What three workers give; on a busy machine one may be thought stuck for a while, and then another call is made."""
+    """What three workers give; on a busy machine one may be thought stuck for a while: then another call is made."""
     for _ in range(ATTEMPTS_MAX):
         found = workers.run(model, given, strategy="pipeline")
         if len(workers.report().workers) == 3:
