@@ -26,6 +26,7 @@ from .assemble import assemble
 from .backend import Work
 from .expression import Tensor, pending, traced_argument
 from .handle import Handle
+from .several import siblings_of
 
 
 class Evaluator(Protocol):
@@ -70,6 +71,7 @@ def using(evaluator: Evaluator | None) -> Iterator[None]:
 def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
     """Compute the values of `arrays` together and keep them; InputError if one depends on a traced argument."""
     tensors = [array.tensor for array in arrays]
+    tensors += [other for tensor in tensors if tensor.value is None for other in siblings_of(tensor)]
     order = pending(tensors)
     for node in order:
         name = traced_argument(node)

@@ -1,9 +1,13 @@
-"""Ops with several results, as Arrays: a node for each, all of one computation."""
+"""Ops with several results, as Arrays: a node for each, all of one computation.
+
+Siblings know of each other for as long as they live, so that who computes one keeps the others too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from wire.graph import Node, WireGraph, infer
 from wire.types import Attrs
@@ -21,4 +25,15 @@ def several(op: str, operands: Sequence[Array], **attrs: Any) -> list[Array]:
     for output in range(len(graph.outputs)):
         attributes = Attrs({**attrs, "output": output})
         found.append(Array(Tensor(Expression(op, tensors, attributes), infer(Node(op, (), attributes), types))))
+    family = tuple([ref(array.tensor) for array in found])
+    _FAMILIES.update((array.tensor, family) for array in found)
     return found
+
+
+def siblings_of(tensor: Tensor) -> list[Tensor]:
+    """The other results of the same computation that somebody holds."""
+    found = [each() for each in _FAMILIES.get(tensor, ())]
+    return [each for each in found if each is not None and each is not tensor]
+
+
+_FAMILIES: WeakKeyDictionary[Tensor, tuple[ref[Tensor], ...]] = WeakKeyDictionary()

@@ -11,6 +11,8 @@ import pytest
 import mesh
 import mesh.numpy as mnp
 from mesh.compiled import handle_of
+from mesh.inprocess import evaluate as evaluate_here
+from mesh.realise import using
 from wire.codec import decode_graph
 from wire.errors import InputError
 from wire.simplify import simplify
@@ -190,3 +192,17 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 def test_what_does_not_fit_is_named(use: Callable[[], Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         use()
+
+
+def test_a_loop_runs_once_for_all_of_its_results_that_somebody_holds() -> None:
+    calls = []
+
+    def evaluator(work: Any, inputs: Any) -> Any:
+        calls.append(work)
+        return evaluate_here(work, inputs)
+
+    with using(evaluator):
+        last, rows = mesh.scan(lambda c, x: (c + x, c * x), 0.0, np.arange(5, dtype=np.float32))
+        assert float(last) == 10
+        np.testing.assert_array_equal(np.asarray(rows), [0, 0, 2, 9, 24])
+    assert len(calls) == 1
