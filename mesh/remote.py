@@ -13,6 +13,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -86,7 +87,7 @@ class Remote:
         self._membership = membership
         self._shared = shared
         self._offered: dict[str, dict[bytes, NDArray[Any]]] = {}  # what jobs need, until they were accepted with it
-        self._exchange = BlobExchange(shared, self._find)
+        self._exchange = BlobExchange(shared, partial(_find, self._offered))
         self._tasks: set[asyncio.Task[Any]] = set()
         self._link: Link | None = None
         self._address: tuple[str, int] = ("", 0)
@@ -284,10 +285,6 @@ class Remote:
             self._tasks.add(stop)
             stop.add_done_callback(self._tasks.discard)
 
-    def _find(self, address: bytes) -> memoryview | None:
-        found = next((offered[address] for offered in self._offered.values() if address in offered), None)
-        return None if found is None else tensor_bytes(found)
-
     async def _open(self) -> Link:
         """The link to the coordinator, dialled again for a while where it broke: it may come back with its jobs."""
         async with self._dialling:
@@ -325,6 +322,11 @@ class Remote:
             if not isinstance(answer, kind):
                 raise ProtocolError(f"expected {kind.__name__}, got {type(answer).__name__}")
             return answer
+
+
+def _find(offers: Mapping[str, Mapping[bytes, NDArray[Any]]], address: bytes) -> memoryview | None:
+    found = next((offered[address] for offered in offers.values() if address in offered), None)
+    return None if found is None else tensor_bytes(found)
 
 
 def _named(name: str, value: NDArray[Any] | Handle, offered: dict[bytes, NDArray[Any]]) -> NamedValue:

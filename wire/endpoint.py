@@ -21,11 +21,12 @@ from typing import Any, Protocol
 from .address import EVERY, parse_address, shown
 from .allowed import LOOPBACK_ONLY, Allowed
 from .certificates import Member
-from .errors import Busy, ConfigError, ConnectFailed, MeshError, NotTrusted, ProtocolError
+from .errors import Busy, ConfigError, ConnectFailed, MeshError, NodeLost, NotTrusted, ProtocolError
 from .frames import Hello, decode
 from .identity import member_id
 from .limits import DEFAULT, KIB, Limits
 from .link import Handler, Link
+from .messages import Message
 from .pairing import Pairing
 from .protocol import (
     BULK,
@@ -168,6 +169,7 @@ class Endpoint:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=2 * CLOSE_TIMEOUT_S)
         await self._carrier.close()
+        self.handler = _Nobody()  # for the owner holds this, and links to be told of there are none
 
     def unlinked(self, link: Link) -> None:
         """A link ended."""
@@ -372,6 +374,28 @@ class _Accepted:
     peer: Peer
     socket: Socket
     link: Link | None = None
+
+
+class _Nobody:
+    """Hears for an endpoint that is closed."""
+
+    async def on_request(self, link: Link, body: Message) -> Message:
+        raise NodeLost("the node is shutting down")
+
+    def on_notify(self, link: Link, body: Message) -> None:
+        return
+
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+        raise NodeLost("the node is shutting down")
+
+    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
+        return
+
+    def on_linked(self, link: Link) -> None:
+        return
+
+    def on_unlinked(self, link: Link, error: MeshError | None) -> None:
+        return
 
 
 class _Connection:

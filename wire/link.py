@@ -372,6 +372,7 @@ class Link:
             task.cancel()
         for connection in self._connections.values():
             connection.close()
+        self._connections = {}  # which hold this link
         self._owner.unlinked(self)
         self._over.set()
         for header, buffer in self._arriving.values():

@@ -357,6 +357,8 @@ class _Socket:
             await asyncio.wait_for(self._websocket.close(), 2 * CLOSE_TIMEOUT_S)
         except (TimeoutError, ConnectionError):
             drop(self._transport)
+        if (error := self._websocket.exception()) is not None:
+            error.__traceback__ = None  # it would hold the WebSocket that holds it, and TLS with both
 
 
 # -- who may connect ---------------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import logging
 import socket
 import ssl
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -79,6 +81,30 @@ async def test_members_link_and_exchange_over_tls(home: Home) -> None:
     assert isinstance(b.handler, Recorder)
     got, buffer, error = await b.handler.streams.get()
     assert got == header and error is None and bytes(buffer) == data.tobytes()
+
+
+async def test_what_a_closed_endpoint_held_is_freed_at_once(home: Home) -> None:
+    """Not by the garbage collector, which counts objects and does not see what TLS has behind them."""
+    there = await home.node("there", home.card("coordinator"))
+    gc.collect()
+    gc.disable()
+    try:
+        freed = await _come_and_go(home.card(), there)
+        assert len(freed) > 4, "a TLS context is among them"
+        while any(each() is not None for each in freed):
+            await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+
+
+async def _come_and_go(card: Credentials, there: Endpoint) -> list[weakref.ref[Any]]:
+    owner = Recorder()
+    here = Endpoint(node("here", mesh=MESH, node_id=card.node_id, role="worker"), owner, credentials=card)
+    owner.endpoint = here  # type: ignore[attr-defined]  # as owners do
+    link = await dial(here, there)
+    assert await link.request(Done()) == Done()
+    await here.close()
+    return [weakref.ref(each) for each in (owner, here, link, card, *card._contexts.values())]
 
 
 async def test_a_member_listens_on_every_address(home: Home) -> None:
