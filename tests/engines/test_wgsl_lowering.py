@@ -269,6 +269,24 @@ def test_a_long_chain_runs_in_three_buffers() -> None:
     assert program.memory_bytes == sum(slot.size_bytes for slot in slots) == len(slots) * 64 * 64 * 4
 
 
+def test_what_is_computed_again_is_not_kept() -> None:
+    def block(x: Any, w: Any) -> Any:
+        return x + mnp.tanh(mnp.sin(x @ w["up"]) * 2) @ w["down"]
+
+    def gradient(make: Callable[..., Any]) -> Program:
+        def fn(weights: Any, x: Any) -> Any:
+            for w in weights:
+                x = make(x, w)
+            return mnp.sum(x * x)
+
+        weights = [{"up": zeros(16, 64), "down": zeros(64, 16)} for _ in range(8)]
+        return compiled(mesh.trace(mesh.grad(fn), weights, zeros(64, 16)))
+
+    plain, again = gradient(block), gradient(mesh.remat(block))
+    assert again.memory_bytes < plain.memory_bytes / 2
+    assert len(again.dispatches) > len(plain.dispatches)
+
+
 def test_no_kernel_stores_what_it_reads_from_another_tensor() -> None:
     for seed in range(40):
         try:

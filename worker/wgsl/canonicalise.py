@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,19 @@ def canonicalise(graph: WireGraph, profile: Profile) -> WireGraph:
     inputs = {graph.nodes[index].attrs["name"]: index for index in graph.inputs}
     bindings = {name: rewriter.builder.input(name, *graph.types[index]) for name, index in inputs.items()}
     placed = rewriter.walk(graph, bindings)
-    return rewriter.builder.build([placed[index] for index in graph.outputs], graph.output_names)
+    return _in_order(rewriter.builder.build([placed[index] for index in graph.outputs], graph.output_names))
+
+
+def _in_order(graph: WireGraph) -> WireGraph:
+    """Whoever takes an `after` takes its first operand: the order of nodes, which later passes keep, says the rest, and
+    nothing is merged any more."""
+    instead = list(range(len(graph.nodes)))
+    nodes = []
+    for index, node in enumerate(graph.nodes):
+        nodes.append(node._replace(inputs=tuple([instead[source] for source in node.inputs])))
+        if node.op == "after":
+            instead[index] = nodes[-1].inputs[0]
+    return replace(graph, nodes=tuple(nodes), outputs=tuple([instead[index] for index in graph.outputs]))
 
 
 class Rewriter:
@@ -139,11 +152,6 @@ def _pad(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -
 
 def _dynamic_update(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
     return inputs[0] if 0 in rewriter.shape(inputs[1]) else None
-
-
-def _after(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
-    """Without what it comes behind: the order of nodes keeps that, and kernels read the first operand only."""
-    return rewriter.add("after", inputs[0]) if len(inputs) > 1 else None
 
 
 # -- concat, scatter --------------------------------------------------------------------------------------
@@ -415,7 +423,6 @@ RULES: dict[str, Rule] = {
     "bitcast": _same_type,
     "transpose": _transpose,
     "reverse": _reverse,
-    "after": _after,
     "pad": _pad,
     "concat": _concat,
     "dynamic_update_slice": _dynamic_update,

@@ -199,10 +199,6 @@ def _slice(elements: Elements, node: int, index: Index) -> Expr:
     return elements.at(inputs[0], tuple(moved))
 
 
-def _after(elements: Elements, node: int, index: Index) -> Expr:
-    return elements.at(elements.graph.nodes[node].inputs[0], index)
-
-
 def _reverse(elements: Elements, node: int, index: Index) -> Expr:
     _, inputs, attrs = elements.graph.nodes[node]
     build, shape = elements.build, elements.shape(node)
@@ -311,7 +307,6 @@ RULES: dict[str, Callable[[Elements, int, Index], Expr]] = {
     "broadcast": _broadcast,
     "slice": _slice,
     "reverse": _reverse,
-    "after": _after,
     "pad": _pad,
     "concat": _concat,
     "gather": _gather,

@@ -33,7 +33,7 @@ from .legalise import COSTLY, LOOPING
 from .profile import Profile
 
 REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax"})
-MOVES = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse", "after"})  # views that read one element
+MOVES = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse"})  # views that read one element
 PROLOGUE = MOVES | {"cast"}  # what a matmul computes while loading: each element is loaded many times
 KEYS = PROLOGUE | {"pad"}  # what a sort computes while loading
 
