@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import DTYPES, F32, I32
+from wire.dtypes import BF16, DTYPES, F16, F32, I32
 from wire.limits import DEFAULT
 
 from ..devices import MESH, Device, check_device
@@ -32,9 +32,9 @@ class Info:
         return {"real floating": F32.numpy, "integral": I32.numpy, "indexing": I32.numpy}
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
-        """The dtypes of a kind ("bool", "integral", ..., or a tuple of them; all if None), by name."""
+        """The standard's dtypes of a kind ("bool", "integral", ..., or a tuple of them; all if None), by name."""
         check_device(device)
-        every = {dtype.numpy.name: dtype.numpy for dtype in DTYPES}
+        every = {dtype.numpy.name: dtype.numpy for dtype in DTYPES if dtype not in (F16, BF16)}
         return {name: dtype for name, dtype in every.items() if kind is None or _dtypes.isdtype(dtype, kind)}
 
     def devices(self) -> list[Device]:

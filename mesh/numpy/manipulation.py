@@ -274,6 +274,8 @@ def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: 
         raise InputError(f"pad mode {mode!r} is not known", next_step=f"Known: constant, {', '.join(PAD_MODES)}")
     for axis, pair in enumerate(widths):
         if any(pair):
+            if not array.shape[axis]:
+                raise ShapeError(f"an empty axis has nothing to pad with in mode {mode!r}: shape {array.shape}")
             positions: Any = np.pad(np.arange(array.shape[axis]), pair, mode)  # type: ignore[call-overload]
             array = indexing.take(array, positions.astype(np.int32), axis=axis)
     return array

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.array_api_cases import CASES, WRONG, Call
+from support.array_api_cases import CASES, EVERY, WRONG, Call
 
 import mesh
 import mesh.numpy as mnp
@@ -122,6 +122,21 @@ def test_what_numpy_refuses_is_refused(call: Call) -> None:
         call.made_by(np, lambda array: array)
     with pytest.raises((MeshError, TypeError, ValueError)):
         call.made_by(mnp, mnp.asarray)
+
+
+def test_dtypes_promote_as_in_the_strict_namespace() -> None:
+    strict = pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
+    for one in EVERY:
+        for other in EVERY:
+            theirs, mine = ([getattr(xp, name) for name in (one, other)] for xp in (strict, mnp))
+            try:
+                expected = strict.result_type(*theirs)
+            except TypeError:  # of kinds that the standard does not mix
+                continue
+            assert getattr(strict, mnp.result_type(*mine).name) == expected, (one, other)
+            assert mnp.can_cast(*mine) == strict.can_cast(*theirs), (one, other)
+        for kind in ("bool", "signed integer", "unsigned integer", "integral", "real floating", "numeric"):
+            assert mnp.isdtype(getattr(mnp, one), kind) == strict.isdtype(getattr(strict, one), kind), (one, kind)
 
 
 @pytest.mark.parametrize("name", NAMES)

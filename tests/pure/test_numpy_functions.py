@@ -452,6 +452,7 @@ def test_descending_order_keeps_equal_elements_in_place(x: np.ndarray) -> None:
 @pytest.mark.parametrize("wrong", [
     lambda: mnp.sort(F, 2), lambda: mnp.argsort(np.float32(1)), lambda: mnp.cumulative_sum(F), lambda: mnp.lexsort([]),
     lambda: mnp.quantile(F, 1.5), lambda: mnp.quantile(F, 0.5, method="best"), lambda: mnp.quantile(E, 0.5),
+    lambda: mnp.pad(E, 1, "edge"),
     lambda: mnp.repeat(F, [1, 2], 0), lambda: mnp.repeat(F, -1), lambda: mnp.diff(F, -1), lambda: mnp.lexsort([F, V]),
 ])  # fmt: skip
 def test_what_cannot_be_ordered_is_refused(wrong: Callable[[], Any]) -> None:
