@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support import light_models
 
 import mesh
+from mesh.commands.programs import read_graph, read_program
 from mesh.importers.onnx.rows import ROWS
 from mesh.importers.onnx.static import READS, SHAPE_ONLY
 from mesh.model import Model
@@ -129,6 +130,21 @@ def test_dimensions_can_be_given_by_name_or_by_input_and_place() -> None:
     made = proto([helper.make_node("Neg", ["x"], ["y"])], [value("x", F, ["batch", None, 3])], [value("y", F, None)])
     assert str(mesh.load(made).inputs[0]) == "f32[batch,x.1,3]"
     assert str(mesh.load(made, dims={"batch": 2, "x.1": 5}).inputs[0]) == "f32[2,5,3]"
+
+
+def test_the_command_line_takes_a_model_with_dimensions_and_inputs(tmp_path: Path) -> None:
+    made = proto([helper.make_node("Neg", ["x"], ["y"])], [value("x", F, ["batch", 3])], [value("y", F, None)])
+    path = tmp_path / "model.onnx"
+    onnx.save(made, str(path))
+    assert read_graph(str(path), [], ["batch=2"]).output_types["y"].shape == (2, 3)
+    with pytest.raises(InputError, match="--dim batch=1"):
+        read_graph(str(path), [], [])
+    np.save(tmp_path / "x.npy", np.ones((4, 3), np.float32))
+    program = read_program(str(path), [f"x={tmp_path / 'x.npy'}"], [])
+    assert [array.shape for array in program.inputs.values()] == [(4, 3)]
+    onnx.save(reshaping(), str(path))
+    with pytest.raises(InputError, match="--input shape=FILE"):
+        read_graph(str(path), [], [])
 
 
 def test_weights_are_params_unless_they_are_small_or_read() -> None:
