@@ -1,9 +1,9 @@
 """simplify: the same program with fewer nodes; every output keeps its name, its type and its exact value.
 
-Nodes are rebuilt in order through GraphBuilder, which shares equal ones; dead ones fall away when it is finished.  On
-the way each node meets the rows of RULES for its op; a rule returns the node to use instead, or None.  A replacement
-is simplified in its turn, so one pass reaches the end.  Whatever depends on constants alone becomes a constant if the
-caller lends an evaluator (`wire` computes nothing itself).
+Branches and loops lose what nobody needs of them (`prune.py`).  Nodes are rebuilt in order through GraphBuilder, which
+shares equal ones; dead ones fall away when it is finished.  On the way each node meets the rows of RULES for its op; a
+rule returns the node to use instead, or None.  A replacement is simplified in its turn, so one pass reaches the end.
+Whatever depends on constants alone becomes a constant if the caller lends an evaluator (`wire` computes nothing itself).
 
 Rules are exact for every value: NaN, infinities, -0.0, wrapping integers.  So x + 0.0 stays (it turns -0.0 into 0.0)
 while x + -0.0 goes, and sums are never reordered.  Only the payload of a NaN may change, which no op defines.  A rule
@@ -25,6 +25,7 @@ from .errors import BlobMissing
 from .graph import GraphBuilder, Node, WireGraph, const_value
 from .limits import DEFAULT, Limits
 from .ops import CONTROL, GRAPH_ATTRS, OPS, inner_graphs
+from .prune import prune
 from .types import Attrs, TensorType
 
 Evaluate = Callable[[WireGraph, Mapping[str, NDArray[Any]]], list[NDArray[Any]]]
@@ -38,6 +39,14 @@ def simplify(graph: WireGraph, evaluate: Evaluate | None = None, limits: Limits 
     `evaluate(graph, inputs)` returns the outputs of a graph without inputs, as `worker.cpu.evaluate` does; without it
     constants are not folded.
     """
+    roomy = replace(limits, graph_nodes_max=_UNBOUNDED)
+    graph = _rewritten(prune(graph, roomy), evaluate, limits)
+    while (pruned := prune(graph, roomy)) is not graph:  # bodies may read less than they did
+        graph = _rewritten(pruned, evaluate, limits)
+    return graph
+
+
+def _rewritten(graph: WireGraph, evaluate: Evaluate | None, limits: Limits) -> WireGraph:
     rewriter = Rewriter(evaluate, limits)
     rewriter.builder.blobs.update(graph.blobs)
     placed: list[int] = []

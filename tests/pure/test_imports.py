@@ -113,6 +113,7 @@ PURE = (
     "wire/pairing.py",
     "wire/protocol.py",
     "wire/rules.py",
+    "wire/prune.py",
     "wire/simplify.py",
     "wire/text.py",
     "wire/timeouts.py",
