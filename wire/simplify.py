@@ -3,7 +3,7 @@
 Branches and loops lose what nobody needs of them (`prune.py`).  Nodes are rebuilt in order through GraphBuilder, which
 shares equal ones; dead ones fall away when it is finished.  On the way each node meets the rows of RULES for its op; a
 rule returns the node to use instead, or None.  A replacement is simplified in its turn, so one pass reaches the end.
-Whatever depends on constants alone becomes a constant if the caller lends an evaluator (`wire` computes nothing itself).
+Whatever depends on constants alone becomes a constant if the caller lends an evaluator, as `wire` computes nothing.
 
 Rules are exact for every value: NaN, infinities, -0.0, wrapping integers.  So x + 0.0 stays (it turns -0.0 into 0.0)
 while x + -0.0 goes, and sums are never reordered.  Only the payload of a NaN may change, which no op defines.  A rule
