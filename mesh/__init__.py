@@ -22,6 +22,7 @@ from .errors import MeshError
 from .function import Function, function
 from .handle import Handle
 from .importers.jax import from_jax
+from .importers.torch import from_torch
 from .load import load
 from .model import InputSpec, Model
 from .numpy import random
@@ -52,6 +53,7 @@ __all__ = [
     "evaluate",
     "fori_loop",
     "from_jax",
+    "from_torch",
     "function",
     "grad",
     "hessian",

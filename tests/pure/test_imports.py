@@ -57,6 +57,7 @@ DOORS = {
     "safetensors": {"wire/file.py"},
     "threadpoolctl": {"worker/cpu/process.py"},
     "tokenizers": {"mesh/demo/minilm.py"},
+    "torch": {"mesh/importers/torch/__init__.py"},
     "wgpu": {"worker/wgsl/device.py"},
     "zeroconf": {"wire/discovery.py"},
 }
@@ -112,8 +113,8 @@ PURE = (
     "wire/ops.py",
     "wire/pairing.py",
     "wire/protocol.py",
-    "wire/rules.py",
     "wire/prune.py",
+    "wire/rules.py",
     "wire/simplify.py",
     "wire/text.py",
     "wire/timeouts.py",

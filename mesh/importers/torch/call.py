@@ -1,0 +1,76 @@
+"""The arguments of one ATen op, by the names of its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wire.dtypes import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
+from wire.errors import Unsupported
+
+from ...array import Array
+from ...numpy.promotion import asarray
+
+DTYPES: dict[str, DType] = {
+    "torch.bool": BOOL, "torch.uint8": U8, "torch.int8": I8, "torch.int16": I16, "torch.int32": I32,
+    "torch.int64": I64, "torch.float16": F16, "torch.bfloat16": BF16, "torch.float32": F32, "torch.float64": F64,
+}  # fmt: skip
+
+
+def dtype_from(name: str) -> DType:
+    """The dtype that torch calls so; Unsupported if a graph has none like it."""
+    if name not in DTYPES:
+        raise Unsupported(f"tensors of {name}", next_step=f"Known: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+class Call:
+    """One op with its arguments; `result` is what torch says of the result's shape and dtype."""
+
+    __slots__ = ("_given", "name", "overload", "result")
+
+    def __init__(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        schema = getattr(target, "_schema", None)
+        self.name = str(schema.name).removeprefix("aten::") if schema else "getitem"
+        self.overload = str(schema.overload_name) if schema else ""
+        self.result = result
+        names = [argument.name for argument in schema.arguments] if schema else ["self", "index"]
+        defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()} if schema else {}
+        self._given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._given[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = self._given.get(name)
+        return default if found is None else found
+
+    @property
+    def x(self) -> Array:
+        """The argument `self`, or `input`, as an Array."""
+        return asarray(self._given["self"] if "self" in self._given else self._given["input"])
+
+    def array(self, name: str) -> Array:
+        return asarray(self._given[name])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The result's."""
+        return tuple(int(dim) for dim in self.result.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The result's, as numpy has it."""
+        return dtype_from(str(self.result.dtype)).numpy
+
+    def axis(self, name: str = "dim", default: int = 0) -> int:
+        """An axis of x, counted from the front."""
+        axis = int(self.get(name, default))
+        return axis + self.x.ndim if axis < 0 else axis
+
+    def axes(self, name: str = "dim") -> tuple[int, ...] | None:
+        """Axes of x; None for all of them, which no axis means too."""
+        found = self.get(name)
+        if found is None or found == []:
+            return None
+        return tuple(int(axis) % max(self.x.ndim, 1) for axis in (found if isinstance(found, list) else [found]))

@@ -1,0 +1,720 @@
+"""ATen ops as functions of arrays, a row each.  Semantics: pytorch.org/docs, by the names of the schemas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from wire.dtypes import BOOL, I64, dtype_of
+from wire.errors import Unsupported
+
+from ... import nn
+from ... import numpy as mnp
+from ...array import Array, apply, literal
+from ...numpy.promotion import asarray, cast
+from .call import Call
+
+Op = Callable[[Call], Any]
+
+IGNORED = frozenset({"_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range_for_size"})
+
+
+def _as_result(call: Call, found: Array) -> Array:
+    """In the dtype that torch says the result has."""
+    return cast(found, dtype_of(call.dtype))
+
+
+# -- elementwise ------------------------------------------------------------------------------------------
+
+
+def _unary(function: Callable[[Array], Array]) -> Op:
+    def op(call: Call) -> Array:
+        x = call.x
+        floats = call.result is not None and np.dtype(call.dtype).kind not in "biu"
+        return _as_result(call, function(cast(x, dtype_of(call.dtype)) if floats else x))
+
+    return op
+
+
+def _binary(function: Callable[[Any, Any], Array]) -> Op:
+    return lambda call: _as_result(call, function(call["self"], call["other"]))
+
+
+def _compare(function: Callable[[Any, Any], Array]) -> Op:
+    return lambda call: function(call["self"], call["other"])
+
+
+def _added(sign: int) -> Op:
+    def op(call: Call) -> Array:
+        left, right, alpha = call["self"], call["other"], call.get("alpha", 1)
+        scaled = right if alpha == 1 else mnp.multiply(right, alpha)
+        return _as_result(call, mnp.add(left, scaled) if sign > 0 else mnp.subtract(left, scaled))
+
+    return op
+
+
+def _div(call: Call) -> Array:
+    left, right, mode = call["self"], call["other"], call.get("rounding_mode")
+    if mode is None:
+        return _as_result(call, mnp.divide(left, right))
+    if mode == "floor":
+        return _as_result(call, mnp.floor_divide(left, right))
+    quotient = mnp.divide(left, right) if np.dtype(call.dtype).kind == "f" else None
+    if quotient is not None:
+        return _as_result(call, mnp.trunc(quotient))
+    size = mnp.floor_divide(mnp.abs(left), mnp.abs(right))
+    return _as_result(call, mnp.where(mnp.less(left, 0) != mnp.less(right, 0), -size, size))
+
+
+def _fmod(call: Call) -> Array:
+    """With the sign of the dividend."""
+    x, y = asarray(call["self"]), call["other"]
+    size = mnp.remainder(mnp.abs(x), mnp.abs(y))
+    return _as_result(call, mnp.where(x < 0, -size, size))
+
+
+def _clamp(call: Call) -> Array:
+    return _as_result(call, mnp.clip(call.x, call.get("min"), call.get("max")))
+
+
+def _gelu(call: Call) -> Array:
+    return nn.gelu(call.x, approximate=call.get("approximate", "none") == "tanh")
+
+
+def _elu(call: Call) -> Array:
+    alpha, scale, inner = (float(call.get(name, 1)) for name in ("alpha", "scale", "input_scale"))
+    x = call.x
+    return scale * mnp.where(x > 0, x, alpha * mnp.expm1(x * inner))
+
+
+def _softplus(call: Call) -> Array:
+    beta, threshold = float(call.get("beta", 1)), float(call.get("threshold", 20))
+    x = call.x
+    return mnp.where(x * beta > threshold, x, mnp.logaddexp(x * beta, mnp.zeros_like(x)) / beta)
+
+
+def _to(call: Call) -> Array:
+    return _as_result(call, call.x)
+
+
+def _where(call: Call) -> Array:
+    return _as_result(call, mnp.where(call["condition"], call["self"], call["other"]))
+
+
+def _masked_fill(call: Call) -> Array:
+    return _as_result(call, mnp.where(call["mask"], call["value"], call.x))
+
+
+# -- shapes -----------------------------------------------------------------------------------------------
+
+
+def _reshape(call: Call) -> Array:
+    return mnp.reshape(call.x, call.shape)
+
+
+def _permute(call: Call) -> Array:
+    return mnp.permute_dims(call.x, tuple(int(axis) % call.x.ndim for axis in call["dims"]))
+
+
+def _transpose(call: Call) -> Array:
+    return mnp.swapaxes(call.x, int(call["dim0"]), int(call["dim1"])) if call.x.ndim else call.x
+
+
+def _slice(call: Call) -> Array:
+    x, axis = call.x, call.axis()
+    start, stop, step = call.get("start", 0), call.get("end", x.shape[axis]), int(call.get("step", 1))
+    return x[(slice(None),) * axis + (slice(int(start), min(int(stop), x.shape[axis]), step),)]
+
+
+def _select(call: Call) -> Array:
+    return call.x[(slice(None),) * call.axis() + (int(call["index"]),)]
+
+
+def _split(call: Call) -> list[Array]:
+    x, axis = call.x, call.axis()
+    sizes = call.get("split_sizes", call.get("split_size"))
+    if not isinstance(sizes, list):
+        sizes = [min(sizes, x.shape[axis] - first) for first in range(0, x.shape[axis], sizes)]
+    edges = [sum(sizes[:place]) for place in range(len(sizes) + 1)]
+    before = (slice(None),) * axis
+    return [x[(*before, slice(edges[place], edges[place + 1]))] for place in range(len(sizes))]
+
+
+def _cat(call: Call) -> Array:
+    arrays = [each for each in map(asarray, call["tensors"]) if each.shape != (0,)]
+    return mnp.concat([cast(each, dtype_of(call.dtype)) for each in arrays], axis=int(call.get("dim", 0)))
+
+
+def _pad(call: Call) -> Array:
+    x, widths = call.x, [int(each) for each in call["pad"]]
+    pairs = [(0, 0)] * (x.ndim - len(widths) // 2)
+    pairs += [(widths[place], widths[place + 1]) for place in range(len(widths) - 2, -1, -2)]
+    cut = x[tuple(slice(max(-lo, 0), size - max(-hi, 0)) for (lo, hi), size in zip(pairs, x.shape, strict=True))]
+    return mnp.pad(cut, [(max(lo, 0), max(hi, 0)) for lo, hi in pairs], constant_values=call.get("value", 0))
+
+
+def _unfold(call: Call) -> Array:
+    """Windows along an axis; what is in them is a new last axis."""
+    x, axis, size, step = call.x, call.axis("dimension"), int(call["size"]), int(call["step"])
+    count = call.shape[axis]
+    pieces = [x[(slice(None),) * axis + (slice(first, first + (count - 1) * step + 1, step),)] for first in range(size)]
+    return mnp.stack(pieces, axis=-1)
+
+
+def _repeat(call: Call) -> Array:
+    return mnp.tile(call.x, tuple(int(each) for each in call["repeats"]))
+
+
+def _roll(call: Call) -> Array:
+    return mnp.roll(call.x, tuple(call["shifts"]), tuple(call["dims"]) if call.get("dims") else None)
+
+
+def _diagonal(call: Call) -> Array:
+    x = call.x
+    first, second = int(call.get("dim1", 0)) % x.ndim, int(call.get("dim2", 1)) % x.ndim
+    return mnp.diagonal(mnp.moveaxis(x, (first, second), (-2, -1)), offset=int(call.get("offset", 0)))
+
+
+# -- new arrays -------------------------------------------------------------------------------------------
+
+
+def _full(value: Any = None) -> Op:
+    def op(call: Call) -> Array:
+        filled = call.get("fill_value", call.get("value")) if value is None else value
+        if isinstance(filled, Array):
+            return mnp.broadcast_to(_as_result(call, filled), call.shape)
+        return mnp.full(call.shape, filled, dtype=call.dtype)
+
+    return op
+
+
+def _arange(call: Call) -> Array:
+    start, step = call.get("start", 0), call.get("step", 1)
+    count = call.shape[0]
+    return _as_result(call, mnp.arange(count) * step + start)
+
+
+# -- reductions -------------------------------------------------------------------------------------------
+
+
+def _reduce(function: Callable[..., Array]) -> Op:
+    def op(call: Call) -> Array:
+        x = call.x
+        kind = dtype_of(call.dtype)
+        wide = cast(x, kind) if kind.kind == "f" or function in (mnp.sum, mnp.prod) else x
+        return _as_result(call, function(wide, axis=call.axes(), keepdims=bool(call.get("keepdim", False))))
+
+    return op
+
+
+def _extreme(function: Callable[..., Array], place: Callable[..., Array]) -> Op:
+    """The values, and where they stand, along one axis; the value alone of everything."""
+
+    def op(call: Call) -> Any:
+        if "dim" not in call._given:
+            return function(call.x)
+        axis, keepdims = call.axis(), bool(call.get("keepdim", False))
+        values = function(call.x, axis=axis, keepdims=keepdims)
+        return [values, cast(place(call.x, axis=axis, keepdims=keepdims), I64)]
+
+    return op
+
+
+def _place(function: Callable[..., Array]) -> Op:
+    def op(call: Call) -> Array:
+        axis = None if call.get("dim") is None else call.axis()
+        return cast(function(call.x, axis=axis, keepdims=bool(call.get("keepdim", False))), I64)
+
+    return op
+
+
+def _variance(root: bool, mean: bool) -> Op:
+    def op(call: Call) -> Any:
+        x, axes, keepdims = call.x, call.axes(), bool(call.get("keepdim", False))
+        correction = call.get("correction", 1 if call.get("unbiased", True) else 0)
+        found = mnp.var(x, axis=axes, correction=correction, keepdims=keepdims)
+        spread = mnp.sqrt(found) if root else found
+        return [spread, mnp.mean(x, axis=axes, keepdims=keepdims)] if mean else spread
+
+    return op
+
+
+def _norm(call: Call) -> Array:
+    order, axes, keepdims = float(call.get("ord", call.get("p", 2))), call.axes(), bool(call.get("keepdim", False))
+    size = mnp.abs(call.x)
+    if order == math.inf:
+        return mnp.max(size, axis=axes, keepdims=keepdims)
+    if order == -math.inf:
+        return mnp.min(size, axis=axes, keepdims=keepdims)
+    if order == 0:
+        return _as_result(call, mnp.sum(size != 0, axis=axes, keepdims=keepdims))
+    if order == 2:
+        return mnp.sqrt(mnp.sum(size * size, axis=axes, keepdims=keepdims))
+    return mnp.pow(mnp.sum(mnp.pow(size, order), axis=axes, keepdims=keepdims), 1 / order)
+
+
+def _logsumexp(call: Call) -> Array:
+    x, axes = call.x, call.axes()
+    largest = mnp.max(x, axis=axes, keepdims=True)
+    centre = mnp.where(mnp.isfinite(largest), largest, mnp.zeros_like(largest))
+    found = mnp.log(mnp.sum(mnp.exp(x - centre), axis=axes, keepdims=True)) + centre
+    return found if call.get("keepdim", False) else mnp.squeeze(found, axes)
+
+
+def _cumulative(function: Callable[..., Array]) -> Op:
+    return lambda call: function(call.x, axis=call.axis(), dtype=call.dtype) if call.x.ndim else _to(call)
+
+
+# -- products ---------------------------------------------------------------------------------------------
+
+
+def _matmul(call: Call) -> Array:
+    return mnp.matmul(call.x, call.get("mat2", call.get("other", call.get("vec"))))
+
+
+def _addmm(first: str, second: str) -> Op:
+    def op(call: Call) -> Array:
+        product = mnp.matmul(call[first], call[second])
+        alpha, beta = call.get("alpha", 1), call.get("beta", 1)
+        return (product if alpha == 1 else product * alpha) + (call.x if beta == 1 else call.x * beta)
+
+    return op
+
+
+def _linear(call: Call) -> Array:
+    return nn.linear(call.x, call["weight"], call.get("bias"))
+
+
+def _attention(call: Call) -> Array:
+    q, k, v = (call.array(name) for name in ("query", "key", "value"))
+    if call.get("dropout_p", 0.0):
+        raise Unsupported("attention with dropout", op=call.name, next_step="Call module.eval() first")
+    if call.get("enable_gqa", False) and q.shape[-3] != k.shape[-3]:
+        k, v = (mnp.repeat(each, q.shape[-3] // each.shape[-3], axis=-3) for each in (k, v))
+    mask = call.get("attn_mask")
+    if call.get("is_causal", False):
+        rows, columns = mnp.arange(q.shape[-2])[:, None], mnp.arange(k.shape[-2])[None, :]
+        mask = columns <= rows
+    return nn.scaled_dot_product_attention(q, k, v, mask, scale=call.get("scale"))
+
+
+# -- indexing ---------------------------------------------------------------------------------------------
+
+
+def _index(call: Call) -> Array:
+    places = [slice(None) if each is None else asarray(each) for each in call["indices"]]
+    if any(isinstance(each, Array) and each.type.dtype is BOOL for each in places):
+        raise Unsupported("indexing by a mask, whose result's shape depends on values", op=call.name)
+    return call.x[tuple(places)]
+
+
+def _index_put(call: Call) -> Array:
+    places = [slice(None) if each is None else asarray(each) for each in call["indices"]]
+    if len(places) == 1 and isinstance(places[0], Array) and places[0].type.dtype is BOOL:
+        mask = places[0]
+        aligned = mnp.reshape(mask, mask.shape + (1,) * (call.x.ndim - mask.ndim))
+        return mnp.where(aligned, cast(call.array("values"), call.x.type.dtype), call.x)
+    place = call.x.at[tuple(places)]
+    found: Array = place.add(call["values"]) if call.get("accumulate", False) else place.set(call["values"])
+    return found
+
+
+def _gather(call: Call) -> Array:
+    return mnp.take_along_axis(call.x, call["index"], axis=call.axis())
+
+
+def _scattered(mode: str) -> Op:
+    """Every element of the source to a place along one axis, the other coordinates being its own."""
+
+    def op(call: Call) -> Array:
+        x, index, axis = call.x, call.array("index"), call.axis()
+        source = call.get("src", call.get("value"))
+        given = cast(mnp.broadcast_to(asarray(source), index.shape) if not isinstance(source, Array) or not source.ndim
+                     else source[tuple(slice(0, dim) for dim in index.shape)], x.type.dtype)  # fmt: skip
+        reduce = {"sum": "add", "amax": "max", "amin": "min", None: mode}[call.get("reduce")]
+        flat, stride = literal(0, I64), 1
+        for dim in reversed(range(x.ndim)):
+            shape = tuple(size if place == dim else 1 for place, size in enumerate(index.shape))
+            own = apply("iota", shape=shape, dtype="i64", axis=dim)
+            flat = flat + (cast(index, I64) if dim == axis else own) * stride
+            stride *= x.shape[dim]
+        places = mnp.reshape(mnp.broadcast_to(flat, index.shape), (-1,))
+        found = apply("scatter", mnp.reshape(x, (-1,)), places, mnp.reshape(given, (-1,)), axis=0, mode=reduce)
+        return mnp.reshape(found, x.shape)
+
+    return op
+
+
+def _median(call: Call) -> Any:
+    """The lower one of the two in the middle."""
+    if "dim" not in call._given:
+        flat = mnp.reshape(call.x, (-1,))
+        return mnp.sort(flat)[(flat.shape[0] - 1) // 2]
+    axis = call.axis()
+    middle = (slice(None),) * axis + (slice((call.x.shape[axis] - 1) // 2, (call.x.shape[axis] - 1) // 2 + 1),)
+    place = mnp.argsort(call.x, axis=axis, stable=True)[middle]
+    found = [mnp.take_along_axis(call.x, place, axis=axis), cast(place, I64)]
+    return found if call.get("keepdim", False) else [mnp.squeeze(each, axis) for each in found]
+
+
+def _index_select(call: Call) -> Array:
+    return mnp.take(call.x, call["index"], axis=call.axis())
+
+
+def _sort(call: Call) -> list[Array]:
+    axis = call.axis("dim", -1) if call.x.ndim else 0
+    order = mnp.argsort(call.x, axis=axis, descending=bool(call.get("descending", False)), stable=True)
+    return [mnp.take_along_axis(call.x, order, axis=axis), cast(order, I64)]
+
+
+def _topk(call: Call) -> list[Array]:
+    axis = call.axis("dim", -1)
+    order = mnp.argsort(call.x, axis=axis, descending=bool(call.get("largest", True)), stable=True)
+    best = order[(slice(None),) * axis + (slice(0, int(call["k"])),)]
+    return [mnp.take_along_axis(call.x, best, axis=axis), cast(best, I64)]
+
+
+def _triangle(function: Callable[..., Array]) -> Op:
+    return lambda call: function(call.x, k=int(call.get("diagonal", 0)))
+
+
+# -- layers -----------------------------------------------------------------------------------------------
+
+
+def _ints(call: Call, name: str, rank: int) -> tuple[int, ...]:
+    found = [int(each) for each in (call.get(name) or [])]
+    return tuple(found * rank if len(found) == 1 else found)
+
+
+def _convolution(call: Call) -> Array:
+    x, weight = call.x, call.array("weight")
+    rank = weight.ndim - 2
+    bias, groups = call.get("bias"), int(call.get("groups", 1))
+    stride, padding, dilation = (_ints(call, name, rank) for name in ("stride", "padding", "dilation"))
+    pairs = [(each, each) for each in padding]
+    if not call.get("transposed", False):
+        return nn.conv(x, weight, bias, stride=stride, padding=pairs, dilation=dilation, groups=groups)
+    return nn.conv_transpose(
+        x, weight, bias, stride=stride, padding=pairs, dilation=dilation, groups=groups,
+        output_padding=_ints(call, "output_padding", rank),
+    )  # fmt: skip
+
+
+def _max_pool(rank: int, with_places: bool) -> Op:
+    def op(call: Call) -> Any:
+        kernel = _ints(call, "kernel_size", rank)
+        found = nn.max_pool(
+            call.x, kernel, stride=_ints(call, "stride", rank) or kernel, padding=_ints(call, "padding", rank),
+            dilation=_ints(call, "dilation", rank) or 1, ceil_mode=bool(call.get("ceil_mode", False)),
+        )  # fmt: skip
+        return [found, None] if with_places else found  # where they stood is only asked for by a gradient
+
+    return op
+
+
+def _avg_pool(rank: int) -> Op:
+    def op(call: Call) -> Array:
+        kernel = _ints(call, "kernel_size", rank)
+        if call.get("divisor_override") is not None:
+            raise Unsupported("average pooling with a divisor of its own", op=call.name)
+        return nn.avg_pool(
+            call.x, kernel, stride=_ints(call, "stride", rank) or kernel, padding=_ints(call, "padding", rank),
+            ceil_mode=bool(call.get("ceil_mode", False)), count_include_pad=bool(call.get("count_include_pad", True)),
+        )  # fmt: skip
+
+    return op
+
+
+def _layer_norm(call: Call) -> Any:
+    x, axes = call.x, tuple(range(call.x.ndim - len(call["normalized_shape"]), call.x.ndim))
+    weight, bias, eps = call.get("weight"), call.get("bias"), float(call.get("eps", 1e-5))
+    if len(axes) == 1 and weight is not None and bias is not None:
+        found = nn.layer_norm(x, weight, bias, eps=eps)
+    else:
+        centred = x - mnp.mean(x, axis=axes, keepdims=True)
+        found = centred / mnp.sqrt(mnp.mean(centred * centred, axis=axes, keepdims=True) + eps)
+        found = found if weight is None else found * weight
+        found = found if bias is None else found + bias
+    return [found, None, None] if call.name == "native_layer_norm" else found
+
+
+def _rms_norm(call: Call) -> Array:
+    x, axes = call.x, tuple(range(call.x.ndim - len(call["normalized_shape"]), call.x.ndim))
+    eps = call.get("eps", float(np.finfo(call.dtype).eps))
+    found = x / mnp.sqrt(mnp.mean(x * x, axis=axes, keepdims=True) + eps)
+    return found if call.get("weight") is None else found * call["weight"]
+
+
+def _group_norm(call: Call) -> Any:
+    native = call.name == "native_group_norm"
+    groups = int(call["group" if native else "num_groups"])
+    found = nn.group_norm(call.x, groups, call.get("weight"), call.get("bias"), eps=float(call.get("eps", 1e-5)))
+    return [found, None, None] if native else found
+
+
+def _batch_norm(call: Call) -> Any:
+    if call.get("training", False):
+        raise Unsupported("batch norm that learns", op=call.name, next_step="Call module.eval() first")
+    found = nn.batch_norm(
+        call.x, call["running_mean"], call["running_var"], call.get("weight"), call.get("bias"),
+        eps=float(call.get("eps", 1e-5)),
+    )  # fmt: skip
+    return found if call.name == "batch_norm" else [found, None, None]
+
+
+def _batch_norm_of_itself(call: Call) -> Any:
+    """Normalised by its own statistics, which nobody keeps: what an instance norm is made of."""
+    mean, variance = nn.batch_statistics(call.x)
+    found = nn.batch_norm(call.x, mean, variance, call.get("weight"), call.get("bias"), eps=float(call["eps"]))
+    return [found, None, None]
+
+
+def _softmax(function: Callable[..., Array]) -> Op:
+    return lambda call: function(_as_result(call, call.x), axis=call.axis())
+
+
+def _dropout(call: Call) -> Array:
+    if call.get("train", False) and float(call["p"]):
+        raise Unsupported("dropout while training", op=call.name, next_step="Call module.eval() first")
+    return call.x
+
+
+def _nearest(call: Call) -> Array:
+    """Each result takes the element at floor(place * in / out)."""
+    x, sizes = call.x, call.shape[2:]
+    for axis, size in enumerate(sizes, 2):
+        places = np.floor(np.arange(size) * (x.shape[axis] / size)).astype(np.int32)
+        x = mnp.take(x, mnp.asarray(np.minimum(places, x.shape[axis] - 1)), axis=axis)
+    return x
+
+
+def _bilinear(call: Call) -> Array:
+    """Along one axis after the other, as a product with the matrix of weights."""
+    x, aligned = call.x, bool(call["align_corners"])
+    for axis, size in enumerate(call.shape[2:], 2):
+        given = x.shape[axis]
+        if aligned:
+            at = np.arange(size) * ((given - 1) / max(size - 1, 1))
+        else:
+            at = np.maximum((np.arange(size) + 0.5) * (given / size) - 0.5, 0)
+        low = np.minimum(np.floor(at).astype(int), given - 1)
+        high, share = np.minimum(low + 1, given - 1), at - low
+        weights = np.zeros((size, given), call.dtype)
+        np.add.at(weights, (np.arange(size), low), 1 - share)
+        np.add.at(weights, (np.arange(size), high), share)
+        x = mnp.moveaxis(mnp.matmul(mnp.moveaxis(x, axis, -1), mnp.asarray(weights.T)), -1, axis)
+    return x
+
+
+def _nll_loss(call: Call) -> list[Any]:
+    """Of log-probabilities (n, classes) or (classes,); reduction 0 none, 1 mean, 2 sum."""
+    x, target, ignored = call.x, call.array("target"), int(call.get("ignore_index", -100))
+    if x.ndim > 2:
+        raise Unsupported("nll_loss of more than one row per sample", op=call.name)
+    known = target != ignored
+    safe = mnp.where(known, target, mnp.zeros_like(target))
+    picked = -mnp.squeeze(mnp.take_along_axis(x, mnp.expand_dims(safe, -1), axis=-1), -1)
+    weights = cast(known, x.type.dtype)
+    if call.get("weight") is not None:
+        weights = weights * mnp.take(call.array("weight"), safe, axis=0)
+    total, reduction = mnp.sum(weights), int(call["reduction"])
+    losses = picked * weights
+    return [losses if reduction == 0 else mnp.sum(losses) / (total if reduction == 1 else 1), total]
+
+
+def _tensor_split_result(call: Call) -> Any:
+    return call["self"][call["index"]]
+
+
+OPS: dict[str, Op] = {
+    "_adaptive_avg_pool2d": lambda call: nn.adaptive_avg_pool(call.x, tuple(call["output_size"])),
+    "_log_softmax": _softmax(nn.log_softmax),
+    "_native_batch_norm_legit": _batch_norm_of_itself,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "_softmax": _softmax(nn.softmax),
+    "_to_copy": _to,
+    "_unsafe_view": _reshape,
+    "abs": _unary(mnp.abs),
+    "acos": _unary(mnp.acos),
+    "acosh": _unary(mnp.acosh),
+    "adaptive_avg_pool1d": lambda call: nn.adaptive_avg_pool(call.x, tuple(call["output_size"])),
+    "adaptive_avg_pool2d": lambda call: nn.adaptive_avg_pool(call.x, tuple(call["output_size"])),
+    "add": _added(1),
+    "addmm": _addmm("mat1", "mat2"),
+    "alias": lambda call: call.x,
+    "all": _reduce(mnp.all),
+    "amax": _reduce(mnp.max),
+    "amin": _reduce(mnp.min),
+    "any": _reduce(mnp.any),
+    "arange": _arange,
+    "argmax": _place(mnp.argmax),
+    "argmin": _place(mnp.argmin),
+    "asin": _unary(mnp.asin),
+    "asinh": _unary(mnp.asinh),
+    "atan": _unary(mnp.atan),
+    "atan2": _binary(mnp.atan2),
+    "atanh": _unary(mnp.atanh),
+    "avg_pool1d": _avg_pool(1),
+    "avg_pool2d": _avg_pool(2),
+    "avg_pool3d": _avg_pool(3),
+    "baddbmm": _addmm("batch1", "batch2"),
+    "batch_norm": _batch_norm,
+    "bitwise_and": _binary(mnp.bitwise_and),
+    "bitwise_not": _unary(mnp.bitwise_invert),
+    "bitwise_or": _binary(mnp.bitwise_or),
+    "bitwise_xor": _binary(mnp.bitwise_xor),
+    "bmm": _matmul,
+    "cat": _cat,
+    "ceil": _unary(mnp.ceil),
+    "clamp": _clamp,
+    "clamp_max": _clamp,
+    "clamp_min": _clamp,
+    "clone": lambda call: call.x,
+    "constant_pad_nd": _pad,
+    "convolution": _convolution,
+    "copy": lambda call: mnp.broadcast_to(_as_result(call, call.array("src")), call.shape),
+    "cos": _unary(mnp.cos),
+    "cosh": _unary(mnp.cosh),
+    "cumprod": _cumulative(mnp.cumulative_prod),
+    "cumsum": _cumulative(mnp.cumulative_sum),
+    "detach": lambda call: call.x,
+    "diagonal": _diagonal,
+    "div": _div,
+    "dropout": _dropout,
+    "elu": _elu,
+    "embedding": lambda call: nn.embedding(call["indices"], call["weight"]),
+    "empty": _full(0),
+    "empty_like": _full(0),
+    "eq": _compare(mnp.equal),
+    "erf": _unary(mnp.erf),
+    "erfc": _unary(lambda x: 1 - mnp.erf(x)),
+    "exp": _unary(mnp.exp),
+    "exp2": _unary(mnp.exp2),
+    "expand": lambda call: mnp.broadcast_to(call.x, call.shape),
+    "expm1": _unary(mnp.expm1),
+    "flip": lambda call: mnp.flip(call.x, tuple(call["dims"])),
+    "floor": _unary(mnp.floor),
+    "floor_divide": _binary(mnp.floor_divide),
+    "fmod": _fmod,
+    "full": _full(),
+    "full_like": _full(),
+    "gather": _gather,
+    "ge": _compare(mnp.greater_equal),
+    "gelu": _gelu,
+    "getitem": _tensor_split_result,
+    "group_norm": _group_norm,
+    "gt": _compare(mnp.greater),
+    "hardsigmoid": _unary(nn.hard_sigmoid),
+    "hardswish": _unary(nn.hard_swish),
+    "hardtanh": lambda call: nn.hard_tanh(call.x, float(call.get("min_val", -1)), float(call.get("max_val", 1))),
+    "index": _index,
+    "index_put": _index_put,
+    "index_select": _index_select,
+    "isinf": _unary(mnp.isinf),
+    "isnan": _unary(mnp.isnan),
+    "layer_norm": _layer_norm,
+    "le": _compare(mnp.less_equal),
+    "leaky_relu": lambda call: nn.leaky_relu(call.x, float(call.get("negative_slope", 0.01))),
+    "lift_fresh_copy": lambda call: call.x,
+    "linalg_vector_norm": _norm,
+    "linear": _linear,
+    "log": _unary(mnp.log),
+    "log10": _unary(mnp.log10),
+    "log1p": _unary(mnp.log1p),
+    "log2": _unary(mnp.log2),
+    "log_softmax": _softmax(nn.log_softmax),
+    "logical_and": _compare(mnp.logical_and),
+    "logical_not": _unary(mnp.logical_not),
+    "logical_or": _compare(mnp.logical_or),
+    "logical_xor": _compare(mnp.logical_xor),
+    "logsumexp": _logsumexp,
+    "lt": _compare(mnp.less),
+    "masked_fill": _masked_fill,
+    "matmul": _matmul,
+    "max": _extreme(mnp.max, mnp.argmax),
+    "max_pool2d_with_indices": _max_pool(2, True),
+    "max_pool3d_with_indices": _max_pool(3, True),
+    "maximum": _binary(mnp.maximum),
+    "mean": _reduce(mnp.mean),
+    "median": _median,
+    "min": _extreme(mnp.min, mnp.argmin),
+    "minimum": _binary(mnp.minimum),
+    "mish": _unary(nn.mish),
+    "mm": _matmul,
+    "mul": _binary(mnp.multiply),
+    "native_group_norm": _group_norm,
+    "native_layer_norm": _layer_norm,
+    "ne": _compare(mnp.not_equal),
+    "neg": _unary(mnp.negative),
+    "new_full": _full(),
+    "new_ones": _full(1),
+    "new_zeros": _full(0),
+    "nll_loss_forward": _nll_loss,
+    "ones": _full(1),
+    "ones_like": _full(1),
+    "permute": _permute,
+    "pow": lambda call: _as_result(call, mnp.pow(call["self"], call["exponent"])),
+    "prod": _reduce(mnp.prod),
+    "reciprocal": _unary(lambda x: 1 / x),
+    "relu": _unary(nn.relu),
+    "remainder": _binary(mnp.remainder),
+    "repeat": _repeat,
+    "reshape": _reshape,
+    "rms_norm": _rms_norm,
+    "roll": _roll,
+    "round": lambda call: _as_result(call, mnp.round(call.x, int(call.get("decimals", 0)))),
+    "rsqrt": _unary(lambda x: 1 / mnp.sqrt(x)),
+    "rsub": lambda call: _as_result(
+        call, mnp.subtract(call["other"], mnp.multiply(call["self"], call.get("alpha", 1)))
+    ),
+    "scalar_tensor": lambda call: mnp.full((), call["s"], dtype=call.dtype),
+    "scaled_dot_product_attention": _attention,
+    "scatter": _scattered("set"),
+    "scatter_add": _scattered("add"),
+    "scatter_reduce": _scattered("add"),
+    "select": _select,
+    "sigmoid": _unary(nn.sigmoid),
+    "sign": _unary(mnp.sign),
+    "silu": _unary(nn.silu),
+    "sin": _unary(mnp.sin),
+    "sinh": _unary(mnp.sinh),
+    "slice": _slice,
+    "softmax": _softmax(nn.softmax),
+    "softplus": _softplus,
+    "sort": _sort,
+    "split": _split,
+    "split_with_sizes": _split,
+    "sqrt": _unary(mnp.sqrt),
+    "square": _unary(mnp.square),
+    "squeeze": _reshape,
+    "stack": lambda call: mnp.stack(
+        [_as_result(call, asarray(each)) for each in call["tensors"]], axis=int(call["dim"])
+    ),
+    "std": _variance(True, False),
+    "sub": _added(-1),
+    "sum": _reduce(mnp.sum),
+    "t": lambda call: mnp.matrix_transpose(call.x) if call.x.ndim == 2 else call.x,
+    "tan": _unary(mnp.tan),
+    "tanh": _unary(mnp.tanh),
+    "to": _to,
+    "topk": _topk,
+    "transpose": _transpose,
+    "tril": _triangle(mnp.tril),
+    "triu": _triangle(mnp.triu),
+    "trunc": _unary(mnp.trunc),
+    "unbind": lambda call: list(mnp.unstack(call.x, axis=int(call.get("dim", 0)))),
+    "unfold": _unfold,
+    "unsqueeze": _reshape,
+    "upsample_bilinear2d": _bilinear,
+    "upsample_nearest1d": _nearest,
+    "upsample_nearest2d": _nearest,
+    "var": _variance(False, False),
+    "var_mean": _variance(False, True),
+    "view": _reshape,
+    "where": _where,
+    "zeros": _full(0),
+    "zeros_like": _full(0),
+}

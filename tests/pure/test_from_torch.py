@@ -1,0 +1,261 @@
+"""mesh.from_torch: exported modules compute what torch computes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mesh
+from mesh import Mesh
+from mesh.errors import InputError, Unsupported
+
+torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+torch.manual_seed(0)
+IMAGE = torch.randn(2, 3, 16, 16)
+ROWS = torch.randn(4, 10)
+PLACES = torch.tensor([[1, 2], [3, 4], [0, 9], [5, 5]])
+
+
+class Program(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "elementwise": (
+        lambda x: [
+            x.sin(), x.tan(), x.exp(), x.abs().log(), x.abs().rsqrt(), x.tanh(), x.sigmoid(), x.erf(), x.erfc(),
+            x.floor(), x.ceil(), x.round(), x.trunc(), x.sign(), x.clamp(-0.5, 0.5), x.clamp(min=0.1), x.pow(3), 2**x,
+            x.abs().pow(1.5), x.reciprocal(), x.expm1(), x.atan(), x * 2 + 1 - x / 3, 1 - x, x.fmod(0.7), x % 0.7,
+            x // 0.7, torch.div(x, 0.7, rounding_mode="trunc"), torch.maximum(x, -x), torch.atan2(x, x + 1), x > 0,
+            x.isnan(), ~(x > 0), torch.where(x > 0, x, -x), x.masked_fill(x > 1, 0.0), x.int() // 3, x.int() % 3,
+            x.double(), x.half(), x.bool(), (x > 0) & (x < 1), torch.add(x, x, alpha=2), x.square(), x.neg(),
+        ],
+        (ROWS,),
+    ),
+    "activations": (
+        lambda x: [
+            functional.relu(x), functional.gelu(x), functional.gelu(x, approximate="tanh"), functional.silu(x),
+            functional.mish(x), functional.softplus(x), functional.elu(x), functional.selu(x),
+            functional.hardswish(x),
+            functional.hardsigmoid(x), functional.hardtanh(x), functional.leaky_relu(x), functional.softmax(x, -1),
+            functional.log_softmax(x, 0), functional.glu(x), functional.relu6(x), functional.logsigmoid(x),
+            functional.celu(x), functional.softsign(x),
+        ],
+        (ROWS,),
+    ),
+    "shapes": (
+        lambda x: [
+            x.view(2, -1), x.flatten(1), x.permute(0, 2, 3, 1), x.transpose(1, 2), x[:, :, ::2, 1:-1], x[0], x[...,
+            -1],
+            torch.cat([x, x], 1), torch.stack([x, x]), x.chunk(3, 1)[1], x.split([1, 2], 1)[0], x.unbind(1)[2],
+            x.repeat(1, 2, 1, 1), x.expand(2, 3, 16, 16), x.unsqueeze(1).squeeze(1), x.flip(1), x.roll(2, 3),
+            functional.pad(x, (1, 2)), functional.pad(x, (-1, 2, 0, 3), value=2.0), x.new_zeros(3),
+            torch.full((2,), 3.0),
+            torch.arange(2, 11, 3), torch.zeros_like(x), x.diagonal(0, 2, 3), torch.tril(x), torch.triu(x, 1), x.mT,
+            torch.eye(3), torch.linspace(0, 1, 5), x.movedim(1, -1), x.narrow(2, 3, 4), x.unfold(3, 4, 2),
+        ],
+        (IMAGE,),
+    ),
+    "reductions": (
+        lambda x: [
+            x.sum(), x.sum(1), x.mean(0, keepdim=True), x.prod(1), x.amax(0), x.amin((0, 1)), x.max(1), x.min(0),
+            x.max(),
+            x.argmax(1), x.argmin(), x.std(1), x.var(0, correction=0), x.norm(), torch.linalg.vector_norm(x, 1, 1),
+            torch.linalg.vector_norm(x, torch.inf), x.cumsum(1), x.cumprod(0), x.logsumexp(1), (x > 0).any(1),
+            (x > 9).all(),
+            torch.var_mean(x, 1), x.median(), x.int().sum(1), x.sort(1), x.sort(0, descending=True), x.topk(3),
+            x.topk(2, largest=False), x.argsort(), (x > 0).sum(), x.aminmax(),
+        ],
+        (ROWS,),
+    ),
+    "indexing": (
+        lambda x, i: [
+            torch.gather(x, 1, i), x.index_select(1, i[0]), x[:, i[0]], x[i[:, 0] % 4, i[:, 1]], x.scatter_add(1,
+            i, x[:, :2]),
+            x.scatter(1, i, 5.0), functional.embedding(i, x.T.contiguous()), functional.one_hot(i, 12),
+            torch.index_put(x, (i[:, 0] % 4, i[:, 1]), torch.ones(4)), x.index_add(1, i[0], x[:, :2]),
+            x.take_along_dim(i, 1),
+        ],
+        (ROWS, PLACES),
+    ),
+    "products": (
+        lambda x: [
+            x @ x.T, torch.einsum("ij,kj->ik", x, x), torch.bmm(x[None], x.T[None]), torch.outer(x[0], x[1]),
+            x @ x[0],
+            torch.addmm(x @ x.T, x, x.T, alpha=2), functional.linear(x, x), torch.dot(x[0], x[1]),
+            torch.tensordot(x, x, ([1], [1])),
+            torch.baddbmm((x @ x.T)[None], x[None], x.T[None], beta=0.5), functional.cosine_similarity(x, x + 1),
+        ],
+        (ROWS,),
+    ),
+    "images": (
+        lambda x: [
+            functional.avg_pool2d(x, 3, 2, 1), functional.max_pool2d(x, 3, 2, 1), functional.adaptive_avg_pool2d(x,
+            5),
+            functional.interpolate(x, scale_factor=2), functional.interpolate(x, size=(7, 20), mode="bilinear"),
+            functional.interpolate(x, size=(7, 20), mode="bilinear", align_corners=True), functional.group_norm(x, 3),
+            functional.conv_transpose2d(x, torch.ones(3, 4, 2, 2) / 3, stride=2, output_padding=1),
+            functional.instance_norm(x), functional.max_pool2d(x, 2, ceil_mode=True), functional.pixel_shuffle(x[:,
+            :1].expand(2, 4, 16, 16), 2),
+            functional.avg_pool2d(x, 3, 2, 1, count_include_pad=False), functional.normalize(x),
+        ],
+        (IMAGE,),
+    ),
+    "attention": (
+        lambda x: [
+            functional.scaled_dot_product_attention(x, x, x), functional.scaled_dot_product_attention(x, x, x,
+            is_causal=True),
+            functional.scaled_dot_product_attention(x, x, x, attn_mask=x[:, :, :1] > 0),
+        ],
+        (IMAGE,),
+    ),
+    "losses": (
+        lambda x, i: [
+            functional.cross_entropy(x, i[:, 0]), functional.mse_loss(x, x * 2), functional.nll_loss(x, i[:, 1]),
+            functional.binary_cross_entropy_with_logits(x, (x > 0).float()), functional.smooth_l1_loss(x, x * 3),
+            functional.cross_entropy(x, i[:, 0], reduction="sum"), functional.kl_div(x, x.softmax(1)),
+        ],
+        (ROWS, PLACES),
+    ),
+}  # fmt: skip
+
+MODULES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5),
+            nn.Conv2d(8, 8, 3, groups=4, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+        ),
+        (IMAGE,),
+    ),
+    "one dimension": (
+        lambda: nn.Sequential(nn.Conv1d(4, 6, 3, dilation=2), nn.ConvTranspose1d(6, 2, 4, stride=3)),
+        (torch.randn(2, 4, 12),),
+    ),
+    "encoder": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (torch.randn(2, 5, 16),)),
+    "decoder": (
+        lambda: nn.TransformerDecoderLayer(16, 2, 32, batch_first=True, norm_first=True, activation="gelu"),
+        (torch.randn(2, 5, 16), torch.randn(2, 3, 16)),
+    ),
+    "lstm": (lambda: nn.LSTM(8, 6, 2, batch_first=True, bidirectional=True), (torch.randn(2, 4, 8),)),
+    "gru": (lambda: nn.GRU(8, 6), (torch.randn(4, 2, 8),)),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(10, 6), nn.LayerNorm(6), nn.RMSNorm(6)), (PLACES,)),
+}  # fmt: skip
+
+
+def imported(module: Any, args: tuple[Any, ...]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own
+        return mesh.from_torch(module.eval(), *args)
+
+
+def leaves(value: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(value)
+
+
+def assert_same(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
+    found = list(found.values()) if isinstance(found, dict) else [found]
+    wanted = leaves(wanted)
+    assert len(found) == len(wanted)
+    for got, expected in zip(map(np.asarray, found), (each.detach().numpy() for each in wanted), strict=True):
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_computes_what_torch_computes(name: str) -> None:
+    function, args = PROGRAMS[name]
+    model = imported(Program(function), args)
+    assert_same(model(*[each.numpy() for each in args]), function(*args), 1e-4 if name == "images" else 1e-5)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_computes_what_torch_computes(name: str) -> None:
+    make, args = MODULES[name]
+    module = make()
+    model = imported(module, args)
+    with torch.no_grad():
+        assert_same(model(*[each.numpy() for each in args]), module(*args))
+    assert set(model.params) == set(module.state_dict())
+
+
+def test_a_module_over_three_workers_keeps_its_names() -> None:
+    make, args = MODULES["encoder"]
+    module = make()
+    model = imported(module, args)
+    assert [spec.name for spec in model.inputs] == ["src"] and model.outputs == ("output",)
+    with Mesh.builder().mesh("torch").local(3).build() as workers, torch.no_grad():
+        assert_same(workers.run(model, args[0].numpy(), strategy="pipeline"), module(*args))
+        assert len(workers.report().workers) == 3
+
+
+def test_weights_share_the_modules_memory() -> None:
+    module = nn.Linear(3, 4)
+    model = imported(module, (torch.ones(2, 3),))
+    assert np.shares_memory(model.params["weight"], module.weight.detach().numpy())
+
+
+TRANSFORMERS = {
+    "BertModel": ("BertConfig", {}),
+    "DistilBertModel": ("DistilBertConfig", {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 40}),
+    "GPT2LMHeadModel": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "LlamaForCausalLM": ("LlamaConfig", {"num_key_value_heads": 2}),
+    "Qwen2ForCausalLM": ("Qwen2Config", {"num_key_value_heads": 2}),
+    "T5EncoderModel": ("T5Config", {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 40}),
+    "ViTForImageClassification": ("ViTConfig", {"image_size": 16, "patch_size": 4}),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_an_exported_transformer_equals_torch(name: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    common = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    config, settings = TRANSFORMERS[name]
+    known = getattr(transformers, config)
+    words = {} if "ViT" in name else {"vocab_size": 50}
+    plain = {} if {"dim", "n_embd", "d_model"} & settings.keys() else common
+    torch.manual_seed(1)
+    module = getattr(transformers, name)(known(**plain, **words, **settings))
+    given = IMAGE if "ViT" in name else torch.randint(2, 50, (2, 7))
+    if hasattr(module.config, "use_cache"):
+        module.config.use_cache = False
+    model = imported(module, (given,))
+    with torch.no_grad():
+        wanted = module(given)
+    found = model(given.numpy())
+    found = found if isinstance(found, dict) else {model.outputs[0]: found}
+    for key in ("logits", "last_hidden_state"):
+        if key in wanted:
+            np.testing.assert_allclose(np.asarray(found[key]), wanted[key].numpy(), rtol=1e-4, atol=1e-4)
+
+
+# -- what is not known
+
+
+def test_everything_that_is_not_known_is_listed_at_once() -> None:
+    with pytest.raises(Unsupported, match=r"Program uses aten\.\w+.*, aten\."):
+        imported(Program(lambda x: torch.linalg.svd(x)[1] + torch.special.i0(x).sum() + torch.lgamma(x).sum()), (ROWS,))
+
+
+def test_a_module_that_learns_is_told_to_stop() -> None:
+    module = nn.BatchNorm1d(10).train()
+    with pytest.raises(InputError, match=r"changes 'running_mean'.*eval\(\)"):
+        mesh.from_torch(module, ROWS)
+
+
+def test_a_module_that_cannot_be_exported_says_why() -> None:
+    with pytest.raises(InputError, match=r"torch\.export cannot export Program"):
+        imported(Program(lambda x: x if x.sum().item() > 0 else -x), (ROWS,))
