@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from wire.graph import WireGraph
 from worker.engine import Engine
 
 BATCHES = 16
-SAMPLE = 40  # of the default run: every so many-th case
+SAMPLE = 4  # of the default run: every so many-th case of the suites that need not be generated first
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,13 @@ def check(engine: Engine, chosen: list[Case]) -> int:
     return sum(fault is not None for fault in found)
 
 
-def every() -> list[Case]:
-    return [case for suite in SUITES for case in cases(suite) if case.name not in listed()]
+def every(suites: Sequence[str] = SUITES) -> list[Case]:
+    return [case for suite in suites for case in cases(suite) if case.name not in listed()]
 
 
 @needs_adapter
 def test_a_sample_of_the_cases(engine: Engine) -> None:
-    assert check(engine, every()[::SAMPLE]) > 10
+    assert check(engine, every(SUITES[1:])[::SAMPLE]) > 10
 
 
 @pytest.mark.long

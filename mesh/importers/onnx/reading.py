@@ -7,6 +7,7 @@ A path of external data never leaves the folder of the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,32 +59,18 @@ class Reader:
         self.problems: Unreadable = []
 
     def program(self) -> Program:
-        model = self._inferred()
+        model = self._model
         versions = {domain(opset.domain): opset.version for opset in model.opset_import}
         functions = {(domain(f.domain), f.name, getattr(f, "overload", "")): f for f in model.functions}
-        graph = self.graph(model.graph, versions)
-        return Program(graph, versions, functions, tuple(self.problems))
-
-    def _inferred(self) -> Any:
-        """The model with what shape inference finds; as it is where that fails, and where the model is too large."""
-        onnx = package()
-        if self._model.ByteSize() > INFERENCE_BYTES_MAX:
-            return self._model
-        try:
-            return onnx.shape_inference.infer_shapes(self._model)
-        except Exception:  # an opset or an op that it does not know; nothing depends on the result but earlier errors
-            return self._model
+        values = self._initialisers(model.graph)
+        light = inferred(without_weights(model))
+        graph = self.graph(light.graph, versions)
+        inputs = tuple([declared(value) for value in model.graph.input])
+        whole = replace(graph, name=model.graph.name, inputs=inputs, initialisers={**graph.initialisers, **values})
+        return Program(whole, versions, functions, tuple(dict.fromkeys(self.problems)))
 
     def graph(self, proto: Any, versions: Mapping[str, int]) -> Graph:
-        initialisers = {}
-        for tensor in proto.initializer:
-            value = self._tensor(tensor, f"initialiser {tensor.name}")
-            if value is not None:
-                initialisers[tensor.name] = value
-        for sparse in proto.sparse_initializer:
-            dense = self._sparse(sparse)
-            if dense is not None:
-                initialisers[sparse.values.name] = dense
+        initialisers = self._initialisers(proto)
         nodes = [self.node(node, versions) for node in proto.node]
         initialisers.update({node.outputs[0]: node.attributes["value"] for node in nodes if _is_tensor(node)})
         return Graph(
@@ -94,6 +81,11 @@ class Reader:
             initialisers,
             tuple([declared(value) for value in proto.value_info]),
         )
+
+    def _initialisers(self, proto: Any) -> dict[str, NDArray[Any]]:
+        found = {tensor.name: self._tensor(tensor, f"initialiser {tensor.name}") for tensor in proto.initializer}
+        found.update({sparse.values.name: self._sparse(sparse) for sparse in proto.sparse_initializer})
+        return {name: value for name, value in found.items() if value is not None}
 
     def node(self, proto: Any, versions: Mapping[str, int]) -> Node:
         at = domain(proto.domain)
@@ -169,7 +161,35 @@ class Reader:
         return dense
 
 
-INFERENCE_BYTES_MAX = 256 << 20
+def without_weights(model: Any) -> Any:
+    """A copy of a model in which large initialisers are inputs: their types matter and their values do not."""
+    onnx = package()
+    light = onnx.ModelProto()
+    for part in ("opset_import", "functions"):
+        getattr(light, part).extend(getattr(model, part))
+    light.ir_version = model.ir_version
+    source, target = model.graph, light.graph
+    for part in ("node", "input", "output", "value_info"):
+        getattr(target, part).extend(getattr(source, part))
+    names = {value.name for value in source.input}
+    for tensor in source.initializer:
+        if tensor.ByteSize() <= VALUE_BYTES_MAX and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            target.initializer.append(tensor)
+        elif tensor.name not in names:
+            target.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    target.name = source.name or "graph"
+    return light
+
+
+def inferred(model: Any) -> Any:
+    """The model with the types that shape inference finds; as it is where that fails."""
+    try:
+        return package().shape_inference.infer_shapes(model)
+    except Exception:  # an opset or an op that it does not know; nothing but how early an error comes depends on it
+        return model
+
+
+VALUE_BYTES_MAX = 4096  # a larger initialiser is no shape
 _SCALARS: dict[str, Any] = {
     "FLOAT": lambda proto: proto.f,
     "INT": lambda proto: proto.i,
