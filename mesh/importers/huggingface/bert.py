@@ -16,6 +16,7 @@ Head = Callable[[Weights, Weights, Found, Activation, float], Array]
 
 
 def family(config: Config) -> Family:
+    """The encoder, and the head whose weights are there."""
     config.refuse("position_embedding_type", "absolute")
     config.refuse("is_decoder", False)
     layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")

@@ -14,6 +14,7 @@ EPS = 1e-12
 
 
 def family(config: Config) -> Family:
+    """The encoder, and the head whose weights are there."""
     layers, heads = config.integer("n_layers"), config.integer("n_heads")
     act = config.activation("activation", "gelu")
     prefix = config.prefix("embeddings.word_embeddings.weight", "distilbert.", "")

@@ -11,6 +11,7 @@ from .config import IDS, MASK, Config, Family, Weights, both, causal_mask, join_
 
 
 def family(config: Config) -> Family:
+    """The decoder, with logits where it is a language model."""
     layers, heads = config.integer("n_layer"), config.integer("n_head")
     eps, act = config.number("layer_norm_epsilon", 1e-5), config.activation("activation_function", "gelu_new")
     config.refuse("add_cross_attention", False)

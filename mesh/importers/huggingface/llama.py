@@ -19,6 +19,7 @@ from .config import IDS, MASK, Config, Family, Weights, both, causal_mask, join_
 
 
 def family(config: Config) -> Family:
+    """The decoder, with logits where it is a language model."""
     layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     shared = config.integer("num_key_value_heads", heads)
     size = config.integer("head_dim", config.integer("hidden_size") // heads)

@@ -17,6 +17,7 @@ from .config import IDS, MASK, Config, Family, Weights, join_heads, key_mask, sp
 
 
 def family(config: Config) -> Family:
+    """The encoder."""
     layers, heads = config.integer("num_layers"), config.integer("num_heads")
     eps = config.number("layer_norm_epsilon", 1e-6)
     buckets, far = (

@@ -14,6 +14,7 @@ from .config import PIXELS, Config, Family, Weights, join_heads, split_heads
 
 
 def family(config: Config) -> Family:
+    """The encoder, and the classifier where its weights are there."""
     layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     eps, act = config.number("layer_norm_eps", 1e-12), config.activation("hidden_act", "gelu")
     patch, image = config.integer("patch_size", 16), config.integer("image_size", 224)
