@@ -43,6 +43,7 @@ def _of_class(module: str, name: str) -> Callable[[Any], bool]:
 
 
 FORMATS: tuple[Format, ...] = (
+    Format("a graph (.wire)", _named_like(".wire"), "wire_file"),
     Format("a folder with config.json and safetensors", _is_folder, "huggingface"),
     Format("an ONNX file (.onnx)", _named_like(".onnx"), "onnx", "onnx"),
     Format("an onnx.ModelProto", _of_class("onnx", "ModelProto"), "onnx", "onnx"),

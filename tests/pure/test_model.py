@@ -9,7 +9,7 @@ import pytest
 
 import mesh
 import mesh.numpy as mnp
-from mesh.compiled import CompiledFunction
+from mesh.compiled import CompiledFunction, handle_of
 from mesh.errors import InputError
 from mesh.model import InputSpec, Model
 from wire.dtypes import F32, I32
@@ -110,6 +110,21 @@ def test_a_free_dimension_is_the_same_wherever_it_stands() -> None:
     assert np.asarray(both([1.0, 2.0], [3.0, 4.0])).tolist() == [4.0, 6.0]
     with pytest.raises(InputError, match=r"'b' is f32\[1\], expected f32\[n\], n = 2"):
         both([1.0, 2.0], [3.0])
+
+
+def test_a_graph_that_was_saved_is_a_model(tmp_path: Path) -> None:
+    table = np.linspace(0, 1, 100 * 400, dtype=np.float32).reshape(400, 100)  # a constant too large to stand in a graph
+    traced = mesh.trace_full(lambda x, w: {"y": x @ w, "z": (x @ w) @ table[:4]}, X, handle_of(W))
+    traced.graph.save(tmp_path / "saved.wire", {"w": W})
+    saved = mesh.load(tmp_path / "saved.wire")
+    assert [str(spec) for spec in saved.inputs] == ["f32[2,3]"] and list(saved.params) == ["w"]
+    found = saved(x=X)
+    np.testing.assert_allclose(np.asarray(found["y"]), X @ W, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(found["z"]), X @ W @ table[:4], rtol=1e-4)
+    assert saved.graph(saved.given((X,))).hash == traced.graph.hash
+    traced.graph.save(tmp_path / "bare.wire")
+    with pytest.raises(InputError, match="no value of the param 'w'"):
+        mesh.load(tmp_path / "bare.wire")
 
 
 @pytest.mark.parametrize(("source", "says"), [("nowhere.onnx", "does not exist"), (3, "class int is of no format")])

@@ -1,0 +1,45 @@
+"""`.wire` files, of graphs that were traced and saved, as Models: with the values of their params."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from wire.errors import InputError
+from wire.file import load_params
+from wire.graph import GraphBuilder, WireGraph
+
+from ..array import Array
+from ..model import InputSpec, Model, Value
+from ..numpy.promotion import asarray
+from ..transforms.inner import call_graph
+
+
+def load(path: Path, dims: Mapping[str, int]) -> Model:
+    """The graph in the file; InputError naming a param whose value is not saved with it.  Its shapes are fixed."""
+    graph, params = WireGraph.load(path), load_params(path)
+    missing = sorted(graph.param_types.keys() - params.keys())
+    if missing:
+        raise InputError(
+            f"{path} has no value of the param {missing[0]!r}", next_step="Save it with graph.save(path, params)"
+        )
+    plain = _with_inputs_only(graph)
+
+    def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
+        given = {**params, **inputs}
+        found = call_graph(plain, *[asarray(given[name]) for name in plain.input_types])
+        return dict(zip(graph.output_names, found, strict=True))
+
+    inputs = [InputSpec(name, kind.dtype, kind.shape) for name, kind in graph.input_types.items()]
+    return Model(graph.name, function, inputs, graph.output_names, params)
+
+
+def _with_inputs_only(graph: WireGraph) -> WireGraph:
+    """The same graph, its params made inputs."""
+    builder = GraphBuilder()
+    builder.blobs.update(graph.blobs)
+    placed: list[int] = []
+    for node in graph.nodes:
+        op = "input" if node.op == "param" else node.op
+        placed.append(builder.add(op, *[placed[source] for source in node.inputs], **node.attrs))
+    return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
