@@ -18,12 +18,12 @@ from typing import Any
 
 from .. import numpy as mnp
 from ..array import Array, apply
-from ..numpy.contraction import Labelled, contract
+from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast
 from . import convolutions, loops, programs, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 from .slopes import SLOPES, Slope, choose, zero_like
-from .vjp import dot_labels, is_continuous, missing, spread
+from .vjp import dot_labels, is_continuous, missing, product, spread
 
 Tangents = Sequence[Array | None]
 Rule = Callable[..., Array | None] | None
@@ -131,9 +131,9 @@ def _dot(z: Array, tangents: Tangents, operands: Sequence[Array], **axes: tuple[
     of_left, of_right = tangents
     parts = []
     if of_left is not None:
-        parts.append(contract(Labelled(of_left, left), Labelled(y, right), kept))
+        parts.append(product(Labelled(of_left, left), Labelled(y, right), kept))
     if of_right is not None:
-        parts.append(contract(Labelled(x, left), Labelled(of_right, right), kept))
+        parts.append(product(Labelled(x, left), Labelled(of_right, right), kept))
     return reduce(partial(apply, "add"), parts)
 
 

@@ -239,18 +239,21 @@ def dot_labels(left_rank: int, right_rank: int, axes: Mapping[str, tuple[int, ..
 
 def _dot_left(g: Array, z: Array, x: Array, y: Array, **axes: tuple[int, ...]) -> Array:
     left, right, kept = dot_labels(x.ndim, y.ndim, axes)
-    return _product(Labelled(g, kept), Labelled(y, right), left)
+    return product(Labelled(g, kept), Labelled(y, right), left)
 
 
 def _dot_right(g: Array, z: Array, x: Array, y: Array, **axes: tuple[int, ...]) -> Array:
     left, right, kept = dot_labels(x.ndim, y.ndim, axes)
-    return _product(Labelled(x, left), Labelled(g, kept), right)
+    return product(Labelled(x, left), Labelled(g, kept), right)
 
 
-def _product(one: Labelled, other: Labelled, kept: Labels) -> Array:
-    """The product with that operand on the left whose axes come first, so that nothing is transposed."""
-    free = next((label for label in kept if (label in one.labels) != (label in other.labels)), None)
-    return contract(one, other, kept) if free is None or free in one.labels else contract(other, one, kept)
+def product(one: Labelled, other: Labelled, kept: Labels) -> Array:
+    """The product summed over labels that are not `kept`, in the order of operands that needs no transposition, if one
+    does."""
+    shared = [label for label in other.labels if label in one.labels]
+    paired = [label for label in shared if label in kept]
+    free = [label for label in other.labels + one.labels if label not in shared]
+    return contract(other, one, kept) if (*paired, *free) == kept else contract(one, other, kept)
 
 
 def _composite(inputs: list[Array], wanted: list[bool], **attrs: Any) -> tuple[list[Array], Pull]:

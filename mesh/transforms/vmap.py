@@ -21,12 +21,12 @@ from wire.ops import ELEMENTWISE
 
 from .. import numpy as mnp
 from ..array import Array, apply, literal
-from ..numpy.contraction import Labelled, contract
+from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast, like
 from . import convolutions, loops, randomness
 from .inner import Function, Inner, Whole, call_graph, looked_up, rebuilt, run, run_like
 from .scattering import clamped, flattened, index_dtype, inside
-from .vjp import dot_labels, missing
+from .vjp import dot_labels, missing, product
 
 Flags = Sequence[bool]
 Rule = Callable[..., Array]
@@ -135,7 +135,7 @@ def _dot(size: int, inputs: Sequence[Array], batched: Flags, **axes: tuple[int, 
     x, y = inputs
     of_x, of_y = (("batch",) if each else () for each in batched)
     left, right, kept = dot_labels(x.ndim - batched[0], y.ndim - batched[1], axes)
-    return contract(Labelled(x, (*of_x, *left)), Labelled(y, (*of_y, *right)), ("batch", *kept))
+    return product(Labelled(x, (*of_x, *left)), Labelled(y, (*of_y, *right)), ("batch", *kept))
 
 
 def _gather(size: int, inputs: Sequence[Array], batched: Flags, axis: int, batch_dims: int) -> Array:

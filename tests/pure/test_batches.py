@@ -141,6 +141,17 @@ def test_what_does_not_depend_on_the_element_is_not_repeated() -> None:
     ]
 
 
+def test_a_batch_of_products_is_one_product() -> None:
+    x, w = np.ones((7, 4), np.float32), np.ones((5, 4), np.float32)
+    for fn, axes in (
+        (lambda x, w: w @ x, (0, None)),
+        (lambda x, w: x @ w.T, (0, None)),
+        (lambda x, w: w * x, (None, 0)),
+    ):
+        graph = mesh.trace(mesh.vmap(fn, axes), x, w) if axes[0] == 0 else mesh.trace(mesh.vmap(fn, axes), x[0], w)
+        assert len([node for node in graph.nodes if node.op != "input"]) == 1
+
+
 def test_keyword_arguments_are_mapped_over_their_first_axis() -> None:
     found = mesh.vmap(weigh, in_axes=0)(np.ones((2, 3)), w=np.arange(6.0).reshape(2, 3))
     np.testing.assert_array_equal(np.asarray(found), np.arange(6.0).reshape(2, 3) + 3)
