@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from support.failures import FAILURES, PATH, current
 
-from wire.errors import LOG_LINES_MAX, LocalError, MeshError, NodeLost, RemoteError, from_fields
+from wire.errors import (
+    LOG_LINES_MAX,
+    InputError,
+    LocalError,
+    MeshError,
+    NodeLost,
+    RemoteError,
+    error_classes,
+    from_fields,
+)
 
 
 def test_the_texts_are_those_that_were_stored() -> None:
@@ -26,6 +35,18 @@ def test_all_that_an_error_says_crosses_between_processes() -> None:
     again = from_fields(error.to_fields())
     assert str(again) == str(error) and again.log_lines == error.log_lines
     assert "[worker desk] [part 3] [at dot]" in str(again)
+
+
+def test_a_class_that_keeps_its_parents_code_is_not_made_in_its_place() -> None:
+    class Private(InputError):
+        """Something that one process tells itself."""
+
+        def __init__(self, names: list[str]) -> None:
+            super().__init__(", ".join(names))
+
+    error_classes.cache_clear()
+    assert Private in InputError.__subclasses__()
+    assert type(from_fields(Private(["x", "y"]).to_fields())) is InputError
 
 
 def test_only_the_last_log_lines_travel_and_only_so_much_of_each() -> None:
