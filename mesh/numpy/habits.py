@@ -16,9 +16,9 @@ from wire.dtypes import I32
 from wire.errors import InputError, ShapeError
 
 from ..array import Array, Operand, apply, renamed
-from . import contraction, creation, elementwise, indexing, linalg, manipulation, reductions
-from .manipulation import Shape, concat, reshape, to_shape
-from .promotion import asarray, cast, floats, like, operands
+from . import contraction, creation, elementwise, indexing, linalg, manipulation, reductions, sorting
+from .manipulation import Shape, concat, expand_dims, reshape, to_shape
+from .promotion import asarray, cast, concrete, floats, like, operands
 from .reductions import Axis, normal_axis
 
 # -- joining, splitting, turning --------------------------------------------------------------------------
@@ -349,6 +349,19 @@ def nanmin(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     return _extreme_number(reductions.min, math.inf, x, axis, keepdims)
 
 
+def nanvar(x: Operand, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Array:
+    """The mean squared distance from their mean of what is not NaN, divided by how many there are - ddof."""
+    (array,) = floats(x)
+    apart = elementwise.square(array - nanmean(array, axis, keepdims=True))
+    there = cast(elementwise.logical_not(elementwise.isnan(array)), array.type.dtype)
+    return nansum(apart, axis, keepdims=keepdims) / (reductions.sum(there, axis, keepdims=keepdims) - ddof)
+
+
+def nanstd(x: Operand, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Array:
+    """The square root of `nanvar`."""
+    return elementwise.sqrt(nanvar(x, axis, ddof=ddof, keepdims=keepdims))
+
+
 def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The mean of what is not NaN."""
     (array,) = floats(x)
@@ -488,6 +501,45 @@ def convolve(x1: Operand, x2: Operand, mode: str = "full") -> Array:
     return full[start : start + count]
 
 
+def cov(m: Operand, *, ddof: int = 1) -> Array:
+    """The covariances of the rows of a matrix, each row a variable and each column an observation."""
+    (rows,) = floats(manipulation.atleast_2d(m))
+    if rows.ndim > 2:
+        raise ShapeError(f"cov needs a matrix, got shape {rows.shape}")
+    apart = rows - reductions.mean(rows, 1, keepdims=True)
+    found = contraction.matmul(apart, manipulation.matrix_transpose(apart)) / (rows.shape[1] - ddof)
+    return manipulation.squeeze(found)
+
+
+def corrcoef(m: Operand) -> Array:
+    """The correlations of the rows of a matrix, in [-1, 1]."""
+    found = manipulation.atleast_2d(cov(m))
+    spread = elementwise.sqrt(contraction.diagonal(found))
+    scaled = found / expand_dims(spread, 1) / spread
+    return manipulation.squeeze(elementwise.clip(scaled, -1, 1))
+
+
+def bincount(x: Operand, weights: Operand | None = None, minlength: int = 0, *, length: int | None = None) -> Array:
+    """How often (or with what weight) each integer from 0 on stands in a vector.
+
+    With `length` that many numbers are counted and larger ones are not, which works while tracing; without, x must
+    have a value.
+    """
+    array = asarray(x)
+    if array.ndim != 1 or array.type.dtype.kind not in "iu":
+        raise ShapeError(f"bincount needs a vector of integers, got {array.type}")
+    if length is None:
+        value = concrete(array, "bincount")
+        if (value < 0).any():
+            raise InputError("bincount counts integers of 0 or more")
+        length = max(int(value.max(initial=-1)) + 1, minlength)
+    ones = creation.ones(array.shape, dtype="int32") if weights is None else asarray(weights)
+    if ones.shape != array.shape:
+        raise ShapeError(f"weights {ones.shape} for a vector {array.shape}")
+    start = creation.zeros(length, dtype=ones.dtype)
+    return apply("scatter", start, array, ones, axis=0, mode="add")
+
+
 # -- choosing ---------------------------------------------------------------------------------------------
 
 
@@ -517,6 +569,60 @@ def flatnonzero(x: Operand) -> Array:
 def extract(condition: Operand, x: Operand) -> Array:
     """The elements of the flattened x where the condition holds; it must have a value."""
     return indexing.getitem(manipulation.ravel(x), asarray(manipulation.ravel(condition), "bool"))
+
+
+def compress(condition: Operand, x: Operand, axis: int | None = None) -> Array:
+    """The positions of an axis where the condition holds; it must have a value, and may be shorter than the axis."""
+    array, place = (manipulation.ravel(x), 0) if axis is None else (asarray(x), normal_axis(axis, asarray(x).ndim))
+    return indexing.take(array, flatnonzero(condition), place)
+
+
+def partition(x: Operand, kth: int, axis: int | None = -1) -> Array:
+    """As `sort`, which has every element in its place, the k-th too."""
+    return sorting.sort(x, axis)
+
+
+def argpartition(x: Operand, kth: int, axis: int | None = -1) -> Array:
+    """As `argsort`."""
+    return sorting.argsort(x, axis)
+
+
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array]:
+    """The int32 rows and columns of the positions on and below diagonal k of an n x m matrix."""
+    rows, columns = np.tril_indices(n, k, m)
+    return asarray(rows.astype(np.int32)), asarray(columns.astype(np.int32))
+
+
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array]:
+    """The int32 rows and columns of the positions on and above diagonal k of an n x m matrix."""
+    rows, columns = np.triu_indices(n, k, m)
+    return asarray(rows.astype(np.int32)), asarray(columns.astype(np.int32))
+
+
+# -- in place ---------------------------------------------------------------------------------------------
+
+
+def putmask(x: Array, mask: Operand, values: Operand) -> None:
+    """x[mask] = values, where the values have x's shape or one element."""
+    x[...] = elementwise.where(mask, values, x)
+
+
+def put_along_axis(x: Array, indices: Operand, values: Operand, axis: int) -> None:
+    """The elements that `take_along_axis` would give become `values`."""
+    index, place = asarray(indices), normal_axis(axis, x.ndim)
+    shape = tuple(dim if at != place else index.shape[at] for at, dim in enumerate(x.shape))
+    index = manipulation.broadcast_to(indexing.wrapped(index, x.shape[place]), shape)
+    key = [apply("iota", shape=shape, dtype=I32.name, axis=at) for at in range(x.ndim)]
+    key[place] = index
+    x[tuple(key)] = values
+
+
+def fill_diagonal(x: Array, value: Operand) -> None:
+    """The diagonal of a matrix becomes `value`."""
+    if x.ndim != 2:
+        raise ShapeError(f"fill_diagonal needs a matrix, got shape {x.shape}")
+    places = np.arange(min(x.shape), dtype=np.int32)
+    x[places, places] = value
 
 
 def copyto(dst: Array, src: Operand) -> None:

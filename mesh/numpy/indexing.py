@@ -42,7 +42,7 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Array:
     if axis is None:
         array, axis = manipulation.ravel(array), 0
     place = normal_axis(axis, array.ndim)
-    return apply("gather", array, _wrapped(asarray(indices), array.shape[place]), axis=place, batch_dims=0)
+    return apply("gather", array, wrapped(asarray(indices), array.shape[place]), axis=place, batch_dims=0)
 
 
 def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Array:
@@ -51,7 +51,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Array:
     if array.ndim != index.ndim:
         raise ShapeError(f"take_along_axis needs arrays of one rank, got {array.shape} and {index.shape}")
     place = normal_axis(axis, array.ndim)
-    index = _wrapped(index, array.shape[place])
+    index = wrapped(index, array.shape[place])
     rows, picks = manipulation.moveaxis(array, place, -1), manipulation.moveaxis(index, place, -1)
     shape = manipulation.broadcast_shapes(rows.shape[:-1], picks.shape[:-1])
     rows = manipulation.broadcast_to(rows, (*shape, rows.shape[-1]))
@@ -247,14 +247,14 @@ def _without_masks(array: Array, items: list[Any]) -> list[Any]:
 def _advanced(array: Array, gathers: list[_Gather]) -> Array:
     axes = [gather.axis for gather in gathers]
     dims = [array.shape[axis] for axis in axes]
-    wrapped = [_wrapped(gather.index, dim) for gather, dim in zip(gathers, dims, strict=True)]
+    found = [wrapped(gather.index, dim) for gather, dim in zip(gathers, dims, strict=True)]
     if len(axes) == 1:
-        return apply("gather", array, wrapped[0], axis=axes[0], batch_dims=0)
+        return apply("gather", array, found[0], axis=axes[0], batch_dims=0)
     if axes != list(range(axes[0], axes[0] + len(axes))):  # apart: numpy puts the new dimensions first
         array = manipulation.moveaxis(array, axes, range(len(axes)))
         axes = list(range(len(axes)))
     merged = manipulation.reshape(array, (*array.shape[: axes[0]], math.prod(dims), *array.shape[axes[-1] + 1 :]))
-    return apply("gather", merged, _flat(wrapped, dims), axis=axes[0], batch_dims=0)
+    return apply("gather", merged, _flat(found, dims), axis=axes[0], batch_dims=0)
 
 
 def _flat(indices: list[Array], dims: list[int]) -> Array:
@@ -267,7 +267,7 @@ def _flat(indices: list[Array], dims: list[int]) -> Array:
     return flat
 
 
-def _wrapped(index: Array, dim: int) -> Array:
+def wrapped(index: Array, dim: int) -> Array:
     """`index` counted from the front: checked if its value is known; if not, `gather` clamps what is outside."""
     if index.type.dtype.kind not in "iu":
         raise DTypeError(f"an index array has an integer dtype, got {index.type.dtype.name}")
@@ -283,8 +283,8 @@ def _checked(value: NDArray[Any], dim: int) -> Array:
     outside = (value < -dim) | (value >= dim)
     if outside.any():
         raise InputError(f"index {value[outside].flat[0]} is outside an axis of {dim}")
-    wrapped = np.where(value < 0, value.astype(np.int64) + dim, value)
-    return asarray(wrapped.astype(np.int64 if dim >= 1 << 31 else np.int32))
+    counted = np.where(value < 0, value.astype(np.int64) + dim, value)
+    return asarray(counted.astype(np.int64 if dim >= 1 << 31 else np.int32))
 
 
 def _index_literal(item: int) -> Array:

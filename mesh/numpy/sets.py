@@ -65,6 +65,43 @@ def unique_values(x: Operand) -> Array:
     return value_array(np.unique(_value(x, "unique_values"), equal_nan=False))
 
 
+def unique(
+    x: Operand, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False
+) -> Array | tuple[Array, ...]:
+    """numpy's name: the distinct elements, and what is asked for of `unique_all` behind them; x must have a value."""
+    every = unique_all(x)
+    asked = zip((return_index, return_inverse, return_counts), every[1:], strict=True)
+    more = [found for wanted, found in asked if wanted]
+    return (every.values, *more) if more else every.values
+
+
+def union1d(x1: Operand, x2: Operand) -> Array:
+    """What stands in x1 or x2, in order; both must have values."""
+    return unique_values(manipulation.concat([x1, x2], axis=None))
+
+
+def intersect1d(x1: Operand, x2: Operand) -> Array:
+    """What stands in x1 and x2, in order; both must have values."""
+    first, second = _distinct(x1, x2)
+    return first[isin(first, second)]
+
+
+def setdiff1d(x1: Operand, x2: Operand) -> Array:
+    """What stands in x1 and not in x2, in order; both must have values."""
+    first, second = _distinct(x1, x2)
+    return first[isin(first, second, invert=True)]
+
+
+def setxor1d(x1: Operand, x2: Operand) -> Array:
+    """What stands in one of x1 and x2 only, in order; both must have values."""
+    return union1d(setdiff1d(x1, x2), setdiff1d(x2, x1))
+
+
+def _distinct(x1: Operand, x2: Operand) -> tuple[Array, Array]:
+    first, second = operands(x1, x2)
+    return unique_values(first), unique_values(second)
+
+
 def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> Array:
     """True where an element of x1 stands in x2 (with `invert`: does not); NaN stands nowhere."""
     asked, among = operands(x1, x2)

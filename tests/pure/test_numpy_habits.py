@@ -87,6 +87,13 @@ ROWS = [
     *[Row("convolve", [(V, W), (W, V), (V, V), (I[0], I[1, :3])], {"mode": mode}, atol=1e-5)
       for mode in ("full", "same", "valid")],
     Row("select", [([F > 0, F < -1], [F, G], 7.0), ([B], [I])]),
+    *[Row(name, [(HOLES[[0, 2]], 1), (F, 0), (F,)], {"ddof": 1}, rtol=1e-5) for name in ("nanvar", "nanstd")],
+    Row("cov", [(F,), (V,)], rtol=1e-4), Row("cov", [(F,)], {"ddof": 0}, rtol=1e-4), Row("corrcoef", [(F,)], rtol=1e-4),
+    Row("bincount", [(np.abs(I[0]),), (np.abs(I[0]), V[:4]), (np.zeros(0, np.int32),)], {"minlength": 3}),
+    Row("compress", [([True, False, True], F, 0), (B[0], F, 1), (B.ravel()[:5], F)]),
+    Row("partition", [(F, 3)], reference=lambda x, kth: np.sort(x)),
+    Row("argpartition", [(F, 3)], reference=lambda x, kth: np.argsort(x, stable=True)),
+    Row("tril_indices", [(4,), (3, -1, 5)]), Row("triu_indices", [(4,), (3, 1, 5)]),
     Row("argwhere", [(B,), (V,), (1.0,)]), Row("flatnonzero", [(B,), (I,)]), Row("extract", [(B, F)]),
 ]  # fmt: skip
 LINALG = [
@@ -137,7 +144,14 @@ def test_a_function_of_linalg_equals_numpys(row: Row) -> None:
         same(getattr(mnp.linalg, row.name)(*args, **row.kwargs), expected, row, args)
 
 
-REALISED = {"argwhere", "flatnonzero", "extract", "copyto", "array_equal"}
+REALISED = {"argwhere", "array_equal", "bincount", "compress", "extract", "flatnonzero"}
+IN_PLACE: dict[str, Callable[[Any, Any], None]] = {
+    "copyto": lambda xp, x: xp.copyto(x, G),
+    "putmask": lambda xp, x: xp.putmask(x, B, G),
+    "put_along_axis": lambda xp, x: xp.put_along_axis(x, np.array([[1], [0], [3]]), np.float32(9), 1),
+    "put_along_axis 0": lambda xp, x: xp.put_along_axis(x, np.array([[2, 0, 0, 1]]), G[:1], 0),
+    "fill_diagonal": lambda xp, x: xp.fill_diagonal(x, 7.0),
+}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -163,23 +177,45 @@ def test_a_habit_is_traced(row: Row) -> None:
 def test_every_habit_has_a_row() -> None:
     functions = [each for each in vars(habits).values() if inspect.isfunction(each)]
     public = {each.__name__ for each in functions if each.__module__ == habits.__name__}
-    assert {name for name in public if not name.startswith("_")} == {row.name for row in ROWS} | {"copyto"}
+    assert {name for name in public if not name.startswith("_")} == {row.name for row in ROWS} | {
+        name.split()[0] for name in IN_PLACE
+    }
     assert set(linalg.__all__) == {row.name for row in LINALG}
     assert (mnp.degrees, mnp.radians, mnp.row_stack, mnp.trapz) == (
         mnp.rad2deg, mnp.deg2rad, mnp.vstack, mnp.trapezoid)  # fmt: skip
 
 
-def test_copyto_fills_what_is_there() -> None:
-    x = mnp.zeros((3, 4))
-    mnp.copyto(x, F)
-    np.testing.assert_array_equal(np.asarray(x), F)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_changes_an_array_in_place_changes_it_as_in_numpy(name: str) -> None:
+    mine, theirs = mnp.asarray(F), F.copy()
+    IN_PLACE[name](mnp, mine)
+    IN_PLACE[name](np, theirs)
+    np.testing.assert_array_equal(np.asarray(mine), theirs)
+
+
+def test_counting_a_known_number_of_integers_is_traced() -> None:
+    found = mesh.evaluate(lambda x: mnp.bincount(x, length=4), np.array([0, 3, 3, 9, 1], np.int32))
+    assert found.tolist() == [1, 1, 0, 2]
+
+
+@pytest.mark.parametrize("name", ["union1d", "intersect1d", "setdiff1d", "setxor1d"])
+def test_sets_equal_numpys(name: str) -> None:
+    for one, other in ((I, I[:2]), (I[0], I[1]), (F, F[0]), (I, I[:0])):
+        np.testing.assert_array_equal(np.asarray(getattr(mnp, name)(one, other)), getattr(np, name)(one, other))
+
+
+def test_unique_gives_what_is_asked_for() -> None:
+    np.testing.assert_array_equal(np.asarray(mnp.unique(I)), np.unique(I))
+    for one, other in zip(mnp.unique(I, True, True, True), np.unique(I, True, True, True), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), other)
 
 
 @pytest.mark.parametrize("wrong", [
     lambda: mnp.vstack([F, V]), lambda: mnp.delete(F, 9, 0), lambda: mnp.diag(T3), lambda: mnp.rot90(F, 1, (1, 1)),
     lambda: mnp.array_split(F, 0), lambda: mnp.average(F, 0, V), lambda: mnp.average(F, None, V),
     lambda: mnp.convolve(F, V), lambda: mnp.convolve(V, W, "whole"), lambda: mnp.interp(V, F, F),
-    lambda: mnp.cross(V, V),
+    lambda: mnp.cross(V, V), lambda: mnp.cov(T3), lambda: mnp.bincount(I[0] - 99), lambda: mnp.bincount(F),
+    lambda: mnp.fill_diagonal(mnp.asarray(V), 0), lambda: mnp.put_along_axis(mnp.asarray(F), [[9]], 0, 1),
     lambda: mnp.select([B], [I, I]), lambda: mnp.gradient(F[:1], 0), lambda: mnp.linalg.outer(F, V), lambda: mnp.kron(
     np.zeros((1,) * 5), V), lambda: mnp.linalg.matrix_power(F, 2), lambda: mnp.linalg.matrix_power(F[:, :3], -1),
     lambda: mnp.linalg.matrix_norm(V), lambda: mnp.linalg.matrix_norm(F, ord="max"), lambda: mnp.dot(F, F),
