@@ -166,10 +166,12 @@ class Remote:
         return  # its tensor goes along with every job that names it
 
     def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
-        job: list[str] = []
         told: dict[str, Any] = {}
-        task = asyncio.get_running_loop().create_task(self._run(work, inputs, job, told))
-        return Started(task, lambda: told, lambda: self._cancel_run(task, job))
+        loop = asyncio.get_running_loop()
+        submitting = loop.create_task(self.submit(work.graph, inputs, work.bindings, work.strategy))
+        task = loop.create_task(self._run(work, submitting, told))
+        task.add_done_callback(lambda ended: self._stop(submitting) if ended.cancelled() else None)
+        return Started(task, lambda: told, task.cancel)
 
     def attend(self, started: Started) -> None:
         return
@@ -268,22 +270,22 @@ class Remote:
 
     # -- helpers
 
-    async def _run(
-        self, work: Work, inputs: Mapping[str, NDArray[Any]], job: list[str], told: dict[str, Any]
-    ) -> Sequence[NDArray[Any]]:
-        job.append(await self.submit(work.graph, inputs, work.bindings, work.strategy))
-        outputs, report = await self.result(job[0])
+    async def _run(self, work: Work, submitting: asyncio.Task[str], told: dict[str, Any]) -> Sequence[NDArray[Any]]:
+        outputs, report = await self.result(await asyncio.shield(submitting))
         told.update(report)
         return [outputs[name] for name in work.graph.output_names]
 
-    def _cancel_run(self, task: asyncio.Task[Any], job: Sequence[str]) -> None:
-        if task.done():
-            return
-        task.cancel()
-        if job:
-            stop = asyncio.get_running_loop().create_task(self.cancel(job[0]))
-            self._tasks.add(stop)
-            stop.add_done_callback(self._tasks.discard)
+    def _stop(self, submitting: asyncio.Task[str]) -> None:
+        """End a job whose caller gave it up, once it is one: a submit under way may have arrived, or may not."""
+
+        async def stop() -> None:
+            with contextlib.suppress(MeshError):  # refused, over, or nobody is there any more
+                await self.cancel(await submitting)
+
+        if not self._farewell:
+            stopping = asyncio.get_running_loop().create_task(stop())
+            self._tasks.add(stopping)
+            stopping.add_done_callback(self._tasks.discard)
 
     async def _open(self) -> Link:
         """The link to the coordinator, dialled again for a while where it broke: it may come back with its jobs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -20,7 +21,7 @@ from support.commands import RUN_S, Daemon, command, daemon, environment, job_lo
 from support.endless import endless
 
 import mesh.numpy as mnp
-from mesh import Mesh, errors, trace
+from mesh import AsyncMesh, Mesh, errors, trace
 from mesh.commands import exit_codes
 
 SERVE = ("coord", "serve", "--port", "0", "--no-mdns")
@@ -184,10 +185,33 @@ def test_a_python_program_is_a_client_of_the_same_coordinator(site: Site, at_hom
         with pytest.raises(errors.Cancelled):
             job.result(timeout_s=RUN_S)
         wait_for(lambda: set(jobs(site.coordinator).values()) <= {"done", "cancelled", "failed"})
+        given_up = mesh.submit(endless, X)
+        given_up.cancel()  # it may have arrived at the coordinator, or may not
+        with pytest.raises(errors.Cancelled):
+            given_up.result(timeout_s=RUN_S)
+        np.testing.assert_allclose(mesh.run(repeated(2), X, mode="on"), expected, rtol=1e-5)
+        wait_for(lambda: set(jobs(site.coordinator).values()) <= {"done", "cancelled", "failed"})
         with pytest.raises(errors.InputError, match=r"the input 'x' is float32\[2\], expected f32\[512,512\]"):
             mesh.run(trace(repeated(2), X), {"x": np.ones(2, np.float32)})
     with pytest.raises(errors.ConfigError, match="is a coordinator with workers of its own"):
         Mesh.builder().mesh("serve").node(site.coordinator.address).local(1, "cpu").build()
+
+
+def test_a_task_that_is_cancelled_cancels_its_job_at_the_coordinator(site: Site, at_home: None) -> None:
+    async def use() -> None:
+        builder = AsyncMesh.builder().mesh("serve").node(site.coordinator.address)
+        before = (await asyncio.to_thread(jobs, site.coordinator)).keys()
+        async with await builder.build_async() as mesh:
+            task = asyncio.create_task(mesh.run(endless, X, mode="on"))
+            while not (new := (await asyncio.to_thread(jobs, site.coordinator)).keys() - before):
+                await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            (job,) = new
+            await asyncio.to_thread(wait_for, lambda: site.state(job) == "cancelled")
+
+    asyncio.run(use())
 
 
 # -- a second coordinator
@@ -205,8 +229,8 @@ def test_results_and_inputs_of_many_jobs_are_not_held_open(site: Site, at_home: 
             given.append(weakref.ref(value))
             np.testing.assert_array_equal(compiled(value), value + 1)
         del value
-        assert len(list(files.iterdir())) - before < 32
-        assert not [each for each in given if each() is not None], "the client lets go of what it sent"
+        wait_for(lambda: len(list(files.iterdir())) - before < 32)
+        wait_for(lambda: not [each for each in given if each() is not None])  # the client lets go of what it sent
     done = [job for job in site.json("status") if job["name"] == "<lambda>"]
     first = site.ask("result", done[0]["job"], "--output", "out-first")
     assert first.returncode == 0, first.stderr
