@@ -29,6 +29,8 @@ from .typed import Typed
 Operand: TypeAlias = Union["Array", Handle, ArrayLike]
 """What functions take: an Array, a handle, a numpy array, a Python scalar, or nested lists of numbers."""
 
+Axis: TypeAlias = int | Sequence[int] | None
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 DECLINED: Any = NotImplemented  # of an operator: let the other operand try
 
@@ -170,6 +172,12 @@ class Array(Typed):
             raise TypeError("a 0-d array has no length")
         return self.type.shape[0]
 
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self._scalar_for("round()").item(), ndigits)
+
     def __iter__(self) -> Iterator[Array]:
         if not self.type.shape:
             raise TypeError("a 0-d array cannot be iterated over")
@@ -200,32 +208,52 @@ class Array(Typed):
     def flatten(self) -> Array:
         return self._call("reshape", -1)
 
-    def sum(self, axis: int | Sequence[int] | None = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
-        return self._call("sum", axis=axis, dtype=dtype, keepdims=keepdims)
+    # `out` is there for numpy's own functions, which pass it on: np.sum(x) is x.sum()
 
-    def prod(self, axis: int | Sequence[int] | None = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
-        return self._call("prod", axis=axis, dtype=dtype, keepdims=keepdims)
+    def sum(self, axis: Axis = None, dtype: Any = None, out: None = None, *, keepdims: bool = False) -> Array:
+        return self._reduced("sum", out, axis=axis, dtype=dtype, keepdims=keepdims)
 
-    def max(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
-        return self._call("max", axis=axis, keepdims=keepdims)
+    def prod(self, axis: Axis = None, dtype: Any = None, out: None = None, *, keepdims: bool = False) -> Array:
+        return self._reduced("prod", out, axis=axis, dtype=dtype, keepdims=keepdims)
 
-    def min(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
-        return self._call("min", axis=axis, keepdims=keepdims)
+    def max(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
+        return self._reduced("max", out, axis=axis, keepdims=keepdims)
 
-    def mean(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
-        return self._call("mean", axis=axis, keepdims=keepdims)
+    def min(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
+        return self._reduced("min", out, axis=axis, keepdims=keepdims)
 
-    def var(self, axis: int | Sequence[int] | None = None, *, correction: float = 0, keepdims: bool = False) -> Array:
-        return self._call("var", axis=axis, correction=correction, keepdims=keepdims)
+    def mean(self, axis: Axis = None, dtype: Any = None, out: None = None, *, keepdims: bool = False) -> Array:
+        return self._as(dtype)._reduced("mean", out, axis=axis, keepdims=keepdims)
 
-    def std(self, axis: int | Sequence[int] | None = None, *, correction: float = 0, keepdims: bool = False) -> Array:
-        return self._call("std", axis=axis, correction=correction, keepdims=keepdims)
+    def var(
+        self,
+        axis: Axis = None,
+        dtype: Any = None,
+        out: None = None,
+        ddof: float = 0,
+        *,
+        correction: float = 0,
+        keepdims: bool = False,
+    ) -> Array:
+        return self._as(dtype)._reduced("var", out, axis=axis, correction=correction + ddof, keepdims=keepdims)
 
-    def any(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
-        return self._call("any", axis=axis, keepdims=keepdims)
+    def std(
+        self,
+        axis: Axis = None,
+        dtype: Any = None,
+        out: None = None,
+        ddof: float = 0,
+        *,
+        correction: float = 0,
+        keepdims: bool = False,
+    ) -> Array:
+        return self._as(dtype)._reduced("std", out, axis=axis, correction=correction + ddof, keepdims=keepdims)
 
-    def all(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
-        return self._call("all", axis=axis, keepdims=keepdims)
+    def any(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
+        return self._reduced("any", out, axis=axis, keepdims=keepdims)
+
+    def all(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
+        return self._reduced("all", out, axis=axis, keepdims=keepdims)
 
     def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
         return self._call("argmax", axis=axis, keepdims=keepdims)
@@ -358,6 +386,14 @@ class Array(Typed):
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Array:
         result: Array = FUNCTIONS[name](self, *args, **kwargs)
         return result
+
+    def _reduced(self, name: str, out: None, **kwargs: Any) -> Array:
+        if out is not None:
+            raise InputError(f"{name} has no out=", next_step="Write out[...] = x." + name + "()")
+        return self._call(name, **kwargs)
+
+    def _as(self, dtype: Any) -> Array:
+        return self if dtype is None else self.astype(dtype)
 
     def _scalar_for(self, asker: str) -> Any:
         if self.type.size != 1:

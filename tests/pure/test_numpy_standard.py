@@ -333,3 +333,39 @@ def test_arrays_are_sorted_in_place_by_their_method() -> None:
     assert isinstance(x.argsort(), Array)
     same(x.cumsum(1), np.cumsum(np.sort(F), 1, dtype=np.float64).astype(np.float32))
     assert [a.tolist() for a in mnp.asarray(I).nonzero()] == [a.tolist() for a in I.nonzero()]
+
+
+# -- numpy's own functions on arrays ----------------------------------------------------------------------
+
+REDUCED: dict[str, Callable[[Any], Any]] = {
+    **{name: lambda x, name=name: getattr(np, name)(x) for name in ("sum", "prod", "max", "min", "mean", "std", "var",
+       "any", "all")},
+    "sum axis": lambda x: np.sum(x, axis=1, keepdims=True), "std ddof": lambda x: np.std(x, axis=0, ddof=1),
+    "mean dtype": lambda x: np.mean(x, axis=(0, 1), dtype=np.float64), "max axis": lambda x: np.max(x, axis=0),
+    "sum dtype": lambda x: np.sum(x, dtype=np.float64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_numpys_reductions_are_those_of_the_array_even_while_tracing(name: str) -> None:
+    expected, found = REDUCED[name](F), REDUCED[name](mnp.asarray(F))
+    assert isinstance(found, Array)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mesh.evaluate(REDUCED[name], F), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_result_is_not_written_into_another_array() -> None:
+    with pytest.raises(InputError, match="no out="):
+        np.sum(mnp.asarray(F), out=np.zeros((), np.float32))
+
+
+def test_pythons_own_questions() -> None:
+    x = mnp.asarray([1.0, 2.25, 3.5])
+    assert 2.25 in x
+    assert 7 not in x
+    assert round(x[2]) == 4
+    assert round(x[1], 1) == 2.2
+    assert [float(each) for each in reversed(x)] == [3.5, 2.25, 1.0]
+    with pytest.raises(InputError, match="round"):
+        mesh.trace(lambda y: round(y[0]), np.ones(3, np.float32))
