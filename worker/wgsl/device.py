@@ -282,11 +282,12 @@ class Device:
         return results
 
     def _tidy_up(self) -> None:
-        """After a run."""
+        """After a run; what is given back now and then are holes that others touched, 0.2 ms."""
         self._runs += 1
-        if not self._runs % _POOL_RUNS:
+        now_and_then = not self._runs % _POOL_RUNS
+        if now_and_then:
             self._free_unused()
-        if self._compiled:
+        if now_and_then or self._compiled:
             self._compiled = False
             give_back()
 
