@@ -17,7 +17,7 @@ from support.random_graphs import random_graph
 from support.values import ordinary
 
 import mesh.numpy as mnp
-from mesh import nn, trace_full
+from mesh import nn, remat, trace_full, value_and_grad
 from wire.dtypes import F16, F32, F64
 from wire.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
@@ -193,3 +193,19 @@ def test_the_number_of_threads_does_not_matter() -> None:
             [sys.executable, "-c", _HASH], env=environment, capture_output=True, text=True, check=True, timeout=120
         )
         assert done.stdout == bits_of_everything(), f"with {threads} BLAS threads"
+
+
+def test_a_gradient_that_computes_again_gives_the_same_bits_wherever_it_is_cut() -> None:
+    def block(w: Any, x: Any) -> Any:
+        return nn.layer_norm(x + nn.gelu(x @ w["up"]) @ w["down"], w["scale"], w["shift"])
+
+    def loss(weights: Any, x: Any) -> Any:
+        for w in weights:
+            x = remat(block)(w, x)
+        return mnp.sum(nn.log_softmax(x)[:, 0])
+
+    shapes = {"up": (6, 9), "down": (9, 6), "scale": (6,), "shift": (6,)}
+    weights = [{name: ordinary(F32, *shape, seed=seed) for name, shape in shapes.items()} for seed in range(2)]
+    x = ordinary(F32, 5, 6)
+    traced = trace_full(value_and_grad(loss), weights, x)
+    check_cuts(traced.graph, traced.bind(weights, x).inputs, range(1, len(traced.graph), 5))
