@@ -55,12 +55,16 @@ class LogRing(logging.Handler):
 
     def _write(self) -> None:
         while (line := self._queue.get()) is not None:
-            if self._dropped:
-                line, self._dropped = f"{line}\n({self._dropped} lines were dropped before this one)", 0
+            dropped = self._dropped
+            if dropped:
+                line = f"{line}\n({dropped} lines before this one were dropped)"
             try:
                 sys.stderr.write(line + "\n")
                 sys.stderr.flush()
-            except (OSError, ValueError):
+                self._dropped -= dropped
+            except OSError:
+                self._dropped += 1  # the disk that it goes to is full, say, and may have room again
+            except ValueError:
                 return  # stderr is closed
 
 

@@ -17,7 +17,8 @@ import io
 import mmap
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator
+import ssl
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,15 @@ SYSTEM = (  # (module, name, the arguments that may be paths)
 )
 MEMORY = ((os, "write"), (os, "posix_fallocate"), (mmap, "mmap"))
 SOCKETS = ("bind", "listen", "connect", "accept", "recv", "recv_into", "send", "sendmsg")
+TLS = ("do_handshake", "read", "write", "unwrap")
 SOCKET_ERRORS = (errno.ECONNRESET, errno.EPIPE, errno.EMFILE, errno.ENETUNREACH, errno.ETIMEDOUT)
 CALLS_MAX = 500
 NO_ROOM = (errno.ENOSPC, errno.EMFILE, errno.ENOMEM)
 
 
-def each_call() -> Iterator[Fuse]:
-    """A fuse for every N at which something still fails."""
-    for number in range(1, CALLS_MAX):
+def each_call(every: int = 1) -> Iterator[Fuse]:
+    """A fuse for every N at which something still fails, or for `every` third one of them, say."""
+    for number in range(1, CALLS_MAX, every):
         fuse = Fuse(fails_at=number, heals_at=number + 1)
         yield fuse
         if fuse.steps < number:
@@ -85,6 +87,32 @@ def sockets_refuse(fuse: Fuse, number: int) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def tls_refuses(fuse: Fuse) -> Iterator[None]:
+    """TLS's handshakes, reads, writes and ends fail by the fuse, as OpenSSL does where it runs out of something."""
+    with contextlib.ExitStack() as stack:
+        for name in TLS:
+            _replace(stack, ssl.SSLObject, name, _by(fuse, getattr(ssl.SSLObject, name), no_memory_for_tls))
+        yield
+
+
+def no_memory_for_tls() -> OSError:
+    return ssl.SSLError(1, "[SSL] malloc failure")
+
+
+@contextlib.contextmanager
+def names_refuse(fuse: Fuse, number: int, known: Mapping[str, str]) -> Iterator[None]:
+    """Asking for the addresses of a name fails by the fuse, with this EAI number; the `known` names have these."""
+    real = socket.getaddrinfo
+
+    def found(host: Any, *args: Any, **kwargs: Any) -> Any:
+        return real(known.get(host, host), *args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        _replace(stack, socket, "getaddrinfo", _by(fuse, found, lambda: socket.gaierror(number, "no answer")))
+        yield
+
+
 class Refusing:
     """As `inner`, but calls of the methods `names` fail by the fuse, with what `error` makes, if it makes anything."""
 
@@ -121,6 +149,15 @@ def _always(found: Any, fuse: Fuse, number: int) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         if fuse.step():
             raise OSError(number, os.strerror(number))
+        return found(*args, **kwargs)
+
+    return call
+
+
+def _by(fuse: Fuse, found: Any, error: Callable[[], OSError]) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if fuse.step():
+            raise error()
         return found(*args, **kwargs)
 
     return call
