@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
+from support.damaged_onnx import damaged
 from support.onnx_cases import OPEN, SUITES, Case, cases, graphs, judge, listed, reason_of
 
-from wire.errors import Unsupported
+import mesh
+from wire.errors import MeshError, Unsupported
 from wire.graph import WireGraph
 from worker.cpu import evaluate
 
@@ -52,3 +54,26 @@ def test_listed_cases_exist_and_enough_are_not_listed() -> None:
     nodes = {case.name for case in cases("node")}
     assert len(nodes) == 1884
     assert len(nodes - listed().keys() - OPEN) >= 1620
+
+
+def traced_or_refused(seeds: range) -> None:
+    """A damaged model may still mean something; if it does not, it is an error of ours, which says where."""
+    for seed in seeds:
+        what, proto, named = damaged(seed)
+        try:
+            model = mesh.load(proto)
+            model.graph(model.given([{spec.name: named[spec.name] for spec in model.inputs}]))
+        except MeshError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def test_damaged_models_are_traced_or_refused() -> None:
+    traced_or_refused(range(300))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1000, 21000, 2000))
+def test_many_damaged_models_are_traced_or_refused(first: int) -> None:
+    traced_or_refused(range(first, first + 2000))

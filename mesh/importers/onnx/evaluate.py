@@ -24,6 +24,10 @@ Row: TypeAlias = Callable[..., Result]
 Scope = dict[str, Array]
 
 
+# What Python and numpy say where a node's inputs and attributes do not fit its op; rows check little.
+_MISFITS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+
+
 class Call:
     """One node being evaluated: its attributes, its opset version, and the values it may look at."""
 
@@ -100,6 +104,18 @@ class Evaluation:
                 if not error.op.startswith("ONNX "):  # an outer node: the inner one is nearer to the cause
                     error.op = f"ONNX {node.op} {node.label!r}"
                 raise
+            except (
+                ArithmeticError,
+                AttributeError,
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as error:  # a node that does not fit its op
+                raise InputError(
+                    f"{node.op} version {node.version} does not take these inputs and attributes",
+                    op=f"ONNX {node.op} {node.label!r}",
+                    cause=f"{type(error).__name__}: {error}",
+                ) from error
             for name, output in zip(node.outputs, outputs, strict=False):
                 if name and output is not None:
                     scope[name] = output

@@ -42,7 +42,7 @@ def is_function(program: Program, node: Node) -> bool:
     """Whether `node` has a body, perhaps one that depends on its inputs' types."""
     if _own(program, node) is not None:
         return True
-    schema = _schema(node)
+    schema = schema_of(node)
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 
 
@@ -50,7 +50,8 @@ def _own(program: Program, node: Node) -> Any:
     return program.functions.get((node.domain, node.op, getattr(node.proto, "overload", "")))
 
 
-def _schema(node: Node) -> Any:
+def schema_of(node: Node) -> Any:
+    """The standard's OpSchema of a node's op and version, if there is one."""
     defs = package().defs
     for name in (node.domain, "ai.onnx") if node.domain == DOMAIN else (node.domain,):
         if defs.has(node.op, name):
@@ -62,7 +63,7 @@ def _schema(node: Node) -> Any:
 
 
 def _standard(node: Node, types: Sequence[TensorType | None]) -> tuple[Any, dict[str, Any]] | None:
-    onnx, schema = package(), _schema(node)
+    onnx, schema = package(), schema_of(node)
     if schema is None:
         return None
     defaults = {

@@ -89,7 +89,7 @@ class Graph:
     inputs: tuple[Declared, ...]
     outputs: tuple[Declared, ...]
     initialisers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    known: tuple[Declared, ...] = ()  # what the file, or shape inference, says of values in between
+    known: tuple[Declared, ...] = ()  # what the file says of values in between
 
 
 @dataclass(frozen=True, slots=True)

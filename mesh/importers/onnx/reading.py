@@ -7,7 +7,6 @@ A path of external data never leaves the folder of the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,12 +61,8 @@ class Reader:
         model = self._model
         versions = {domain(opset.domain): opset.version for opset in model.opset_import}
         functions = {(domain(f.domain), f.name, getattr(f, "overload", "")): f for f in model.functions}
-        values = self._initialisers(model.graph)
-        light = inferred(without_weights(model))
-        graph = self.graph(light.graph, versions)
-        inputs = tuple([declared(value) for value in model.graph.input])
-        whole = replace(graph, name=model.graph.name, inputs=inputs, initialisers={**graph.initialisers, **values})
-        return Program(whole, versions, functions, tuple(dict.fromkeys(self.problems)))
+        graph = self.graph(model.graph, versions)
+        return Program(graph, versions, functions, tuple(dict.fromkeys(self.problems)))
 
     def graph(self, proto: Any, versions: Mapping[str, int]) -> Graph:
         initialisers = self._initialisers(proto)
@@ -161,35 +156,6 @@ class Reader:
         return dense
 
 
-def without_weights(model: Any) -> Any:
-    """A copy of a model in which large initialisers are inputs: their types matter and their values do not."""
-    onnx = package()
-    light = onnx.ModelProto()
-    for part in ("opset_import", "functions"):
-        getattr(light, part).extend(getattr(model, part))
-    light.ir_version = model.ir_version
-    source, target = model.graph, light.graph
-    for part in ("node", "input", "output", "value_info"):
-        getattr(target, part).extend(getattr(source, part))
-    names = {value.name for value in source.input}
-    for tensor in source.initializer:
-        if tensor.ByteSize() <= VALUE_BYTES_MAX and tensor.data_location != onnx.TensorProto.EXTERNAL:
-            target.initializer.append(tensor)
-        elif tensor.name not in names:
-            target.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    target.name = source.name or "graph"
-    return light
-
-
-def inferred(model: Any) -> Any:
-    """The model with the types that shape inference finds; as it is where that fails."""
-    try:
-        return package().shape_inference.infer_shapes(model)
-    except Exception:  # an opset or an op that it does not know; nothing but how early an error comes depends on it
-        return model
-
-
-VALUE_BYTES_MAX = 4096  # a larger initialiser is no shape
 _SCALARS: dict[str, Any] = {
     "FLOAT": lambda proto: proto.f,
     "INT": lambda proto: proto.i,

@@ -1,7 +1,7 @@
 """Scope: what of a Program this importer does not have, all of it at once, before anything is traced or shipped.
 
-A node is in scope if its op has a row, or a function body whose nodes are in scope, and if every value that the file or
-shape inference gives a type is a tensor of a dtype that graphs have.  What depends on shapes and values is found while
+A node is in scope if its op has a row, or a function body whose nodes are in scope, and if every value whose type the
+file or the schemas tell is a tensor of a dtype that graphs have.  What depends on shapes and values is found while
 tracing, by the rows.
 """
 
@@ -15,8 +15,9 @@ from wire.errors import Unsupported
 
 from . import functions
 from .evaluate import Row
-from .program import DOMAIN, ELEMENT_TYPES, Declared, Graph, Node, Program, element_name
+from .program import DOMAIN, ELEMENT_TYPES, Graph, Node, Program, element_name
 from .reading import package
+from .types import Kind, kinds_of
 
 STRINGS, SEQUENCES, OPTIONALS = "strings are out of scope", "sequences are out of scope", "optionals are out of scope"
 OUT_OF_SCOPE = {
@@ -78,27 +79,31 @@ def problems(program: Program, rows: Mapping[tuple[str, str], Row]) -> Iterator[
     if version > newest:
         yield Problem("", "model", DOMAIN, version, f"the package onnx knows opsets up to {newest}: upgrade it")
     yield from [Problem(*each) for each in program.problems]
-    yield from _graph(program, program.graph, rows)
+    yield from _graph(program, program.graph, rows, {})
 
 
-def _graph(program: Program, graph: Graph, rows: Mapping[tuple[str, str], Row]) -> Iterator[Problem]:
+def _graph(
+    program: Program, graph: Graph, rows: Mapping[tuple[str, str], Row], outer: Mapping[str, Kind]
+) -> Iterator[Problem]:
     for declared in graph.inputs:
-        reason = _type_reason(declared)
+        reason = _reason(declared.type)
         if reason:
             yield Problem(declared.name, "input", DOMAIN, program.versions.get(DOMAIN, 1), reason)
-    types = {declared.name: declared for declared in (*graph.known, *graph.outputs)}
+    kinds = kinds_of(graph, outer)
     for node in graph.nodes:
-        reasons = list(_node(program, node, rows))
+        reasons = list(_node(program, node, rows, kinds))
         yield from reasons
         if not reasons:
-            given = [_type_reason(types[name]) for name in node.outputs if name in types]
+            given = [_reason(kinds[name]) for name in node.outputs if name in kinds]
             yield from [_problem(node, reason) for reason in dict.fromkeys(given) if reason]
 
 
-def _node(program: Program, node: Node, rows: Mapping[tuple[str, str], Row]) -> Iterator[Problem]:
+def _node(
+    program: Program, node: Node, rows: Mapping[tuple[str, str], Row], kinds: Mapping[str, Kind]
+) -> Iterator[Problem]:
     if (node.domain, node.op) in rows:
         for subgraph in node.subgraphs:
-            yield from _graph(program, subgraph, rows)
+            yield from _graph(program, subgraph, rows, kinds)
         return
     reason = OUT_OF_SCOPE.get(node.op) if node.domain == DOMAIN else DOMAINS_OUT_OF_SCOPE.get(node.domain)
     if reason is not None:
@@ -110,19 +115,18 @@ def _node(program: Program, node: Node, rows: Mapping[tuple[str, str], Row]) -> 
         if body is not None:  # one that depends on types is looked into while tracing
             yield from [_problem(node, each[-1]) for each in body[1]]
             for inner in body[0].nodes:
-                yield from [
-                    _problem(node, f"its body needs {each.op}: {each.reason}") for each in _node(program, inner, rows)
-                ]
+                found = _node(program, inner, rows, {})
+                yield from [_problem(node, f"its body needs {each.op}: {each.reason}") for each in found]
 
 
 def _problem(node: Node, reason: str) -> Problem:
     return Problem(node.label, node.op, node.domain, node.version, reason)
 
 
-def _type_reason(declared: Declared) -> str | None:
-    """Why a value of this type is out of scope; None if it is not, or if its type is not known."""
-    if isinstance(declared.type, str):
-        return None if declared.type == "untyped" else f"{declared.type} is out of scope"
-    if declared.type == 0 or ELEMENT_TYPES.get(declared.type, ("", None))[1] in BY_NAME:
+def _reason(kind: Kind) -> str | None:
+    """Why a value of this kind is out of scope; None if it is not, or if its kind is not known."""
+    if isinstance(kind, str):
+        return None if kind == "untyped" else f"{kind} is out of scope"
+    if kind == 0 or ELEMENT_TYPES.get(kind, ("", None))[1] in BY_NAME:
         return None
-    return f"a tensor of {element_name(declared.type)} is out of scope"
+    return f"a tensor of {element_name(kind)} is out of scope"

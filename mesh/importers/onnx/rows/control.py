@@ -23,6 +23,7 @@ from ..evaluate import Call, Row
 from ..known import Needed, is_known, value_of
 from ..program import Graph
 
+WRITTEN_TURNS_MAX = 1000
 SCAN_TURNS_MAX = 1 << 20  # ONNX writes "for ever" as a very large number
 
 
@@ -108,6 +109,8 @@ def _written_out(
     going = True if condition is None else bool(value_of(condition).reshape(()))
     state, rows, at = list(carried), [], 0
     while going and (limit is None or at < limit):
+        if at == WRITTEN_TURNS_MAX:
+            raise call.unsupported(f"a loop of more than {WRITTEN_TURNS_MAX} turns that are not alike")
         after, *results = call.run(body, value_array(np.asarray(at, np.int64)), value_array(np.asarray(going)), *state)
         state = results[: len(carried)]
         rows.append(results[len(carried) :])

@@ -102,7 +102,7 @@ def _along(call: Call, x: Array, axis: Axis, mode: str) -> Array:
     shape = [axis.count if place == axis.place else 1 for place in range(x.ndim)]
     result: Array | None = None
     for tap in range(places.shape[1]):
-        if not weights[:, tap].any():
+        if axis.count and not weights[:, tap].any():
             continue
         found = mnp.take(x, places[:, tap], axis=axis.place)
         if not (weights[:, tap] == 1).all():

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.errors import InputError
+
 from ..evaluate import Call
 
 
@@ -48,6 +50,8 @@ def windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> list[Win
     strides, dilations = (tuple(call.attr(name) or (1,) * rank) for name in ("strides", "dilations"))
     pads = tuple(call.attr("pads") or (0,) * (2 * rank))
     auto, ceil = call.attr("auto_pad", "NOTSET"), bool(call.attr("ceil_mode", 0))
+    if min((*kernel, *strides, *dilations), default=1) < 1:
+        raise InputError(f"windows of {tuple(kernel)}, every {strides}, with gaps of {dilations}, are none")
     found = []
     for axis, size in enumerate(sizes):
         span = (kernel[axis] - 1) * dilations[axis] + 1
