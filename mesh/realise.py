@@ -144,6 +144,6 @@ _INSTEAD = {
     "item()": "Leave it an array; 0-d arrays work wherever scalars do",
     "an index or range()": "Index with the array (x[i]) or mnp.take; slice bounds and shapes must be Python ints",
     "np.asarray()": "Use the function of that name in mesh.numpy in place of numpy's",
-    "a boolean mask": "The result's shape would depend on values: use mnp.where(mask, x, fill)",
+    "a boolean mask": "The shape would depend on values: use mnp.where(mask, x, fill), or x[mask] = v",
     "nonzero": "The result's shape would depend on values: use mnp.where(condition, a, b)",
 }

@@ -58,7 +58,7 @@ def vecdot(x1: Operand, x2: Operand, *, axis: int = -1) -> Array:
     return _as_bool_if(left, contract(first, second, tuple(range(rank - 1))))
 
 
-def tensordot(x1: Operand, x2: Operand, *, axes: int | Sequence[Sequence[int]] = 2) -> Array:
+def tensordot(x1: Operand, x2: Operand, axes: int | Sequence[Sequence[int]] = 2) -> Array:
     """Products summed over the last `axes` axes of x1 and the first of x2, or over two given lists of axes."""
     left, right = operands(x1, x2)
     if isinstance(axes, int):

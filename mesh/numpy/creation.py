@@ -22,7 +22,7 @@ from .manipulation import Shape, broadcast_to, to_shape
 from .promotion import cast, common_dtype, floats, is_python_scalar, like, scalar, to_dtype
 
 
-def full(shape: Shape, fill_value: Operand, *, dtype: Any = None, device: Any = None) -> Array:
+def full(shape: Shape, fill_value: Operand, dtype: Any = None, *, device: Any = None) -> Array:
     """`shape` filled with one value; the dtype is the value's own if not given."""
     check_device(device)
     if dtype is not None and is_python_scalar(fill_value):
@@ -30,43 +30,43 @@ def full(shape: Shape, fill_value: Operand, *, dtype: Any = None, device: Any = 
     return broadcast_to(promotion.asarray(fill_value, dtype), shape)
 
 
-def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
+def zeros(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
     """`shape` filled with 0, float32 by default."""
     return full(shape, 0, dtype=dtype or F32, device=device)
 
 
-def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
+def ones(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
     """`shape` filled with 1, float32 by default."""
     return full(shape, 1, dtype=dtype or F32, device=device)
 
 
-def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
+def empty(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
     """The same as `zeros`: there is no uninitialised memory to look at."""
     return zeros(shape, dtype=dtype, device=device)
 
 
-def full_like(x: Operand, fill_value: Operand, *, dtype: Any = None, device: Any = None) -> Array:
+def full_like(x: Operand, fill_value: Operand, dtype: Any = None, *, device: Any = None) -> Array:
     """x's shape and, unless given, dtype, filled with one value."""
     array = promotion.asarray(x)
     return full(array.shape, fill_value, dtype=dtype or array.type.dtype, device=device)
 
 
-def zeros_like(x: Operand, *, dtype: Any = None, device: Any = None) -> Array:
+def zeros_like(x: Operand, dtype: Any = None, *, device: Any = None) -> Array:
     """x's shape and, unless given, dtype, filled with 0."""
     return full_like(x, 0, dtype=dtype, device=device)
 
 
-def ones_like(x: Operand, *, dtype: Any = None, device: Any = None) -> Array:
+def ones_like(x: Operand, dtype: Any = None, *, device: Any = None) -> Array:
     """x's shape and, unless given, dtype, filled with 1."""
     return full_like(x, 1, dtype=dtype, device=device)
 
 
-def empty_like(x: Operand, *, dtype: Any = None, device: Any = None) -> Array:
+def empty_like(x: Operand, dtype: Any = None, *, device: Any = None) -> Array:
     """The same as `zeros_like`."""
     return zeros_like(x, dtype=dtype, device=device)
 
 
-def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: Any = None, device: Any = None) -> Array:
+def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None, *, device: Any = None) -> Array:
     """start, start + step, ... below stop (above it for a negative step); arange(n) counts from 0.
 
     int32 if all bounds are integers, else float32, unless given.
@@ -84,7 +84,7 @@ def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: A
 
 
 def linspace(
-    start: Operand, stop: Operand, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
+    start: Operand, stop: Operand, num: int = 50, endpoint: bool = True, *, dtype: Any = None, device: Any = None
 ) -> Array:
     """`num` evenly spaced numbers from start to stop, stop included unless endpoint is False; float32 by default."""
     check_device(device)
@@ -111,12 +111,12 @@ def eye(n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: Any = None
     return cast(elementwise.equal(elementwise.add(rows, k), cols), to_dtype(dtype or F32))
 
 
-def tril(x: Operand, *, k: int = 0) -> Array:
+def tril(x: Operand, k: int = 0) -> Array:
     """x with 0 above diagonal k of its last two axes."""
     return _triangle(x, lambda rows, cols: elementwise.greater_equal(elementwise.add(rows, k), cols))
 
 
-def triu(x: Operand, *, k: int = 0) -> Array:
+def triu(x: Operand, k: int = 0) -> Array:
     """x with 0 below diagonal k of its last two axes."""
     return _triangle(x, lambda rows, cols: elementwise.less_equal(elementwise.add(rows, k), cols))
 

@@ -145,11 +145,25 @@ def _as_array(value: Any) -> Array:
         return _from_sequence(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return value_array(np.asarray(value))
-    if hasattr(value, "__array__") or hasattr(value, "__array_interface__") or hasattr(value, "__buffer__"):
+    if isinstance(value, range):
+        bounds = (value[0], value[-1]) if value else (0, 0)
+        return value_array(np.array(value, _integer_dtype(min(bounds), max(bounds)).numpy))
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
         return value_array(np.asarray(value))
+    if _is_buffer(value):
+        return value_array(np.asarray(memoryview(value)))
     raise InputError(
         f"{type(value).__name__} is not array-like", next_step="Pass an array, a number or nested lists of numbers"
     )
+
+
+def _is_buffer(value: Any) -> bool:
+    """Whether it gives its memory away: bytes, bytearray, memoryview, array.array, mmap, ..."""
+    try:
+        memoryview(value).release()
+    except TypeError:
+        return False
+    return True
 
 
 def _from_sequence(value: list[Any] | tuple[Any, ...]) -> Array:

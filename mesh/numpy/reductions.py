@@ -41,12 +41,12 @@ def normal_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
     return axes
 
 
-def sum(x: Operand, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+def sum(x: Operand, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
     """The sum, in `dtype` or x's own (at least 32 bits for integers)."""
     return _accumulate("reduce_sum", x, axis, dtype, keepdims)
 
 
-def prod(x: Operand, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+def prod(x: Operand, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
     """The product, in `dtype` or x's own (at least 32 bits for integers)."""
     return _accumulate("reduce_prod", x, axis, dtype, keepdims)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -102,6 +103,42 @@ def test_asarray_copies_when_asked() -> None:
     for wrong in (lambda: mnp.asarray([1, 2], copy=False), lambda: mnp.asarray(x, mnp.float64, copy=False)):
         with pytest.raises(ValueError, match="without a copy"):
             wrong()
+
+
+BUFFERS = [bytearray(b"ab"), b"ab", memoryview(np.arange(3.0)), array.array("i", [1, -2])]
+
+
+@pytest.mark.parametrize(
+    "given", [*BUFFERS, range(4), range(0), range(2, -4, -2), range(1 << 40, 2 + (1 << 40))], ids=str
+)
+def test_memory_and_ranges_are_arrays(given: Any) -> None:
+    expected = np.array(given) if isinstance(given, range) else np.asarray(memoryview(given))
+    found = mnp.asarray(given)
+    np.testing.assert_array_equal(np.asarray(found), expected)
+    small = isinstance(given, range) and all(each < 1 << 31 for each in given)
+    assert found.dtype == (np.int32 if small else expected.dtype)
+
+
+def test_numpys_places_of_arguments() -> None:
+    same(mnp.zeros(2, np.int32), np.zeros(2, np.int32))
+    same(mnp.full((2,), 3, np.float32), np.full((2,), 3, np.float32))
+    same(mnp.arange(0, 6, 2, np.float32), np.arange(0, 6, 2, np.float32))
+    same(mnp.tril(F, -1), np.tril(F, -1))
+    same(mnp.triu(F, 1), np.triu(F, 1))
+    same(mnp.linspace(0, 1, 4, False, dtype=np.float64), np.linspace(0, 1, 4, False))
+    assert mnp.linspace(0, 1).shape == (50,)
+    same(mnp.tensordot(F, F.T, 1), np.tensordot(F, F.T, 1))
+    same(mnp.sum(I, 0, np.int64), np.sum(I, 0, np.int64))
+
+
+def test_parts_are_changed_through_their_array() -> None:
+    x, theirs = mnp.asarray(F), F.copy()
+    for each in (x, theirs):
+        each[0] += 1
+        each[:, 1] *= 2
+        each[MASK] -= 3
+        each[[0, 2], 1] = 5
+    same(x, theirs)
 
 
 def test_a_value_of_another_library_of_numbers() -> None:
