@@ -139,7 +139,7 @@ STEPS: dict[str, Row] = {
     "slice": Row(1, lambda xp, n, a: a[n:]),
     "slices": Row(1, lambda xp, n, a: a[::-1, n::2]),
     "pairs": Row(1, lambda xp, n, a: a[[0, 1], [n, 0]]),
-    "by an array": Row(2, lambda xp, n, a, b: a[xp.where(b > 0, 0, -1)]),
+    "by an array": Row(2, lambda xp, n, a, b: a[xp.where(b > 0, 0, -1)] if a.shape[:1] != (0,) else a + b),
     "take": Row(1, lambda xp, n, a: xp.take(a, xp.asarray([0, n, 0]), axis=0)),
     "take_along_axis": Row(1, lambda xp, n, a: xp.take_along_axis(a, xp.argsort(a, axis=n, stable=True), axis=n)),
     "set an item": Row(1, lambda xp, n, a: _set(xp, a, n, 1)),
