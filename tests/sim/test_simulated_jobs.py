@@ -33,7 +33,7 @@ def test_the_log_of_a_job_says_what_was_relayed() -> None:
             cluster.block(one, other)
         await asyncio.sleep(90)  # until that is found out
         client = Client(cluster, "ann")
-        await client.ask(submission("job", Job.of(5, "pipeline"), detach=True), JobAccepted)
+        await client.ask(submission("job", Job.chain("pipeline"), detach=True), JobAccepted)
         answer = await client.ask(AwaitJob("job"), JobResult)
         (job,) = (await client.ask(AskJobs("job"), Jobs)).jobs
         wanted = [f"relayed {RelayReport(**each)}" for each in json.loads(answer.report)["relayed"]]
