@@ -49,7 +49,7 @@ def assert_close(
 
 
 def same_bits(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    """Whether two arrays are equal bit for bit, but for the payload of a NaN, which no op defines (wire/simplify.py)."""
+    """Whether two arrays are equal bit for bit, but for the payload of a NaN, which no op defines (simplify.py)."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
     return _without_payloads(found).tobytes() == _without_payloads(wanted).tobytes()

@@ -344,6 +344,12 @@ def _made_up(grower: _Grower) -> int | None:
     return grower.add("iota", shape=shape, dtype=grower.one_of(F32, I32, F64, U8).name, axis=len(shape) - 1)
 
 
+def _after(grower: _Grower) -> int | None:
+    source, first = grower.pick(), grower.pick()
+    assert source is not None and first is not None
+    return grower.add("after", source, first)
+
+
 def _composite(grower: _Grower) -> int | None:
     source = grower.pick(lambda kind: _float(kind) and len(kind.shape) > 0)
     if source is None:
@@ -396,5 +402,5 @@ def _step(grower: _Grower, kind: TensorType) -> WireGraph:
 
 ROWS: tuple[Callable[[_Grower], int | None], ...] = (
     _unary, _unary, _unary, _binary, _binary, _binary, _binary, _select, _convert, _reduce, _along, _view, _view, _view,
-    _dot, _dot, _conv, _gather, _scatter, _window, _made_up, _composite, _control,
+    _dot, _dot, _conv, _gather, _scatter, _window, _made_up, _after, _composite, _control,
 )  # fmt: skip
