@@ -1,6 +1,7 @@
 """Activations: elementwise functions of floats; integers become float32.
 
-Formulas are the usual ones, written so that neither value nor derivative overflows.  gelu is a composite: an engine
+Formulas are the usual ones, written so that neither value nor derivative overflows; where they have branches, each is
+right at the border too, since max, min and abs have other slopes there.  gelu is a composite: an engine
 may have a kernel for it.  To add one: a function here and its name in `mesh/nn/__init__.py`.
 """
 
@@ -15,13 +16,13 @@ from ..numpy.promotion import floats
 
 
 def relu(x: Operand) -> Array:
-    """max(x, 0)."""
-    return mnp.maximum(x, 0)
+    """max(x, 0), with the slope 0 at 0."""
+    return mnp.where(mnp.less_equal(x, 0), 0, x)
 
 
 def relu6(x: Operand) -> Array:
     """min(max(x, 0), 6)."""
-    return mnp.clip(x, 0, 6)
+    return _limited(x, 0, 6)
 
 
 def leaky_relu(x: Operand, slope: Operand = 0.01) -> Array:
@@ -33,13 +34,13 @@ def leaky_relu(x: Operand, slope: Operand = 0.01) -> Array:
 def elu(x: Operand, alpha: float = 1.0) -> Array:
     """x where it is positive, else alpha * (exp(x) - 1).  Clevert et al., 2015 (arXiv 1511.07289)."""
     (array,) = floats(x)
-    return mnp.where(array > 0, array, alpha * mnp.expm1(mnp.minimum(array, 0)))
+    return mnp.where(array > 0, array, alpha * mnp.expm1(_below(array)))
 
 
 def celu(x: Operand, alpha: float = 1.0) -> Array:
     """x where it is positive, else alpha * (exp(x / alpha) - 1)."""
     (array,) = floats(x)
-    return mnp.where(array > 0, array, alpha * mnp.expm1(mnp.minimum(array, 0) / alpha))
+    return mnp.where(array > 0, array, alpha * mnp.expm1(_below(array) / alpha))
 
 
 def selu(x: Operand) -> Array:
@@ -50,8 +51,9 @@ def selu(x: Operand) -> Array:
 def sigmoid(x: Operand) -> Array:
     """1 / (1 + exp(-x))."""
     (array,) = floats(x)
-    small = mnp.exp(-mnp.abs(array))
-    return mnp.where(array >= 0, 1, small) / (1 + small)
+    positive = array > 0
+    small = mnp.exp(mnp.where(positive, -array, array))
+    return mnp.where(positive, 1, small) / (1 + small)
 
 
 def log_sigmoid(x: Operand) -> Array:
@@ -63,7 +65,8 @@ def log_sigmoid(x: Operand) -> Array:
 def softplus(x: Operand) -> Array:
     """log(1 + exp(x))."""
     (array,) = floats(x)
-    return mnp.maximum(array, 0) + mnp.log1p(mnp.exp(-mnp.abs(array)))
+    positive = array > 0
+    return mnp.where(positive, array, 0) + mnp.log1p(mnp.exp(mnp.where(positive, -array, array)))
 
 
 def softsign(x: Operand) -> Array:
@@ -86,13 +89,13 @@ def mish(x: Operand) -> Array:
 
 def hard_tanh(x: Operand, low: float = -1.0, high: float = 1.0) -> Array:
     """x clipped to [low, high]."""
-    return mnp.clip(x, low, high)
+    return _limited(x, low, high)
 
 
 def hard_sigmoid(x: Operand) -> Array:
     """min(max(x / 6 + 1/2, 0), 1)."""
     (array,) = floats(x)
-    return mnp.clip(array / 6 + 0.5, 0, 1)
+    return _limited(array / 6 + 0.5, 0, 1)
 
 
 def hard_swish(x: Operand) -> Array:
@@ -115,6 +118,16 @@ def glu(x: Operand, axis: int = -1) -> Array:
     (array,) = floats(x)
     value, gate = mnp.split(array, 2, axis)
     return value * sigmoid(gate)
+
+
+def _below(x: Array) -> Array:
+    """min(x, 0) with the slope 1 at 0."""
+    return mnp.where(x > 0, 0, x)
+
+
+def _limited(x: Operand, low: float, high: float) -> Array:
+    """x clipped to [low, high], with the slope 0 at both ends."""
+    return mnp.where(mnp.less_equal(x, low), low, mnp.where(mnp.greater_equal(x, high), high, x))
 
 
 def _gelu(x: Array) -> Array:

@@ -10,6 +10,7 @@ from wire.errors import InputError, ShapeError
 from .. import numpy as mnp
 from ..array import Array, Operand
 from ..numpy.promotion import asarray, cast, floats
+from .activations import softplus
 from .functions import log_softmax
 
 
@@ -28,9 +29,9 @@ def mae(prediction: Operand, target: Operand, *, reduction: str = "mean") -> Arr
 def huber(prediction: Operand, target: Operand, *, delta: float = 1.0, reduction: str = "mean") -> Array:
     """Half the squared error up to `delta`, from there on linear.  Huber, 1964."""
     found, wanted = _pair(prediction, target)
-    size = mnp.abs(found - wanted)
-    near = mnp.minimum(size, delta)
-    return _reduced(near * (size - 0.5 * near), reduction)
+    error = found - wanted
+    near = mnp.clip(error, -delta, delta)
+    return _reduced(near * (error - 0.5 * near), reduction)
 
 
 def cross_entropy(
@@ -66,7 +67,7 @@ def cross_entropy(
 def binary_cross_entropy(logits: Operand, target: Operand, *, reduction: str = "mean") -> Array:
     """-(t log sigmoid(x) + (1 - t) log(1 - sigmoid(x))) of logits x and targets t in [0, 1]."""
     x, wanted = _pair(logits, target)
-    return _reduced(mnp.maximum(x, 0) - x * wanted + mnp.log1p(mnp.exp(-mnp.abs(x))), reduction)
+    return _reduced(softplus(x) - x * wanted, reduction)
 
 
 def kl_divergence(log_prediction: Operand, target: Operand, *, reduction: str = "mean") -> Array:

@@ -198,8 +198,9 @@ def floor_divide(x1: Operand, x2: Operand) -> Array:
 
 def hypot(x1: Operand, x2: Operand) -> Array:
     """sqrt(x1*x1 + x2*x2) without overflow; infinite if either is."""
-    left, right = (apply("abs", array) for array in floats(x1, x2))
-    large, small = maximum(left, right), minimum(left, right)
+    left, right = (_folded(array) for array in floats(x1, x2))
+    swapped = greater(left, right)
+    large, small = where(swapped, left, right), where(swapped, right, left)
     ratio = divide(small, where(equal(large, 0), 1, large))
     result = multiply(large, sqrt(add(1, square(ratio))))
     return where(logical_or(isinf(left), isinf(right)), math.inf, result)
@@ -208,9 +209,9 @@ def hypot(x1: Operand, x2: Operand) -> Array:
 def logaddexp(x1: Operand, x2: Operand) -> Array:
     """log(exp(x1) + exp(x2)) without overflow."""
     left, right = floats(x1, x2)
-    same = equal(left, right)
-    apart = apply("abs", where(same, 0, subtract(left, where(same, 0, right))))  # two infinities have no difference
-    return add(maximum(left, right), log1p(exp(apply("neg", apart))))
+    swapped, alike = greater(left, right), logical_and(equal(left, right), isinf(left))
+    apart = where(alike, 0, subtract(left, where(alike, 0, right)))  # two infinities have no difference
+    return add(where(swapped, left, right), log1p(exp(where(swapped, apply("neg", apart), apart))))
 
 
 def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Array:

@@ -481,3 +481,32 @@ def test_a_missing_rule_names_the_op_and_says_what_to_do(monkeypatch: pytest.Mon
     with pytest.raises(UnknownOp, match=r"'tanh' has no vjp rule.*custom_vjp"):
         mesh.grad(loss)(PARAMS, X)
     assert numbers([mesh.jvp(mnp.tanh, (X,), (X,))[1]])
+
+
+SMOOTH_AT_BRANCHES: dict[str, Callable[[Any], Any]] = {
+    "sinh": mnp.sinh, "cosh": mnp.cosh, "tanh": mnp.tanh, "asinh": mnp.asinh, "atanh": mnp.atanh,
+    "sigmoid": nn.sigmoid, "log_sigmoid": nn.log_sigmoid, "softplus": nn.softplus, "silu": nn.silu, "mish": nn.mish,
+    "logaddexp": lambda x: mnp.logaddexp(x, 0.0), "hypot": lambda x: mnp.hypot(x + 1.0, 1.0),
+    "hypot of 0": lambda x: mnp.hypot(x, 1.0), "huber": lambda x: nn.huber(x, 0.0, reduction="none"),
+    "cross-entropy": lambda x: nn.binary_cross_entropy(x, 0.3, reduction="none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMOOTH_AT_BRANCHES)
+def test_functions_made_of_branches_are_smooth_where_these_meet(name: str) -> None:
+    """All derivatives at 0, where a branch, a maximum or a magnitude turns, are those beside it."""
+    fn = SMOOTH_AT_BRANCHES[name]
+    beside = np.array([-1e-5, 0.0, 1e-5])
+    for _ in range(3):
+        fn = mesh.grad(fn)
+        found = np.asarray(mesh.vmap(fn)(beside))
+        np.testing.assert_allclose(found[1], (found[0] + found[2]) / 2, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fn", "at", "wanted"),
+    [(nn.relu, 0.0, 0), (nn.relu6, 0.0, 0), (nn.relu6, 6.0, 0), (nn.elu, 0.0, 1), (nn.celu, 0.0, 1),
+     (nn.hard_tanh, -1.0, 0), (nn.hard_sigmoid, 3.0, 0), (nn.hard_swish, 3.0, 1), (nn.leaky_relu, 0.0, 0.01)],
+)  # fmt: skip
+def test_activations_have_torchs_slopes_at_their_kinks(fn: Any, at: float, wanted: float) -> None:
+    same(mesh.grad(fn)(np.float64(at)), np.float64(wanted))
