@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import Daemon, client_of, daemon, environment, node_states, run, wait_for
+from support.commands import PATIENT_S, Daemon, client_of, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors, trace
@@ -42,7 +42,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("bad")
     env = environment(folder, MESH_NAME="bad-input")
     made_wrong(folder)
-    with daemon("coord", "serve", "--port", "0", "--no-mdns", env=env, log=folder / "coordinator.log") as coordinator:
+    serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
+    with daemon(*serve, env=env, log=folder / "coordinator.log") as coordinator:
         env["MESH_ADDRESS"] = coordinator.address
         words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address, "--name", "w")
         with daemon(*words, env=env, log=folder / "w.log"):

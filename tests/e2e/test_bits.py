@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.commands import PATIENT_S
 
 import mesh.numpy as mnp
 from mesh import Array, Mesh
@@ -16,7 +17,7 @@ SHAPES = {"empty": (0, 3), "0-d": (), "small": (5, 7), "larger than a message": 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Mesh]:
-    with Mesh.builder().local(2, engine="cpu").build() as mesh:
+    with Mesh.builder().local(2, engine="cpu").node_timeout(PATIENT_S).build() as mesh:
         yield mesh
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import PATIENT_S
 from support.worker_process import is_alive
 
 import mesh.numpy as mnp
@@ -33,7 +34,7 @@ def layer(x: Any, w: Any) -> Any:
 @pytest.fixture(scope="module")
 def two() -> Iterator[Mesh]:
     """A mesh of two cpu workers."""
-    mesh = Mesh.builder().mesh("builder").local(2, "cpu").build()
+    mesh = Mesh.builder().mesh("builder").local(2, "cpu").node_timeout(PATIENT_S).build()
     yield mesh
     mesh.close()
 
@@ -163,7 +164,7 @@ def test_calls_from_many_threads_each_get_their_own_answer(two: Mesh) -> None:
 
 
 def test_arrays_in_a_with_block_are_computed_on_the_mesh() -> None:
-    with Mesh.builder().mesh("block").local(1, "cpu").build() as mesh:
+    with Mesh.builder().mesh("block").local(1, "cpu").node_timeout(PATIENT_S).build() as mesh:
         np.testing.assert_array_equal(np.asarray(mnp.asarray(X) + 1), X + 1)
         assert list(mesh.report().workers) == ["local-0"]
         pid = mesh.nodes[0].pid
@@ -175,7 +176,9 @@ def test_arrays_in_a_with_block_are_computed_on_the_mesh() -> None:
 
 def test_the_async_mesh_has_the_same_names() -> None:
     async def use() -> None:
-        async with await AsyncMesh.builder().mesh("async").local(2, "cpu").build_async() as mesh:
+        async with (
+            await AsyncMesh.builder().mesh("async").local(2, "cpu").node_timeout(PATIENT_S).build_async() as mesh
+        ):
             assert [node.name for node in await mesh.nodes()] == ["local-0", "local-1"]
             held = await mesh.put(W)
             expected = np.asarray(await mesh.run(layer, X, W, mode="off"))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import Daemon, command, daemon, environment, node_states, run, wait_for
+from support.commands import PATIENT_S, Daemon, command, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
 from coordinator.health import HealthConfig
@@ -23,7 +23,6 @@ from mesh import trace
 from mesh.commands import exit_codes
 from mesh.commands.coord import parser
 from mesh.commands.flags import node_timeout_s
-from wire.timeouts import PRESETS
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(0, 1, 24, dtype=np.float32).reshape(8, 3)
@@ -51,7 +50,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     graph.save(folder / "g.wire")
     np.save(folder / "x.npy", X)
     np.save(folder / "w.npy", W)
-    serve = ("coord", "serve", "--port", "0", "--no-mdns")
+    serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
     with daemon(*serve, env=env, log=folder / "coord.log") as coordinator:
         env["MESH_ADDRESS"] = coordinator.address
         arguments = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
@@ -78,15 +77,15 @@ def test_nodes_are_shown_as_a_table_and_as_json(served: Served) -> None:
     rows = json.loads(served.ask("nodes", "--json").stdout)
     assert {row["name"]: row["pid"] for row in rows} == {row.ready["name"]: row.process.pid for row in served.workers}
     assert all(row["devices"][0]["gflops"] > 0 for row in rows)
-    assert all(0 <= row["silent_s"] < 1.5 for row in rows)
+    assert all(0 <= row["silent_s"] < PATIENT_S for row in rows)
 
 
 def test_the_times_of_the_judge_are_told_at_start_and_with_v(served: Served) -> None:
-    times = HealthConfig.from_node_timeout(PRESETS["lan"]).describe()
+    times = HealthConfig.from_node_timeout(PATIENT_S).describe()
     assert times in (served.folder / "coord.log").read_text()
     header, one, two, told, *_ = served.ask("nodes", "-v").stdout.splitlines()
     assert told == times
-    assert header.endswith("last seen") and all(re.search(r"\d\.\d\d s ago$", row) for row in (one, two))
+    assert header.endswith("last seen") and all(re.search(r"\d+\.\d\d s ago$", row) for row in (one, two))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +228,7 @@ def test_a_table_on_a_terminal_is_drawn_and_plain_elsewhere(served: Served) -> N
     leader, follower = pty.openpty()
     process = subprocess.Popen(command("coord", "nodes"), env={**served.env, "TERM": "xterm"}, stdout=follower)
     os.close(follower)
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     drawn = os.read(leader, 65536).decode()
     os.close(leader)
     assert "\x1b[" in drawn

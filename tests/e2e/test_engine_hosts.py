@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+from support.commands import PATIENT_S
 from support.faults import WIDTH, tower, weights
 from support.worker_process import children
 
@@ -27,7 +28,7 @@ ANSWER_S = 120.0  # a machine under load; without, a killed host costs some 0.1 
 def rounds(kind: str, count: int) -> list[float]:
     """Calls with an engine host struck as they begin; seconds to the right answer of each."""
     took = []
-    with Mesh.builder().local(3, engine="cpu").build() as mesh:
+    with Mesh.builder().local(3, engine="cpu").node_timeout(PATIENT_S).build() as mesh:
         layers = mesh.put(weights(1))
         x = np.random.default_rng(1).standard_normal((64, WIDTH)).astype(np.float32)
         expected = mesh.run(tower, weights(1), x, mode="off")
@@ -52,7 +53,7 @@ def rounds(kind: str, count: int) -> list[float]:
 
 def test_the_last_log_lines_of_a_killed_worker_come_with_the_error() -> None:
     x = np.ones((64, WIDTH), np.float32)
-    with Mesh.builder().local(1, engine="cpu").build() as mesh:
+    with Mesh.builder().local(1, engine="cpu").node_timeout(PATIENT_S).build() as mesh:
         mesh.run(tower, weights(1), x)
         (node,) = mesh.nodes
         (host,) = children(node.pid)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import PATIENT_S
 from support.endless import endless
 from support.worker_process import children
 
@@ -35,7 +36,7 @@ def chain(count: int) -> Any:
 @pytest.fixture(scope="module")
 def two() -> Iterator[Mesh]:
     """A mesh of two cpu workers."""
-    mesh = Mesh.builder().mesh("jobs").local(2, "cpu").build()
+    mesh = Mesh.builder().mesh("jobs").local(2, "cpu").node_timeout(PATIENT_S).build()
     yield mesh
     mesh.close()
 
@@ -67,7 +68,9 @@ def test_a_cancelled_job_frees_its_workers(two: Mesh, strategy: str) -> None:
 
 def test_a_task_that_is_cancelled_cancels_its_call() -> None:
     async def use() -> None:
-        async with await AsyncMesh.builder().mesh("tasks").local(1, "cpu").build_async() as mesh:
+        async with (
+            await AsyncMesh.builder().mesh("tasks").local(1, "cpu").node_timeout(PATIENT_S).build_async() as mesh
+        ):
             task = asyncio.create_task(mesh.run(endless, X))
             await asyncio.sleep(1.0)
             task.cancel()
@@ -131,7 +134,7 @@ def test_a_mesh_that_is_closed_ends_its_jobs() -> None:
 
 
 def test_a_job_reports_and_is_cancelled_at_any_time() -> None:
-    mesh = Mesh.builder().mesh("anytime").local(1, "cpu").build()
+    mesh = Mesh.builder().mesh("anytime").local(1, "cpu").node_timeout(PATIENT_S).build()
     job = mesh.submit(lambda x: x + 1, X)
     assert job.report().seconds >= 0, "a job that has hardly begun has a report too"
     job.result(timeout_s=SOON_S)
@@ -145,7 +148,7 @@ def test_a_job_reports_and_is_cancelled_at_any_time() -> None:
 
 
 def test_calls_of_many_threads_end_when_the_mesh_is_closed() -> None:
-    mesh = Mesh.builder().mesh("ending").local(1, "cpu").build()
+    mesh = Mesh.builder().mesh("ending").local(1, "cpu").node_timeout(PATIENT_S).build()
     ends: list[Exception] = []
 
     def call(mode: str) -> None:
@@ -173,7 +176,7 @@ def test_a_report_names_every_plan_its_call_went_through() -> None:
 
 
 def went_through_two_plans(times: int) -> bool:
-    with Mesh.builder().mesh("plans").local(2, "cpu").build() as mesh:
+    with Mesh.builder().mesh("plans").local(2, "cpu").node_timeout(PATIENT_S).build() as mesh:
         compiled = mesh.compile(chain(times), X, strategy="pipeline")
         expected = compiled(X)
         for _ in range(20):  # the link between the two may be measured during the first calls, and change the plan
@@ -223,7 +226,7 @@ def test_a_watcher_that_asks_its_own_mesh_is_told_and_not_stuck(two: Mesh) -> No
 
 
 def test_an_engine_host_needs_no_open_file_for_every_tensor_it_holds() -> None:
-    with Mesh.builder().mesh("files").local(1, "cpu").build() as mesh:
+    with Mesh.builder().mesh("files").local(1, "cpu").node_timeout(PATIENT_S).build() as mesh:
         (host,) = children(mesh.nodes[0].pid)
         resource.prlimit(host, resource.RLIMIT_NOFILE, (64, 64))
         for number in range(80):

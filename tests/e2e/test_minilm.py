@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.adapter import needs_adapter
+from support.commands import PATIENT_S
 
 import mesh.numpy as mnp
 from mesh import Mesh
@@ -40,7 +41,7 @@ def assert_matches(embeddings: NDArray[np.float32]) -> None:
     ],
 )
 def test_embeddings_match_the_reference(engines: list[str]) -> None:
-    with Mesh.builder().mesh("minilm").local(len(engines), engines).build() as workers:
+    with Mesh.builder().mesh("minilm").local(len(engines), engines).node_timeout(PATIENT_S).build() as workers:
         assert_matches(embed(workers, SENTENCES, strategy="pipeline"))
         ran = workers.report().workers.values()
     assert len(ran) == len(engines)

@@ -48,7 +48,7 @@ async def test_it_ends_when_nobody_asks_and_begins_again(monkeypatch: pytest.Mon
         assert await process.answer(question()) is not None
         child = process._process
         assert child is not None
-        assert await asyncio.wait_for(child.wait(), 10.0) == 0
+        assert await asyncio.wait_for(child.wait(), 120.0) == 0
         assert await process.answer(question()) is not None
     finally:
         await process.close()
@@ -72,7 +72,7 @@ async def test_a_question_that_is_given_up_ends_it_at_once() -> None:
     assert await process.answer(question()) is not None
     child = process._process
     assert child is not None
-    asking = asyncio.ensure_future(process.answer(question(workers=8, layers=2000)))
+    asking = asyncio.ensure_future(process.answer(question(workers=8, layers=4000)))
     await asyncio.sleep(0.05)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -7,6 +7,7 @@ every minute; it prints the sum over all runs of that file.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -69,6 +70,8 @@ def watch(seconds: float) -> Iterator[dict[str, Any]]:
 def test_nobody_is_dead_on_a_fifth_of_a_core() -> None:
     try:
         (span,) = watch(8.0)
+        if span["dead"] and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):  # they did not get as much as a fifth
+            (span,) = watch(20.0)
     except NoQuota as reason:
         pytest.skip(f"no cgroup can be made here: {reason}")
     assert span["dead"] == 0

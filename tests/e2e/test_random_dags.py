@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 
 import pytest
+from support.commands import PATIENT_S
 from support.compare import same_bits
 from support.random_graphs import RandomGraph, random_graph
 
@@ -44,7 +45,7 @@ def test_distributed_equals_local_a_thousand_times(count: int) -> None:
 
 def check(count: int, seeds: range) -> None:
     cut = 0
-    with Mesh.builder().mesh(f"dags-{count}").local(count, "cpu").build() as mesh:
+    with Mesh.builder().mesh(f"dags-{count}").local(count, "cpu").node_timeout(PATIENT_S).build() as mesh:
         for seed in seeds:
             assert_same_bits(mesh, random_graph(seed), seed)
             cut += len(mesh.report().workers) > 1

@@ -17,14 +17,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import RUN_S, Daemon, command, daemon, environment, job_log, jobs, node_states, run, wait_for
+from support.commands import (
+    PATIENT_S,
+    RUN_S,
+    Daemon,
+    command,
+    daemon,
+    environment,
+    job_log,
+    jobs,
+    node_states,
+    run,
+    wait_for,
+)
 from support.endless import endless
 
 import mesh.numpy as mnp
 from mesh import AsyncMesh, Mesh, errors, trace
 from mesh.commands import exit_codes
 
-SERVE = ("coord", "serve", "--port", "0", "--no-mdns")
+SERVE = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
 WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
 X = np.full((512, 512), 0.01, np.float32)
 

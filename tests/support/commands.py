@@ -22,6 +22,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 120.0  # on a machine with much else to do
 RUN_S = 240.0
+PATIENT_S = 60.0  # a node time-out where what is silent is this machine, which has much else to do
 COMES_TRUE_S = 120.0  # a hang, and not a busy machine
 
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,9 +57,21 @@ def cpu_quota(share: float) -> Iterator[Quota]:
         try:
             yield Quota(folder)
         finally:
-            folder.rmdir()
+            _remove(folder)
         return
     raise NoQuota("; ".join(reasons))
+
+
+def _remove(folder: Path) -> None:
+    """A process that was killed is in its group for a moment more."""
+    deadline_s = time.monotonic() + 60.0
+    while True:
+        try:
+            return folder.rmdir()
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+        time.sleep(0.05)
 
 
 @contextmanager
