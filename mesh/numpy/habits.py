@@ -185,8 +185,10 @@ def divmod(x1: Operand, x2: Operand) -> tuple[Array, Array]:
 def fmod(x1: Operand, x2: Operand) -> Array:
     """The remainder with the sign of x1."""
     left, right = operands(x1, x2)
-    size = elementwise.remainder(elementwise.abs(left), elementwise.abs(right))
-    return elementwise.where(elementwise.less(left, 0), elementwise.negative(size), size)
+    below = elementwise.less(left, 0)
+    size = elementwise.where(below, elementwise.negative(left), left)  # abs has no slope at 0
+    size = elementwise.remainder(size, elementwise.abs(right))
+    return elementwise.where(below, elementwise.negative(size), size)
 
 
 def fmax(x1: Operand, x2: Operand) -> Array:
