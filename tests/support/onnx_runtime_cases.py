@@ -320,6 +320,21 @@ TRIED: list[tuple[str, dict[str, Any], Given]] = [
             np.float32(0.2),
         ),
     ),
+    ("Det", {}, ((3, 7, 7),)),
+    (
+        "TfIdfVectorizer",
+        {
+            "mode": "TFIDF",
+            "min_gram_length": 1,
+            "max_gram_length": 2,
+            "max_skip_count": 2,
+            "ngram_counts": [0, 3],
+            "ngram_indexes": [0, 1, 2, 3, 4],
+            "pool_int64s": [2, 3, 5, 5, 6, 2, 3],
+            "weights": [0.5, 2.0, 1.0, 3.0, 0.1],
+        },
+        (ints(2, 7, 3, 12),),
+    ),
 ]
 
 
