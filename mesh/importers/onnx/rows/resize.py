@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.dtypes import BF16, F16, F32
+from wire.errors import InputError
 
 from .... import numpy as mnp
 from ....array import Array, value_array
@@ -84,6 +85,8 @@ def _upsample(call: Call, x: Array, scales: Array | None = None) -> Array:
 
 
 def _resized(call: Call, x: Array, axes: Sequence[Axis]) -> Array:
+    if any(axis.count < 0 for axis in axes):
+        raise InputError(f"sizes are not negative, got {[axis.count for axis in axes]}")
     dtype = x.type.dtype
     mode = call.attr("mode", "nearest")
     as_it_is = mode == "nearest" or (dtype.kind == "f" and dtype not in (F16, BF16))
