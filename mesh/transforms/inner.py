@@ -6,7 +6,7 @@ be it a value, a handle or an argument of an outer function; so transforms nest 
 
     inner = run(fn, types)           # Inner: fresh arguments and the results made of them
     inner.call(*arrays)              # the same expressions on other operands
-    inner, captured = close(fn, types)
+    captured_by(inner)               # what else the function refers to; inner.taking(...) makes arguments of it
     call_graph(graph, *arrays)       # a WireGraph's nodes on operands
 
 This file knows no rule of any op.  Every walk is iterative and linear in what the function did: what is older than its
@@ -117,7 +117,7 @@ class Inner:
     def graph(self, output_names: Sequence[str] | None = None) -> WireGraph:
         """The function as a graph with inputs "0", "1", ...; it remembers this Inner as its `origin`.
 
-        InputError if it refers to a tensor that is neither small nor an argument: `close` makes those arguments.
+        InputError if it refers to a tensor that is neither small nor an argument.
         """
         builder = GraphBuilder()
         placed = {
@@ -142,16 +142,6 @@ def run(fn: Function, types: Sequence[TensorType], weak: Sequence[bool] = (), na
 def run_like(fn: Function, arrays: Sequence[Array], names: Sequence[str] = ()) -> Inner:
     """`fn` on fresh arguments of the types of `arrays`."""
     return run(fn, [array.type for array in arrays], [array.weak for array in arrays], names)
-
-
-def close(fn: Function, types: Sequence[TensorType], names: Sequence[str] = ()) -> tuple[Inner, list[Array]]:
-    """`fn` on fresh arguments, with what else it refers to made arguments too: they follow the others, as `captured`.
-
-    Small constants stay in it.
-    """
-    inner = run(fn, types, (), names)
-    captured = captured_by(inner)
-    return inner.taking(captured), [Array(tensor) for tensor in captured]
 
 
 def call_graph(graph: WireGraph, *arrays: Array) -> list[Array]:
