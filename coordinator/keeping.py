@@ -26,6 +26,7 @@ from .journal import WHOLE, Connect, Entry, Journal
 log = logging.getLogger("graph_mesh.journal")
 
 T = TypeVar("T")
+ADDRESS_BYTES = 32
 IN_ENTRY_BYTES_MAX = 4096  # a file costs two syncs, a longer entry next to nothing
 
 
@@ -53,7 +54,7 @@ class Keeper:
         self.epoch = journal.epoch
         self._journal = journal
         self._contents = contents
-        self._held: dict[str, list[bytes]] = {}
+        self._held: dict[str, bytes] = {}  # addresses by job, joined: lists would be a tenth of what is kept of jobs
         self._doubtful: list[bytes] = []  # of entries that may be on the disk all the same, until another one surely is
         self._queue: list[tuple[Entry, asyncio.Future[None] | None]] = []
         self._writing: asyncio.Task[None] | None = None
@@ -69,9 +70,10 @@ class Keeper:
         keeper = Keeper(journal, Contents(folder / "content", disk))
         found = [Found(entry.job, entry.kind, json.loads(entry.body)) for entry in entries]
         for entry in found:
-            keeper._held.setdefault(entry.job, []).extend(_addresses(entry.fields))
+            if held := b"".join(_addresses(entry.fields)):
+                keeper._held[entry.job] = keeper._held.get(entry.job, b"") + held
         try:
-            keeper._contents.restore(address for held in keeper._held.values() for address in held)
+            keeper._contents.restore(address for held in keeper._held.values() for address in _apart(held))
         except OSError as error:
             journal.close()
             raise NotDurable(f"{folder / 'content'} cannot be used", cause=str(error)) from None
@@ -95,10 +97,10 @@ class Keeper:
         doubtful, self._doubtful = self._doubtful, []
         await self._release(doubtful)
         if kind in WHOLE:
-            former = self._held.pop(job, [])
+            former = self._held.pop(job, b"")
             if held:
-                self._held[job] = held
-            await self._release(former)
+                self._held[job] = b"".join(held)
+            await self._release(_apart(former))
         return kept
 
     def note(self, job: str, kind: str) -> None:
@@ -177,6 +179,10 @@ class Keeper:
                         type(failure)(failure.message, cause=failure.cause, next_step=failure.next_step)
                     )
         self._writing = None
+
+
+def _apart(addresses: bytes) -> list[bytes]:
+    return [addresses[at : at + ADDRESS_BYTES] for at in range(0, len(addresses), ADDRESS_BYTES)]
 
 
 def _long(values: Any) -> bool:
