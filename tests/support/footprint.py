@@ -74,11 +74,18 @@ def files_in(folder: Path) -> Counter[str]:
     return Counter({str(Path(at).relative_to(folder)): len(names) for at, _, names in os.walk(folder) if names})
 
 
-def per_job(jobs: Sequence[int], amounts: Sequence[float]) -> float:
-    """The slope of the straight line through these points with the least squares."""
-    mean_x, mean_y = sum(jobs) / len(jobs), sum(amounts) / len(amounts)
-    spread = sum((x - mean_x) ** 2 for x in jobs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in zip(jobs, amounts, strict=True)) / spread
+def per_job(jobs: Sequence[int], amounts: Sequence[float], stretches: Sequence[int]) -> float:
+    """The slope, with the least squares, of straight lines through these points, one for each stretch and all as steep.
+
+    `stretches` has a number for every point, the same for those of one stretch.
+    """
+    above = below = 0.0
+    for stretch in set(stretches):
+        points = [(x, y) for x, y, of in zip(jobs, amounts, stretches, strict=True) if of == stretch]
+        mean_x, mean_y = (sum(each) / len(points) for each in zip(*points, strict=True))
+        above += sum((x - mean_x) * (y - mean_y) for x, y in points)
+        below += sum((x - mean_x) ** 2 for x, _ in points)
+    return above / below
 
 
 @dataclass(frozen=True, slots=True)
