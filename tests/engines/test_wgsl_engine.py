@@ -168,6 +168,18 @@ def test_twenty_million_elements(engine: Any, size: int) -> None:
     assert top == x.max() and place == x.argmax()
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (40, 300), (2, 1024), (2, 3000)])
+def test_a_sort_in_the_blocks_of_a_real_device(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
+    from worker.wgsl.families import sort
+
+    monkeypatch.setattr(sort, "SOFTWARE_BLOCK_BITS", sort.BLOCK_BITS_MAX)
+    engine = opened()
+    builder = GraphBuilder()
+    graph = builder.build([builder.add("argsort", builder.input("x", shape, F32), axis=1)])
+    same_as_cpu(engine, graph, np.random.default_rng(0).integers(-99, 99, shape).astype(np.float32))
+    engine.close()
+
+
 def test_a_dot_longer_than_a_loop_may_be(engine: Any) -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(-3, 4, (2, 1_200_001)).astype(np.float32)  # whole numbers: every order of summation is exact

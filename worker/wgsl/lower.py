@@ -19,7 +19,7 @@ from .profile import Profile
 from .program import Buffer, Dispatch, Module, Program, padded
 from .shaders import Shaders
 
-VERSION = 11
+VERSION = 12
 
 
 def lower(graph: WireGraph, known: Shaders) -> Program:

@@ -16,6 +16,7 @@ from ..kernel_ir import Barrier, Kernel, Leave, Let, Loop, Shared, Statement, St
 from .frame import Frame
 
 BLOCK_BITS_MAX = 10  # 1,024 keys and indices: 8 KiB of workgroup memory
+SOFTWARE_BLOCK_BITS = 4  # there barriers are dear and dispatches cheap: a fourth of the time, and of the compilation
 INVOCATIONS_MAX = 128
 
 
@@ -43,7 +44,8 @@ class _Sort:
         self.length = frame.shape(frame.root)[1]
         self.row_bits = self.length.bit_length() - 1
         memory_bits = (frame.profile.limits.workgroup_bytes // 8).bit_length() - 1
-        self.block_bits = min(self.row_bits, BLOCK_BITS_MAX, memory_bits)
+        wanted_bits = SOFTWARE_BLOCK_BITS if frame.profile.software else BLOCK_BITS_MAX
+        self.block_bits = min(self.row_bits, wanted_bits, memory_bits)
         self.block = 1 << self.block_bits
         most = min(frame.profile.limits.invocations, INVOCATIONS_MAX)
         self.invocations = min(self.block // 2, 1 << (most.bit_length() - 1))
