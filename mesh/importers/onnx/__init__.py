@@ -80,7 +80,7 @@ class OnnxModel(Model):
         graph = self._program.graph
         weights = {name: array for name, array in params.items() if name not in self._fixed}
         scope = {name: asarray(value) for name, value in {**graph.initialisers, **weights, **inputs}.items()}
-        Evaluation(self._program, ROWS).nodes(graph, scope)
+        Evaluation(self._program, ROWS).nodes(graph.nodes, scope)
         missing = [name for name in self.outputs if name not in scope]
         if missing:
             raise InputError(f"no node of the model gives its output {missing[0]!r}")

@@ -91,41 +91,40 @@ class Evaluation:
                 scope[declared.name] = array
             else:
                 scope.pop(declared.name, None)
-        self.nodes(graph, scope)
+        self.nodes(graph.nodes, scope)
         return [scope[declared.name] for declared in graph.outputs if declared.name in scope]
 
-    def nodes(self, graph: Graph, scope: Scope) -> None:
-        """Evaluate the nodes of `graph` in order, each adding its outputs to `scope`."""
-        for node in graph.nodes:
-            inputs = [self._operand(node, name, scope) for name in node.inputs]
-            try:
-                outputs = self._node(node, inputs, scope)
-            except MeshError as error:
-                if not error.op.startswith("ONNX "):  # an outer node: the inner one is nearer to the cause
-                    error.op = f"ONNX {node.op} {node.label!r}"
-                raise
-            except (
-                ArithmeticError,
-                AttributeError,
-                LookupError,
-                TypeError,
-                ValueError,
-            ) as error:  # a node that does not fit its op
-                raise InputError(
-                    f"{node.op} version {node.version} does not take these inputs and attributes",
-                    op=f"ONNX {node.op} {node.label!r}",
-                    cause=f"{type(error).__name__}: {error}",
-                ) from error
-            for name, output in zip(node.outputs, outputs, strict=False):
-                if name and output is not None:
-                    scope[name] = output
+    def nodes(self, nodes: Sequence[Node], scope: Scope, lenient: bool = False) -> None:
+        """Evaluate `nodes` in order, each adding its outputs to `scope`.
 
-    def _operand(self, node: Node, name: str, scope: Scope) -> Array | None:
-        if not name:
-            return None
-        if name not in scope:
+        In a function's body (`lenient`), what nothing gives is an optional input that its node does not have either.
+        """
+        for node in nodes:
+            inputs = [self._operand(node, name, scope, lenient) for name in node.inputs]
+            outputs = self._node(node, inputs, scope) if lenient else self._placed(node, inputs, scope)
+            scope.update(
+                {name: out for name, out in zip(node.outputs, outputs, strict=False) if name and out is not None}
+            )
+
+    def _operand(self, node: Node, name: str, scope: Scope, lenient: bool) -> Array | None:
+        if name and not lenient and name not in scope:
             raise InputError(f"{node.op} {node.label} reads {name!r}, which nothing gives")
-        return scope[name]
+        return scope.get(name) if name else None
+
+    def _placed(self, node: Node, inputs: list[Array | None], scope: Scope) -> Sequence[Array | None]:
+        """The outputs of a node of the file; errors name it, or the node in a branch of it that they come from."""
+        try:
+            return self._node(node, inputs, scope)
+        except MeshError as error:
+            if not error.op.startswith("ONNX "):
+                error.op = f"ONNX {node.op} {node.label!r}"
+            raise
+        except _MISFITS as error:
+            raise InputError(
+                f"{node.op} version {node.version} does not take these inputs and attributes",
+                op=f"ONNX {node.op} {node.label!r}",
+                cause=f"{type(error).__name__}: {error}",
+            ) from error
 
     def _node(self, node: Node, inputs: list[Array | None], scope: Scope) -> Sequence[Array | None]:
         row = self._rows.get((node.domain, node.op))
@@ -138,18 +137,10 @@ class Evaluation:
         body, problems = found
         if problems:
             raise unsupported(node, problems[0][-1])
-        given = [*inputs, *[None] * (len(body.inputs) - len(inputs))]
-        inner: Scope = {
-            declared.name: array for declared, array in zip(body.inputs, given, strict=True) if array is not None
-        }
-        for each in body.nodes:  # an absent optional input of the function is absent in its nodes
-            self._function_node(each, inner)
+        names = [declared.name for declared in body.inputs]
+        inner = {name: array for name, array in zip(names, inputs, strict=False) if array is not None}
+        self.nodes(body.nodes, inner, lenient=True)
         return [inner.get(declared.name) for declared in body.outputs]
-
-    def _function_node(self, node: Node, scope: Scope) -> None:
-        inputs = [scope.get(name) if name else None for name in node.inputs]
-        outputs = self._node(node, inputs, scope)
-        scope.update({name: out for name, out in zip(node.outputs, outputs, strict=False) if name and out is not None})
 
 
 def unsupported(node: Node, reason: str) -> Unsupported:

@@ -48,25 +48,24 @@ def _if(call: Call, condition: Array) -> list[Array]:
 def _loop(call: Call, most: Array | None, condition: Array | None, *carried: Array) -> list[Array]:
     body: Graph = call.required("body")
     collected = len(body.outputs) - 1 - len(carried)
-    turns = None if most is None else most
-    if is_known_all(most, condition):
-        begins = condition is None or bool(value_of(condition).reshape(()))
-        count = 0 if not begins else None if turns is None else int(value_of(turns).reshape(()))
-        if count is not None and 0 < count <= SCAN_TURNS_MAX:
+    if most is not None and is_known(most) and (condition is None or _holds(condition)):
+        count = int(value_of(most).reshape(()))
+        if 0 < count <= SCAN_TURNS_MAX:
             try:
                 return _as_scan(call, body, count, carried)
-            except (InputError, _NotUniform):
+            except (InputError, _NotUniform):  # it may stop early, or its turns differ in shape
                 pass
     if not collected:
         try:
             return _as_while(call, body, most, condition, carried)
-        except InputError:
+        except InputError:  # its turns differ in shape
             pass
     return _written_out(call, body, most, condition, carried, collected)
 
 
-def is_known_all(*arrays: Array | None) -> bool:
-    return all(array is None or is_known(array) for array in arrays)
+def _holds(condition: Array) -> bool:
+    """Whether a condition is known to be true."""
+    return is_known(condition) and bool(value_of(condition).reshape(()))
 
 
 def _as_scan(call: Call, body: Graph, count: int, carried: Sequence[Array]) -> list[Array]:
@@ -74,7 +73,7 @@ def _as_scan(call: Call, body: Graph, count: int, carried: Sequence[Array]) -> l
 
     def turn(state: tuple[Array, ...], at: Array) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         going, *results = call.run(body, at, value_array(np.asarray(True)), *state)
-        if not is_known(going) or not bool(value_of(going).reshape(())):
+        if not _holds(going):
             raise _NotUniform
         return tuple(results[: len(state)]), tuple(results[len(state) :])
 
@@ -165,7 +164,7 @@ def _turns(call: Call, body: Graph, state: list[Array], rows: list[Array]) -> tu
     try:
         last, ys = control.scan(turn, tuple(state), tuple(rows))
         return list(last), list(ys)
-    except InputError:
+    except InputError:  # the turns differ in shape
         pass
     found: list[tuple[Array, ...]] = []
     carry = tuple(state)
