@@ -28,7 +28,7 @@ SIZE = 3
 ELSEWHERE = {"composite", "conv", "cond", "while", "scan"}
 DTYPES = (F32, I32, U8, U32, BOOL)
 ELEMENTS_MAX = 500
-EXAMPLES = 6  # per op and dtype in a quick run
+EXAMPLES = 4  # per op and dtype in a quick run
 OPS_WITH_RULES = sorted(VMAPS.keys() - ELSEWHERE)  # in the same order in every process
 
 
