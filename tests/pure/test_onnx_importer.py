@@ -118,6 +118,62 @@ def test_a_condition_whose_branches_agree_is_asked_on_the_workers() -> None:
     assert not any(spec.static for spec in model.inputs)
 
 
+def loop(body_nodes: list[Any], collects: bool, weights: dict[str, Any] | None = None) -> Any:
+    """A Loop of `m` turns over the carry c, while `again` holds; it collects the carry if asked to."""
+    outputs = [value("again", TensorProto.BOOL, []), value("after", F, None)]
+    extra = [helper.make_node("Identity", ["after"], ["row"])] if collects else []
+    outputs += [value("row", F, None)] if collects else []
+    given = [value("i", INT, []), value("go", TensorProto.BOOL, []), value("before", F, None)]
+    body = helper.make_graph([*body_nodes, *extra], "body", given, outputs)
+    names = ["y", "rows"] if collects else ["y"]
+    node = helper.make_node("Loop", ["m", "", "c"], names, body=body)
+    results = [value(name, F, None) for name in names]
+    return proto([node], [value("m", INT, []), value("c", F, [2])], results, weights)
+
+
+def ops_of(model: Model, **given: Any) -> set[str]:
+    return {node.op for node in model.graph(model.given([given])).nodes}
+
+
+DOUBLING = helper.make_node("Add", ["before", "before"], ["after"])
+FOR_EVER = helper.make_node("Identity", ["go"], ["again"])
+C = np.array([1, 2], np.float32)
+
+
+def test_a_loop_of_a_known_number_of_turns_is_a_scan() -> None:
+    model = mesh.load(loop([DOUBLING, FOR_EVER], collects=True))
+    found = ran(model, m=np.array(3), c=C)
+    assert found["y"].tolist() == [8.0, 16.0]
+    assert found["rows"].tolist() == [[2.0, 4.0], [4.0, 8.0], [8.0, 16.0]]
+    assert "scan" in ops_of(model, m=np.array(3), c=C)
+
+
+def test_a_loop_that_stops_by_what_it_computes_is_a_while() -> None:
+    nodes = [
+        DOUBLING,
+        helper.make_node("ReduceMax", ["after"], ["largest"], keepdims=0),
+        helper.make_node("Less", ["largest", "bound"], ["again"]),
+    ]
+    model = mesh.load(loop(nodes, collects=False, weights={"bound": np.float32(100)}))
+    assert ran(model, m=np.array(1 << 62), c=C)["y"].tolist() == [64.0, 128.0]
+    assert ran(model, m=np.array(2), c=C)["y"].tolist() == [4.0, 8.0]
+    assert "while" in ops_of(model, m=np.array(2), c=C)
+
+
+def test_a_loop_whose_turns_differ_in_shape_is_written_out() -> None:
+    growing = helper.make_node("Concat", ["before", "before"], ["after"], axis=0)
+    model = mesh.load(loop([growing, FOR_EVER], collects=False))
+    assert ran(model, m=np.array(3), c=C)["y"].shape == (16,)
+
+
+def test_a_loop_that_cannot_be_written_out_is_refused() -> None:
+    growing = helper.make_node("Slice", ["before", "first", "last"], ["after"])
+    model = mesh.load(loop([growing, FOR_EVER], True, {"first": np.array([0]), "last": np.array([9])}))
+    checked = model.given([{"m": np.array(1 << 62), "c": C}])
+    with pytest.raises(Unsupported, match="more than 1000 turns"):
+        model.graph(checked)
+
+
 def test_every_op_that_reads_values_has_a_row_or_a_body() -> None:
     for op in [*READS, *SHAPE_ONLY]:
         assert ("", op) in ROWS or onnx.defs.get_schema(op).has_function, op

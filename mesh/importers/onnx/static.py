@@ -88,10 +88,32 @@ def _read(program: Program, node: Node) -> Iterable[str]:
         inner = _needed(program, body, set())
         yield from [name for declared, name in zip(body.inputs, node.inputs, strict=False) if declared.name in inner]
     for subgraph in node.subgraphs:
-        inner = _needed(program, subgraph, _decisive(node, subgraph))
-        yield from inner
-        if inner & {declared.name for declared in subgraph.inputs}:
-            yield from node.inputs  # which of them becomes which is the node's affair
+        yield from _read_inside(program, node, subgraph)
+
+
+def _read_inside(program: Program, node: Node, body: Graph) -> Iterable[str]:
+    """What a branch, or the body of a loop, reads: outer names, and those of the node's inputs that it is given."""
+    carried = dict(_carried(node, body))
+    wanted = _decisive(node, body)
+    inner = _needed(program, body, wanted)
+    while not {carried[name] for name in inner & carried.keys()} <= wanted:
+        wanted |= {carried[name] for name in inner & carried.keys()}  # this turn's value is what the last one gave
+        inner = _needed(program, body, wanted)
+    yield from inner
+    first = 1 if node.op == "Scan" and node.version < 9 else 0
+    yield from [
+        name for declared, name in zip(body.inputs, node.inputs[first:], strict=False) if declared.name in inner
+    ]
+
+
+def _carried(node: Node, body: Graph) -> Iterable[tuple[str, str]]:
+    """The body's inputs that are its own outputs of the turn before."""
+    if node.op == "Loop":
+        pairs = zip(body.inputs[2:], body.outputs[1:], strict=False)
+    else:
+        count = len(body.inputs) - node.attributes.get("num_scan_inputs", len(body.inputs))
+        pairs = zip(body.inputs[:count], body.outputs[:count], strict=False)
+    return [(given.name, result.name) for given, result in pairs]
 
 
 def _decisive(node: Node, body: Graph) -> set[str]:

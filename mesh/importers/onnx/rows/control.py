@@ -20,7 +20,7 @@ from ....array import Array, value_array
 from ....numpy.promotion import cast
 from ....numpy.reductions import normal_axis
 from ..evaluate import Call, Row
-from ..known import Needed, is_known, value_of
+from ..known import is_known, value_of
 from ..program import Graph
 
 WRITTEN_TURNS_MAX = 1000
@@ -37,7 +37,7 @@ def _if(call: Call, condition: Array) -> list[Array]:
         try:
             then, otherwise = (lambda graph=graph: tuple(call.run(graph)) for graph in branches)
             return list(control.cond(mnp.reshape(condition, ()), then, otherwise))
-        except (InputError, Needed):  # they differ in shape, or need values
+        except InputError:  # they differ in shape, or need values
             pass
     return call.run(branches[0 if bool(value_of(condition).reshape(())) else 1])
 
