@@ -25,6 +25,7 @@ from mesh import trace
 from mesh.enrolment import client_membership
 from mesh.remote import Remote
 from wire.errors import MeshError
+from wire.join_link import PORT_OFFSET
 
 from .commands import ROOT, Daemon, daemon, environment
 
@@ -38,8 +39,15 @@ TOLD_EVERY = 100
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    """A port for a coordinator that comes and goes: none that the system gives whoever asks for any, dials included."""
+    given_away = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    end = int(given_away.read_text().split()[0]) if given_away.exists() else 32_768
+    for port in random.SystemRandom().sample(range(10_000, max(end, 20_000) - PORT_OFFSET), 1000):
+        with suppress(OSError), ExitStack() as taken:
+            for each in (port, port + PORT_OFFSET):
+                taken.enter_context(socket.create_server(("127.0.0.1", each)))
+            return port
+    raise AssertionError("no port is free")
 
 
 @contextmanager
