@@ -109,7 +109,9 @@ BUFFERS = [bytearray(b"ab"), b"ab", memoryview(np.arange(3.0)), array.array("i",
 
 
 @pytest.mark.parametrize(
-    "given", [*BUFFERS, range(4), range(0), range(2, -4, -2), range(1 << 40, 2 + (1 << 40))], ids=str
+    "given",
+    [*BUFFERS, range(4), range(0), range(2, -4, -2), range(1 << 40, 2 + (1 << 40))],
+    ids=lambda given: str(given) if isinstance(given, range) else type(given).__name__,
 )
 def test_memory_and_ranges_are_arrays(given: Any) -> None:
     expected = np.array(given) if isinstance(given, range) else np.asarray(memoryview(given))
