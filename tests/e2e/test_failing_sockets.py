@@ -9,6 +9,7 @@ import pytest
 from support.failing_calls import SOCKET_ERRORS, each_call, sockets_refuse
 from support.faulty_disk import Fuse
 from support.talking import CONTENT, ENDS_S, Talk, descriptors
+from support.waiting import until
 
 
 async def talk(fuse: Fuse, number: int) -> Talk:
@@ -30,5 +31,5 @@ async def test_whatever_call_on_a_socket_fails_nothing_hangs_and_nothing_is_wron
         await asyncio.sleep(0)
     assert failed >= 5
     assert (await talk(Fuse(), 0)).well
-    assert len(asyncio.all_tasks()) == tasks
-    assert descriptors() <= before
+    await until(lambda: len(asyncio.all_tasks()) == tasks, ENDS_S)
+    await until(lambda: descriptors() <= before, ENDS_S)

@@ -56,8 +56,8 @@ async def test_whatever_call_of_tls_fails_nothing_hangs_and_nothing_is_wrong(
         await asyncio.sleep(0)
     assert failed >= 2
     assert (await talk(Fuse(), cards)).well
-    assert len(asyncio.all_tasks()) == tasks
-    assert descriptors() <= before
+    await until(lambda: len(asyncio.all_tasks()) == tasks, ENDS_S)
+    await until(lambda: descriptors() <= before, ENDS_S)
 
 
 @EVERY
