@@ -83,6 +83,7 @@ class Reader:
         return {name: value for name, value in found.items() if value is not None}
 
     def node(self, proto: Any, versions: Mapping[str, int]) -> Node:
+        """A node of the model as plain data; `versions` are the opsets that the model imports, by domain."""
         at = domain(proto.domain)
         label = proto.name or next(iter(proto.output), "?")
         attributes = {each.name: self._attribute(each, versions, label, proto) for each in proto.attribute}
