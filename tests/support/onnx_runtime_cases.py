@@ -18,6 +18,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 OPS, LIGHT = GOLDEN / "onnx_runtime_ops.npz", GOLDEN / "onnx_runtime_light.npz"
 Given = Sequence[Any]  # inputs: a shape for random float32 values, an array, or None for one that is absent
 OPSET = 20
+VERSIONS = (13, 14, 16, 18, 21, 22, 23, 24)  # the others that are tried
 
 
 def ints(low: int, high: int, *shape: int, dtype: Any = np.int64, seed: int = 5) -> NDArray[Any]:
@@ -394,6 +395,23 @@ def asked(model: Any, given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
     return found
 
 
+def accepted(versions: Sequence[int]) -> NDArray[Any]:
+    """Pairs of an opset version and a case that mean the same to onnxruntime as in OPSET."""
+    found = []
+    for version in versions:
+        for number, (op, attributes, given) in enumerate(TRIED):
+            model = model_of(op, attributes, values(given))
+            wanted = asked(model, named(given))
+            model.opset_import[0].version = version
+            try:
+                same = all(np.array_equal(a, b) for a, b in zip(asked(model, named(given)), wanted, strict=True))
+            except Exception:  # onnxruntime's own classes: no such attribute, input, dtype or op in that version
+                continue
+            if same:
+                found.append((version, number))
+    return np.array(found)
+
+
 def record() -> None:
     """Write the golden files."""
     ops = {
@@ -401,7 +419,7 @@ def record() -> None:
         for number, (op, attributes, given) in enumerate(TRIED)
         for place, array in enumerate(asked(model_of(op, attributes, values(given)), named(given)))
     }
-    np.savez_compressed(OPS, **ops)
+    np.savez_compressed(OPS, accepted=accepted(VERSIONS), **ops)
     light = {}
     for name in light_models.NAMES:
         proto = light_models.without_softmax(light_models.model(name))
