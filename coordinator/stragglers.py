@@ -41,6 +41,7 @@ Key = tuple[Site, bytes, int]  # a part's graph on a device, and about how many 
 
 @dataclass(slots=True)
 class _Site:
+    at: Site
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))  # of what work takes now to good runs
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # the same while it is well
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs to what was predicted
@@ -52,7 +53,7 @@ class Stragglers:
 
     def __init__(self) -> None:
         self._sites: dict[Site, _Site] = {}
-        self._runs: OrderedDict[Key, list[float]] = OrderedDict()  # an empty deque takes 0.6 KiB
+        self._runs: OrderedDict[Key, tuple[float, ...]] = OrderedDict()  # an empty deque takes 0.6 KiB
         self._guessed: set[Key] = set()  # those of which were got to know while the device was slow
         self.verdicts = 0  # how often one changed
 
@@ -138,18 +139,21 @@ class Stragglers:
 
     def _judge(self, at: Site, plan: Plan, seconds: Mapping[int, float], load: int) -> None:
         site = self._site(at)
-        runs = {part: self._known(at, plan.parts[part].graph.hash, load) for part in seconds}
+        keys = {part: self._known((site.at, plan.parts[part].graph.hash, load)) for part in seconds}
+        runs = [self._runs.get(key, ()) for key in keys.values()]
         well = True
-        if all(len(known) >= KNOWN_MIN for known in runs.values()):
-            good_s = sum(_good(known) for known in runs.values())
-            well = self._weigh(at, good_s, sum(seconds.values()))
-        for part, known in runs.items():
+        if all(len(known) >= KNOWN_MIN for known in runs):
+            well = self._weigh(at, sum(map(_good, runs)), sum(seconds.values()))
+        for part, key in keys.items():
+            known = self._runs.get(key)
+            if known is None:  # it was a guess, and the device is well
+                continue
             if site.slowness == 1.0 and well:
-                known.append(seconds[part])
+                known = *known, seconds[part]
             elif len(known) < KNOWN_MIN:
-                known.append(seconds[part] / site.slowness)
-                self._guessed.add((at, plan.parts[part].graph.hash, load))
-            del known[:-WINDOW]
+                known = *known, seconds[part] / site.slowness
+                self._guessed.add(key)
+            self._runs[key] = known[-WINDOW:]
         predicted_s = sum(plan.parts[part].seconds / plan.parts[part].slower for part in seconds)
         if predicted_s > 0 and site.slowness == 1.0 and well:
             site.errors.append(sum(seconds.values()) / predicted_s)
@@ -183,15 +187,18 @@ class Stragglers:
                 self._runs.pop(key, None)
 
     def _site(self, at: Site) -> _Site:
-        return self._sites.setdefault(at, _Site())
+        found = self._sites.get(at)
+        if found is None:
+            found = self._sites[at] = _Site(at)
+        return found
 
-    def _known(self, at: Site, graph: bytes, load: int) -> list[float]:
-        key = at, graph, load
-        known = self._runs.setdefault(key, [])
+    def _known(self, key: Key) -> Key:
+        """The key itself, of runs that are remembered."""
+        self._runs.setdefault(key, ())
         self._runs.move_to_end(key)
         while len(self._runs) > PARTS_MAX:
             self._guessed.discard(self._runs.popitem(last=False)[0])
-        return known
+        return key
 
     def _error(self, at: Site) -> float:
         """How far off predictions are for a device, and for one that was never seen, how far they are elsewhere."""
