@@ -70,7 +70,8 @@ def _mod(call: Call, a: Array, b: Array) -> Array:
     if not call.attr("fmod", 0):
         return mnp.remainder(a, b)
     if a.type.dtype.kind == "f":
-        rest = mnp.copysign(mnp.remainder(mnp.abs(a), mnp.abs(b)), a)
+        size = mnp.remainder(mnp.abs(a), mnp.abs(b))
+        rest = mnp.where(mnp.less(a, 0), mnp.negative(size), size)
         return mnp.where(mnp.logical_and(mnp.isinf(b), mnp.isfinite(a)), a, rest)
     rest = mnp.remainder(a, b)
     if a.type.dtype.kind == "u":
