@@ -28,7 +28,7 @@ from support.footprint import Asked, Footprint, Told, asking, files_in, footprin
 from support.worker_process import children
 
 import mesh.numpy as mnp
-from mesh import Mesh, errors, trace
+from mesh import Mesh, errors, trace, while_loop
 from mesh.handle import Handle
 from mesh.remote import Remote
 from wire.codec import hash_array
@@ -40,8 +40,8 @@ SAMPLES = 36  # over the jobs after the warm-up
 KIB_PER_JOB = 1.0
 QUIET_S = 5.0  # for what a job left to be done
 MOMENTARY = 2  # tasks of a kind that come and go by the clock, such as beats and questions to the owner
-POOL_RUNS = 128  # worker/wgsl/device.py
 COMPILED_MAX = 8  # programs, after the warm-up: a trial and the plans that follow from it, on each worker
+BUFFERS_MAX = 256 << 10  # bytes of a new program, which stay with a device that has nothing to do from then on
 THREADS_MAX = (os.cpu_count() or 1) + 4 + 4  # Python's pool, which grows by need, and the threads that we know of
 TRACE = int(os.environ.get("ASK_TRACE", "0"))
 
@@ -61,7 +61,11 @@ def layers(count: int, x: Any) -> Any:
     return trace(work, x, x)
 
 
-SHORT, WIDE, ENDLESS = layers(2, SMALL), layers(4, LARGE), layers(4_000, LARGE)
+def endless(x: Any, w: Any) -> Any:
+    return while_loop(lambda value: mnp.max(value) < 2, lambda value: mnp.tanh(value @ w), x)
+
+
+SHORT, WIDE, ENDLESS = layers(2, SMALL), layers(4, LARGE), trace(endless, LARGE, LARGE)
 TOO_LARGE = trace(lambda x: mnp.sum(mnp.tanh(mnp.broadcast_to(x, (1 << 24, 8, 8)))), SMALL)  # 4 GiB
 WEIGHT = Handle(hash_array(LARGE), TensorType(LARGE.shape, F32), "w", LARGE)
 WITH_PARAM = trace(lambda x, w: mnp.tanh(x @ w), LARGE, WEIGHT)
@@ -195,6 +199,7 @@ class Count:
         assert self.before is not None
         prints, told, shared, _ = self._held()
         prints_before, told_before, shared_before, _ = self.before
+        buffers = BUFFERS_MAX * (self.compiled[-1] - self.compiled[0])
         found = [f"{shared - shared_before} shared-memory files"] if shared > shared_before else []
         for name in self.pids:
             for what, now, was in (
@@ -205,7 +210,7 @@ class Count:
                     told[name].tasks,
                     {kind: told_before[name].tasks.get(kind, 0) + MOMENTARY for kind in told[name].tasks},
                 ),
-                ("device bytes", {"": told[name].device_bytes}, {"": told_before[name].device_bytes}),
+                ("device bytes", {"": told[name].device_bytes}, {"": told_before[name].device_bytes + buffers}),
             ):
                 found += [
                     f"{name}: {count - was.get(kind, 0)} {what} {kind}"
@@ -267,9 +272,6 @@ async def jobs_in_a_row(site: Site, asked: Asked, kind: str, jobs: int) -> Count
     remote = await client_of(site.coordinator)
     try:
         await counted(count, jobs, lambda number: KINDS[kind](remote, number))
-        if kind == "wgsl":  # buffers that a trial used stay for so many runs
-            for number in range(jobs, jobs + POOL_RUNS):
-                await KINDS[kind](remote, number)
         count.remaining = await asyncio.to_thread(count.left)
     finally:
         await remote.close()
