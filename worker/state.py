@@ -218,7 +218,7 @@ class WorkerState:
         if self._ownership.by(event.node):
             return self._lose_owner(now, "its link ended")
         steps = self._steps_with(event.node)
-        self._lost_links.ended(event.node, () if event.silent else steps, now)
+        self._lost_links.ended(event.node, steps, now, event.silent)
         if not event.silent:
             return []
         error = NodeLost("nothing is heard of a worker of the plan", node=event.node, cause=SILENT)
@@ -456,6 +456,8 @@ class WorkerState:
                 f"more than {self._bounds.early_bytes_max} bytes came for steps that had not begun",
                 next_step="Run fewer steps at once",
             )
+        if error is None and plan is not None and (gone := self._lost_links.gone(plan.neighbours, now)):
+            error = NodeLost("the link to a worker of the plan ended before the step", node=gone, cause=SILENT)
         if error is not None or plan is None:
             assert error is not None
             released = [ev.Release(tensor) for _, _, tensor in event.feeds]

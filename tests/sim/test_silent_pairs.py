@@ -18,6 +18,7 @@ from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
 from wire.dtypes import dtype_named
 from wire.endpoint import Endpoint
+from wire.errors import NodeLost
 from wire.graph import GraphBuilder
 from wire.limits import Limits
 from wire.link import Link
@@ -102,6 +103,36 @@ def test_where_nobody_hears_anybody_each_pair_is_found_in_turn(ways: int) -> Non
         assert await cut_in_the_middle(cluster, 1000, PAIRS, ways) < 5 * NOTICED_S
 
     simulate(scenario, devices=[Device(dispatch_s=0.05) for _ in range(3)])
+
+
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_worker_that_gave_a_resting_link_up_does_not_wait_for_one_that_still_trusts_it(
+    pair: tuple[str, str], end: int
+) -> None:
+    """A small tensor is sent into the dead link, and its sender is done: only the receiver can know better."""
+    took: list[float] = []
+
+    async def scenario(cluster: Cluster) -> None:
+        (program, x), loop = large(1000), asyncio.get_running_loop()
+        for _ in range(2):
+            await cluster.coordinator.call(program, {"x": x})
+        await asyncio.sleep(8)
+        cluster.block(*pair)
+        cluster.block(*reversed(pair))
+        daemon = cluster._processes[pair[end]].daemon
+        assert daemon is not None
+        links = {link.peer.name: link for link in daemon._endpoint.links.values()}
+        links[pair[1 - end]].fail(NodeLost("no answer", node=pair[1 - end], cause=SILENT))
+        await asyncio.sleep(1.5)
+        for _ in range(3):
+            began_s = loop.time()
+            (found,), _ = await cluster.coordinator.call(program, {"x": x})
+            assert found == alone(program, x)
+            took.append(loop.time() - began_s)
+
+    simulate(scenario)
+    assert took[0] < 2 * NOTICED_S and max(took[1:]) < NOTICED_S, took
 
 
 @pytest.mark.parametrize("bytes_per_s", [1e9, 1e7, 2e6])
