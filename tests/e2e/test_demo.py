@@ -32,7 +32,9 @@ def test_the_demo_kills_a_worker_finishes_and_answers(tmp_path: Path) -> None:
     start = re.search(r"weights and kernels at the start: (.*)", second)
     assert start is not None
     # Links are measured anew, and another place for a few small weights may be better by a hair.
-    assert re.match(r"(0 B|\d+(\.\d)? KiB) sent to workers, 8\d\.\d MiB from their disks", start[1]), start[1]
+    kept = re.match(r"(?:0 B|\d+(?:\.\d)? KiB) sent to workers, (\d+\.\d) MiB from their disks", start[1])
+    assert kept is not None, start[1]
+    assert float(kept[1]) > 80, start[1]  # the model's weights once, and what a plan holds at two workers twice
     compiled, cached = re.findall(r"(\d+) kernels compiled, (\d+) from a cache", start[1])[0]
     assert compiled == cached
     assert "Search: Where are kernels cached?" in second
