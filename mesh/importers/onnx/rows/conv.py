@@ -15,6 +15,8 @@ from wire.dtypes import F32, I32
 
 from .... import numpy as mnp
 from ....array import Array, apply, value_array
+from ....nn.convolution import correlation, transposed_kernels
+from ....nn.windows import extents
 from ....numpy.promotion import cast
 from ..evaluate import Call, Row
 from ..known import ints_of
@@ -27,32 +29,13 @@ Ints = Sequence[int]
 
 def _conv(call: Call, x: Array, weight: Array, bias: Array | None = None) -> Array:
     places = windows(call, x.shape[2:], weight.shape[2:])
-    low, high = [window.low for window in places], [window.high for window in places]
     strides, dilations = [window.stride for window in places], [window.dilation for window in places]
-    if min((*low, *high), default=0) < 0:
-        x, low, high = x[_inside(x, low, high)], [max(each, 0) for each in low], [max(each, 0) for each in high]
-    result = convolved(x, weight, low, high, strides, dilations, [1] * len(low), call.attr("group", 1))
-    return _biased(result, bias)
-
-
-def convolved(
-    x: Array, weight: Array, low: Ints, high: Ints, strides: Ints, dilations: Ints, gaps: Ints, groups: int
-) -> Array:
-    """The op table's convolution; `gaps` dilate x."""
-    return apply(
-        "conv", x, weight, stride=tuple(strides), low=tuple(low), high=tuple(high), lhs_dilation=tuple(gaps),
-        rhs_dilation=tuple(dilations), groups=groups,
-    )  # fmt: skip
+    pads = [(window.low, window.high) for window in places]
+    return _biased(correlation(x, weight, strides, pads, [1] * len(pads), dilations, call.attr("group", 1)), bias)
 
 
 def _biased(x: Array, bias: Array | None) -> Array:
     return x if bias is None else mnp.add(x, mnp.reshape(bias, (-1, *[1] * (x.ndim - 2))))
-
-
-def _inside(x: Array, low: Ints, high: Ints) -> tuple[slice, ...]:
-    """What of x's spatial axes negative padding leaves."""
-    cut = [slice(max(-a, 0), dim - max(-b, 0)) for a, b, dim in zip(low, high, x.shape[2:], strict=True)]
-    return slice(None), slice(None), *cut
 
 
 # -- transposed -------------------------------------------------------------------------------------------
@@ -62,13 +45,13 @@ def _conv_transpose(call: Call, x: Array, weight: Array, bias: Array | None = No
     rank, groups = x.ndim - 2, call.attr("group", 1)
     strides, dilations = (tuple(call.attr(name) or (1,) * rank) for name in ("strides", "dilations"))
     extra = call.attr("output_padding") or (0,) * rank
-    spans = [(size - 1) * by + 1 for size, by in zip(weight.shape[2:], dilations, strict=True)]
+    spans = extents(weight.shape[2:], dilations)
     pads = _transposed_pads(call, x, strides, [span + more for span, more in zip(spans, extra, strict=True)])
-    low = [span - 1 - before for span, (before, _) in zip(spans, pads, strict=True)]
-    high = [span - 1 - after + more for span, (_, after), more in zip(spans, pads, extra, strict=True)]
-    before, after = ([max(each, 0) for each in side] for side in (low, high))
-    result = convolved(x, _turned(weight, groups), before, after, [1] * rank, dilations, strides, groups)
-    return _biased(result[_inside(result, low, high)], bias)
+    kept = [
+        (span - 1 - low, span - 1 - high + more) for span, (low, high), more in zip(spans, pads, extra, strict=True)
+    ]
+    turned = transposed_kernels(weight, groups)
+    return _biased(correlation(x, turned, [1] * rank, kept, strides, dilations, groups), bias)
 
 
 def _transposed_pads(call: Call, x: Array, strides: Ints, spans: Ints) -> list[tuple[int, int]]:
@@ -85,14 +68,6 @@ def _transposed_pads(call: Call, x: Array, strides: Ints, spans: Ints) -> list[t
         half = total // 2
         found.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
     return found
-
-
-def _turned(weight: Array, groups: int) -> Array:
-    """(c, o / groups, *kernel) as (o, c / groups, *kernel), every kernel flipped."""
-    c, o, *kernel = weight.shape
-    split = mnp.reshape(weight, (groups, c // groups, o, *kernel))
-    turned = mnp.reshape(mnp.swapaxes(split, 1, 2), (groups * o, c // groups, *kernel))
-    return mnp.flip(turned, tuple(range(2, turned.ndim)))
 
 
 # -- integers ---------------------------------------------------------------------------------------------
