@@ -44,17 +44,6 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One encoder layer (post-norm)."""
-
-    attention: nn.MultiHeadAttention
-    attention_norm: nn.LayerNorm
-    up: nn.Linear
-    down: nn.Linear
-    norm: nn.LayerNorm
-
-
-@dataclass(frozen=True, slots=True)
 class Encoder:
     """The weights, as a tree."""
 
@@ -62,7 +51,7 @@ class Encoder:
     positions: nn.Embedding
     types: nn.Embedding
     norm: nn.LayerNorm
-    layers: tuple[Layer, ...]
+    layers: tuple[nn.TransformerBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +70,7 @@ def encode(model: Encoder, ids: Array, mask: Array) -> Array:
     x = model.norm(x)
     visible = (1.0 - mask[:, None, None, :]) * -1e9
     for layer in model.layers:
-        x = layer.attention_norm(x + layer.attention(x, visible))
-        x = layer.norm(x + layer.down(nn.gelu(layer.up(x))))
+        x = layer(x, visible)
     weights = mask[:, :, None]
     pooled = mnp.sum(x * weights, axis=1) / mnp.maximum(mnp.sum(weights, axis=1), 1e-9)
     return pooled / mnp.maximum(mnp.sqrt(mnp.sum(pooled * pooled, axis=1, keepdims=True)), 1e-12)
@@ -169,20 +157,20 @@ def model_folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def _layer(weights: Mapping[str, Any], prefix: str) -> Layer:
-    attention = nn.MultiHeadAttention(
+def _layer(weights: Mapping[str, Any], prefix: str) -> nn.TransformerBlock:
+    attention = nn.Attention(
         _linear(weights, f"{prefix}.attention.self.query"),
         _linear(weights, f"{prefix}.attention.self.key"),
         _linear(weights, f"{prefix}.attention.self.value"),
         _linear(weights, f"{prefix}.attention.output.dense"),
         heads=HEADS,
     )
-    return Layer(
+    return nn.TransformerBlock(
         attention,
         _norm(weights, f"{prefix}.attention.output.LayerNorm"),
-        _linear(weights, f"{prefix}.intermediate.dense"),
-        _linear(weights, f"{prefix}.output.dense"),
+        nn.MLP(_linear(weights, f"{prefix}.intermediate.dense"), _linear(weights, f"{prefix}.output.dense")),
         _norm(weights, f"{prefix}.output.LayerNorm"),
+        pre_norm=False,
     )
 
 

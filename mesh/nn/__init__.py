@@ -26,7 +26,7 @@ from .activations import (
     softplus,
     softsign,
 )
-from .attention import multi_head_attention, scaled_dot_product_attention
+from .attention import scaled_dot_product_attention
 from .convolution import conv, conv_transpose
 from .functions import embedding, linear, log_softmax, softmax
 from .layers import (
@@ -41,7 +41,6 @@ from .layers import (
     GroupNorm,
     LayerNorm,
     Linear,
-    MultiHeadAttention,
     RMSNorm,
     dropout,
 )
@@ -64,7 +63,6 @@ __all__ = [
     "KVCache",
     "LayerNorm",
     "Linear",
-    "MultiHeadAttention",
     "RMSNorm",
     "TransformerBlock",
     "adaptive_avg_pool",
@@ -103,7 +101,6 @@ __all__ = [
     "max_pool",
     "mish",
     "mse",
-    "multi_head_attention",
     "relu",
     "relu6",
     "rms_norm",

@@ -1,4 +1,4 @@
-"""Attention.
+"""Attention as a function, and the heads of an array; layers of it are in `transformer.py`.
 
 Masked positions get a large negative finite number, never -inf: a row that is masked altogether then attends evenly
 instead of becoming NaN.
@@ -7,8 +7,6 @@ instead of becoming NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from wire.dtypes import BOOL, DType
 from wire.errors import ShapeError
@@ -17,7 +15,7 @@ from .. import numpy as mnp
 from ..array import Array, Operand
 from ..composite import composite
 from ..numpy.promotion import asarray, cast, floats
-from .functions import linear, softmax_body
+from .functions import softmax_body
 
 MASKED = {"f16": -6e4}  # by dtype; f16 ends at 65504
 _MASKED = -1e30
@@ -51,25 +49,17 @@ def scaled_dot_product_attention(
     return composite("attention", _attention, q, k, v, fitting, scale=factor)
 
 
-def multi_head_attention(
-    x: Operand,
-    params: Mapping[str, Any],
-    heads: int,
-    mask: Operand | None = None,
-    context: Operand | None = None,
-) -> Array:
-    """Attention of `heads` heads from x (..., q, width) to `context` (..., k, width), x itself by default.
+def split_heads(x: Array, heads: int) -> Array:
+    """(..., n, heads * size) to (..., heads, n, size)."""
+    if x.ndim < 2 or x.shape[-1] % heads:
+        raise ShapeError(f"{x.shape} does not split into {heads} heads")
+    return mnp.moveaxis(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), -2, -3)
 
-    `params` has "query", "key", "value" and "output", each {"weight": (out, in), "bias": (out,)} (bias may be missing).
-    `mask` broadcasts to (..., heads, q, k); see `scaled_dot_product_attention`.
-    """
-    source = asarray(x)
-    target = source if context is None else asarray(context)
-    q, k, v = (
-        _split_heads(_project(array, params[name]), heads)
-        for array, name in ((source, "query"), (target, "key"), (target, "value"))
-    )
-    return _project(_join_heads(scaled_dot_product_attention(q, k, v, mask)), params["output"])
+
+def join_heads(x: Array) -> Array:
+    """(..., heads, n, size) to (..., n, heads * size)."""
+    joined = mnp.moveaxis(x, -3, -2)
+    return joined.reshape(*joined.shape[:-2], joined.shape[-2] * joined.shape[-1])
 
 
 def _attention(q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float) -> Array:
@@ -79,20 +69,3 @@ def _attention(q: Array, k: Array, v: Array, mask: Array | None = None, *, scale
     elif mask is not None:
         scores = scores + mask
     return softmax_body(scores) @ v
-
-
-def _project(x: Array, layer: Mapping[str, Any]) -> Array:
-    return linear(x, layer["weight"], layer.get("bias"))
-
-
-def _split_heads(x: Array, heads: int) -> Array:
-    """(..., n, heads * size) to (..., heads, n, size)."""
-    if x.ndim < 2 or x.shape[-1] % heads:
-        raise ShapeError(f"{x.shape} does not split into {heads} heads")
-    return mnp.moveaxis(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), -2, -3)
-
-
-def _join_heads(x: Array) -> Array:
-    """(..., heads, n, size) to (..., n, heads * size)."""
-    joined = mnp.moveaxis(x, -3, -2)
-    return joined.reshape(*joined.shape[:-2], joined.shape[-2] * joined.shape[-1])

@@ -20,7 +20,7 @@ from .. import numpy as mnp
 from ..array import Array, Operand
 from ..numpy import random
 from ..numpy.promotion import floats
-from . import activations, attention, convolution, functions, initialisers, normalisation
+from . import activations, convolution, functions, initialisers, normalisation
 from .initialisers import Initialiser
 
 STATIC = {"static": True}
@@ -286,19 +286,3 @@ class GatedMLP:
 
     def __call__(self, x: Operand) -> Array:
         return self.down(self.activation(self.gate(x)) * self.up(x))
-
-
-@dataclass(frozen=True, slots=True)
-class MultiHeadAttention:
-    """Attention of several heads with its four projections; `Attention` does more."""
-
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Linear
-    heads: int = field(metadata=STATIC)
-
-    def __call__(self, x: Operand, mask: Operand | None = None, context: Operand | None = None) -> Array:
-        layers = {"query": self.query, "key": self.key, "value": self.value, "output": self.output}
-        params = {name: {"weight": layer.weight, "bias": layer.bias} for name, layer in layers.items()}
-        return attention.multi_head_attention(x, params, self.heads, mask, context)

@@ -18,7 +18,7 @@ from .. import numpy as mnp
 from ..array import Array, Operand, apply
 from ..numpy import random
 from ..numpy.promotion import asarray, floats
-from .attention import scaled_dot_product_attention
+from .attention import join_heads, scaled_dot_product_attention, split_heads
 from .layers import MLP, STATIC, GatedMLP, LayerNorm, Linear, RMSNorm, dropout
 
 
@@ -74,9 +74,9 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of `heads` heads that share `kv_heads` keys and values; bidirectional, causal, or across to a context.
+    """Attention of `heads` heads; bidirectional, causal, or across to a context.
 
-    `rotary` is the base of rotary positions, None for none.
+    They share `kv_heads` keys and values, None for one each.  `rotary` is the base of rotary positions, None for none.
     """
 
     query: Linear
@@ -84,7 +84,7 @@ class Attention:
     value: Linear
     output: Linear
     heads: int = field(metadata=STATIC)
-    kv_heads: int = field(metadata=STATIC)
+    kv_heads: int | None = field(default=None, metadata=STATIC)
     causal: bool = field(default=False, metadata=STATIC)
     rotary: float | None = field(default=None, metadata=STATIC)
 
@@ -101,7 +101,7 @@ class Attention:
         query = Linear.init(keys[0], width, heads * each, bias=bias, dtype=dtype)
         to_key, to_value = (Linear.init(keys[at], width, few * each, bias=bias, dtype=dtype) for at in (1, 2))
         output = Linear.init(keys[3], heads * each, width, bias=bias, dtype=dtype)
-        return cls(query, to_key, to_value, output, heads, few, causal, rotary)
+        return cls(query, to_key, to_value, output, heads, kv_heads, causal, rotary)
 
     def __call__(self, x: Operand, mask: Operand | None = None, context: Operand | None = None) -> Array:
         """x (..., n, width) attends to itself or context (..., k, width); `mask` broadcasts to (..., heads, n, k)."""
@@ -123,27 +123,29 @@ class Attention:
         return self._attended(self._queries(source, at), k, v, _both(allowed, mask)), grown
 
     def _queries(self, x: Array, positions: Array) -> Array:
-        return self._turned(_split(self.query(x), self.heads), positions)
+        return self._turned(split_heads(self.query(x), self.heads), positions)
 
     def _keys_and_values(self, x: Array, positions: Array) -> tuple[Array, Array]:
-        return self._turned(_split(self.key(x), self.kv_heads), positions), _split(self.value(x), self.kv_heads)
+        few = self.kv_heads or self.heads
+        return self._turned(split_heads(self.key(x), few), positions), split_heads(self.value(x), few)
 
     def _turned(self, x: Array, positions: Array) -> Array:
         return x if self.rotary is None else rotary(x, positions, base=self.rotary)
 
     def _attended(self, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
         """Heads that share keys stand side by side along an axis of their own, over which keys broadcast."""
-        if self.kv_heads != self.heads:
-            shape = (*q.shape[:-3], self.kv_heads, self.heads // self.kv_heads, *q.shape[-2:])
+        few = self.kv_heads or self.heads
+        if few != self.heads:
+            shape = (*q.shape[:-3], few, self.heads // few, *q.shape[-2:])
             q, k, v = q.reshape(shape), mnp.expand_dims(k, -3), mnp.expand_dims(v, -3)
             if mask is not None and mask.ndim > 2:
                 many = mask.shape[-3]
                 apart = (1, 1) if many == 1 else shape[-4:-2]
                 mask = mask.reshape(*mask.shape[:-3], *apart, *mask.shape[-2:])
         found = scaled_dot_product_attention(q, k, v, mask)
-        joined = found.reshape(*found.shape[: -3 - (self.kv_heads != self.heads)], self.heads, *found.shape[-2:])
-        rows = mnp.moveaxis(joined, -3, -2)
-        return self.output(rows.reshape(*rows.shape[:-2], rows.shape[-2] * rows.shape[-1]))
+        return self.output(
+            join_heads(found.reshape(*found.shape[: -3 - (few != self.heads)], self.heads, *found.shape[-2:]))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +224,6 @@ def _keys(key: Operand | None) -> Sequence[Any]:
         return (None, None, None)
     keys = random.split(key, 3)
     return [keys[at] for at in range(3)]
-
-
-def _split(x: Array, heads: int) -> Array:
-    """(..., n, heads * size) to (..., heads, n, size)."""
-    return mnp.moveaxis(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), -2, -3)
 
 
 def _both(allowed: Array | None, mask: Operand | None) -> Array | None:

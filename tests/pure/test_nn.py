@@ -162,30 +162,34 @@ def reference_multi_head(x: np.ndarray, layers: Any, heads: int, mask: Any = Non
     return np.concatenate(outs, -1) @ layers["output"]["weight"].T + layers["output"]["bias"]
 
 
-def test_multi_head_attention() -> None:
-    layers = params(8)
+def layer_of(weights: dict[str, dict[str, np.ndarray]], heads: int) -> nn.Attention:
+    return nn.Attention(**{name: nn.Linear(**each) for name, each in weights.items()}, heads=heads)
+
+
+def test_attention_of_several_heads() -> None:
+    weights = params(8)
     keys = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
-    close(nn.multi_head_attention(X, layers, 2), reference_multi_head(X, layers, 2), rtol=1e-4, atol=1e-5)
+    close(layer_of(weights, 2)(X), reference_multi_head(X, weights, 2), rtol=1e-4, atol=1e-5)
     close(
-        nn.multi_head_attention(X, layers, 4, keys[:, None, None, :]),
-        reference_multi_head(X, layers, 4, keys[:, None, :]),
+        layer_of(weights, 4)(X, keys[:, None, None, :]),
+        reference_multi_head(X, weights, 4, keys[:, None, :]),
         rtol=1e-4,
         atol=1e-5,
     )
     context = random(2, 3, 8)
     close(
-        nn.multi_head_attention(X, layers, 2, context=context),
-        reference_multi_head(X, layers, 2, context=context),
+        layer_of(weights, 2)(X, context=context),
+        reference_multi_head(X, weights, 2, context=context),
         rtol=1e-4,
         atol=1e-5,
     )
     with pytest.raises(ShapeError, match="does not split into 3 heads"):
-        nn.multi_head_attention(X, layers, 3)
+        layer_of(weights, 3)(X)
 
 
 def test_layers_are_trees_that_can_be_called_and_traced() -> None:
     weights = params(8)
-    layer = nn.MultiHeadAttention(**{name: nn.Linear(**each) for name, each in weights.items()}, heads=2)
+    layer = layer_of(weights, 2)
     norm, table, ids = nn.LayerNorm(random(8), random(8), eps=1e-12), nn.Embedding(TABLE), np.array([[1, 2, 3]])
     close(layer(X), reference_multi_head(X, weights, 2), rtol=1e-4, atol=1e-5)
     model = {"attention": layer, "norm": norm, "table": table}

@@ -116,7 +116,7 @@ def test_heads_that_share_keys_are_heads_with_keys_repeated() -> None:
     rows = [
         values(each).reshape(2, 4, -1).repeat(3, 0).reshape(24, -1) for each in (layer.key.weight, layer.value.weight)
     ]
-    full = nn.MultiHeadAttention(
+    full = nn.Attention(
         layer.query, nn.Linear(rows[0], np.zeros(24, np.float32)), nn.Linear(rows[1], np.zeros(24, np.float32)),
         layer.output, heads=6,
     )  # fmt: skip

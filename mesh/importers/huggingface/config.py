@@ -130,18 +130,6 @@ TYPES = InputSpec("token_type_ids", I32, ("batch", "length"), optional=True)
 PIXELS = InputSpec("pixel_values", F32, ("batch", "channels", "height", "width"))
 
 
-def split_heads(x: Array, heads: int) -> Array:
-    """(batch, length, heads * size) to (batch, heads, length, size)."""
-    batch, length, width = x.shape
-    return mnp.permute_dims(mnp.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
-
-
-def join_heads(x: Array) -> Array:
-    """(batch, heads, length, size) to (batch, length, heads * size)."""
-    batch, heads, length, size = x.shape
-    return mnp.reshape(mnp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * size))
-
-
 def key_mask(inputs: Mapping[str, Any]) -> Array | None:
     """bool (batch, 1, 1, length), true where a token stands; None where there is no attention_mask."""
     if MASK.name not in inputs:

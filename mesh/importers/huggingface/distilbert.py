@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from ... import numpy as mnp
 from ...array import Array
 from ...model import Value
-from ...nn import embedding, relu, scaled_dot_product_attention
-from .config import IDS, MASK, Config, Family, Weights, join_heads, key_mask, split_heads
+from ...nn import embedding, relu
+from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
+from .config import IDS, MASK, Config, Family, Weights, key_mask
 
 EPS = 1e-12
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from ... import numpy as mnp
 from ...array import Array
 from ...model import Value
-from ...nn import embedding, scaled_dot_product_attention
-from .config import IDS, MASK, Config, Family, Weights, both, causal_mask, join_heads, key_mask, split_heads
+from ...nn import embedding
+from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
+from .config import IDS, MASK, Config, Family, Weights, both, causal_mask, key_mask
 
 
 def family(config: Config) -> Family:

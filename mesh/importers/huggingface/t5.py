@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ... import numpy as mnp
 from ...array import Array
 from ...model import Value
-from ...nn import embedding, scaled_dot_product_attention
-from ...nn.attention import masked_value
-from .config import IDS, MASK, Config, Family, Weights, join_heads, key_mask, split_heads
+from ...nn import embedding
+from ...nn.attention import join_heads, masked_value, scaled_dot_product_attention, split_heads
+from .config import IDS, MASK, Config, Family, Weights, key_mask
 
 
 def family(config: Config) -> Family:

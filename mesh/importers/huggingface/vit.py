@@ -9,8 +9,8 @@ from wire.errors import InputError
 from ... import numpy as mnp
 from ...array import Array
 from ...model import InputSpec, Value
-from ...nn import scaled_dot_product_attention
-from .config import PIXELS, Config, Family, Weights, join_heads, split_heads
+from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
+from .config import PIXELS, Config, Family, Weights
 
 
 def family(config: Config) -> Family:
