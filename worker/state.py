@@ -40,6 +40,7 @@ from .lanes import Lane
 from .lost_links import LostLinks
 from .ownership import Owner, Ownership
 from .plans import Held, Plan, Route, Slot, Step, label, order, plan_of, release_all, wrong_in
+from .soundness import validate_lanes, validate_plans
 from .story import STORY_LINES_MAX, Told
 
 EXIT_DRAINED = 0
@@ -156,33 +157,11 @@ class WorkerState:
     def validate(self) -> None:
         """AssertionError if the state contradicts itself; tests call it after every event."""
         self._fetches.validate()
-        assert self.owner is not None or not self._plans, "a plan without an owner"
-        for key, plan in self._plans.items():
-            assert self.owner is not None and key.epoch == self.owner.epoch, "a plan of another epoch"
-            assert key not in self._dropped, "a dropped plan lives"
-            assert plan.deployed or not plan.steps, "a step runs on a plan that is not deployed"
-            absent = [part for part in plan.parts.values() if part.part not in plan.prepared]
-            if not plan.waiting_blobs:
-                assert all(not self._devices[part.device].repair.up for part in absent), "a part is not prepared"
-            for number, step in plan.steps.items():
-                self._validate_step(plan, number, step)
-        queued = [entry for device in self._devices for entry in device.queue]
-        running = list(self._runs.values())
-        assert len(queued) == len(set(queued)), "a part is queued twice"
-        for key, number, part in queued:
-            found = self._plans[key].steps[number]
-            assert not found.waiting[part], "a part is queued before its inputs are there"
-            assert (key, number, part) not in running, "a part is queued and runs"
-        for device in self._devices:
-            device.validate()
-            assert device.running is None or device.running in self._runs
         self._early.validate()
         self._graphs.validate()
-
-    def _validate_step(self, plan: Plan, number: int, step: Step) -> None:
-        assert number not in plan.closed, "a closed step lives"
-        assert self._requests.get(step.request) == (plan.key, number), "a step without its request"
-        step.validate()
+        epoch = None if self.owner is None else self.owner.epoch
+        validate_plans(self._plans, self._dropped, epoch, self._devices)
+        validate_lanes(self._plans, self._devices, self._runs, self._requests)
 
     # -- ownership
 

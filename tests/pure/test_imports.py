@@ -134,6 +134,7 @@ PURE = (
     "worker/plans.py",
     "worker/repair.py",
     "worker/state.py",
+    "worker/soundness.py",
     "worker/story.py",
     "worker/watchdog.py",
     "worker/wgsl/canonicalise.py",
