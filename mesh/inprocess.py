@@ -16,6 +16,7 @@ from worker.cpu import evaluate as evaluate_on_cpu
 from worker.engine import Stopped, never
 
 from .backend import Work
+from .handle import Handle
 
 
 def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = never) -> Sequence[NDArray[Any]]:
@@ -23,5 +24,13 @@ def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = 
 
     Cancelled between two ops once `stopped()`.
     """
-    params = {name: np.asarray(handle) for name, handle in work.bindings.items()}
+    params = {name: _local(handle) for name, handle in work.bindings.items()}
     return evaluate_on_cpu(work.graph, inputs, params, stopped)
+
+
+def _local(handle: Handle) -> NDArray[Any]:
+    """The handle's tensor; one mapped from a place that no kernel can work on is read now, and not again."""
+    if handle.local is not None and not handle.local.flags.aligned:
+        handle.local = handle.local.copy()
+        handle.local.flags.writeable = False
+    return np.asarray(handle)

@@ -33,7 +33,7 @@ def expand(program: Program, node: Node, types: Sequence[TensorType | None]) -> 
     attributes = {**defaults, **{each.name: each for each in proto.attribute_proto}}
     attributes.update({each.name: each for each in node.proto.attribute})
     versions = {domain(opset.domain): opset.version for opset in proto.opset_import} or dict(program.versions)
-    reader = Reader(None, None)
+    reader = Reader(None)
     nodes = [reader.node(_resolved(each, attributes), versions) for each in proto.node]
     return _graph(proto, nodes), reader.problems
 

@@ -1,11 +1,12 @@
 """Reading: from a .onnx file or a ModelProto to a Program; the door to the package `onnx`.
 
-Weights that lie in files beside the model are mapped into memory, not read; those in the model are views of its bytes.
-A path of external data never leaves the folder of the model.
+Large weights are mapped into memory, not read, whether they lie in the model's file or in others beside it; in a
+ModelProto they are copies of its bytes.  A path of external data never leaves the folder of the model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from wire.dtypes import BY_NAME
 from wire.errors import ConfigError, InputError
 
 from .program import DOMAIN, ELEMENT_TYPES, Declared, Graph, Node, Program, element_name
+from .slim import slim_bytes
 
 Unreadable = list[tuple[str, str, str, int, str]]
 
@@ -38,23 +40,23 @@ def read(source: Any) -> Program:
     """The Program of a path, or of a ModelProto; InputError if it is not a model."""
     onnx = package()
     if isinstance(source, onnx.ModelProto):
-        return Reader(source, None).program()
+        return Reader(source).program()
     path = Path(source)
     if not path.is_file():
         raise InputError(f"there is no model {path}")
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.ModelProto.FromString(slim_bytes(path, onnx))
     except Exception as error:  # protobuf has errors of its own
         raise InputError(f"{path} is not an ONNX model", op=str(path)) from error
-    return Reader(model, path.parent).program()
+    return Reader(model, path).program()
 
 
 class Reader:
-    """One model being read; `problems` gathers what cannot be represented."""
+    """One model being read, of the file `path` if it has one; `problems` gathers what cannot be represented."""
 
-    def __init__(self, model: Any, folder: Path | None) -> None:
+    def __init__(self, model: Any, path: Path | None = None) -> None:
         self._model = model
-        self._folder = folder
+        self._path = path
         self.problems: Unreadable = []
 
     def program(self) -> Program:
@@ -124,37 +126,56 @@ class Reader:
             return None
         if proto.data_location == package().TensorProto.EXTERNAL:
             return self._external(proto, BY_NAME[dtype].numpy)
-        array: NDArray[Any] = package().numpy_helper.to_array(proto)
-        return array
+        return _array(proto)
 
     def _external(self, proto: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
         where = {entry.key: entry.value for entry in proto.external_data}
-        if self._folder is None:
+        if self._path is None:
             raise InputError(
                 f"the weights {proto.name!r} lie in the file {where.get('location')!r}",
                 next_step="Load the model by its path, so that files beside it are found",
             )
-        path = (self._folder / where["location"]).resolve()
-        if not path.is_relative_to(self._folder.resolve()):
-            raise InputError(f"the weights {proto.name!r} lie outside of the model's folder: {where['location']}")
-        shape = tuple(proto.dims)
-        offset = int(where.get("offset", 0))
-        expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        path = self._file(proto.name, where.get("location", ""))
+        shape, offset = tuple(proto.dims), _size(where.get("offset", "0"))
+        expected = math.prod(shape) * dtype.itemsize
+        length = _size(where.get("length", str(expected)))
+        if offset is None or length != expected or min(shape, default=0) < 0:
+            told = ", ".join(f"{key} {value}" for key, value in where.items())
+            raise InputError(f"the weights {proto.name!r} of shape {list(shape)} are {expected} bytes, not {told}")
         if not path.is_file() or path.stat().st_size < offset + expected:
             raise InputError(f"the weights {proto.name!r} need {expected} bytes at {offset} of {path}, which has fewer")
         if expected == 0:
             return np.zeros(shape, dtype)
         return np.memmap(path, dtype, "r", offset, shape)
 
+    def _file(self, name: str, location: str) -> Path:
+        """The file that a model says its weights lie in; its own is called "" (`slim.py`)."""
+        assert self._path is not None
+        if not location:
+            return self._path
+        folder = self._path.parent
+        path = (folder / location).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise InputError(f"the weights {name!r} lie outside of the model's folder: {location}")
+        return path
+
     def _sparse(self, proto: Any, label: str = "") -> NDArray[Any] | None:
         values = self._tensor(proto.values, label)
         if values is None:
             return None
         dense = np.zeros(tuple(proto.dims), values.dtype)
-        indices = package().numpy_helper.to_array(proto.indices)
+        indices = _array(proto.indices)
         places = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), dense.shape)
         dense.reshape(-1)[places] = values
         return dense
+
+
+def _array(proto: Any) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = package().numpy_helper.to_array(proto)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"the weights {proto.name!r} are damaged", cause=str(error)) from error
+    return array
 
 
 _SCALARS: dict[str, Any] = {
@@ -166,6 +187,10 @@ _SCALARS: dict[str, Any] = {
     "STRINGS": lambda proto: tuple([text.decode(errors="replace") for text in proto.strings]),
     "UNDEFINED": lambda proto: None,
 }
+
+
+def _size(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def domain(name: str) -> str:
