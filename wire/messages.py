@@ -107,7 +107,8 @@ class BlobSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 
 class Deploy(Message, frozen=True, array_like=True, tag=True):
     """Take these parts: fetch their blobs, compile, and answer Deployed.  `graphs` holds the encodings that this
-    worker was not sent before.  `peers` gives node id -> where to dial it, for every worker of the plan."""
+    worker was not sent before.  `peers` gives node id -> where to dial it, for every worker of the plan.  A device runs
+    the parts of an `ordered` plan as they are listed, and its steps as their Runs came."""
 
     plan: PlanKey
     parts: tuple[PartSpec, ...]
@@ -115,6 +116,7 @@ class Deploy(Message, frozen=True, array_like=True, tag=True):
     blobs: tuple[BlobSpec, ...]
     peers: dict[Name, Addresses]
     force: bool = False
+    ordered: bool = False
 
 
 class Deployed(Message, frozen=True, array_like=True, tag=True):

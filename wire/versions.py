@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .protocol import Identity
 
 Version = tuple[int, int]
-PROTOCOL: Version = (1, 0)
+PROTOCOL: Version = (1, 1)
 
 
 def negotiate(mine: Version, theirs: Version) -> Version:

@@ -6,6 +6,7 @@ what it does now, and `since_s` is when it began with that.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +16,16 @@ from wire.messages import PlanKey, Working
 from .events import Use
 from .repair import Repair
 
+Entry = tuple[PlanKey, int, int]  # plan, step, part
+
 
 @dataclass(slots=True)
 class Lane:
-    """`queue` has (plan, step, part), ready to run in this order."""
+    """`queue` has what is ready, in the order of becoming so.  `ordered` has what must run in the order in which it
+    stands there, ready or not: nothing of it passes what stands before it, and what is not of it may pass anything."""
 
-    queue: deque[tuple[PlanKey, int, int]] = field(default_factory=deque)
+    queue: deque[Entry] = field(default_factory=deque)
+    ordered: deque[Entry] = field(default_factory=deque)
     running: int | None = None  # the run's number
     inputs: tuple[Use, ...] = ()  # of what runs
     since_s: float = 0.0  # when the host began with what it does now
@@ -33,9 +38,25 @@ class Lane:
         """Whether it may be given a part to run."""
         return self.running is None and self.repair.up and not self.preparing
 
+    @property
+    def next(self) -> Entry | None:
+        """What may run next: of what is ready, the first that is not behind another by order."""
+        later = set(itertools.islice(self.ordered, 1, None)) if self.queue else ()
+        return next((entry for entry in self.queue if entry not in later), None)
+
+    def take(self) -> Entry | None:
+        """That, for a device that is idle: it no longer waits."""
+        entry = self.next if self.idle else None
+        if entry is not None:
+            self.queue.remove(entry)
+            if self.ordered and self.ordered[0] == entry:
+                self.ordered.popleft()
+        return entry
+
     def validate(self) -> None:
         """AssertionError if it contradicts itself."""
-        assert not self.idle or not self.queue, "a device idles while parts are ready"
+        assert not self.idle or self.next is None, "a device idles while parts are ready"
+        assert len(self.ordered) == len(set(self.ordered)), "a part has two places in the order"
         assert self.running is None or self.repair.up, "a part runs on a device that is down"
 
     def working(self, runs: Mapping[int, tuple[PlanKey, int, int]], now: float) -> Working | None:
@@ -78,4 +99,7 @@ class Lane:
 
     def forget(self, plan: PlanKey, step: int) -> None:
         """Nothing of a step that is over waits any more."""
-        self.queue = deque(entry for entry in self.queue if entry[:2] != (plan, step))
+        for entries in (self.queue, self.ordered):
+            kept = [entry for entry in entries if entry[:2] != (plan, step)]
+            entries.clear()
+            entries.extend(kept)

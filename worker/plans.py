@@ -89,6 +89,7 @@ class Plan:
     parts: dict[int, PartSpec]
     blobs: frozenset[bytes]
     force: bool
+    ordered: bool
     request: int | None  # of the Deploy, until it is answered
     fed: dict[int, frozenset[int]]  # part -> positions that come with every step
     same_source: dict[Slot, tuple[Slot, ...]]
@@ -137,6 +138,7 @@ def plan_of(deploy: Deploy, request: int, node: str) -> Plan:
         parts=parts,
         blobs=blobs,
         force=deploy.force,
+        ordered=deploy.ordered,
         request=request,
         fed={
             part.part: frozenset(i for i, source in enumerate(part.sources) if source.kind != "param")

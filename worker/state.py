@@ -8,6 +8,7 @@ what their parts wait for, and which device is busy.
     plan     Deploy: fetch blobs, link to peers -> prepare parts -> Deployed ... Drop
     step     Run (pushes may come before it) -> a part is ready when its last input is there -> it runs, one at a time
              per device, in the order of becoming ready -> outputs go to their targets -> all done, all sent -> Ran
+             (of an ordered plan, in the order of its parts and of its Runs, so that no two gangs wait for each other)
 
 Fencing: a plan is known by (epoch, generation).  What carries another epoch than the owner's, a dropped plan or a
 closed step is stale; its tensors are released and nothing else happens.  A tensor travels once per worker: its Push
@@ -446,6 +447,8 @@ class WorkerState:
         self._lost_links.began(plan.neighbours, plan.key, event.step, now)
         self._requests[event.request] = (plan.key, event.step)
         self._tell(now, f"run {label(plan.key)} step {event.step}", routine=True)
+        for spec in plan.parts.values() if plan.ordered else ():
+            self._devices[spec.device].ordered.append((plan.key, event.step, spec.part))
         for part in sorted(part for part, slots in waiting.items() if not slots):
             self._ready(plan, event.step, part, now)
         actions: list[ev.Action] = []
@@ -496,8 +499,9 @@ class WorkerState:
         """Give every idle device its next part."""
         actions: list[ev.Action] = []
         for index, device in enumerate(self._devices):
-            if device.idle and device.queue:
-                actions += self._start(index, device, *device.queue.popleft(), now)
+            entry = device.take()
+            if entry is not None:
+                actions += self._start(index, device, *entry, now)
         return actions
 
     def _start(self, index: int, device: Lane, key: PlanKey, number: int, part: int, now: float) -> list[ev.Action]:
