@@ -227,6 +227,10 @@ def test_weights_beside_the_model_are_mapped_and_never_outside_of_its_folder(tmp
     model = mesh.load(path)
     assert isinstance(model.params["w"], np.memmap)
     assert ran(model, x=np.ones(1000, np.float32))["y"][-1] == 1000
+    (tmp_path / "linked").mkdir()
+    for name in ("model.onnx", "weights.bin"):
+        (tmp_path / "linked" / name).symlink_to(tmp_path / name)
+    assert ran(mesh.load(tmp_path / "linked" / "model.onnx"), x=np.ones(1000, np.float32))["y"][-1] == 1000
     (tmp_path / "weights.bin").write_bytes(b"short")
     with pytest.raises(InputError, match="which has fewer"):
         mesh.load(path)

@@ -1,12 +1,14 @@
 """Reading: from a .onnx file or a ModelProto to a Program; the door to the package `onnx`.
 
 Large weights are mapped into memory, not read, whether they lie in the model's file or in others beside it; in a
-ModelProto they are copies of its bytes.  A path of external data never leaves the folder of the model.
+ModelProto they are copies of its bytes.  A path that a model names never leaves its folder; a link there, as caches of
+downloads have them, leads where it leads.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -153,11 +155,10 @@ class Reader:
         assert self._path is not None
         if not location:
             return self._path
-        folder = self._path.parent
-        path = (folder / location).resolve()
-        if not path.is_relative_to(folder.resolve()):
+        path = Path(os.path.normpath(location))
+        if path.is_absolute() or ".." in path.parts:
             raise InputError(f"the weights {name!r} lie outside of the model's folder: {location}")
-        return path
+        return self._path.parent / path
 
     def _sparse(self, proto: Any, label: str = "") -> NDArray[Any] | None:
         values = self._tensor(proto.values, label)
