@@ -82,20 +82,31 @@ class Target(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     slot: Index = 0
 
 
+class Carry(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Output `output` of a part is, at the next step of its plan, input `slot` of part `part` on the same device; that
+    input's source is a param, whose blob is what it is at step 0."""
+
+    output: Index
+    part: Index
+    slot: Index
+
+
 class PartSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One part for one device of one worker.  `sources[i]` feeds the graph's i-th input (inputs, then params);
-    `targets[j]` are the destinations of its j-th output."""
+    `targets[j]` are the destinations of its j-th output; `carries` is what stays there for the next step."""
 
     part: Index
     device: Index
     graph: Hash
     sources: Annotated[tuple[Source, ...], Meta(max_length=100_000)]
     targets: Annotated[tuple[Annotated[tuple[Target, ...], Meta(max_length=4096)], ...], Meta(max_length=100_000)]
+    carries: Annotated[tuple[Carry, ...], Meta(max_length=100_000)] = ()
 
 
 class BlobSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Content a worker will need: its address, size, tensor type, and the nodes that hold it, nearest first
-    ("" is the coordinator).  `keep` allows the worker's disk cache to hold it (weights yes, one call's inputs no)."""
+    ("" is the coordinator).  `keep` allows the worker to hold it on its disk, and after the plan, for a plan to come
+    (weights yes, the state of a session no)."""
 
     blob: Hash
     size_bytes: Count
@@ -161,11 +172,13 @@ class Feed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Run(Message, frozen=True, array_like=True, tag=True):
-    """Run every part of this worker once, as step `step` of `plan`.  Answered by Ran when all its parts are done."""
+    """Run every part of this worker once, as step `step` of `plan`.  Answered by Ran when all its parts are done.
+    Every worker of the plan has done the steps below `committed`: of what they carried only the last is needed."""
 
     plan: PlanKey
     step: Count
     feeds: tuple[Feed, ...]
+    committed: Count = 0
 
 
 class PartRun(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -227,6 +240,28 @@ class CancelStep(Message, frozen=True, array_like=True, tag=True):
 
     plan: PlanKey
     step: Count
+
+
+class Snapshot(Message, frozen=True, array_like=True, tag=True):
+    """Coordinator to worker: put what the parts of `plan` carried out of `step` among your blobs.  Answered by
+    Snapshotted."""
+
+    plan: PlanKey
+    step: Count
+
+
+class CarriedValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Output `output` of part `part`, by the address of its content."""
+
+    part: Index
+    output: Index
+    blob: Hash
+
+
+class Snapshotted(Message, frozen=True, array_like=True, tag=True):
+    """All that this worker carried out of the step.  It holds these blobs as it does others, until it needs room."""
+
+    values: Annotated[tuple[CarriedValue, ...], Meta(max_length=100_000)]
 
 
 # -- blobs: any node to any node ---------------------------------------------------------------------------
@@ -535,7 +570,7 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
 
 
 AnyMessage = (
-    Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Began | CancelStep
+    Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Began | CancelStep | Snapshot | Snapshotted
     | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Revocations | Suspected | Probe | Probed
     | Ballast | Landed | Leaving | Pause | Paused
     | TailLog | LogLines

@@ -14,6 +14,8 @@ from wire.messages import (
     BlobStream,
     CancelJob,
     CancelStep,
+    CarriedValue,
+    Carry,
     Deploy,
     Deployed,
     DeviceReport,
@@ -53,6 +55,8 @@ from wire.messages import (
     Relay,
     Revocations,
     Run,
+    Snapshot,
+    Snapshotted,
     Source,
     SubmitJob,
     Suspected,
@@ -71,7 +75,12 @@ DEVICE = DeviceReport(
     0, "wgsl", "llvmpipe", "Vulkan", "Mesa", True, 1 << 30, {"max_buffer": 1 << 28}, {"add": ("f32",)}, 80.0, 12.5, 1e-4
 )
 PART = PartSpec(
-    1, 0, BLOB, (Source("input"), Source("edge", 2, 1), Source("param", blob=BLOB)), ((Target("n2", 4, 0),),)
+    1,
+    0,
+    BLOB,
+    (Source("input"), Source("edge", 2, 1), Source("param", blob=BLOB)),
+    ((Target("n2", 4, 0),),),
+    (Carry(0, 1, 2),),
 )
 MESSAGES: list[Message] = [
     Deploy(
@@ -81,13 +90,15 @@ MESSAGES: list[Message] = [
     MissingGraphs((BLOB,)),
     Drop(PLAN),
     Done(),
-    Run(PLAN, 9, (Feed(1, 0, VALUE), Feed(1, 1, SHARED))),
+    Run(PLAN, 9, (Feed(1, 0, VALUE), Feed(1, 1, SHARED)), 8),
     Ran((Output(0, VALUE),), (PartRun(1, 0.25, 0.125),), 10, 20),
     Push(PLAN, 9, 1, 2, VALUE),
     Revocations(b"list", b"authority", b"former", b"its list"),
     Relay("n2", Push(PLAN, 5, 1, 2, Value("f32", (2,))), 8, 0, bytes(8)),
     Began(PLAN, 9, 1),
     CancelStep(PLAN, 9),
+    Snapshot(PLAN, 9),
+    Snapshotted((CarriedValue(1, 0, BLOB),)),
     FetchBlob(BLOB, 5),
     Blob(8, bytes(8), "t-2"),
     BlobStream(BLOB, 5),
