@@ -6,12 +6,13 @@ goes.  When anything happens is decided in `state.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from wire.errors import InputError, MeshError
 from wire.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
 
-from .events import Action, Kept, Made, Release, Tensor
+from .events import Action, Kept, Made, Release, Tensor, Use
 
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
 SOURCES = ("socket", "shared", "disk", "resident")  # where a blob may come from
@@ -51,6 +52,30 @@ class Step:
     pushes: set[int] = field(default_factory=set)
     bytes_in: int = 0
     bytes_out: int = 0
+
+    def fill(self, slots: Iterable[Slot], tensor: Tensor) -> list[int] | None:
+        """Give a tensor to those slots that wait for one: the parts that now wait for none; None if no slot did."""
+        vacant = [(part, slot) for part, slot in slots if slot in self.waiting.get(part, ())]
+        held = Held(tensor, len(vacant))
+        for part, slot in vacant:
+            self.inputs[part, slot] = held
+            self.waiting[part].discard(slot)
+        filled = dict.fromkeys(part for part, _ in vacant)
+        return [part for part in filled if not self.waiting[part]] if vacant else None
+
+    def take(self, part: int, slots: Iterable[int]) -> tuple[Use, ...]:
+        """The inputs of a part, which begins."""
+        uses = []
+        for slot in sorted(slots):
+            held = self.inputs.pop((part, slot))
+            held.uses -= 1
+            uses.append(Use(slot, held.tensor, held.uses == 0))
+        return tuple(uses)
+
+    def unread(self) -> list[Tensor]:
+        """What nobody will have read if it ends now, outputs among it."""
+        held = {id(held): held.tensor for held in self.inputs.values()}
+        return [*held.values(), *(tensor for _, tensor in self.outputs)]
 
     def needs(self, device: int) -> bool:
         """Whether it waits with a tensor that only that device's engine host has."""

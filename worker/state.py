@@ -40,7 +40,7 @@ from .holding import Bounds, EarlyTensors, KnownGraphs
 from .lanes import Lane
 from .lost_links import LostLinks
 from .ownership import Owner, Ownership
-from .plans import Held, Plan, Route, Slot, Step, label, order, plan_of, release_all, wrong_in
+from .plans import Plan, Route, Slot, Step, label, order, plan_of, release_all, wrong_in
 from .soundness import validate_lanes, validate_plans
 from .story import STORY_LINES_MAX, Told
 
@@ -478,17 +478,10 @@ class WorkerState:
         return self._fill(plan, number, slots, tensor, now)
 
     def _fill(self, plan: Plan, number: int, slots: Iterable[Slot], tensor: ev.Tensor, now: float) -> list[ev.Action]:
-        step = plan.steps[number]
-        vacant = [(part, slot) for part, slot in slots if slot in step.waiting.get(part, ())]
-        if not vacant:
-            return [ev.Release(tensor)]
-        held = Held(tensor, len(vacant))
-        for part, slot in vacant:
-            step.inputs[part, slot] = held
-            step.waiting[part].discard(slot)
-            if not step.waiting[part]:
-                self._ready(plan, number, part, now)
-        return []
+        ready = plan.steps[number].fill(slots, tensor)
+        for part in ready or ():
+            self._ready(plan, number, part, now)
+        return [ev.Release(tensor)] if ready is None else []
 
     def _ready(self, plan: Plan, number: int, part: int, now: float) -> None:
         step = plan.steps[number]
@@ -509,16 +502,12 @@ class WorkerState:
         step = plan.steps[number]
         run = self._number()
         self._runs[run] = (key, number, part)
-        inputs = []
-        for slot in sorted(plan.fed[part]):
-            held = step.inputs.pop((part, slot))
-            held.uses -= 1
-            inputs.append(ev.Use(slot, held.tensor, held.uses == 0))
+        inputs = step.take(part, plan.fed[part])
         wishes = tuple(
             ev.Wish(self._number() if route.near else 0, len(route.nodes) + len(route.positions) + len(route.far))
             for route in plan.routes[part]
         )
-        device.start(run, tuple(inputs), now)
+        device.start(run, inputs, now)
         execute = ev.Execute(index, run, plan.prepared[part], device.inputs, wishes)
         if step.began or self.owner is None:
             return [execute]
@@ -631,9 +620,7 @@ class WorkerState:
                 actions.append(ev.StopRun(index, device.running))
         for push in step.pushes:
             self._pushes.pop(push, None)
-        unread = {id(held): held.tensor for held in step.inputs.values()}
-        actions += [ev.Release(tensor) for tensor in unread.values()]
-        actions += [ev.Release(tensor) for _, tensor in step.outputs]
+        actions += [ev.Release(tensor) for tensor in step.unread()]
         if self._requests.pop(step.request, None) is not None:
             actions.append(ev.Refuse(step.request, error))
         return actions
