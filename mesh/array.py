@@ -22,7 +22,7 @@ from wire.graph import Node, infer
 from wire.types import NO_ATTRS, Attrs, TensorType
 
 from .devices import DLPACK_CPU, MESH, Device, check_device
-from .expression import Expression, Tensor, computable, made_outside
+from .expression import Expression, Tensor, computable, made_outside, traced_argument
 from .handle import Handle
 from .typed import Typed
 
@@ -473,8 +473,12 @@ def strong(array: Array) -> Array:
 
 def weakened(array: Array, weak: bool) -> Array:
     """`array` as one that adapts to the dtype it meets, or does not."""
-    tensor = array.tensor
-    return array if tensor.weak == weak else Array(Tensor(tensor.expression, tensor.type, weak, tensor.value))
+    tensor, expression = array.tensor, array.tensor.expression
+    if tensor.weak == weak:
+        return array
+    if traced_argument(tensor) is not None:  # an argument is known by its Tensor, and a copy would be no argument
+        expression = Expression("cast", (tensor,), Attrs({"dtype": tensor.type.dtype.name}))
+    return Array(Tensor(expression, tensor.type, weak, tensor.value))
 
 
 def _writeable(array: NDArray[Any]) -> bool:

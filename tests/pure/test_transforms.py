@@ -80,6 +80,20 @@ def test_a_python_scalar_adapts_in_derivatives_too() -> None:
     same((scale, by_x), (np.float32(3), 2 * x))
 
 
+def test_a_python_scalar_that_is_given_its_own_dtype_is_still_the_argument() -> None:
+    """It insists on its dtype then, which made a copy of the argument, and of a copy there was no derivative."""
+
+    def square(x: Any) -> Any:
+        return mnp.astype(x, "float32") ** 2
+
+    assert mesh.grad(square)(1.5) == 3 and mesh.jvp(square, (1.5,), (1.0,))[1] == 3
+    assert mesh.evaluate(square, 1.5) == 2.25 and mesh.evaluate(mesh.grad(square), 1.5) == 3
+    assert mesh.grad(lambda x: mnp.asarray(x, dtype="float32") * 3)(1.5) == 3
+    assert mesh.cond(True, square, lambda x: x * 1.0, 1.5) == 2.25
+    assert mesh.fori_loop(0, 2, lambda i, x: square(x), 1.5) == 1.5**4
+    assert mesh.scan(lambda carry, x: (square(carry), x), 1.5, np.ones(2, np.float32))[0] == 1.5**4
+
+
 def test_argnums_choose_and_aux_comes_along() -> None:
     def fn(a: Any, b: Any, flag: str, *, scale: Any) -> Any:
         return mnp.sum(a["x"] * b * scale), {"seen": a["x"] + 1, "flag": mnp.asarray(len(flag))}
