@@ -268,6 +268,31 @@ def test_everything_that_is_not_known_is_listed_at_once() -> None:
         mesh.from_jax(unknown, X[0])
 
 
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ("relu", r"examples\[1\] is 'relu' of class str, which makes no array.*functools.partial"),
+        ({"w": W, "name": [object()]}, r"examples\[1\]\['name'\]\[0\] is <object object"),
+        (np.array(["a"]), r"examples\[1\] is of dtype <U1"),
+        (np.datetime64(1, "s"), r"examples\[1\] is of dtype datetime64\[s\]"),
+        (2**40, r"examples\[1\] is 1099511627776 of class int"),
+    ],
+)
+def test_an_example_that_is_no_array_is_named(example: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        mesh.from_jax(lambda x, option: x, X, example)
+
+
+@pytest.mark.parametrize("example", [np.ones(3), np.arange(3), np.float64(2), 1, 1.5, True, [1, 2.5]])
+def test_an_example_fits_its_own_function_as_it_does_in_jax(example: Any) -> None:
+    def doubled(x: Any) -> Any:
+        return jax.tree_util.tree_map(lambda leaf: leaf * 2, x)
+
+    imported = mesh.from_jax(doubled, example)
+    assert_same(imported(example), jax.jit(doubled)(example), 0)
+    assert_same(mesh.evaluate(imported, example), jax.jit(doubled)(example), 0)
+
+
 def test_arguments_that_do_not_fit_are_named() -> None:
     imported = mesh.from_jax(lambda p: p["w"] * 2, {"w": W})
     with pytest.raises(InputError, match="differ in structure"):

@@ -14,12 +14,12 @@ jaxprs".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from wire.errors import ConfigError, InputError
+from wire.errors import ConfigError, DTypeError, InputError
 
 from ...array import Array
 from ...numpy.promotion import asarray
@@ -30,7 +30,8 @@ def from_jax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
     """`fn`, which JAX can trace, as a function of Arrays for arguments like `examples` (arrays, or anything of a shape
     and a dtype).
 
-    ConfigError if JAX is not installed, Unsupported listing all primitives and dtypes that are not known.
+    As in JAX, 64 bits become 32 unless it was told otherwise (jax_enable_x64).  ConfigError if JAX is not installed,
+    InputError naming an example that is no array, Unsupported listing all primitives and dtypes that are not known.
     """
     try:
         import jax
@@ -38,19 +39,23 @@ def from_jax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
         raise ConfigError(
             f"from_jax needs {error.name!r}, which is not installed", next_step="pip install 'graph-mesh[jax]'"
         ) from None
-    shapes = jax.tree_util.tree_map(lambda leaf: _example(jax, leaf), examples)
-    closed, result = jax.make_jaxpr(fn, return_shape=True)(*shapes)
-    check_supported(closed.jaxpr, getattr(fn, "__name__", "the function"))
     in_tree: Any
-    in_tree, out_tree = jax.tree_util.tree_structure(examples), jax.tree_util.tree_structure(result)
+    leaves, in_tree = jax.tree_util.tree_flatten_with_path(examples)
+    shapes = [_example(jax, f"examples{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
+    closed, result = jax.make_jaxpr(fn, return_shape=True)(*jax.tree_util.tree_unflatten(in_tree, shapes))
+    check_supported(closed.jaxpr, getattr(fn, "__name__", "the function"))
+    out_tree = jax.tree_util.tree_structure(result)
     kinds = [type_of(var.aval) for var in closed.jaxpr.invars]
     constants = [np.asarray(constant) for constant in closed.consts]
+    narrowed = {name: jax.eval_shape(_itself, np.zeros((), name)).dtype.name for name in _WIDE}
 
     def imported(*args: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten(args)
         if structure != in_tree:
             raise InputError(f"the arguments differ in structure: imported with {in_tree}, called with {structure}")
-        given = [_fitting(leaf, kind, place) for place, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))]
+        given = [
+            _fitting(leaf, kind, place, narrowed) for place, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
+        ]
         found = call(closed.jaxpr, [asarray(constant) for constant in constants], given)
         return jax.tree_util.tree_unflatten(out_tree, found)
 
@@ -59,16 +64,33 @@ def from_jax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
     return imported
 
 
-def _example(jax: Any, leaf: Any) -> Any:
-    """An example as JAX sees it: our Arrays and handles by their types alone."""
+_WIDE = ("float64", "int64", "uint64", "complex128")
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+def _example(jax: Any, where: str, leaf: Any) -> Any:
+    """An example as JAX sees it: its type; our Arrays and handles by theirs alone."""
     if hasattr(leaf, "__tree_leaf__"):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return leaf
+        leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    try:
+        seen = jax.eval_shape(_itself, leaf)
+        type_of(seen)
+    except (TypeError, OverflowError, DTypeError):
+        what = f"of dtype {leaf.dtype}" if hasattr(leaf, "dtype") else f"{leaf!r:.40} of class {type(leaf).__name__}"
+        raise InputError(
+            f"{where} is {what}, which makes no array of JAX and of a graph",
+            next_step="Give arrays, numbers or pytrees of them, and bind all else before: functools.partial(fn, ...)",
+        ) from None
+    return seen
 
 
-def _fitting(leaf: Any, kind: Any, place: int) -> Array:
+def _fitting(leaf: Any, kind: Any, place: int, narrowed: Mapping[str, str]) -> Array:
     array = asarray(leaf)
-    if array.weak or not hasattr(leaf, "dtype"):
+    number = array.weak or not hasattr(leaf, "dtype")
+    if number or narrowed.get(str(array.dtype)) == kind.dtype.numpy.name:
         array = asarray(array, kind.dtype.numpy)
     if array.type != kind:
         raise InputError(f"leaf {place} of the arguments is {array.type}, the function was imported for {kind}")
