@@ -1,0 +1,95 @@
+"""Rule: which dimensions of a node's operands and results go together when ranks share its work out.
+
+The form, and what free, reduced, exact and special factors are, is told in `factors.py`, which writes the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..graph import WireGraph
+from ..types import TensorType
+from .layout import local_dim
+
+Made = tuple[tuple[int, ...], ...]
+"""Of which factors each dimension of a tensor is made, outermost first."""
+
+Dimensions = Sequence[tuple[int, ...]]
+WHOLE: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A graph inside a node, and of which of the node's factors the dimensions of its nodes are made."""
+
+    graph: WireGraph
+    made: tuple[Made, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What of one node can be split.  `results` are by the attribute `output`; most ops have one."""
+
+    sizes: tuple[int, ...]
+    operands: tuple[Made, ...]
+    results: tuple[Made, ...]
+    reduced: Mapping[int, str] = field(default_factory=dict)
+    special: frozenset[int] = frozenset()
+    exact: frozenset[int] = frozenset()
+    bodies: Mapping[str, Body] = field(default_factory=dict)
+
+    def may_split(self, factor: int, shards: int) -> bool:
+        """Whether so many ranks can share a factor out."""
+        return factor not in self.exact or self.sizes[factor] % shards == 0
+
+
+def local_of(shape: Sequence[int], made: Made, shards: Sequence[int]) -> tuple[int, ...]:
+    """The shape that a rank has if each factor is split into so many shards."""
+    found = []
+    for dim, factors in zip(shape, made, strict=True):
+        for factor in factors:
+            dim = local_dim(dim, shards[factor])
+        found.append(dim)
+    return tuple(found)
+
+
+class Draft:
+    """A rule that is being written."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []
+        self._reduced: dict[int, str] = {}
+        self._special: set[int] = set()
+        self._exact: set[int] = set()
+
+    def new(self, size: int, reduced: str = "", special: bool = False, exact: bool = False) -> int:
+        """A factor of `size`; `reduced` by sum, prod, max or min."""
+        factor = len(self._sizes)
+        self._sizes.append(size)
+        if reduced:
+            self._reduced[factor] = reduced
+        if special:
+            self._special.add(factor)
+        if exact:
+            self._exact.add(factor)
+        return factor
+
+    def each(self, shape: Sequence[int]) -> list[tuple[int, ...]]:
+        """One factor for each dimension."""
+        return [(self.new(dim),) for dim in shape]
+
+    def rule(
+        self, types: Sequence[TensorType], operands: Sequence[Dimensions], outs: Sequence[TensorType],
+        results: Sequence[Dimensions], bodies: Mapping[str, Body],
+    ) -> Rule:  # fmt: skip
+        """The rule; factors that share a dimension with something else become exact."""
+        taken, given = (tuple([tuple(each) for each in many]) for many in (operands, results))
+        for kinds, made in ((types, taken), (outs, given)):
+            for kind, each in zip(kinds, made, strict=True):
+                for dim, factors in zip(kind.shape, each, strict=True):
+                    if len(factors) > 1 or any(self._sizes[factor] != dim for factor in factors):
+                        self._exact.update(factors)
+        return Rule(
+            tuple(self._sizes), taken, given, self._reduced, frozenset(self._special), frozenset(self._exact), bodies
+        )
