@@ -16,10 +16,13 @@ from wire.messages import Source as WireSource
 from wire.ops import LEAVES, inner_graphs
 from wire.types import TensorType
 
-from .plan import FromConst, FromInput, FromParam, FromPart, Part, Plan, Source
+from .plan import FromConst, FromInput, FromParam, FromPart, Output, Part, Pieces, Plan, Source, Window
 from .profile import CLIENT
 
-Bindings = Mapping[str, tuple[bytes, TensorType]]
+Content = tuple[bytes, TensorType]  # its address and type
+Bindings = Mapping[str, Content]
+Params = Mapping[FromParam, Content]
+Fed = tuple[int, int, FromInput]  # part, slot, and what it gets
 HOLDERS_MAX = 8
 COMPILE_S = 0.03  # per node of a graph, of a slow driver: llvmpipe took 0.014 with nothing cached
 PREPARING = -1  # the step of a part that is being compiled: there is none yet
@@ -79,24 +82,30 @@ def audited_text(plan: Plan) -> str:
 
 def output_count(plan: Plan) -> int:
     """How many outputs come back from workers."""
-    return sum(isinstance(source, FromPart) for source in plan.outputs)
+    return len(plan.arrivals)
 
 
-def feeds(plan: Plan) -> dict[str, tuple[tuple[int, int, str], ...]]:
-    """What each worker is sent with every call: (part, slot, input name)."""
-    result: dict[str, list[tuple[int, int, str]]] = {}
+def feeds(plan: Plan) -> dict[str, tuple[Fed, ...]]:
+    """What each worker is sent with every call."""
+    result: dict[str, list[Fed]] = {}
     for part in plan.parts:
         for slot, source in enumerate(part.sources):
             if isinstance(source, FromInput):
-                result.setdefault(part.node, []).append((part.index, slot, source.name))
+                result.setdefault(part.node, []).append((part.index, slot, source))
     return {node: tuple(rows) for node, rows in result.items()}
+
+
+def params_of(plan: Plan, node: str | None = None) -> dict[FromParam, None]:
+    """The params, and windows of params, that a worker needs, or all of them; each once, in order."""
+    mine = (part for part in plan.parts if node in (None, part.node))
+    return dict.fromkeys(source for part in mine for source in part.sources if isinstance(source, FromParam))
 
 
 def deploy(
     plan: Plan,
     node: str,
     key: PlanKey,
-    bindings: Bindings,
+    params: Params,
     graphs_sent: Iterable[bytes],
     holders: Mapping[str, frozenset[bytes] | set[bytes]],
     addresses: Mapping[str, tuple[str, ...]],
@@ -109,7 +118,7 @@ def deploy(
             part.index,
             part.device,
             part.graph.hash,
-            tuple(_wire_source(source, bindings, plan) for source in part.sources),
+            tuple(_wire_source(source, params, plan) for source in part.sources),
             tuple(tuple(targets.get((part.index, slot), ())) for slot in range(len(part.graph.outputs))),
         )
         for part in mine
@@ -118,7 +127,7 @@ def deploy(
     graphs = {part.graph.hash: part.graph.encoded for part in mine if part.graph.hash not in sent}
     used = nodes(plan)
     peers = {other: known for other, known in addresses.items() if other in used or other in holders}
-    return Deploy(key, specs, graphs, _blobs(mine, bindings, holders), peers)
+    return Deploy(key, specs, graphs, _blobs(mine, params, holders), peers, ordered=plan.ordered)
 
 
 def outputs(
@@ -128,8 +137,9 @@ def outputs(
     params: Mapping[str, NDArray[Any]],
 ) -> list[NDArray[Any]]:
     """A call's outputs in graph order; what is merely passed through is copied."""
-    mine = plan.outputs[: len(plan.graph.outputs)]
-    return [_output(source, slot, plan.graph, arrived, inputs, params) for slot, source in enumerate(mine)]
+    given = {source: arrived[position] for position, source in plan.arrivals.items()}
+    mine = zip(plan.outputs, plan.graph.outputs, strict=False)  # what follows are the counts of an audit
+    return [_output(source, index, plan.graph, given, inputs, params) for source, index in mine]
 
 
 def counts(plan: Plan, arrived: Mapping[int, NDArray[Any]]) -> list[int]:
@@ -138,24 +148,38 @@ def counts(plan: Plan, arrived: Mapping[int, NDArray[Any]]) -> list[int]:
 
 
 def _output(
-    source: Source | FromConst,
-    slot: int,
+    source: Output,
+    node: int,
     graph: WireGraph,
-    arrived: Mapping[int, NDArray[Any]],
+    arrived: Mapping[FromPart, NDArray[Any]],
     inputs: Mapping[str, NDArray[Any]],
     params: Mapping[str, NDArray[Any]],
 ) -> NDArray[Any]:
     match source:
         case FromPart():
-            return arrived[slot]
-        case FromInput(name):
-            return inputs[name].copy()
-        case FromParam(name):
+            return arrived[source]
+        case Pieces(pieces):
+            return assembled(graph.types[node], ((window, arrived[piece]) for piece, window in pieces))
+        case FromInput(name, window):
+            return _window(inputs[name], window).copy()
+        case FromParam(name, window):
             if name not in params:
                 raise BlobMissing(f"the param {name!r} is an output, but its value is not in this process")
-            return params[name].copy()
+            return _window(params[name], window).copy()
         case FromConst(index):
             return _constant(graph, index)
+
+
+def assembled(kind: TensorType, pieces: Iterable[tuple[Window, NDArray[Any]]]) -> NDArray[Any]:
+    """The whole of pieces."""
+    whole = np.empty(kind.shape, kind.dtype.numpy)
+    for window, piece in pieces:
+        whole[window.index] = piece
+    return whole
+
+
+def _window(array: NDArray[Any], window: Window | None) -> NDArray[Any]:
+    return array if window is None else window.of(array)
 
 
 def _constant(graph: WireGraph, index: int) -> NDArray[Any]:
@@ -172,28 +196,27 @@ def _targets(plan: Plan) -> dict[tuple[int, int], list[Target]]:
     for edge in plan.edges:
         target = Target(plan.parts[edge.part].node, edge.part, edge.slot)
         targets.setdefault((edge.source.part, edge.source.slot), []).append(target)
-    for slot, source in enumerate(plan.outputs):
-        if isinstance(source, FromPart):
-            targets.setdefault((source.part, source.slot), []).append(Target(CLIENT, 0, slot))
+    for position, source in plan.arrivals.items():
+        targets.setdefault((source.part, source.slot), []).append(Target(CLIENT, 0, position))
     return targets
 
 
-def _wire_source(source: Source, bindings: Bindings, plan: Plan) -> WireSource:
+def _wire_source(source: Source, params: Params, plan: Plan) -> WireSource:
     match source:
         case FromInput():
             return WireSource("input")
         case FromPart(part, slot):
             return WireSource("edge", part, slot, node=plan.parts[part].node)
-        case FromParam(name):
-            return WireSource("param", blob=bindings[name][0])
+        case FromParam():
+            return WireSource("param", blob=params[source][0])
 
 
-def _blobs(parts: Iterable[Part], bindings: Bindings, holders: Mapping[str, Any]) -> tuple[BlobSpec, ...]:
+def _blobs(parts: Iterable[Part], params: Params, holders: Mapping[str, Any]) -> tuple[BlobSpec, ...]:
     wanted: dict[bytes, TensorType] = {}
     for part in parts:
         for source in part.sources:
             if isinstance(source, FromParam):
-                address, kind = bindings[source.name]
+                address, kind = params[source]
                 wanted[address] = kind
         for index, node in enumerate(part.graph.nodes):
             if node.op == "const" and "blob" in node.attrs:

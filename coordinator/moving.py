@@ -24,7 +24,6 @@ SETTLE_S = 0.05  # what a move costs in any case: messages, and a plan
 
 def price(plan: Plan, profiles: Profiles, expected_s: Callable[[Part], float]) -> float:
     """What a call takes from the client and back if every part takes what is expected; no transfer slows another."""
-    sizes = {name: kind.size_bytes for name, kind in plan.graph.input_types.items()}
     sends: dict[int, dict[str, int]] = {}  # part -> node -> bytes
     for edge in plan.edges:
         to = sends.setdefault(edge.source.part, {})
@@ -33,8 +32,8 @@ def price(plan: Plan, profiles: Profiles, expected_s: Callable[[Part], float]) -
     free_s: dict[tuple[str, int], float] = {}  # when a device is done with what it has
     end_s: dict[int, float] = {}
     for part in plan.parts:
-        fed = {source.name for source in part.sources if isinstance(source, FromInput)}
-        ready = [profiles.link(CLIENT, part.node).seconds(sum(sizes[name] for name in fed)) if fed else 0.0]
+        fed = part.sizes(FromInput)
+        ready = [profiles.link(CLIENT, part.node).seconds(sum(fed.values())) if fed else 0.0]
         for source in {each.part for each in part.sources if isinstance(each, FromPart)}:
             there, size = plan.parts[source].node, sends[source][part.node]
             near = there == part.node and plan.parts[source].device == part.device
@@ -42,10 +41,9 @@ def price(plan: Plan, profiles: Profiles, expected_s: Callable[[Part], float]) -
         site = part.node, part.device
         end_s[part.index] = free_s[site] = max(*ready, free_s.get(site, 0.0)) + expected_s(part)
     back: dict[int, int] = {}
-    for output in plan.outputs:
-        if isinstance(output, FromPart):
-            graph = plan.parts[output.part].graph
-            back[output.part] = back.get(output.part, 0) + graph.types[graph.outputs[output.slot]].size_bytes
+    for output in plan.arrivals.values():
+        graph = plan.parts[output.part].graph
+        back[output.part] = back.get(output.part, 0) + graph.types[graph.outputs[output.slot]].size_bytes
     ends = (end_s[part] + profiles.link(plan.parts[part].node, CLIENT).seconds(size) for part, size in back.items())
     return max(ends, default=0.0)
 
@@ -55,17 +53,12 @@ def move_s(plan: Plan, profiles: Profiles, holds: Callable[[str], Collection[str
 
     `holds(node)` are the names of the params that a worker has already.
     """
-    sizes = {name: kind.size_bytes for name, kind in plan.graph.param_types.items()}
     weights_s = 0.0
     for node in {part.node for part in plan.parts}:
-        needed = {
-            source.name
-            for part in plan.parts
-            if part.node == node
-            for source in part.sources
-            if isinstance(source, FromParam)
-        }
-        missing = sum(sizes[name] for name in needed.difference(holds(node)))
+        mine = (part.sizes(FromParam) for part in plan.parts if part.node == node)
+        needed = {source: size for sizes in mine for source, size in sizes.items()}
+        held = holds(node)
+        missing = sum(size for source, size in needed.items() if source.name not in held)
         weights_s += missing / profiles.link(CLIENT, node).bytes_per_s
     return SETTLE_S + compile_s + weights_s
 

@@ -7,23 +7,44 @@ made from the graph and the machines, never from an older plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
 
 from wire.graph import WireGraph
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """A box of a tensor: where it begins and how large it is, per axis."""
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def of(self, array: NDArray[Any]) -> NDArray[Any]:
+        """That box of an array, a view of it."""
+        return array[self.index]
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """What numpy calls it by."""
+        return tuple(slice(start, start + size) for start, size in zip(self.starts, self.sizes, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class FromInput:
-    """A tensor given with every call."""
+    """A tensor given with every call, or a window of it."""
 
     name: str
+    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FromParam:
-    """A tensor that lives on the workers."""
+    """A tensor that lives on the workers, or a window of it."""
 
     name: str
+    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +62,16 @@ class FromConst:
     node: int
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A tensor that is nowhere whole: where each piece comes from, and what window of the tensor it is."""
+
+    pieces: tuple[tuple[FromPart, Window], ...]
+
+
 Source = FromInput | FromParam | FromPart
+Output = Source | FromConst | Pieces
+S = TypeVar("S", FromInput, FromParam, FromPart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +90,11 @@ class Part:
     sources: tuple[Source, ...]
     seconds: float = 0.0  # predicted
     slower: float = 1.0  # than measured its device was known to be: `seconds` is of that
+
+    def sizes(self, kind: type[S]) -> dict[S, int]:
+        """Bytes of what it needs of one kind of source, each once."""
+        read = zip(self.sources, self.graph.inputs, strict=True)
+        return {each: self.graph.types[index].size_bytes for each, index in read if isinstance(each, kind)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +148,28 @@ class Plan:
     graph: WireGraph
     parts: tuple[Part, ...]
     edges: tuple[Edge, ...]
-    outputs: tuple[Source | FromConst, ...]
+    outputs: tuple[Output, ...]
     params: tuple[ParamPlace, ...]
     workers: tuple[WorkerShare, ...]
     seconds: float
     cut_bytes: int
     reasons: tuple[str, ...]
     audit: Audit | None = None
+    ordered: bool = False  # whether a device runs its parts as they stand here, and its steps in turn
+
+    @property
+    def arrivals(self) -> dict[int, FromPart]:
+        """What comes back from workers, under the numbers by which they send it: of what is in pieces, the first has
+        the output's position as others have, and the others come after all outputs."""
+        found: dict[int, FromPart] = {}
+        later = []
+        for position, source in enumerate(self.outputs):
+            if isinstance(source, FromPart):
+                found[position] = source
+            elif isinstance(source, Pieces):
+                (found[position], _), *more = source.pieces
+                later += [piece for piece, _ in more]
+        return found | dict(enumerate(later, len(self.outputs)))
 
     def describe(self) -> dict[str, Any]:
         """The plan as plain data for tables and JSON; graphs by their size and hash."""
@@ -147,8 +197,6 @@ class Plan:
         }
 
     def _describe_part(self, part: Part, names: dict[str, str]) -> dict[str, Any]:
-        sizes = {place.name: place.size_bytes for place in self.params}
-        weights = {source.name for source in part.sources if isinstance(source, FromParam)}
         return {
             "part": part.index,
             "worker": names[part.node],
@@ -157,6 +205,6 @@ class Plan:
             "engine": part.engine,
             "nodes": len(part.graph),
             "flops": part.graph.flops,
-            "weight_bytes": sum(sizes[name] for name in weights),
+            "weight_bytes": sum(part.sizes(FromParam).values()),
             "graph": part.graph.hash.hex()[:16],
         }

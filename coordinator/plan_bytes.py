@@ -15,13 +15,26 @@ import msgspec
 from wire.codec import decode_graph
 from wire.graph import WireGraph
 
-from .plan import Audit, Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Plan, WorkerShare
+from .plan import (
+    Audit,
+    Edge,
+    FromConst,
+    FromInput,
+    FromParam,
+    FromPart,
+    ParamPlace,
+    Part,
+    Pieces,
+    Plan,
+    Window,
+    WorkerShare,
+)
 from .planner import Question
 from .profile import DeviceProfile, Link, Profiles, WorkerProfile
 
 _CLASSES: tuple[type[Any], ...] = (
     FromInput, FromParam, FromPart, FromConst, Part, Edge, WorkerShare, ParamPlace, Audit, Plan,
-    DeviceProfile, WorkerProfile, Link, Profiles, Question,
+    DeviceProfile, WorkerProfile, Link, Profiles, Question, Window, Pieces,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from wire.link import Link
 from wire.messages import Deployed, Joined, Ran
 
-from .dispatch import work_of
+from .dispatch import Fed, work_of
 from .plan import Plan
 from .profile import WorkerProfile
 from .program import Program
@@ -43,7 +43,7 @@ class Deployment:
 
     program: Program
     plan: Plan | None = None
-    feeds: dict[str, tuple[tuple[int, int, str], ...]] = field(default_factory=dict)
+    feeds: dict[str, tuple[Fed, ...]] = field(default_factory=dict)
     results: dict[str, Deployed] = field(default_factory=dict)
     reported: bool = False  # its weight bytes stand in a call's report
     trial: bool = False  # to see how fast a device is

@@ -15,13 +15,14 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from wire.errors import MeshError
 from wire.limits import MIB
 from wire.messages import PlanKey
 
 from . import dispatch
 from .ahead import Ahead
 from .deploying import Deploying
-from .plan import FromParam, Plan
+from .plan import Plan
 from .plan_bytes import plan_from
 from .program import Program
 from .records import Member
@@ -81,8 +82,11 @@ class Rehearsing:
         data = self._ahead.find(question)
         assert data is not None, "only what has a plan is rehearsed"
         plan = await asyncio.to_thread(plan_from, data, program.graph)
-        if self._moved_bytes(plan, program) <= BYTES_MAX:
-            await self._deploy_and_drop(plan, program)
+        try:
+            if await self._moved_bytes(plan, program) <= BYTES_MAX:
+                await self._deploy_and_drop(plan, program)
+        except MeshError as error:
+            log.debug("not rehearsed: %s", error)
         self._ahead.rehearsed(program, question)
 
     async def _deploy_and_drop(self, plan: Plan, program: Program) -> None:
@@ -96,16 +100,14 @@ class Rehearsing:
             for node in nodes:
                 self._spawn(self._deploying.drop(node, key))
 
-    def _moved_bytes(self, plan: Plan, program: Program) -> int:
+    async def _moved_bytes(self, plan: Plan, program: Program) -> int:
         """Of weights that workers would have to fetch."""
-        wanted = {
-            (part.node, *program.bindings[source.name])
-            for part in plan.parts
-            for source in part.sources
-            if isinstance(source, FromParam)
-        }
-        there = {node: member.blobs for node, member in self._members.items()}
-        return sum(kind.size_bytes for node, address, kind in wanted if address not in there.get(node, ()))
+        moved = 0
+        for node in dispatch.nodes(plan) & self._members.keys():
+            wanted = dict((await self._deploying.params(plan, node, program.bindings)).values())
+            there = self._members[node].blobs
+            moved += sum(kind.size_bytes for address, kind in wanted.items() if address not in there)
+        return moved
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:

@@ -63,7 +63,7 @@ from .ahead import Ahead
 from .config import CoordinatorConfig
 from .deploying import Deploying
 from .explain import disagreement, explain, in_quarantine, lost_node, nobody
-from .feeding import feeds_of
+from .feeding import send_apart, with_run
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
 from .members import PAUSED_BY, all_paused, lack_of, member_called, name_for, state_of, view_of
@@ -80,6 +80,7 @@ from .rehearsing import Rehearsing
 from .relays import Relays
 from .report import CallReport, NodeView, PairView
 from .samples import TRUSTED, Auditor, audited
+from .slices import Slices
 from .state import CoordinatorState
 from .stragglers import Stragglers
 from .teller import Teller
@@ -117,16 +118,16 @@ class Coordinator:
         self.unlinked: list[Callable[[Link, MeshError | None], None]] = []  # told of every link that ends, and why
         self.last_words: Callable[[int], tuple[str, ...]] = lambda pid: ()  # the log of a lost worker that we started
         self.endpoint = endpoint(identity, self)
-        self._held = HeldTensors()
+        self._shared, self._held = shared, HeldTensors()
         self.hold, self.release = self._held.hold, self._held.release
-        self.blobs = BlobExchange(shared, self._held.find)
+        self._slices = Slices(self._held)
+        self.blobs = BlobExchange(shared, self._slices.find)
         self._calls: dict[int, Call] = {}
         self._relays = Relays(self._link_to, self._calls, lambda: self.epoch)
         self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
-            FetchBlob: self.blobs.serve,
+            FetchBlob: self._slices.before(self.blobs.serve),
             Relay: self._relays.serve,
         }
-        self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._detector = HealthDetector(config.health)
         self._state = machine(config.alone_s)
@@ -147,7 +148,7 @@ class Coordinator:
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
         self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
-        self._deploying = Deploying(self._members, self.prober)
+        self._deploying = Deploying(self._members, self.prober, self._slices)
         ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
         self._rehearsing = Rehearsing(ahead, self._members, self._deploying, self._spare_key, self._spawn)
         self._planning = Planning(
@@ -655,12 +656,13 @@ class Coordinator:
         call.steps[action.generation] = action.step
         key = PlanKey(self.epoch, action.generation)
         try:
-            wanted = deployment.feeds.get(action.node, ())
-            feeds, streams = await feeds_of(member.link, self._shared, key, action.step, wanted, call.inputs)
+            feeds, apart = with_run(deployment.feeds.get(action.node, ()), call.inputs)
             ran = self._spawn(member.link.request(Run(key, action.step, feeds)))
-            for header, data in streams:
-                await member.link.send_stream(header, data)
-            answer = await ran
+            try:
+                await send_apart(member.link, self._shared, key, action.step, apart, call.inputs)
+                answer = await ran
+            finally:
+                ran.cancel()  # if it was not fed, it need not wait
             if not isinstance(answer, Ran):
                 raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=member.profile.name)
             for output in answer.outputs:

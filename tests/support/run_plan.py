@@ -25,10 +25,10 @@ def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
 
     def value(part: int, slot: int, source: Source) -> NDArray[Any]:
         match source:
-            case FromInput(name):
-                return inputs[name]
-            case FromParam(name):
-                return params[name]
+            case FromInput(name, window):
+                return inputs[name] if window is None else window.of(inputs[name])
+            case FromParam(name, window):
+                return params[name] if window is None else window.of(params[name])
             case FromPart():
                 assert (source, part, slot) in edges, "a part reads what no edge brings"
                 return made[source]
@@ -38,7 +38,7 @@ def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
         given = {name: value(part.index, int(name), part.sources[int(name)]) for name in names}
         for slot, array in enumerate(evaluate(part.graph, given)):
             made[FromPart(part.index, slot)] = array
-    arrived = {slot: made[source] for slot, source in enumerate(plan.outputs) if isinstance(source, FromPart)}
+    arrived = {position: made[source] for position, source in plan.arrivals.items()}
     return [*outputs(plan, arrived, inputs, params), *(np.array(count) for count in counts(plan, arrived))]
 
 

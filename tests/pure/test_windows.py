@@ -1,0 +1,139 @@
+"""Windows of inputs and params: only they travel, and what is nowhere whole is put together again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from support.profiles import device, near, worker
+
+from coordinator import dispatch
+from coordinator.feeding import RUN_BYTES_MAX, given, with_run
+from coordinator.held import HeldTensors
+from coordinator.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
+from coordinator.plan_bytes import plan_bytes, plan_from
+from coordinator.planner import make_plan
+from coordinator.slices import Slices
+from wire.codec import hash_array
+from wire.dtypes import F32
+from wire.errors import BlobMissing
+from wire.graph import GraphBuilder, WireGraph
+from wire.link import Link
+from wire.messages import INLINE_BYTES_MAX, Blob, FetchBlob, PlanKey
+from wire.types import TensorType
+
+X = np.arange(24, dtype=np.float32).reshape(4, 6)
+LEFT, RIGHT = Window((0, 0), (4, 3)), Window((0, 3), (4, 3))
+TOP = Window((0, 0), (2, 6))
+
+
+def doubled(*shape: int) -> WireGraph:
+    """x + w, under the names that a part has."""
+    builder = GraphBuilder()
+    x, w = builder.input("0", shape, F32), builder.input("1", shape, F32)
+    return builder.build([builder.add("add", x, w)])
+
+
+def halved() -> Plan:
+    """x + w, each half of the columns on a worker of its own."""
+    builder = GraphBuilder()
+    whole = builder.build([builder.add("add", builder.input("x", (4, 6), F32), builder.param("w", (4, 6), F32))])
+    parts = tuple(
+        Part(index, node, 0, "cpu", doubled(4, 3), (FromInput("x", window), FromParam("w", window)))
+        for index, (node, window) in enumerate((("node-0", LEFT), ("node-1", RIGHT)))
+    )
+    pieces = Pieces(((FromPart(0, 0), LEFT), (FromPart(1, 0), RIGHT)))
+    plan = make_plan(whole, near(*(worker(number, device(0, 1.0, 1.0)) for number in range(2))), "single")
+    return Plan(plan.strategy, whole, parts, (), (pieces,), plan.params, plan.workers, 0.0, 0, (), ordered=True)
+
+
+def test_a_window_is_a_box_of_an_array() -> None:
+    assert np.array_equal(RIGHT.of(X), X[:, 3:])
+    assert np.shares_memory(RIGHT.of(X), X)
+
+
+def test_a_worker_is_fed_its_window_only() -> None:
+    feeds = dispatch.feeds(halved())
+    assert feeds == {"node-0": ((0, 0, FromInput("x", LEFT)),), "node-1": ((1, 0, FromInput("x", RIGHT)),)}
+    (feed,), apart = with_run(feeds["node-1"], {"x": X})
+    assert feed.value.data == X[:, 3:].tobytes() and feed.value.shape == (4, 3) and not apart
+
+
+def test_large_feeds_and_those_beyond_a_short_message_are_sent_apart() -> None:
+    small, large = np.zeros(INLINE_BYTES_MAX // 4, np.float32), np.zeros(INLINE_BYTES_MAX, np.float32)
+    wanted = [(0, slot, FromInput(name)) for slot, name in enumerate(["large"] + ["small"] * 10)]
+    feeds, apart = with_run(wanted, {"small": small, "large": large})
+    assert len(feeds) == RUN_BYTES_MAX // INLINE_BYTES_MAX and len(feeds) + len(apart) == len(wanted)
+    assert apart[0] == wanted[0], "the large one"
+    narrow = FromInput("large", Window((4,), (8,)))
+    assert given(narrow, {"large": large}).shape == (8,)
+    assert not with_run([(0, 0, narrow)], {"large": large})[1]
+
+
+def test_what_a_plan_says_of_windows_is_what_workers_hear() -> None:
+    plan, w = halved(), TensorType((4, 3), F32)
+    params = {FromParam("w", LEFT): (b"l" * 32, w), FromParam("w", RIGHT): (b"r" * 32, w)}
+    assert list(dispatch.params_of(plan)) == list(params)
+    told = dispatch.deploy(plan, "node-1", PlanKey(1, 1), params, (), {}, {"node-0": (), "node-1": ()})
+    assert told.ordered
+    (part,), (blob,) = told.parts, told.blobs
+    assert part.sources[1].blob == blob.blob == b"r" * 32
+    assert (blob.size_bytes, blob.shape) == (48, (4, 3))
+    assert plan.describe()["parts"][0]["weight_bytes"] == 48
+
+
+def test_an_output_in_pieces_is_put_together() -> None:
+    plan = halved()
+    assert plan.arrivals == {0: FromPart(0, 0), 1: FromPart(1, 0)} and dispatch.output_count(plan) == 2
+    params = dict.fromkeys(dispatch.params_of(plan), (b"r" * 32, TensorType((4, 3), F32)))
+    told = dispatch.deploy(plan, "node-1", PlanKey(1, 1), params, (), {}, {})
+    ((target,),) = told.parts[0].targets
+    assert (target.node, target.slot) == ("", 1)
+    (whole,) = dispatch.outputs(plan, {1: X[:, 3:], 0: X[:, :3]}, {}, {})
+    assert np.array_equal(whole, X)
+
+
+def test_an_output_that_is_a_window_of_an_input_is_cut_here() -> None:
+    plan = halved()
+    plan = Plan("single", plan.graph, (), (), (FromInput("x", TOP),), (), (), 0.0, 0, ())
+    (found,) = dispatch.outputs(plan, {}, {"x": X}, {})
+    assert np.array_equal(found, X[:2])
+
+
+def test_a_plan_with_windows_survives_as_bytes() -> None:
+    plan = halved()
+    assert plan_from(plan_bytes(plan), plan.graph) == plan
+
+
+def test_a_slice_is_content_of_its_own_hashed_once_and_cut_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Any] = []
+    monkeypatch.setattr("coordinator.slices.hash_array", lambda array: (hashed.append(array), hash_array(array))[1])
+    held = HeldTensors()
+    slices, address, kind = Slices(held), hash_array(X), TensorType((4, 6), F32)
+    held.hold(address, X)
+    wanted = [FromParam("w", LEFT), FromParam("w", RIGHT), FromParam("w")]
+
+    async def ask() -> None:
+        for _ in range(2):
+            params = await slices.params(wanted, {"w": (address, kind)})
+        assert [found[0] for found in params.values()] == [hash_array(X[:, :3]), hash_array(X[:, 3:]), address]
+        assert len(hashed) == 2
+        right = params[wanted[1]][0]
+        assert slices.find(right) is None, "nothing is held twice"
+
+        async def serve(_link: Link, asked: FetchBlob) -> Blob:
+            data = slices.find(asked.blob)
+            assert data is not None
+            return Blob(data.nbytes, bytes(data))
+
+        link: Any = None
+        answer = await slices.before(serve)(link, FetchBlob(right, 1))
+        assert answer.data == X[:, 3:].tobytes() and slices.find(right) is None
+        assert (await slices.before(serve)(link, FetchBlob(address, 1))).data == X.tobytes()
+        held.release(address)
+        with pytest.raises(BlobMissing):
+            await slices.params([FromParam("w", TOP)], {"w": (address, kind)})
+
+    asyncio.run(ask())
