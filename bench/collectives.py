@@ -1,0 +1,192 @@
+"""All-reduce of f32 among processes of this machine: by mailboxes, beside torch's gloo and OpenMPI in the same run.
+
+    python bench/collectives.py [--torch PYTHON] [--mpi PYTHON] [--processes 4] [--rounds 5] [--algorithm NAME]
+
+`--torch` is a Python that has torch, `--mpi` one that has mpi4py, with mpirun on the path; without them, they are left
+out.  Rounds alternate; in a round each of them starts its processes anew and does every size.  A figure is the median over
+calls of the slowest rank's seconds, with a barrier before each call, one thread per process; printed are medians over
+rounds and the median of the rounds' ratios, which is what counts: absolute figures drift with the machine.  Bus
+bandwidth is 2 (n - 1) / n x bytes / seconds.  `--mpi-tcp` keeps OpenMPI off shared memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+HERE = Path(__file__).resolve()
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = ((4 * KIB, 200), (64 * KIB, 100), (1 * MIB, 40), (4 * MIB, 20), (64 * MIB, 5))
+GOALS = "goals, shared memory: 4 and 64 MiB >= 2 x gloo's bandwidth; 4 KiB <= gloo's time, OpenMPI's is the mark"
+Figures = dict[int, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", default="")
+    parser.add_argument("--mpi", default="")
+    parser.add_argument("--mpi-tcp", action="store_true")
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--algorithm", default="", help="of ours; chosen by size if not given")
+    parser.add_argument("--slots", type=int, default=0)
+    parser.add_argument("--slot-kib", type=int, default=0)
+    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.peer:
+        PEERS[chosen.peer](chosen)
+        return
+    runs: dict[str, Callable[[argparse.Namespace], Figures]] = {"ours": ours}
+    if chosen.torch:
+        runs["gloo"] = gloo
+    if chosen.mpi:
+        runs["openmpi"] = mpi
+    rounds: list[dict[str, Figures]] = []
+    for _ in range(chosen.rounds):
+        rounds.append({name: run(chosen) for name, run in runs.items()})
+    show(chosen.processes, rounds)
+
+
+def show(n: int, rounds: Sequence[dict[str, Figures]]) -> None:
+    names = tuple(rounds[0])
+    print(f"all-reduce, f32, {n} processes, {len(rounds)} rounds: ms (GB/s of bus)")
+    ratios = "".join(f"{f'ours/{each}':>16}" for each in names[1:])
+    print(f"{'':>10}" + "".join(f"{name:>20}" for name in names) + ratios)
+    for size, _ in SIZES:
+        line = f"{size // KIB:>6} KiB"
+        for name in names:
+            seconds = statistics.median(figures[name][size] for figures in rounds)
+            line += f"{seconds * 1e3:>11.3f} ({2 * (n - 1) / n * size / seconds / 1e9:6.2f})"
+        for other in names[1:]:
+            ratio = statistics.median(figures[other][size] / figures["ours"][size] for figures in rounds)
+            line += f"{ratio:>14.2f} x"
+        print(line)
+    print("the last columns: our bandwidth over theirs")
+    print(GOALS, flush=True)
+
+
+def timed(barrier: Callable[[], Any], reduce: Callable[[], Any], rounds: int) -> list[float]:
+    """Seconds of each call on this rank."""
+    times = []
+    for _ in range(rounds + 2):
+        barrier()
+        began_s = time.perf_counter()
+        reduce()
+        times.append(time.perf_counter() - began_s)
+    return times[2:]
+
+
+def slowest(times: Sequence[Sequence[float]]) -> float:
+    return statistics.median(max(call) for call in zip(*times, strict=True))
+
+
+# -- ours ----------------------------------------------------------------------------------------------------
+
+
+def ours(chosen: argparse.Namespace) -> Figures:
+    sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent.parent / "tests")]
+    from support.ranks import Processes
+
+    from worker.collectives.mailbox import SLOT_BYTES, SLOTS
+
+    base = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=base) as folder:
+        slots, slot_bytes = chosen.slots or SLOTS, chosen.slot_kib * KIB or SLOT_BYTES
+        ranks = Processes(chosen.processes, Path(folder), slots, slot_bytes)
+        try:
+            return {size: slowest(ranks.ask(our_rank, size, rounds, chosen.algorithm)) for size, rounds in SIZES}
+        finally:
+            ranks.close()
+
+
+def our_rank(group: Any, size: int, rounds: int, algorithm: str) -> list[float]:
+    import numpy as np
+
+    from worker.cpu.process import keep_memory
+
+    keep_memory()  # as engine hosts do
+    group.algorithm = algorithm
+    array = np.ones(size // 4, np.float32)
+    assert (group.all_reduce(array) == group.size).all()
+    return timed(group.barrier, lambda: group.all_reduce(array), rounds)
+
+
+# -- the others ----------------------------------------------------------------------------------------------
+
+
+def gloo(chosen: argparse.Namespace) -> Figures:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [chosen.torch, str(HERE), "--peer", "gloo", "--processes", str(chosen.processes), "--port", str(port)]
+    ranks = [
+        subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE) for rank in range(chosen.processes)
+    ]
+    return figures_of(ranks[0].communicate()[0], [rank.wait() for rank in ranks])
+
+
+def gloo_rank(chosen: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(chosen.port), GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", rank=chosen.rank, world_size=chosen.processes)
+    figures = {}
+    for size, rounds in SIZES:
+        array = torch.ones(size // 4)
+        mine = torch.tensor(timed(dist.barrier, lambda array=array: dist.all_reduce(array), rounds))
+        times = [torch.empty_like(mine) for _ in range(chosen.processes)]
+        dist.all_gather(times, mine)
+        figures[size] = slowest([each.tolist() for each in times])
+    if chosen.rank == 0:
+        print(json.dumps(figures), flush=True)
+    dist.destroy_process_group()
+
+
+def mpi(chosen: argparse.Namespace) -> Figures:
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(chosen.processes)]
+    if chosen.mpi_tcp:
+        command += ["--mca", "btl", "tcp,self", "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", "lo"]
+    run = subprocess.run([*command, chosen.mpi, str(HERE), "--peer", "mpi"], stdout=subprocess.PIPE)
+    return figures_of(run.stdout, [run.returncode])
+
+
+def mpi_rank(_chosen: argparse.Namespace) -> None:
+    import numpy as np
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    figures = {}
+    for size, rounds in SIZES:
+        given = np.ones(size // 4, np.float32)
+        made = np.empty_like(given)
+        times = world.allgather(timed(world.Barrier, lambda g=given, m=made: world.Allreduce(g, m), rounds))
+        figures[size] = slowest(times)
+    if world.Get_rank() == 0:
+        print(json.dumps(figures), flush=True)
+
+
+def figures_of(printed: bytes, codes: Sequence[int]) -> Figures:
+    if any(codes):
+        sys.exit(f"a peer ended with {list(codes)}")
+    return {int(size): seconds for size, seconds in json.loads(printed.splitlines()[-1]).items()}
+
+
+PEERS: dict[str, Callable[[argparse.Namespace], None]] = {"gloo": gloo_rank, "mpi": mpi_rank}
+
+if __name__ == "__main__":
+    main()

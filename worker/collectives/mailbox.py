@@ -1,0 +1,222 @@
+"""A mailbox: a ring of slots in a shared file, written by one process and read by one other.
+
+    | counters, and why the writer gave up | envelope, payload | envelope, payload | ...
+
+Both ends map the file.  The writer fills a slot and raises `written`; the reader uses the slot where it lies, without
+copying it, and raises `read`.  Each counter has one writer and a cache line of its own.  An *envelope* says what a
+slot is part of; equal envelopes mean that both ends do the same.  A slot of an earlier generation (a step that was
+given up half-way) is skipped by its reader, so a ring needs no cleaning.
+
+It does not know ranks, groups or algorithms, nor who made the file.  A ring between two machines is two files, one on
+each, and the daemons copy slots one way and `read` the other (`bridge.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import DTYPES, DType
+from wire.errors import BlobCorrupt
+from wire.limits import KIB
+
+SLOTS = 8  # what a rank may be ahead of another; more of them leave the cache
+SLOT_BYTES = 128 * KIB
+PAGE_BYTES = 4096  # of counters and failure
+ENVELOPE_BYTES = 128
+ERROR_BYTES_MAX = 3072
+
+_WRITTEN, _READ, _SHAPE, _FAILED, _ERROR = 0, 16, 32, 48, 64  # in words of 8 bytes: a cache line or two apart
+_ERROR_AT = 1024
+_ENVELOPE = struct.Struct("<QIBBBB8Q")  # tag, group, operation, reduction, dtype, dimensions, and these
+
+SPINS = 400  # about 30 us: beyond, whoever is waited for may need this very core
+YIELD_S = 0.001
+SLEEP_S_MAX = 0.001
+SLEEP_SHARE = 0.1  # of the time waited so far: what a sleep adds stays small beside it
+_yield = getattr(os, "sched_yield", None) or (lambda: time.sleep(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What a slot is part of: `tag` is the step's number, and grows; the rest must be the same on both ends."""
+
+    tag: int
+    group: int
+    operation: int
+    reduction: int
+    dtype: DType
+    shape: tuple[int, ...]
+
+    def pack(self) -> bytes:
+        dims = (*self.shape, *(0,) * (8 - len(self.shape)))
+        code = DTYPES.index(self.dtype)
+        fields = (self.tag, self.group, self.operation, self.reduction, code, len(self.shape), *dims)
+        return _ENVELOPE.pack(*fields).ljust(ENVELOPE_BYTES, b"\0")
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Envelope:
+        """BlobCorrupt for what no envelope is."""
+        tag, group, operation, reduction, code, rank, *dims = _ENVELOPE.unpack_from(packed)
+        if code >= len(DTYPES) or rank > 8:
+            raise BlobCorrupt("a mailbox holds something that is no envelope")
+        return cls(tag, group, operation, reduction, DTYPES[code], tuple(dims[:rank]))
+
+
+def tag_of(packed: bytes) -> int:
+    """The tag of a packed envelope."""
+    return int.from_bytes(packed[:8], "little")
+
+
+def size_of(slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> int:
+    """The bytes of a mailbox's file."""
+    return PAGE_BYTES + slots * (ENVELOPE_BYTES + slot_bytes)
+
+
+def lay_out(buffer: memoryview, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
+    """Make an empty mailbox of `buffer`, which has `size_of` zeros."""
+    words = buffer[:PAGE_BYTES].cast("Q")
+    words[_SHAPE], words[_SHAPE + 1] = slots, slot_bytes
+
+
+class _Ring:
+    """What both ends have."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._words = buffer[:PAGE_BYTES].cast("Q")
+        self.slots, self.slot_bytes = self._words[_SHAPE], self._words[_SHAPE + 1]
+        if not self.slots or len(buffer) != size_of(self.slots, self.slot_bytes):
+            raise BlobCorrupt(f"a file of {len(buffer)} bytes is no mailbox of {self.slots} x {self.slot_bytes}")
+        self._page = buffer[:PAGE_BYTES]
+        stride = ENVELOPE_BYTES + self.slot_bytes
+        starts = [PAGE_BYTES + slot * stride for slot in range(self.slots)]
+        self._envelopes = [buffer[start : start + ENVELOPE_BYTES] for start in starts]
+        self._payloads = [buffer[start + ENVELOPE_BYTES : start + stride] for start in starts]
+        self._views: dict[np.dtype[Any], list[NDArray[Any]]] = {}
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def _typed(self, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+        found = self._views.get(dtype)
+        if found is None:
+            count = self.slot_bytes // dtype.itemsize
+            found = self._views[dtype] = [np.frombuffer(each, dtype, count) for each in self._payloads]
+        return found
+
+    def _fence(self) -> None:
+        """Order what is before it and what is after it: a release, then an acquire, of a lock that nobody else has.
+
+        On x86 plain stores are ordered anyway; on ARM they are not, and Python has no other fence.
+        """
+        self._lock.release()
+        self._lock.acquire()
+
+
+class Outbox(_Ring):
+    """The writing end."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        super().__init__(buffer)
+        self.written: int = self._words[_WRITTEN]
+
+    @property
+    def full(self) -> bool:
+        return bool(self.written - self._words[_READ] >= self.slots)
+
+    def slot(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The payload of the next slot, to be written to while the ring is not full."""
+        return self._typed(dtype)[self.written % self.slots]
+
+    def raw(self) -> memoryview:
+        """The next slot's payload as bytes."""
+        return self._payloads[self.written % self.slots]
+
+    def publish(self, envelope: bytes) -> None:
+        """Give the slot that was written to the reader."""
+        self._envelopes[self.written % self.slots][:] = envelope
+        self._fence()
+        self.written += 1
+        self._words[_WRITTEN] = self.written
+
+    def fail(self, tag: int, error: bytes) -> None:
+        """Tell the reader that this end gave up step `tag`, and why."""
+        error = error[:ERROR_BYTES_MAX]
+        self._page[_ERROR_AT : _ERROR_AT + len(error)] = error
+        self._words[_ERROR] = len(error)
+        self._fence()
+        self._words[_FAILED] = tag
+
+    @property
+    def read(self) -> int:
+        """How many slots the reader is done with."""
+        return self._words[_READ]
+
+
+class Inbox(_Ring):
+    """The reading end."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        super().__init__(buffer)
+        self.read: int = self._words[_READ]
+
+    @property
+    def empty(self) -> bool:
+        if self._words[_WRITTEN] == self.read:
+            return True
+        self._fence()
+        return False
+
+    @property
+    def envelope(self) -> bytes:
+        """The next slot's, while the ring is not empty."""
+        return bytes(self._envelopes[self.read % self.slots])
+
+    def payload(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The next slot's, to be read until it is released."""
+        return self._typed(dtype)[self.read % self.slots]
+
+    def raw(self, ahead: int = 0) -> tuple[bytes, memoryview]:
+        """Envelope and payload of the slot that comes `ahead` slots after the next."""
+        slot = (self.read + ahead) % self.slots
+        return bytes(self._envelopes[slot]), self._payloads[slot]
+
+    def release(self) -> None:
+        """Done with the next slot."""
+        self._fence()
+        self.read += 1
+        self._words[_READ] = self.read
+
+    @property
+    def waiting(self) -> int:
+        """Slots that are written and not released."""
+        return self._words[_WRITTEN] - self.read
+
+    def failure(self, tag: int) -> bytes | None:
+        """Why the writer gave up step `tag`, if it did."""
+        if self._words[_FAILED] != tag:
+            return None
+        self._fence()
+        return bytes(self._page[_ERROR_AT : _ERROR_AT + min(self._words[_ERROR], ERROR_BYTES_MAX)])
+
+
+def wait(ready: Callable[[], bool], check: Callable[[float], None], spins: int = SPINS) -> None:
+    """Return once `ready()`: spin, yield, then sleep; `check` is told the seconds waited, and may raise."""
+    for _ in range(spins):
+        if ready():
+            return
+    began_s = time.monotonic()
+    while not ready():
+        waited_s = time.monotonic() - began_s
+        check(waited_s)
+        if waited_s < YIELD_S:
+            _yield()
+        else:
+            time.sleep(min(waited_s * SLEEP_SHARE, SLEEP_S_MAX))
