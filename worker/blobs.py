@@ -40,6 +40,8 @@ class _Entry:
     size_bytes: int
     folder: _Folder
     checked: bool  # against its address, in this process
+    keep: bool = True  # also when nothing pins it any more
+    put: bool = False  # and not pinned since: whoever put it will
     pins: int = 0
 
 
@@ -115,12 +117,15 @@ class BlobStore:
             return None
 
     async def put(self, blob: bytes, data: memoryview, keep: bool) -> None:
-        """Store content whose address the caller has checked; BlobError if there is no room for it."""
+        """Store content whose address the caller has checked; BlobError if there is no room for it.  What is not to be
+        kept goes with the last that pinned it, or sooner if there is no room."""
         if blob in self._entries:
+            self._entries[blob].keep |= keep
+            self._entries[blob].put = True
             return
         folders = [folder for folder in (self._disk if keep else None, self._memory) if folder is not None]
         for folder in folders:
-            if self._make_room(folder, data.nbytes) and await self._write(folder, blob, data):
+            if self._make_room(folder, data.nbytes) and await self._write(folder, blob, data, keep):
                 return
         raise BlobError(
             f"no room for a blob of {data.nbytes} bytes",
@@ -132,12 +137,15 @@ class BlobStore:
         for blob in blobs:
             if blob in self._entries:
                 self._entries[blob].pins += 1
+                self._entries[blob].put = False
 
     def unpin(self, blobs: Iterable[bytes]) -> None:
         for blob in blobs:
             entry = self._entries.get(blob)
             if entry is not None and entry.pins:
                 entry.pins -= 1
+                if not (entry.pins or entry.keep or entry.put):
+                    self._remove(blob)
 
     # -- files
 
@@ -171,7 +179,7 @@ class BlobStore:
                 self._remove(blob)
         return folder.used_bytes + size_bytes <= folder.bytes_max
 
-    async def _write(self, folder: _Folder, blob: bytes, data: memoryview) -> bool:
+    async def _write(self, folder: _Folder, blob: bytes, data: memoryview, keep: bool) -> bool:
         """False if the folder cannot take it, where the file system is full also not after evicting all it may."""
         temporary = os.path.join(folder.path, f"writing-{os.getpid()}-{next(self._serial)}")
         final = os.path.join(folder.path, blob.hex())
@@ -183,7 +191,7 @@ class BlobStore:
                 if attempt or error.errno not in _NO_ROOM or not self._evict_all(folder):
                     return False
         if blob not in self._entries:  # two fetches may have brought it
-            self._entries[blob] = _Entry(data.nbytes, folder, checked=True)
+            self._entries[blob] = _Entry(data.nbytes, folder, checked=True, keep=keep, put=True)
             folder.used_bytes += data.nbytes
         return True
 

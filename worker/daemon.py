@@ -64,6 +64,7 @@ from wire.messages import (
     Relay,
     Revocations,
     Run,
+    Snapshot,
     Suspected,
     TailLog,
     Value,
@@ -89,6 +90,7 @@ from .neighbours import Neighbours
 from .pausing import FINISHING, PAUSED, SERVING, PauseFiles, PauseWatch
 from .pushing import Pushing
 from .reports import devices_text, memory_bytes_of, ready_fields, report_of, without_ops
+from .snapshotting import Snapshotting
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
 from .suspend import SleepWatch
@@ -159,6 +161,7 @@ class Daemon:
         self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
         self._fetching = Fetching(self._endpoint, self._store, self._exchange, self._owner_id, self._feed)
         self._pushing = Pushing(self._endpoint, self._neighbours.relay, self._feed)
+        self._snapshotting = Snapshotting(self._store, str(self._shared.path), self._tell_host, self._feed)
         stack.push_async_callback(self._close)
         self._hosts: list[EngineHost] = []
         self._reports: tuple[DeviceReport, ...] = ()
@@ -198,6 +201,8 @@ class Daemon:
             ev.Prepare: self._prepare,
             ev.Unprepare: lambda action: self._hosts[action.device].send(hm.Unprepare(action.prepared)),
             ev.Execute: self._execute,
+            ev.Unbind: self._unbind,
+            ev.MakeBlob: self._snapshotting.begin,
             ev.StopRun: lambda action: self._hosts[action.device].stop_run(action.run),
             ev.Release: self._release,
             ev.SendPush: self._pushing.send,
@@ -347,6 +352,7 @@ class Daemon:
             task.cancel()
         self._fetching.close()
         self._pushing.close()
+        self._snapshotting.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._endpoint.close(), self._config.drain_s)
         for host in self._hosts:
@@ -414,7 +420,8 @@ class Daemon:
             case Run():
                 here = (feed for feed in body.feeds if is_here(feed.value))
                 feeds = tuple((feed.part, feed.slot, tensor_of(link, feed.value)) for feed in here)
-                return await self._ask(lambda request: ev.RunAsked(node, request, body.plan, body.step, feeds))
+                step = body.step, feeds, body.committed
+                return await self._ask(lambda request: ev.RunAsked(node, request, body.plan, *step))
             case Deploy():
                 return await self._ask(lambda request: ev.DeployAsked(node, request, body))
             case Relay():
@@ -425,6 +432,8 @@ class Daemon:
             case Drop():
                 self._neighbours.forget(body.plan)
                 return await self._ask(lambda request: ev.DropAsked(node, request, body.plan))
+            case Snapshot(plan, number):
+                return await self._ask(lambda request: ev.SnapshotAsked(node, request, plan, number))
             case Join():
                 return await self._join(link, body)
             case Pause(on):
@@ -713,6 +722,12 @@ class Daemon:
         wanted = tuple(hm.Wanted(wish.keep, wish.copies) for wish in action.outputs)
         self._hosts[action.device].send(hm.ExecutePart(action.run, action.prepared, inputs, wanted))
 
+    def _tell_host(self, device: int, message: hm.ToHost) -> None:
+        self._hosts[device].send(message)
+
+    def _unbind(self, action: ev.Unbind) -> None:
+        self._tell_host(action.device, hm.Unbind(action.prepared, tuple(sorted(action.positions))))
+
     def _release(self, action: ev.Release) -> None:
         match action.tensor:
             case ev.SharedFile(_, _, directory, name):
@@ -728,6 +743,8 @@ class Daemon:
                 self._feed(ev.PartExecuted(run, made, compute_s))
             case hm.ExecuteFailed(run, error):
                 self._feed(ev.ExecuteFailed(run, from_fields(error)))
+            case hm.Exported():
+                self._snapshotting.exported(device, message)
             case hm.Prepared(prepared, compile_s, from_cache):
                 self._feed(ev.PartPrepared(prepared, compile_s, from_cache))
             case hm.PrepareFailed(prepared, error):
@@ -736,6 +753,7 @@ class Daemon:
     def _host_lost(self, host: EngineHost, error: MeshError) -> None:
         log.error("device %d: %s", host.device, error)
         error.log_lines = tuple(self._log_lines)[-LOG_LINES_MAX:]
+        self._snapshotting.lost(host.device, error)
         self._feed(ev.HostLost(host.device, error))
 
     async def _restart_host(self, device: int) -> None:

@@ -140,13 +140,15 @@ class PrepareFailed:
 
 @dataclass(frozen=True, slots=True)
 class RunAsked:
-    """`feeds` are (part, slot, tensor); inputs that follow as streams are not among them."""
+    """`feeds` are (part, slot, tensor); inputs that follow as streams are not among them.  So many steps of the plan
+    are `committed`."""
 
     node: str
     request: int
     plan: PlanKey
     step: int
     feeds: tuple[tuple[int, int, Tensor], ...]
+    committed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,28 @@ class DropAsked:
     node: str
     request: int
     plan: PlanKey
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotAsked:
+    """The coordinator wants what `step` carried among our blobs."""
+
+    node: str
+    request: int
+    plan: PlanKey
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlobMade:
+    number: int
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlobNotMade:
+    number: int
+    error: MeshError
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +315,9 @@ Event = (
     | PushFailed
     | CancelAsked
     | DropAsked
+    | SnapshotAsked
+    | BlobMade
+    | BlobNotMade
     | RequestGone
     | HostLost
     | HostReady
@@ -429,6 +456,23 @@ class Unprepare:
 
 
 @dataclass(frozen=True, slots=True)
+class Unbind:
+    """These inputs of a part, bound to params before, are given with every run from now on."""
+
+    device: int
+    prepared: int
+    positions: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MakeBlob:
+    """Put a kept tensor among our blobs too; answered by BlobMade or BlobNotMade."""
+
+    number: int
+    tensor: Kept
+
+
+@dataclass(frozen=True, slots=True)
 class Use:
     """An input of an execution; `last` means that nobody else will read this tensor."""
 
@@ -559,6 +603,8 @@ Action = (
     | UnpinBlobs
     | Prepare
     | Unprepare
+    | Unbind
+    | MakeBlob
     | Execute
     | Release
     | SendPush

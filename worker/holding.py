@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from wire.errors import LimitExceeded
 from wire.limits import MIB
 from wire.messages import Deploy, PlanKey
 
@@ -55,9 +56,14 @@ class EarlyTensors:
         self._tensors += 1
         return True
 
-    def overflowed(self, plan: PlanKey, step: int) -> bool:
+    def refusal(self, plan: PlanKey, step: int) -> LimitExceeded | None:
+        """Why a step cannot run: what came for it was not held."""
         found = self._steps.get((plan, step))
-        return found is not None and found.overflowed
+        if found is None or not found.overflowed:
+            return None
+        return LimitExceeded(
+            f"more than {self._bytes_max} bytes came for steps that had not begun", next_step="Run fewer steps at once"
+        )
 
     def take(self, plan: PlanKey, step: int) -> list[tuple[int, int, Tensor]]:
         """The step's tensors; they are no longer held here."""

@@ -148,6 +148,10 @@ class Host:
                 return self._prepare(message)
             case messages.Unprepare(prepared):
                 self._unprepare(prepared)
+            case messages.Unbind():
+                self._unbind(message)
+            case messages.Export():
+                return self._export(message)
             case messages.Forget(kept):
                 self._kept.pop(kept, None)
         return None
@@ -227,10 +231,7 @@ class Host:
         """Evict what nobody uses, oldest first; OutOfMemory with need and have if that is not enough."""
         need = self._resident_bytes + size_bytes + working_bytes
         while self._unused and (need > self._memory_bytes or len(self._unused) > UNUSED_MAX):
-            evicted = self._resident.pop(self._unused.popitem(last=False)[0])
-            self._resident_bytes -= evicted.size_bytes
-            need -= evicted.size_bytes
-            self._engine.unload(evicted.handle)
+            need -= self._evict(self._unused.popitem(last=False)[0])
         if need > self._memory_bytes:
             raise OutOfMemory(
                 f"the part needs {need} bytes of device memory, the budget is {self._memory_bytes}",
@@ -243,6 +244,21 @@ class Host:
             self._resident[key].users -= 1
             if not self._resident[key].users:
                 self._unused[key] = None
+
+    def _unbind(self, message: messages.Unbind) -> None:
+        """Nobody will ask for these again, so what no other part uses is freed at once."""
+        params = self._prepared[message.prepared].params
+        for key in [params.pop(position) for position in message.positions if position in params]:
+            self._resident[key].users -= 1
+            if not self._resident[key].users:
+                self._evict(key)
+
+    def _evict(self, key: tuple[bytes, TensorType]) -> int:
+        """Free a resident tensor: its bytes."""
+        evicted = self._resident.pop(key)
+        self._resident_bytes -= evicted.size_bytes
+        self._engine.unload(evicted.handle)
+        return evicted.size_bytes
 
     # -- execute
 
@@ -290,6 +306,15 @@ class Host:
                 self._kept.pop(given.kept, None)
             elif given.last and given.name:
                 remove(given.directory, given.name)
+
+    def _export(self, message: messages.Export) -> messages.Exported:
+        try:
+            if message.kept not in self._kept:
+                raise BlobMissing("that tensor is not kept any more")
+            output = self._deliver(self._kept[message.kept], messages.Wanted(0, 1))
+        except Exception as error:
+            return messages.Exported(message.number, None, self._as_mesh_error(error).to_fields())
+        return messages.Exported(message.number, output)
 
     def _deliver_all(
         self, results: Sequence[NDArray[Any]], wanted: Sequence[messages.Wanted]

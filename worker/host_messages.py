@@ -80,6 +80,13 @@ class Unprepare(_Message, frozen=True, array_like=True, tag=True):
     prepared: int
 
 
+class Unbind(_Message, frozen=True, array_like=True, tag=True):
+    """These inputs come with every run from now on, and what was bound to them is not needed any more."""
+
+    prepared: int
+    positions: tuple[int, ...]
+
+
 class Input(Struct, frozen=True, array_like=True):
     """A tensor for input `position`: `data`, or the file `name` in `directory`, or the kept tensor `kept`.  With `last`
     the file is deleted and the kept tensor freed once they are read."""
@@ -114,7 +121,14 @@ class Forget(_Message, frozen=True, array_like=True, tag=True):
     kept: int
 
 
-ToHost = Open | PreparePart | Unprepare | ExecutePart | Forget
+class Export(_Message, frozen=True, array_like=True, tag=True):
+    """Hand out a copy of a kept tensor.  Answered by Exported."""
+
+    number: int
+    kept: int
+
+
+ToHost = Open | PreparePart | Unprepare | Unbind | ExecutePart | Forget | Export
 
 
 # -- host -> daemon ---------------------------------------------------------------------------------------
@@ -170,11 +184,19 @@ class ExecuteFailed(_Message, frozen=True, array_like=True, tag=True):
     error: dict[str, str]
 
 
+class Exported(_Message, frozen=True, array_like=True, tag=True):
+    """The copy, or why there is none."""
+
+    number: int
+    output: Output | None
+    error: dict[str, str] = {}
+
+
 class Alive(_Message, frozen=True, array_like=True, tag=True):
     """Sent every `beat_s` of Open, also while the host computes."""
 
 
-FromHost = Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Alive
+FromHost = Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Exported | Alive
 
 _encoder = msgspec.msgpack.Encoder()
 _to_host: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)

@@ -16,7 +16,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from wire.errors import NodeLost
 from wire.messages import PlanKey
+from wire.timeouts import SILENT
 
 GRACE_S = 1.0  # a coordinator on a LAN has noticed a death long before
 NODES_MAX = 1024  # whose links are remembered, the latest ones
@@ -56,15 +58,18 @@ class LostLinks:
             if now - self._ended_s.get(node, -GRACE_S) < GRACE_S:
                 self._may_have_lost(node, [(plan, step)], now)
 
-    def gone(self, nodes: Iterable[str], now: float) -> str | None:
-        """One of these nodes whose link ended a while ago without a word to anybody, and did not come anew; told once.
+    def refusal(self, nodes: Iterable[str], now: float) -> NodeLost | None:
+        """Why a step that needs these nodes cannot begin: the link to one of them ended a while ago without a word to
+        anybody, and did not come anew.  Told once.
 
         It may not know of the end: what it sends into its own link is lost, and it is done with it.
         """
         lost = sorted(self._untold.intersection(nodes))
         found = next((node for node in lost if now - self._ended_s[node] >= GRACE_S), None)
-        self._untold.discard(found or "")
-        return found
+        if found is None:
+            return None
+        self._untold.discard(found)
+        return NodeLost("the link to a worker of the plan ended before the step", node=found, cause=SILENT)
 
     def _changed(self, node: str, steps: Iterable[tuple[PlanKey, int]], now: float) -> None:
         self._ended_s.pop(node, None)

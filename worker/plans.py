@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from wire.errors import InputError, MeshError
+from wire.errors import InputError, MeshError, StaleGeneration
 from wire.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
 
-from .events import Action, Kept, Made, Release, Tensor, Use
+from .carries import Carries, Slot, wrong_with
+from .events import Action, Kept, Made, Prepare, Release, ReplyRan, Tensor, Unbind, Use
 
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
 SOURCES = ("socket", "shared", "disk", "resident")  # where a blob may come from
 
-Slot = tuple[int, int]  # (part, input position)
 Readers = dict[tuple[int, int], list[Slot]]  # (producing part, its output) -> slots of this worker
 
 
@@ -29,14 +29,26 @@ class Route:
     positions: tuple[int, ...]
     near: tuple[Slot, ...]  # on the same device
     far: tuple[Slot, ...]  # on another device of this worker
+    next: tuple[Slot, ...] = ()  # at the next step, on the same device
+
+    @property
+    def kept(self) -> bool:
+        """Whether it stays on its device."""
+        return bool(self.near or self.next)
+
+    @property
+    def copies(self) -> int:
+        """How many leave the device."""
+        return len(self.nodes) + len(self.positions) + len(self.far)
 
 
 @dataclass(slots=True)
 class Held:
-    """A tensor and how many inputs still have to read it."""
+    """A tensor and how many inputs still have to read it; one that is borrowed is not freed by the last of them."""
 
     tensor: Tensor
     uses: int
+    borrowed: bool = False
 
 
 @dataclass(slots=True)
@@ -53,10 +65,10 @@ class Step:
     bytes_in: int = 0
     bytes_out: int = 0
 
-    def fill(self, slots: Iterable[Slot], tensor: Tensor) -> list[int] | None:
+    def fill(self, slots: Iterable[Slot], tensor: Tensor, borrowed: bool = False) -> list[int] | None:
         """Give a tensor to those slots that wait for one: the parts that now wait for none; None if no slot did."""
         vacant = [(part, slot) for part, slot in slots if slot in self.waiting.get(part, ())]
-        held = Held(tensor, len(vacant))
+        held = Held(tensor, len(vacant), borrowed)
         for part, slot in vacant:
             self.inputs[part, slot] = held
             self.waiting[part].discard(slot)
@@ -69,18 +81,23 @@ class Step:
         for slot in sorted(slots):
             held = self.inputs.pop((part, slot))
             held.uses -= 1
-            uses.append(Use(slot, held.tensor, held.uses == 0))
+            uses.append(Use(slot, held.tensor, held.uses == 0 and not held.borrowed))
         return tuple(uses)
 
     def unread(self) -> list[Tensor]:
-        """What nobody will have read if it ends now, outputs among it."""
-        held = {id(held): held.tensor for held in self.inputs.values()}
+        """What nobody will have read if it ends now, outputs among it, and nothing that is borrowed."""
+        held = {id(held): held.tensor for held in self.inputs.values() if not held.borrowed}
         return [*held.values(), *(tensor for _, tensor in self.outputs)]
 
     def needs(self, device: int) -> bool:
         """Whether it waits with a tensor that only that device's engine host has."""
         kept = (held.tensor for held in self.inputs.values() if isinstance(held.tensor, Kept))
         return any(tensor.device == device for tensor in kept)
+
+    def answer(self, node: str, plan: PlanKey, number: int) -> ReplyRan:
+        """What the coordinator, `node`, hears once all is done."""
+        outputs, parts = tuple(self.outputs), tuple(self.done)
+        return ReplyRan(self.request, node, plan, number, outputs, parts, self.bytes_in, self.bytes_out)
 
     def validate(self) -> None:
         """AssertionError if a tensor's uses are miscounted."""
@@ -123,6 +140,7 @@ class Plan:
     neighbours: frozenset[str]  # the workers it sends to or gets from
     waiting_links: set[str]
     waiting_parts: set[int]
+    carries: Carries = field(default_factory=Carries)
     graphs: dict[bytes, bytes] = field(default_factory=dict)  # encodings, for an engine host that starts again
     prepared: dict[int, int] = field(default_factory=dict)  # part -> number
     bytes_by_source: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
@@ -136,6 +154,48 @@ class Plan:
     @property
     def deployed(self) -> bool:
         return self.request is None
+
+    def prepare(self, part: PartSpec, number: int) -> Prepare:
+        """What has a part compiled, under this number."""
+        params = ((i, source.blob) for i, source in enumerate(part.sources) if source.kind == "param")
+        bound = tuple((position, blob) for position, blob in params if blob is not None)
+        counts = len(part.sources), len(part.targets)
+        encoded = self.graphs[part.graph]
+        return Prepare(part.device, number, part.graph, encoded, *counts, bound, self.blobs, self.force)
+
+    def refusal(self, step: int) -> MeshError | None:
+        """Why a step cannot begin."""
+        if not self.deployed:
+            return not_deployed(self.key)
+        if step in self.steps or step in self.closed:
+            return StaleGeneration(f"step {step} of plan {label(self.key)} is over or under way")
+        return self.carries.refusal(step)
+
+    def waits(self, step: int) -> dict[int, set[int]]:
+        """The positions of every part that a step has to wait for."""
+        return {part: set(self.fed_at(part, step)) for part in self.parts}
+
+    def fed_at(self, part: int, step: int) -> frozenset[int]:
+        """Those that the part is given at this step: the others are bound to params."""
+        return self.fed[part] | self.carries.fed(part, step)
+
+    def commit(self, steps: int) -> tuple[list[Action], frozenset[bytes]]:
+        """So many steps will not be gone back to: what is freed, and the blobs that this plan is done with."""
+        outgrown, first = self.carries.commit(steps)
+        actions: list[Action] = [Release(tensor) for tensor in outgrown]
+        if not first:
+            return actions, frozenset()
+        slots = self.carries.slots.items()
+        actions += [Unbind(self.parts[part].device, self.prepared[part], each) for part, each in slots]
+        bound = [
+            (source.blob, i in self.carries.slots.get(part, ()))
+            for part, spec in self.parts.items()
+            for i, source in enumerate(spec.sources)
+            if source.blob is not None
+        ]
+        done = frozenset(blob for blob, carried in bound if carried) - {blob for blob, carried in bound if not carried}
+        self.blobs -= done
+        return actions, done
 
     @property
     def answer(self) -> Deployed:
@@ -153,8 +213,8 @@ class Plan:
 def plan_of(deploy: Deploy, request: int, node: str) -> Plan:
     """The plan that a Deploy describes, for the worker `node`."""
     parts = {part.part: part for part in deploy.parts}
-    readers = _readers(parts)
-    routes = {part.part: _routes(part, node, parts, readers) for part in parts.values()}
+    readers, carries = _readers(parts), Carries(deploy.parts)
+    routes = {part.part: _routes(part, node, parts, readers, carries) for part in parts.values()}
     others = {other for outputs in routes.values() for route in outputs for other, _, _ in route.nodes}
     reached = {other for other in others if deploy.peers[other]}  # the rest is known to need the coordinator
     blobs = frozenset(spec.blob for spec in deploy.blobs)
@@ -177,13 +237,16 @@ def plan_of(deploy: Deploy, request: int, node: str) -> Plan:
         ),
         waiting_links=reached,
         waiting_parts=set(parts),
+        carries=carries,
     )
 
 
 def wrong_in(deploy: Deploy, node: str, devices: int) -> MeshError | None:
     """What makes a deploy impossible on worker `node` with that many devices, whatever happens later."""
     blobs = {spec.blob for spec in deploy.blobs}
-    if len({part.part for part in deploy.parts}) != len(deploy.parts):
+    parts = {part.part: part for part in deploy.parts}
+    taken: set[Slot] = set()
+    if len(parts) != len(deploy.parts):
         return InputError("a deploy names a part twice")
     for part in deploy.parts:
         if part.device >= devices:
@@ -196,6 +259,8 @@ def wrong_in(deploy: Deploy, node: str, devices: int) -> MeshError | None:
         for target in (target for targets in part.targets for target in targets):
             if target.node not in ("", node) and target.node not in deploy.peers:
                 return InputError(f"part {part.part} sends to node {target.node[:16]}, whose address is not listed")
+        if (wrong := wrong_with(part, parts, taken)) is not None:
+            return wrong
     return None
 
 
@@ -208,7 +273,9 @@ def _readers(parts: dict[int, PartSpec]) -> Readers:
     return readers
 
 
-def _routes(part: PartSpec, node: str, parts: dict[int, PartSpec], readers: Readers) -> tuple[Route, ...]:
+def _routes(
+    part: PartSpec, node: str, parts: dict[int, PartSpec], readers: Readers, carries: Carries
+) -> tuple[Route, ...]:
     routes = []
     for output, targets in enumerate(part.targets):
         first: dict[str, tuple[str, int, int]] = {}
@@ -222,6 +289,7 @@ def _routes(part: PartSpec, node: str, parts: dict[int, PartSpec], readers: Read
                 positions=tuple(target.slot for target in targets if target.node == ""),
                 near=tuple(slot for slot in here if parts[slot[0]].device == part.device),
                 far=tuple(slot for slot in here if parts[slot[0]].device != part.device),
+                next=carries.targets.get((part.part, output), ()),
             )
         )
     return tuple(routes)
@@ -234,6 +302,10 @@ def release_all(outputs: tuple[Made, ...]) -> list[Action]:
         tensors += made.files
         tensors += [made.kept] if made.kept is not None else []
     return [Release(tensor) for tensor in tensors]
+
+
+def not_deployed(key: PlanKey) -> MeshError:
+    return StaleGeneration(f"plan {label(key)} is not deployed here")
 
 
 def label(key: PlanKey) -> str:

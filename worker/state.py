@@ -25,7 +25,6 @@ from wire.errors import (
     Cancelled,
     DeviceLost,
     GraphError,
-    LimitExceeded,
     MeshError,
     NodeLost,
     StaleGeneration,
@@ -34,13 +33,15 @@ from wire.messages import Began, Deploy, Done, MissingGraphs, PartRun, PlanKey, 
 from wire.timeouts import SILENT
 
 from . import events as ev
+from .carries import Output, Slot
 from .duty import COORDINATOR, Duty
 from .fetches import Fetches
 from .holding import Bounds, EarlyTensors, KnownGraphs
 from .lanes import Lane
 from .lost_links import LostLinks
 from .ownership import Owner, Ownership
-from .plans import Plan, Route, Slot, Step, label, order, plan_of, release_all, wrong_in
+from .plans import Plan, Route, Step, label, not_deployed, order, plan_of, release_all, wrong_in
+from .snapshots import Snapshots
 from .soundness import validate_lanes, validate_plans
 from .story import STORY_LINES_MAX, Told
 
@@ -70,6 +71,7 @@ class WorkerState:
         self._graphs = KnownGraphs(self._bounds.graphs_bytes_max)
         self._fetches = Fetches(node, self._bounds.fetches_max)
         self._lost_links = LostLinks()
+        self._snapshots = Snapshots()
         self._prepared: dict[int, tuple[PlanKey, int]] = {}
         self._runs: dict[int, tuple[PlanKey, int, int]] = {}
         self._pushes: dict[int, tuple[PlanKey, int]] = {}
@@ -95,6 +97,9 @@ class WorkerState:
             ev.PushFailed: self._push_failed,
             ev.CancelAsked: self._cancel_asked,
             ev.DropAsked: self._drop_asked,
+            ev.SnapshotAsked: self._snapshot_asked,
+            ev.BlobMade: self._snapshots.made,
+            ev.BlobNotMade: self._snapshots.failed,
             ev.RequestGone: self._request_gone,
             ev.HostLost: self._host_lost,
             ev.HostReady: self._host_ready,
@@ -342,11 +347,7 @@ class WorkerState:
             number = plan.prepared[part.part] = self._number()
             self._prepared[number] = (plan.key, part.part)
             self._devices[part.device].ask(number, plan.key, part.part, now)
-            params = ((i, source.blob) for i, source in enumerate(part.sources) if source.kind == "param")
-            bound = tuple((position, blob) for position, blob in params if blob is not None)
-            encoded = plan.graphs[part.graph]
-            counts = len(part.sources), len(part.targets)
-            actions.append(ev.Prepare(part.device, number, part.graph, encoded, *counts, bound, plan.blobs, plan.force))
+            actions.append(plan.prepare(part, number))
         return actions or self._finish_deploy(plan, now)
 
     def _part_prepared(self, event: ev.PartPrepared, now: float) -> list[ev.Action]:
@@ -410,6 +411,7 @@ class WorkerState:
         for number in list(plan.steps):
             actions += self._close_step(plan, number, error)
         del self._plans[plan.key]
+        actions += [ev.Release(tensor) for tensor in plan.carries.give_up()]
         self._fetches.forget(plan.key)
         if plan.request is not None and self._requests.pop(plan.request, None) is not None:
             actions.append(ev.Refuse(plan.request, error))
@@ -417,32 +419,30 @@ class WorkerState:
             del self._prepared[number]
             self._devices[plan.parts[part].device].preparing.discard(number)
             actions.append(ev.Unprepare(plan.parts[part].device, number))
-        unpinned = frozenset(blob for blob in plan.blobs - plan.waiting_blobs if not self._pins(blob, plan))
-        if unpinned:
-            actions.append(ev.UnpinBlobs(unpinned))
-        return actions
+        return [*actions, *self._unpin(plan.blobs - plan.waiting_blobs, plan)]
+
+    def _unpin(self, blobs: frozenset[bytes], plan: Plan) -> list[ev.Action]:
+        unpinned = frozenset(blob for blob in blobs if not self._pins(blob, plan))
+        return [ev.UnpinBlobs(unpinned)] if unpinned else []
+
+    def _snapshot_asked(self, event: ev.SnapshotAsked, now: float) -> list[ev.Action]:
+        plan = self._plans.get(event.plan) if self._ownership.by(event.node) else None
+        return self._snapshots.begin(event.request, event.step, plan.carries if plan else None)
 
     # -- run
 
     def _run_asked(self, event: ev.RunAsked, now: float) -> list[ev.Action]:
         plan = self._plans.get(event.plan)
         error = self._not_owned_by(event.node, event.plan)
-        if error is None and (plan is None or not plan.deployed):
-            error = StaleGeneration(f"plan {label(event.plan)} is not deployed here")
-        if error is None and plan is not None and (event.step in plan.steps or event.step in plan.closed):
-            error = StaleGeneration(f"step {event.step} of plan {label(event.plan)} is over or under way")
-        if error is None and self._early.overflowed(event.plan, event.step):
-            error = LimitExceeded(
-                f"more than {self._bounds.early_bytes_max} bytes came for steps that had not begun",
-                next_step="Run fewer steps at once",
-            )
-        if error is None and plan is not None and (gone := self._lost_links.gone(plan.neighbours, now)):
-            error = NodeLost("the link to a worker of the plan ended before the step", node=gone, cause=SILENT)
+        if error is None:
+            error = not_deployed(event.plan) if plan is None else plan.refusal(event.step)
+        if error is None and plan is not None:
+            error = self._early.refusal(event.plan, event.step) or self._lost_links.refusal(plan.neighbours, now)
         if error is not None or plan is None:
             assert error is not None
             released = [ev.Release(tensor) for _, _, tensor in event.feeds]
             return [*released, *self._release_early(event.plan, event.step), ev.Refuse(event.request, error)]
-        waiting = {part: set(slots) for part, slots in plan.fed.items()}
+        waiting = plan.waits(event.step)
         plan.steps[event.step] = Step(event.request, now, waiting)
         self._lost_links.began(plan.neighbours, plan.key, event.step, now)
         self._requests[event.request] = (plan.key, event.step)
@@ -454,7 +454,10 @@ class WorkerState:
         actions: list[ev.Action] = []
         for part, slot, tensor in (*event.feeds, *self._early.take(event.plan, event.step)):
             actions += self._arrive(plan, event.step, part, slot, tensor, now)
-        return [*actions, *self._finish_if_done(plan, event.step, now)]
+        for output, kept in plan.carries.before(event.step):
+            self._lend(plan, event.step, plan.carries.targets[output], kept, now)
+        committed, outgrown = plan.commit(event.committed)
+        return [*actions, *committed, *self._unpin(outgrown, plan), *self._finish_if_done(plan, event.step, now)]
 
     def _tensor_arrived(self, event: ev.TensorArrived, now: float) -> list[ev.Action]:
         plan = self._plans.get(event.plan)
@@ -483,6 +486,11 @@ class WorkerState:
             self._ready(plan, number, part, now)
         return [ev.Release(tensor)] if ready is None else []
 
+    def _lend(self, plan: Plan, number: int, slots: Iterable[Slot], tensor: ev.Tensor, now: float) -> None:
+        """As `_fill`, of a tensor that others need later."""
+        for part in plan.steps[number].fill(slots, tensor, borrowed=True) or ():
+            self._ready(plan, number, part, now)
+
     def _ready(self, plan: Plan, number: int, part: int, now: float) -> None:
         step = plan.steps[number]
         step.wait_s[part] = max(0.0, now - step.started_s)
@@ -502,11 +510,8 @@ class WorkerState:
         step = plan.steps[number]
         run = self._number()
         self._runs[run] = (key, number, part)
-        inputs = step.take(part, plan.fed[part])
-        wishes = tuple(
-            ev.Wish(self._number() if route.near else 0, len(route.nodes) + len(route.positions) + len(route.far))
-            for route in plan.routes[part]
-        )
+        inputs = step.take(part, plan.fed_at(part, number))
+        wishes = tuple(ev.Wish(self._number() if route.kept else 0, route.copies) for route in plan.routes[part])
         device.start(run, inputs, now)
         execute = ev.Execute(index, run, plan.prepared[part], device.inputs, wishes)
         if step.began or self.owner is None:
@@ -521,8 +526,10 @@ class WorkerState:
         step = plan.steps[number]
         step.done.append(PartRun(part, event.compute_s, step.wait_s[part]))
         actions: list[ev.Action] = []
-        for route, made in zip(plan.routes[part], event.outputs, strict=True):
+        for output, (route, made) in enumerate(zip(plan.routes[part], event.outputs, strict=True)):
             actions += self._route(plan, number, route, made, now)
+            if route.next and made.kept is not None:
+                self._carry(plan, number, (part, output), made.kept, now)
         return [*actions, *self._finish_if_done(plan, number, now)]
 
     def _route(self, plan: Plan, number: int, route: Route, made: ev.Made, now: float) -> list[ev.Action]:
@@ -541,9 +548,16 @@ class WorkerState:
             step.outputs.append((position, tensor))
         for slot_here in route.far:
             actions += self._fill(plan, number, (slot_here,), made.inline or next(files), now)
-        if route.near and made.kept is not None:
+        if route.near and made.kept is not None and not route.next:
             actions += self._fill(plan, number, route.near, made.kept, now)
         return actions
+
+    def _carry(self, plan: Plan, number: int, output: Output, kept: ev.Kept, now: float) -> None:
+        """It stays: for parts of this step, for the next one, and for whoever may have to go back to it."""
+        plan.carries.add(number, output, kept)
+        self._lend(plan, number, plan.routes[output[0]][output[1]].near, kept, now)
+        if number + 1 in plan.steps:
+            self._lend(plan, number + 1, plan.carries.targets[output], kept, now)
 
     def _execute_failed(self, event: ev.ExecuteFailed, now: float) -> list[ev.Action]:
         for index, device in enumerate(self._devices):
@@ -567,21 +581,24 @@ class WorkerState:
         return plan, found[1], found[2]
 
     def _push_sent(self, event: ev.PushSent, now: float) -> list[ev.Action]:
-        key, number = self._pushes.pop(event.push, (None, 0))
-        plan = self._plans.get(key) if key is not None else None
-        if plan is None or number not in plan.steps:
-            return []
-        plan.steps[number].pushes.discard(event.push)
-        return self._finish_if_done(plan, number, now)
+        plan, number = self._end_push(event.push)
+        return [] if plan is None else self._finish_if_done(plan, number, now)
 
     def _push_failed(self, event: ev.PushFailed, now: float) -> list[ev.Action]:
-        key, number = self._pushes.pop(event.push, (None, 0))
-        plan = self._plans.get(key) if key is not None else None
-        if plan is None or number not in plan.steps:
+        plan, number = self._end_push(event.push)
+        if plan is None:
             return []
         self._tell(now, f"a push of {label(plan.key)} step {number} failed: {event.error}")
-        plan.steps[number].pushes.discard(event.push)
         return self._close_step(plan, number, event.error)
+
+    def _end_push(self, push: int) -> tuple[Plan | None, int]:
+        """The plan and step of a push that is over; the plan is None if nobody waits for it any more."""
+        key, number = self._pushes.pop(push, (None, 0))
+        plan = self._plans.get(key) if key is not None else None
+        if plan is None or number not in plan.steps:
+            return None, 0
+        plan.steps[number].pushes.discard(push)
+        return plan, number
 
     def _finish_if_done(self, plan: Plan, number: int, now: float) -> list[ev.Action]:
         step = plan.steps.get(number)
@@ -591,9 +608,7 @@ class WorkerState:
         del self._requests[step.request]
         plan.closed.add(number)
         self._tell(now, f"ran {label(plan.key)} step {number}", routine=True)
-        outputs, parts = tuple(step.outputs), tuple(step.done)
-        node = self.owner.node
-        return [ev.ReplyRan(step.request, node, plan.key, number, outputs, parts, step.bytes_in, step.bytes_out)]
+        return [step.answer(self.owner.node, plan.key, number)]
 
     def _cancel_asked(self, event: ev.CancelAsked, now: float) -> list[ev.Action]:
         if not self._ownership.by(event.node):
@@ -610,7 +625,9 @@ class WorkerState:
 
     def _close_step(self, plan: Plan, number: int, error: MeshError) -> list[ev.Action]:
         """End a step early: nothing more is dispatched, its tensors are freed, its Run is refused with `error`."""
-        step = plan.steps.pop(number)
+        step = plan.steps.pop(number, None)
+        if step is None:  # it went with one before it
+            return []
         plan.closed.add(number)
         for device in self._devices:
             device.forget(plan.key, number)
@@ -623,9 +640,14 @@ class WorkerState:
         actions += [ev.Release(tensor) for tensor in step.unread()]
         if self._requests.pop(step.request, None) is not None:
             actions.append(ev.Refuse(step.request, error))
+        if plan.carries:
+            actions += [ev.Release(tensor) for tensor in plan.carries.give_up(number)]
+            for later in sorted(each for each in plan.steps if each > number)[:1]:
+                actions += self._close_step(plan, later, error.copy())
         return actions
 
     def _request_gone(self, event: ev.RequestGone, now: float) -> list[ev.Action]:
+        self._snapshots.forget(event.request)
         found = self._requests.pop(event.request, None)
         if found is None:
             return []
@@ -664,7 +686,8 @@ class WorkerState:
             for part in lost:
                 del self._prepared[plan.prepared.pop(part)]
                 plan.waiting_parts.add(part)
-            if device.repair.away and any(part.device == event.device for part in plan.parts.values()):
+            away = device.repair.away and any(part.device == event.device for part in plan.parts.values())
+            if away or plan.carries.on(event.device):
                 actions += self._drop(plan, event.error.copy())
         if device.repair.given_up:
             return [*actions, *self._give_up(event, now)]

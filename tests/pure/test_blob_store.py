@@ -205,3 +205,27 @@ async def test_the_same_content_stored_twice_at_once_counts_once(tmp_path: Path)
     blob, data = content(1, 2 * MIB)
     await asyncio.gather(*(held.put(blob, data, keep=True) for _ in range(4)))
     assert held.used_bytes == 2 * MIB and await held.find(blob) == "resident"
+
+
+async def test_what_is_not_to_be_kept_goes_with_the_last_that_pinned_it(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    kept, state = await put(held, 1), await put(held, 2, keep=False)
+    held.pin([kept, state])
+    held.pin([state])
+    held.unpin([kept, state])
+    assert await held.find(state), "another still has it"
+    held.unpin([state])
+    assert await held.find(state) is None and await held.find(kept)
+    assert held.used_bytes == 1000
+
+
+async def test_what_was_put_again_stays_for_whoever_will_pin_it(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    state = await put(held, 2, keep=False)
+    held.pin([state])
+    await put(held, 2, keep=False)
+    held.unpin([state])
+    assert await held.find(state)
+    held.pin([state])
+    held.unpin([state])
+    assert await held.find(state) is None

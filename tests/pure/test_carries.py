@@ -1,0 +1,319 @@
+"""What a plan's parts leave for its next step: the worker's machine, event by event, and the engine host."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.worker_machine import (
+    COORD,
+    KEY,
+    ME,
+    SMALL,
+    TO_COORD,
+    WEIGHT,
+    Driver,
+    deploy,
+    of,
+    one,
+    part,
+    weight,
+)
+
+from wire.codec import hash_array, tensor_bytes
+from wire.dtypes import F32
+from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, StaleGeneration
+from wire.graph import GraphBuilder
+from wire.messages import CarriedValue, Carry, Deploy, Done, PartSpec, PlanKey, Snapshotted, Source, Target
+from wire.sharedmem import SharedDir
+from worker import events as ev
+from worker import host_messages as hm
+from worker.cpu import CpuEngine
+from worker.host import Host
+
+STATE = Source("param", blob=WEIGHT)
+
+
+def with_carries(spec: PartSpec, *carries: Carry) -> PartSpec:
+    return PartSpec(spec.part, spec.device, spec.graph, spec.sources, spec.targets, carries)
+
+
+COUNTER = with_carries(part(0, [STATE, Source("input")], [[], TO_COORD]), Carry(0, 0, 0))
+
+
+def kept(number: int, device: int = 0) -> ev.Kept:
+    return ev.Kept("f32", (2,), device, number)
+
+
+class Counter(Driver):
+    """A worker with the plan of a counter: output 0 of its one part is input 0 of the next step."""
+
+    def __init__(self, *specs: PartSpec) -> None:
+        super().__init__()
+        self.seen = self.deployed(deploy(*(specs or (COUNTER,)), blobs=(weight(),)))
+        self.blob_number = 0
+
+    def step(self, number: int, committed: int = 0) -> list[ev.Action]:
+        feeds = ((0, 1, SMALL),)
+        return self(ev.RunAsked(COORD, self.request(), KEY, number, feeds, committed))
+
+    def executed(self, actions: list[ev.Action]) -> tuple[ev.Execute, list[ev.Action]]:
+        """The part that was started, and what follows once it is done."""
+        execute = one(ev.Execute, actions)
+        state = ev.Made(kept=kept(execute.outputs[0].keep))
+        return execute, self(ev.PartExecuted(execute.run, (state, ev.Made(inline=SMALL)), 0.1))
+
+    def done(self, number: int, committed: int = 0) -> int:
+        """Run a step to its end: under which number its state is kept."""
+        execute, after = self.executed(self.step(number, committed))
+        assert one(ev.ReplyRan, after).step == number
+        return execute.outputs[0].keep
+
+    def snapshot(self, step: int) -> list[ev.Action]:
+        return self(ev.SnapshotAsked(COORD, self.request(), KEY, step))
+
+
+def freed(actions: list[ev.Action]) -> set[int]:
+    return {each.tensor.tensor for each in of(ev.Release, actions) if isinstance(each.tensor, ev.Kept)}
+
+
+def test_the_first_step_takes_the_blob_and_the_second_what_the_first_left() -> None:
+    drive = Counter()
+    first = one(ev.Execute, drive.step(0))
+    assert [use.position for use in first.inputs] == [1], "input 0 is bound to the blob"
+    assert first.outputs[0].keep and not first.outputs[0].copies, "the state stays on its device"
+    drive(ev.PartExecuted(first.run, (ev.Made(kept=kept(first.outputs[0].keep)), ev.Made(inline=SMALL)), 0.1))
+    second = one(ev.Execute, drive.step(1))
+    state = next(use for use in second.inputs if use.position == 0)
+    assert state.tensor == kept(first.outputs[0].keep) and not state.last, "it stays for whoever has to go back"
+
+
+def test_a_step_waits_for_the_one_before_in_whatever_order_they_come() -> None:
+    drive = Counter()
+    assert not of(ev.Execute, drive.step(1)), "nothing has left a state yet"
+    execute, after = drive.executed(drive.step(0))
+    assert one(ev.Execute, after).inputs[0].tensor == kept(execute.outputs[0].keep)
+
+
+def test_what_is_committed_frees_what_was_before_it() -> None:
+    drive = Counter()
+    numbers = [drive.done(step) for step in range(3)]
+    assert freed(drive.step(3, committed=3)) == set(numbers[:2]), "the last committed value stays"
+    assert drive.machine._plans[KEY].carries.after(2)
+
+
+def test_the_first_values_are_let_go_once_a_step_is_committed() -> None:
+    drive = Counter()
+    drive.done(0)
+    actions = drive.step(1, committed=1)
+    assert one(ev.Unbind, actions).positions == {0}
+    assert one(ev.UnpinBlobs, actions).blobs == {WEIGHT}
+    assert not of(ev.Unbind, drive.step(2, committed=1)), "once"
+    dropped = drive(ev.DropAsked(COORD, drive.request(), KEY))
+    assert not of(ev.UnpinBlobs, dropped), "it is not let go a second time"
+
+
+def test_a_blob_that_is_also_a_weight_stays() -> None:
+    drive = Counter(with_carries(part(0, [STATE, Source("input"), STATE], [[], TO_COORD]), Carry(0, 0, 0)))
+    drive.done(0)
+    actions = drive.step(1, committed=1)
+    assert one(ev.Unbind, actions).positions == {0}
+    assert not any(each.blobs for each in of(ev.UnpinBlobs, actions))
+
+
+def test_a_snapshot_makes_blobs_of_what_a_step_left() -> None:
+    drive = Counter()
+    number = drive.done(0)
+    make = one(ev.MakeBlob, drive.snapshot(0))
+    assert make.tensor == kept(number)
+    reply = one(ev.Reply, drive(ev.BlobMade(make.number, b"s" * 32)))
+    assert reply.message == Snapshotted((CarriedValue(0, 0, b"s" * 32),))
+    assert drive(ev.BlobMade(make.number, b"s" * 32)) == [], "answered once"
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_snapshot_of_what_is_not_there_is_refused(step: int) -> None:
+    drive = Counter()
+    drive.done(0)
+    assert isinstance(one(ev.Refuse, drive.snapshot(step)).error, BlobMissing)
+
+
+def test_a_snapshot_of_a_plan_that_is_over_or_by_a_stranger_is_refused() -> None:
+    drive = Counter()
+    drive.done(0)
+    stranger = drive(ev.SnapshotAsked("other", drive.request(), KEY, 0))
+    assert isinstance(one(ev.Refuse, stranger).error, StaleGeneration)
+    drive(ev.DropAsked(COORD, drive.request(), KEY))
+    assert isinstance(one(ev.Refuse, drive.snapshot(0)).error, StaleGeneration)
+
+
+def test_a_snapshot_that_fails_is_refused_once_and_one_that_nobody_waits_for_is_not_answered() -> None:
+    drive = Counter()
+    drive.done(0)
+    make = one(ev.MakeBlob, drive.snapshot(0))
+    error = BlobMissing("no room")
+    assert one(ev.Refuse, drive(ev.BlobNotMade(make.number, error))).error is error
+    make = one(ev.MakeBlob, drive.snapshot(0))
+    drive(ev.RequestGone(drive.requests))
+    assert drive(ev.BlobMade(make.number, b"s" * 32)) == []
+
+
+def test_a_failed_step_ends_those_after_it_and_leaves_what_was_before() -> None:
+    drive = Counter()
+    number = drive.done(0)
+    failing = one(ev.Execute, drive.step(1))
+    drive.step(2)
+    actions = drive(ev.ExecuteFailed(failing.run, ExecuteFailed("no")))
+    assert len(of(ev.Refuse, actions)) == 2, "step 2 would wait for ever"
+    assert isinstance(one(ev.Refuse, drive.step(3)).error, StaleGeneration)
+    assert one(ev.MakeBlob, drive.snapshot(0)).tensor == kept(number)
+
+
+def test_a_cancelled_step_ends_those_after_it() -> None:
+    drive = Counter()
+    drive.done(0)
+    running = one(ev.Execute, drive.step(1))
+    drive.step(2)
+    actions = drive(ev.CancelAsked(COORD, KEY, 1))
+    assert len(of(ev.Refuse, actions)) == 2 and one(ev.StopRun, actions)
+    late = drive(ev.PartExecuted(running.run, (ev.Made(kept=kept(99)), ev.Made(inline=SMALL)), 0.1))
+    assert freed(late) == {99}, "nobody waits for what it made"
+
+
+def test_a_drop_frees_what_was_carried() -> None:
+    drive = Counter()
+    numbers = {drive.done(step) for step in range(2)}
+    actions = drive(ev.DropAsked(COORD, drive.request(), KEY))
+    assert freed(actions) == numbers and one(ev.Reply, actions).message == Done()
+
+
+def test_a_lost_host_takes_its_values_and_their_plan_with_it() -> None:
+    drive = Counter()
+    drive.done(0)
+    waiting = drive.step(1)
+    actions = drive(ev.HostLost(0, DeviceLost("gone")))
+    assert isinstance(one(ev.Refuse, actions).error, DeviceLost) and waiting
+    assert isinstance(one(ev.Refuse, drive.snapshot(0)).error, StaleGeneration)
+    assert isinstance(one(ev.Refuse, drive.step(2)).error, StaleGeneration)
+
+
+def test_one_output_may_be_carried_to_several_parts_and_be_read_in_its_own_step() -> None:
+    """Two parts read the state, the second makes the next one of it, and a third reads that at once."""
+    first = part(0, [STATE, Source("input")], [[Target(ME, 1, 1)]])
+    second = with_carries(part(1, [STATE, Source("edge", 0, 0)], [[Target(ME, 2, 0)]]), Carry(0, 0, 0), Carry(0, 1, 0))
+    third = part(2, [Source("edge", 1, 0)], [TO_COORD])
+    drive = Counter(first, second, third)
+    actions = drive.step(0)
+    for number in (11, 12, 13):
+        execute = one(ev.Execute, actions)
+        keep = execute.outputs[0].keep
+        actions = drive(ev.PartExecuted(execute.run, (ev.Made(kept=kept(number)),) if keep else made_small(), 0.1))
+        if number == 13:
+            assert not execute.inputs[0].last, "the next step needs it"
+    assert one(ev.ReplyRan, actions)
+    following = one(ev.Execute, drive.step(1))
+    assert next(use for use in following.inputs if use.position == 0).tensor == kept(12)
+
+
+def made_small() -> tuple[ev.Made, ...]:
+    return (ev.Made(inline=SMALL),)
+
+
+@pytest.mark.parametrize(
+    "carry",
+    [Carry(0, 5, 0), Carry(7, 0, 0), Carry(0, 0, 1), Carry(0, 0, 9), Carry(0, 1, 0)],
+    ids=["no such part", "no such output", "no param", "no such input", "another device"],
+)
+def test_an_impossible_carry_is_refused(carry: Carry) -> None:
+    other = part(1, [STATE], [TO_COORD], device=1)
+    message = deploy(with_carries(COUNTER, carry), other, blobs=(weight(),))
+    assert isinstance(one(ev.Refuse, Driver().ask_deploy(message)).error, InputError)
+
+
+def test_two_outputs_for_one_slot_are_refused() -> None:
+    spec = with_carries(COUNTER, Carry(0, 0, 0), Carry(1, 0, 0))
+    refused = one(ev.Refuse, Driver().ask_deploy(deploy(spec, blobs=(weight(),))))
+    assert isinstance(refused.error, InputError)
+
+
+def test_a_plan_without_parts_holds_blobs_for_others() -> None:
+    """A copy of another worker's state: fetched, pinned, and let go with the plan."""
+    drive = Driver()
+    key = PlanKey(7, 2)
+    seen = drive.deployed(Deploy(key, (), {}, (weight("peer"),), {}))
+    assert one(ev.Fetch, seen).blob == WEIGHT and one(ev.PinBlobs, seen).blobs == {WEIGHT}
+    assert one(ev.UnpinBlobs, drive(ev.DropAsked(COORD, drive.request(), key))).blobs == {WEIGHT}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_kept_or_freed_twice_whatever_happens(seed: int) -> None:
+    rng = random.Random(seed)
+    drive = Counter()
+    alive: set[int] = set()
+    running: dict[int, int] = {}
+    steps, committed = itertools.count(), 0
+
+    def see(actions: list[ev.Action]) -> None:
+        nonlocal committed
+        for number in freed(actions):
+            alive.remove(number)
+        for execute in of(ev.Execute, actions):
+            uses = [use.tensor.tensor for use in execute.inputs if isinstance(use.tensor, ev.Kept)]
+            assert set(uses) <= alive, "a step reads what was freed"
+            running[execute.run] = execute.outputs[0].keep
+        committed += len(of(ev.ReplyRan, actions))
+
+    for _ in range(60):
+        if running and rng.random() < 0.6:
+            run, number = running.popitem()
+            alive.add(number)
+            see(drive(ev.PartExecuted(run, (ev.Made(kept=kept(number)), ev.Made(inline=SMALL)), 0.1)))
+        elif rng.random() < 0.97:
+            see(drive.step(next(steps), rng.randint(0, committed)))
+        else:
+            see(drive(ev.CancelAsked(COORD, KEY, rng.randint(0, 40))))
+    see(drive(ev.DropAsked(COORD, drive.request(), KEY)))
+    while running:
+        run, number = running.popitem()
+        alive.add(number)
+        see(drive(ev.PartExecuted(run, (ev.Made(kept=kept(number)), ev.Made(inline=SMALL)), 0.1)))
+    assert not alive, "something stays on the device"
+
+
+# -- the engine host
+
+
+def test_a_host_keeps_a_state_hands_out_copies_and_lets_the_first_value_go(tmp_path: Path) -> None:
+    builder = GraphBuilder()
+    graph = builder.build([builder.add("add", builder.input("0", (2,), F32), builder.input("1", (2,), F32))])
+    first = np.array([1, 2], np.float32)
+    blob, path = hash_array(first), tmp_path / "blob"
+    path.write_bytes(tensor_bytes(first))
+    shared = SharedDir.create(tmp_path)
+    host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
+    param = hm.BoundParam(0, blob, str(path))
+    assert isinstance(host.handle(hm.PreparePart(1, graph.hash, graph.encoded, 2, 1, (param,), {}, False)), hm.Prepared)
+    ten = tensor_bytes(np.array([10, 10], np.float32)).tobytes()
+
+    def run(number: int, *inputs: hm.Input) -> hm.FromHost | None:
+        given = (hm.Input(1, "f32", (2,), True, ten), *inputs)
+        return host.handle(hm.ExecutePart(number, 1, given, (hm.Wanted(number, 0),)))
+
+    assert isinstance(run(1), hm.Executed)
+    host.handle(hm.Unbind(1, (0,)))
+    assert not host._resident and not host._resident_bytes
+    assert isinstance(run(2), hm.ExecuteFailed), "the first value is gone"
+    assert isinstance(run(3, hm.Input(0, "f32", (2,), False, kept=1)), hm.Executed)
+    exported = host.handle(hm.Export(5, 3))
+    assert isinstance(exported, hm.Exported) and exported.output is not None and exported.output.data is not None
+    assert np.frombuffer(exported.output.data, np.float32).tolist() == [21, 22]
+    host.handle(hm.Unprepare(1))
+    for number in (1, 3):
+        host.handle(hm.Forget(number))
+    gone = host.handle(hm.Export(6, 3))
+    assert isinstance(gone, hm.Exported) and gone.output is None and gone.error
+    assert not host._kept
+    shared.close()
