@@ -17,7 +17,7 @@ from wire.errors import ShapeError
 
 from .. import numpy as mnp
 from ..array import Array, Operand, apply, value_array
-from ..numpy.promotion import asarray, cast, floats, scalar
+from ..numpy.promotion import asarray, cast, extreme, floats, scalar
 from .normalisation import wide
 from .windows import Pair, count, extents, pads, per_axis
 
@@ -36,9 +36,7 @@ def max_pool(
     """
     array = asarray(x)
     places = _Places(array, kernel, stride, padding, dilation, ceil_mode)
-    kind = array.type.dtype
-    lowest = -math.inf if kind.kind == "f" else 0 if kind.kind == "b" else int(np.iinfo(kind.numpy).min)
-    return places.pooled(array, lowest, mnp.max, mnp.maximum)
+    return places.pooled(array, extreme(array.type.dtype, high=False), mnp.max, mnp.maximum)
 
 
 def avg_pool(
@@ -59,8 +57,10 @@ def lp_pool(
     """(sum of |x|^p)^(1/p) over each window, as `max_pool`."""
     (array,) = floats(x)
     places = _Places(array, kernel, stride, padding, dilation, ceil_mode)
-    total = places.pooled(mnp.pow(mnp.abs(wide(array)), p), 0, mnp.sum, mnp.add)
-    return cast(mnp.pow(total, 1 / p), array.type.dtype)
+    wider = wide(array)
+    powers = mnp.square(wider) if p == 2 else mnp.pow(mnp.abs(wider), p)
+    total = places.pooled(powers, 0, mnp.sum, mnp.add)
+    return cast(mnp.sqrt(total) if p == 2 else mnp.pow(total, 1 / p), array.type.dtype)
 
 
 def adaptive_avg_pool(x: Operand, output: Ints) -> Array:
@@ -119,7 +119,7 @@ class _Places:
             low, high = self.pads[place] if with_padding else (0, 0)
             start = np.arange(self.counted[place])[:, None] * self.stride[place] - self.pads[place][0]
             at = start + np.arange(self.kernel[place]) * self.dilation[place]
-            lines.append(((at >= -low) & (at < dim + high)).sum(1))
+            lines.append(np.maximum(((at >= -low) & (at < dim + high)).sum(1), 1))
         if all((line == line[0]).all() for line in lines):
             return scalar(float(math.prod(int(line[0]) for line in lines)), like.type.dtype)
         rank = len(lines)

@@ -21,7 +21,7 @@ from wire.errors import DTypeError, InputError, ShapeError
 from ..array import Array, Operand, apply, literal
 from ..handle import Handle
 from . import elementwise, manipulation
-from .promotion import asarray, cast, concrete, operands
+from .promotion import asarray, cast, concrete, index_dtype, operands
 from .reductions import normal_axis
 
 
@@ -259,7 +259,7 @@ def _advanced(array: Array, gathers: list[_Gather]) -> Array:
 
 def _flat(indices: list[Array], dims: list[int]) -> Array:
     """One index into the merged axes."""
-    dtype = I32 if math.prod(dims) < 1 << 31 else I64
+    dtype = index_dtype(math.prod(dims))
     flat = literal(0, dtype)
     for index, dim in zip(indices, dims, strict=True):
         clamped = index if index.value is not None else elementwise.clip(index, 0, max(dim - 1, 0))
@@ -273,7 +273,7 @@ def wrapped(index: Array, dim: int) -> Array:
         raise DTypeError(f"an index array has an integer dtype, got {index.type.dtype.name}")
     if index.value is not None:
         return _checked(index.value, dim)
-    narrow = cast(index, I64 if dim >= 1 << 31 else I32)
+    narrow = cast(index, index_dtype(dim))
     if index.type.dtype.kind == "u":
         return narrow
     return elementwise.where(elementwise.less(narrow, 0), elementwise.add(narrow, dim), narrow)
@@ -284,7 +284,7 @@ def _checked(value: NDArray[Any], dim: int) -> Array:
     if outside.any():
         raise InputError(f"index {value[outside].flat[0]} is outside an axis of {dim}")
     counted = np.where(value < 0, value.astype(np.int64) + dim, value)
-    return asarray(counted.astype(np.int64 if dim >= 1 << 31 else np.int32))
+    return asarray(counted.astype(index_dtype(dim).numpy))
 
 
 def _index_literal(item: int) -> Array:

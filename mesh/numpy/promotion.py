@@ -7,6 +7,7 @@ makes float32, an integer met by bools makes int32).  numpy scalars and arrays k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import reduce
 from typing import Any
@@ -25,6 +26,18 @@ PYTHON_DTYPES: dict[Any, DType] = {bool: BOOL, int: I32, float: F32}
 INT_BOUNDS = {
     d.name: (int(np.iinfo(d.numpy).min), int(np.iinfo(d.numpy).max)) for d in BY_NAME.values() if d.kind in "iu"
 }
+
+
+def extreme(dtype: DType, high: bool) -> float:
+    """The highest value of a dtype, or the lowest: infinities of floats."""
+    if dtype.kind == "f":
+        return math.inf if high else -math.inf
+    return high if dtype.kind == "b" else INT_BOUNDS[dtype.name][high]
+
+
+def index_dtype(dim: int) -> DType:
+    """The dtype of positions in an axis of `dim`: 32 bits wherever they do, which every device has."""
+    return I32 if dim < 1 << 31 else I64
 
 
 def to_dtype(spec: Any) -> DType:

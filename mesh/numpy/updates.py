@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from wire.dtypes import I32, I64
-
 from ..array import Array, Operand, apply
 from . import elementwise, indexing, manipulation
-from .promotion import asarray, like
+from .promotion import asarray, index_dtype, like
 
 
 class At:
@@ -60,7 +58,7 @@ class Place:
         mask = indexing.sole_mask(array, self._key)
         if mask is not None and _fits_under(mask, new, array):
             return _masked(array, mask, new, mode)
-        dtype = I32 if array.size < 1 << 31 else I64
+        dtype = index_dtype(array.size)
         every = apply("iota", shape=(math.prod(array.shape),), dtype=dtype.name, axis=0)
         places = indexing.getitem(manipulation.reshape(every, array.shape), self._key)
         updates = manipulation.broadcast_to(_without_leading_ones(new, places.ndim), places.shape)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from wire.dtypes import I32, I64, DType
+from wire.dtypes import I32
 
 from .. import numpy as mnp
 from ..array import Array, apply, literal
-from ..numpy.promotion import INT_BOUNDS, cast
+from ..numpy.promotion import INT_BOUNDS, cast, index_dtype
 from .slopes import choose, zero_like
 
 
@@ -25,11 +25,6 @@ def clamped(index: Array, dim: int) -> Array:
         index = mnp.maximum(index, 0) if low < 0 else index
         index = mnp.minimum(index, last) if high > last else index
     return cast(index, index_dtype(dim))
-
-
-def index_dtype(dim: int) -> DType:
-    """The dtype of positions in an axis of `dim`."""
-    return I32 if dim < 1 << 31 else I64
 
 
 def gathered(g: Array, z: Array, data: Array, index: Array, axis: int, batch_dims: int) -> Array:

@@ -22,10 +22,10 @@ from wire.ops import ELEMENTWISE
 from .. import numpy as mnp
 from ..array import Array, apply, literal
 from ..numpy.contraction import Labelled
-from ..numpy.promotion import cast, like
+from ..numpy.promotion import cast, index_dtype, like
 from . import convolutions, loops, randomness
 from .inner import Function, Inner, Whole, call_graph, looked_up, rebuilt, run, run_like
-from .scattering import clamped, flattened, index_dtype, inside
+from .scattering import clamped, flattened, inside
 from .vjp import dot_labels, missing, product
 
 Flags = Sequence[bool]

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import I32, I64
+from wire.dtypes import I32
 
 from ... import numpy as mnp
 from ...array import Array, apply, literal
-from ...numpy.promotion import cast
+from ...numpy.promotion import cast, index_dtype
 from .rows import Equation, Row
 
 CLIP, DROP, IN_BOUNDS = "CLIP", "FILL_OR_DROP", "PROMISE_IN_BOUNDS"
@@ -116,7 +116,7 @@ def _places(
     `batch` are the axes of `out` that run over indices, `windows` maps operand axes to axes of `out`, `starts` says
     which operand axis each component of an index is for, `paired` maps operand axes to axes of `indices`.
     """
-    dtype = I32 if math.prod(shape) < 1 << 31 else I64
+    dtype = index_dtype(math.prod(shape))
     flat, stride = literal(0, dtype), 1
     inside: Array | None = None
     for axis in reversed(range(len(shape))):

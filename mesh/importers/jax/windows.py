@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from wire.dtypes import DType
 from wire.errors import Unsupported
 
 from ... import numpy as mnp
 from ...array import Array, apply, literal
-from ...numpy.promotion import cast
+from ...numpy.promotion import cast, extreme
 from .rows import Equation, Row
 
 
@@ -89,21 +87,13 @@ def _padded(x: Array, padding: Sequence[tuple[int, int]], dilation: Sequence[int
     )  # fmt: skip
 
 
-def _lowest(dtype: DType) -> Any:
-    return -math.inf if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype.numpy).min
-
-
-def _highest(dtype: DType) -> Any:
-    return math.inf if dtype.kind == "f" else True if dtype.kind == "b" else np.iinfo(dtype.numpy).max
-
-
 def _select_and_scatter_add(equation: Equation, source: Array, x: Array) -> Array:
     """Each window's share of the cotangent goes to its first largest element (or smallest)."""
     name = getattr(equation["select_prim"], "name", "ge")
     greatest = name == "ge"
     sizes, strides = equation.ints("window_dimensions"), equation.ints("window_strides")
     padding = equation["padding"]
-    wide = _padded(x, padding, (1,) * x.ndim, (_lowest if greatest else _highest)(x.type.dtype))
+    wide = _padded(x, padding, (1,) * x.ndim, extreme(x.type.dtype, not greatest))
     counts = source.shape
     places = list(itertools.product(*(range(size) for size in sizes)))
 
@@ -137,8 +127,8 @@ def _select_and_scatter_add(equation: Equation, source: Array, x: Array) -> Arra
 
 ROWS: dict[str, Row] = {
     "conv_general_dilated": _conv,
-    "reduce_window_max": _reduce_window(lambda a, b: apply("max", a, b), _lowest),
-    "reduce_window_min": _reduce_window(lambda a, b: apply("min", a, b), _highest),
+    "reduce_window_max": _reduce_window(lambda a, b: apply("max", a, b), partial(extreme, high=False)),
+    "reduce_window_min": _reduce_window(lambda a, b: apply("min", a, b), partial(extreme, high=True)),
     "reduce_window_sum": _reduce_window(lambda a, b: a + b, lambda dtype: 0),
     "select_and_scatter_add": _select_and_scatter_add,
 }

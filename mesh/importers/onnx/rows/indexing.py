@@ -10,19 +10,14 @@ import math
 
 import numpy as np
 
-from wire.dtypes import BOOL, I32, I64, DType
+from wire.dtypes import BOOL, I32, DType
 
 from .... import numpy as mnp
 from ....array import Array, apply, value_array
-from ....numpy.promotion import cast, like
+from ....numpy.promotion import cast, index_dtype, like
 from ....numpy.reductions import normal_axis
 from ..evaluate import Call, Row
 from ..known import value_of
-
-
-def index_dtype(size: int) -> DType:
-    """What counts up to `size`: 32 bits wherever they do, which every device has."""
-    return I32 if size < 1 << 31 else I64
 
 
 def _wrapped(indices: Array, dim: int) -> Array:

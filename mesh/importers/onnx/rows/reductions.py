@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from wire.dtypes import BF16, BOOL, F16, F32, F64, I64, DType
+from wire.dtypes import BF16, BOOL, F16, F32, F64, I64
 
 from .... import numpy as mnp
 from ....array import Array
-from ....numpy.promotion import INT_BOUNDS, cast, like, scalar
+from ....numpy.promotion import cast, extreme, like, scalar
 from ....numpy.reductions import normal_axes, normal_axis
 from ..evaluate import Call, Row
 
@@ -51,17 +51,10 @@ def _extreme(function: Any, largest: bool) -> Reducer:
         if 0 not in [x.shape[axis] for axis in axes]:
             whole = cast(x, F32) if x.type.dtype is BOOL else x
             return cast(function(whole, axes, keepdims=keepdims), x.type.dtype)
-        empty = scalar(_bound(x.type.dtype, not largest), x.type.dtype)
+        empty = scalar(extreme(x.type.dtype, not largest), x.type.dtype)
         return mnp.broadcast_to(empty, _left(x, axes, keepdims))
 
     return reducer
-
-
-def _bound(dtype: DType, high: bool) -> bool | int | float:
-    """The largest value of a dtype, or the smallest."""
-    if dtype.kind == "f":
-        return math.inf if high else -math.inf
-    return high if dtype is BOOL else INT_BOUNDS[dtype.name][high]
 
 
 def _left(x: Array, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
