@@ -34,7 +34,7 @@ class Token:
     @property
     def text(self) -> str:
         """What people paste.  Whoever reads it may join: keep it out of logs and command lines."""
-        return PREFIX + _base32(self.pin + self.key_id_bytes + self.secret)
+        return PREFIX + base32(self.pin + self.key_id_bytes + self.secret)
 
     @property
     def key_id_bytes(self) -> bytes:
@@ -61,7 +61,7 @@ def parse_token(text: str) -> Token:
         cut = "was it cut when it was copied?" if len(text) < TOKEN_CHARS else "is it two, or with something behind it?"
         raise TokenError(f"a join token has {TOKEN_CHARS} characters and this has {len(text)}: {cut}")
     data = _unbase32(text[len(PREFIX) :])
-    if _base32(data) != text[len(PREFIX) :].lower():
+    if base32(data) != text[len(PREFIX) :].lower():
         raise TokenError("a join token has a wrong last character", next_step="Copy it again")
     pin, key_id, secret = data[:PIN_BYTES], data[PIN_BYTES:-SECRET_BYTES], data[-SECRET_BYTES:]
     return Token(pin, key_id_text(key_id), secret)
@@ -74,7 +74,7 @@ def redacted(text: str) -> str:
 
 def key_id_text(key_id: bytes) -> str:
     """How lists and logs name a token: 8 characters."""
-    return _base32(key_id)
+    return base32(key_id)
 
 
 # -- keys and proofs ---------------------------------------------------------------------------------------
@@ -119,7 +119,8 @@ def _mac(key: bytes, data: bytes) -> bytes:
     return hmac.digest(key, data, "sha256")
 
 
-def _base32(data: bytes) -> str:
+def base32(data: bytes) -> str:
+    """In lower case and without padding, as tokens and host names have it."""
     return base64.b32encode(data).decode().rstrip("=").lower()
 
 
