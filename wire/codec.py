@@ -6,8 +6,9 @@ A graph is one msgpack array of columns (docs/protocol.md, "Graph encoding"):
 
 Columns are little-endian integer arrays in the narrowest width that fits; an input is stored as its distance
 back, so a node can only refer to earlier nodes.  The attr table holds each distinct attribute set once; an array
-there is a tuple of ints.  A graph inside a node, such as a composite's body, is the encoding of that graph; where an op
-has several results, whose nodes differ in one attribute, a graph that the table holds already is its number there.
+there is a tuple of ints or of strings.  A graph inside a node, such as a composite's body, is the encoding of that
+graph; where an op has several results, whose nodes differ in one attribute, a graph that the table holds already is its
+number there.
 The canonical bytes, over which the hash is taken, are this encoding with an empty name.
 
 Decoding checks the structure of all columns at once with numpy before any node is made, then derives types
@@ -201,7 +202,7 @@ def _pack_graph(value: object) -> msgpack.ExtType:
 class _Reader:
     """Reads one graph and those nested in it; counts what all of them together may still contain."""
 
-    __slots__ = ("_depth", "_edges", "_inner", "_limits", "_lists", "_nodes", "_tables")
+    __slots__ = ("_depth", "_edges", "_inner", "_items", "_limits", "_lists", "_nodes", "_tables")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -210,6 +211,7 @@ class _Reader:
         self._edges = limits.graph_edges_max
         self._tables = limits.graph_nodes_max
         self._lists = limits.graph_nodes_max * _LISTS_PER_NODE
+        self._items = limits.graph_nodes_max * _ITEMS_PER_NODE
         self._inner: list[WireGraph] = []  # the graphs in the attribute table that is being read
 
     def read(self, data: bytes) -> Structure:
@@ -290,8 +292,14 @@ class _Reader:
                 if 4 * len(value) > limits.name_bytes_max:  # a character has at most four bytes
                     _check_text(value, limits, "a string attribute")
             elif kind is tuple:
-                if len(value) > limits.attr_ints_max:
-                    raise LimitExceeded(f"an attribute has at most {limits.attr_ints_max} integers")
+                self._items -= len(value)
+                if len(value) > limits.attr_items_max or self._items < 0:
+                    raise LimitExceeded(
+                        f"an attribute has at most {limits.attr_items_max} items, and {_ITEMS_PER_NODE} per node"
+                    )
+                for item in value if value and type(value[0]) is str else ():
+                    if type(item) is str and 4 * len(item) > limits.name_bytes_max:
+                        _check_text(item, limits, "a string in an attribute")
             elif kind is bytes:
                 if len(value) > limits.inline_const_bytes_max:
                     raise LimitExceeded(f"an inline constant has at most {limits.inline_const_bytes_max} bytes")
@@ -324,6 +332,7 @@ class _Reader:
 
 _SCALARS = frozenset({bool, int, float})
 _LISTS_PER_NODE = 8  # an op has at most four attributes that are lists
+_ITEMS_PER_NODE = 16  # of the lists in attributes, over all nodes: two per axis
 _NOT_MSGPACK = (ValueError, msgpack.UnpackException, RecursionError, OverflowError, TypeError)
 
 

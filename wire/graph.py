@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .dtypes import DType, dtype_of
-from .errors import GraphError, LimitExceeded, ShapeError
+from .errors import AttrError, GraphError, LimitExceeded, ShapeError
 from .limits import DEFAULT, Limits
-from .ops import CONTROL, OPS, VARIADIC, VARYING, check_attrs, inner_graphs, op_named
+from .ops import COLLECTIVES, CONTROL, MULTIPLE, OPS, VARIADIC, VARYING, check_attrs, inner_graphs, op_named
 from .types import NO_ATTRS, Attrs, TensorType
 
 
@@ -88,7 +88,7 @@ class WireGraph:
         that differ in `output` only."""
         groups: dict[Any, list[int]] = {}
         for index, (op, inputs, attrs) in enumerate(self.nodes):
-            if op in CONTROL:
+            if op in MULTIPLE:
                 shared = Attrs({name: value for name, value in attrs.items() if name != "output"})
                 groups.setdefault((op, inputs, shared), []).append(index)
         return {group[0]: tuple(group) for group in groups.values()}
@@ -105,6 +105,28 @@ class WireGraph:
         """Whether the values decide how much there is to do."""
         return any(
             op in VARYING or any(inner.work_varies for inner in inner_graphs(op, attrs)) for op, _, attrs in self.nodes
+        )
+
+    @cached_property
+    def free_axes(self) -> Mapping[str, int]:
+        """The axes, with their sizes, over which it has collectives: what the grid that it runs on must have.
+
+        AttrError if one axis has two sizes.
+        """
+        free: dict[str, int] = {}
+        for op, _, attrs in self.nodes:
+            if op in COLLECTIVES:
+                _join_axes(free, dict(zip(attrs["axes"], attrs["sizes"], strict=True)))
+            elif op != "spmd":  # which binds them all
+                for inner in inner_graphs(op, attrs):
+                    _join_axes(free, inner.free_axes)
+        return free
+
+    @cached_property
+    def has_spmd(self) -> bool:
+        """Whether this graph, or a graph inside it, is computed by ranks."""
+        return any(
+            op == "spmd" or any(inner.has_spmd for inner in inner_graphs(op, attrs)) for op, _, attrs in self.nodes
         )
 
     @cached_property
@@ -295,6 +317,12 @@ class GraphBuilder:
                     done.add(index)
                     order.append(index)
         return order
+
+
+def _join_axes(free: dict[str, int], more: Mapping[str, int]) -> None:
+    for axis, size in more.items():
+        if free.setdefault(axis, size) != size:
+            raise AttrError(f"the axis {axis!r} has the sizes {free[axis]} and {size}")
 
 
 def infer(node: Node, types: Sequence[TensorType], limits: Limits = DEFAULT) -> TensorType:

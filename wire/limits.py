@@ -23,7 +23,7 @@ class Limits:
     dim_max: int = 1 << 31
     tensor_bytes_max: int = 64 * GIB  # product of a shape and its item size; the job's budget is lower
     attrs_per_node_max: int = 16
-    attr_ints_max: int = 16  # in one attribute: two per axis
+    attr_items_max: int = 4096  # in one attribute: a spec per operand of an spmd node, two per rank of a permute
     name_bytes_max: int = 256
     nesting_max: int = 8  # graphs inside graphs: composites, branches and bodies
     inline_const_bytes_max: int = 64 * KIB  # a larger constant is a blob

@@ -35,6 +35,14 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * `while` takes the carry, then constants; test and body take both, and the body gives the next carry.
   * `scan` takes the carry, constants, and arrays of which its body gets row i in turn (the last first if `reverse` is
     1); it gives the last carry, then the rows that the body gave, stacked in the places of those it got.
+  * Collectives are computed by the ranks of an `spmd` node together.  A group is the ranks that differ along `axes`
+    only, numbered row-major over these; `sizes` are those of the axes.  `all_reduce` and `reduce_scatter` combine the
+    operands in that order, f16 and bf16 in f32.  `permute` sends from pairs[0] to pairs[1], pairs[2] to pairs[3], ...;
+    who is sent nothing has zeros.  `all_to_all` cuts along `split_axis`, block i goes to number i, and what comes is
+    joined along `concat_axis`.  Within a `cond` or a `while` they need a predicate that is the same on the whole group.
+  * `spmd` computes its body once per rank of a grid, on blocks: a spec has for each dimension the axes that split it,
+    joined by +, or -.  Results are put together again; along axes that a result's spec does not name, the first rank's
+    counts.
   * `random_bits` is threefry2x32 (20 rounds) of the key over the counter (0, element index), first word of the pair;
     so any part of it can be computed alone.
 """
@@ -135,6 +143,18 @@ def _while_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
 def _scan_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
     flops: int = attrs["length"] * attrs["body"].flops
     return flops
+
+
+def _spmd_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    ranks: int = math.prod(attrs["sizes"])
+    flops: int = attrs["body"].flops
+    return ranks * flops
+
+
+def _combined_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    """A rank's share: of n operands, each element is combined n - 1 times by somebody."""
+    ranks: int = math.prod(attrs["sizes"])
+    return types[0].size * (ranks - 1) // ranks
 
 
 WHILE_TRIPS = 100  # how often a `while` turns nobody knows before it has: a guess, so that it counts as more than once
@@ -264,11 +284,29 @@ _add("while", "structure", None, rules.carried_shape, rules.carried_dtype, _whil
 _add("scan", "structure", None, rules.scanned_shape, rules.scanned_dtype, _scan_flops, SUMMED,
      body="graph", carry="int", consts="int", length="int", reverse="int", output="int")  # fmt: skip
 
+_add("spmd", "structure", None, rules.whole_shape, rules.whole_dtype, _spmd_flops, SUMMED,
+     body="graph", axes="strs", sizes="ints", in_specs="strs", out_specs="strs", output="int")  # fmt: skip
+
+# collectives, of the ranks of an spmd node
+_group = {"axes": "strs", "sizes": "ints"}
+_add("all_reduce", "collective", 1, rules.reduced_over_ranks, rules.combined, _combined_flops, SUMMED,
+     **_group, reduction="str")  # fmt: skip
+_add("all_gather", "collective", 1, rules.gathered_shape, rules.first_dtype, _free, EXACT, **_group, axis="int")
+_add("reduce_scatter", "collective", 1, rules.scattered_shape, rules.combined, _combined_flops, SUMMED,
+     **_group, axis="int", reduction="str")  # fmt: skip
+_add("all_to_all", "collective", 1, rules.exchanged_shape, rules.first_dtype, _free, EXACT,
+     **_group, split_axis="int", concat_axis="int")  # fmt: skip
+_add("permute", "collective", 1, rules.permuted_shape, rules.first_dtype, _free, EXACT, **_group, pairs="ints")
+_add("broadcast_from", "collective", 1, rules.from_root_shape, rules.first_dtype, _free, EXACT, **_group, root="int")
+_add("axis_index", "collective", 0, rules.number_shape, rules.number_dtype, _free, EXACT, **_group)
+
 LEAVES = frozenset({"input", "param", "const"})
 ELEMENTWISE = frozenset(name for name, op in OPS.items() if op.family in {"unary", "binary", "ternary", "convert"})
 VIEWS = frozenset(name for name, op in OPS.items() if op.family == "view")
 VARIADIC = frozenset(name for name, op in OPS.items() if op.inputs is None)
-CONTROL = frozenset(name for name, op in OPS.items() if "output" in op.attrs)  # several results, a node for each
+MULTIPLE = frozenset(name for name, op in OPS.items() if "output" in op.attrs)  # several results, a node for each
+CONTROL = frozenset({"cond", "while", "scan"})  # branches and loops, which have several results too
+COLLECTIVES = frozenset(name for name, op in OPS.items() if op.family == "collective")
 VARYING = frozenset({"cond", "while"})  # how much work they are depends on values
 GRAPH_ATTRS: dict[str, tuple[str, ...]] = {  # the attributes that are graphs, of the ops that have some
     name: found
@@ -278,9 +316,33 @@ GRAPH_ATTRS: dict[str, tuple[str, ...]] = {  # the attributes that are graphs, o
 
 
 def inner_graphs(op: str, attrs: Attrs) -> tuple[Any, ...]:
-    """The graphs inside a node: a composite's body, the branches of a cond, the test and the body of a loop."""
+    """The graphs inside a node: a composite's body, the branches of a cond, the test and the body of a loop, and what
+    each rank of an spmd computes."""
     names = GRAPH_ATTRS.get(op)
     return tuple([attrs[name] for name in names]) if names else ()
+
+
+def result_graph(op: str, attrs: Attrs) -> Any:
+    """The graph inside a node whose outputs its results are."""
+    return attrs["then" if op == "cond" else "body"]
+
+
+def sent_bytes(op: str, attrs: Attrs, operand: TensorType | None) -> int:
+    """What a rank sends the others of its group at least, of its operand: the cost of a collective."""
+    if op not in SENT or operand is None:
+        return 0
+    ranks = math.prod(attrs["sizes"])
+    return SENT[op](operand.size_bytes, ranks) if ranks > 1 else 0
+
+
+SENT: dict[str, Callable[[int, int], int]] = {
+    "all_reduce": lambda size, ranks: 2 * size * (ranks - 1) // ranks,  # scattered and gathered again
+    "all_gather": lambda size, ranks: size * (ranks - 1),
+    "reduce_scatter": lambda size, ranks: size * (ranks - 1) // ranks,
+    "all_to_all": lambda size, ranks: size * (ranks - 1) // ranks,
+    "permute": lambda size, ranks: size,
+    "broadcast_from": lambda size, ranks: size,
+}
 
 
 def op_named(name: str) -> Op:
@@ -311,6 +373,7 @@ _KINDS: dict[str, _Check] = {  # the exact type of a value, and what else must h
     "ints": (tuple, _all_fit),
     "float": (float, None),
     "str": (str, None),
+    "strs": (tuple, lambda values: all(type(value) is str for value in values)),
     "bytes": (bytes, None),
     "graph": (None, lambda value: hasattr(value, "outputs")),
 }

@@ -38,6 +38,7 @@ FAMILIES = {
     "dot": "Contraction",
     "index": "Indexing",
     "structure": "Structure",
+    "collective": "Collectives",
 }
 HEAD = """\
 # The op table

@@ -1,4 +1,4 @@
-"""prune: branches and loops that compute only what somebody needs, with the same values.
+"""prune: branches, loops and ranks that compute only what somebody needs, with the same values.
 
 Results that nobody reads go, and with them carries that feed nothing else, and operands that are left over.  A while
 still turns as often: what its test reads stays.  Nodes are visited from the outputs back, so what one loop does not
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from .graph import GraphBuilder, Node, WireGraph
 from .limits import DEFAULT, Limits
-from .ops import CONTROL
+from .ops import MULTIPLE, result_graph
 
 
 class _Kept(NamedTuple):
-    """What is left of a branch or a loop: attributes but `output`, places of operands, and of results in order."""
+    """What is left of such a node: attributes but `output`, places of operands, and of results in order."""
 
     attrs: dict[str, Any]
     operands: tuple[int, ...]
@@ -51,8 +51,8 @@ def prune(graph: WireGraph, limits: Limits = DEFAULT) -> WireGraph:
 
 
 def _is_whole(graph: WireGraph, first: int, kept: _Kept) -> bool:
-    attrs = graph.nodes[first].attrs
-    return len(kept.outputs) == len(attrs["then" if graph.nodes[first].op == "cond" else "body"].outputs)
+    node = graph.nodes[first]
+    return len(kept.outputs) == len(result_graph(node.op, node.attrs).outputs)
 
 
 def _live(graph: WireGraph) -> dict[int, _Kept]:
@@ -62,7 +62,7 @@ def _live(graph: WireGraph) -> dict[int, _Kept]:
     kept: dict[int, _Kept] = {}
     for index in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[index]
-        if node.op not in CONTROL:
+        if node.op not in MULTIPLE:
             live.update(node.inputs if index in live else ())
         elif index not in later:
             used = [graph.nodes[each].attrs["output"] for each in graph.siblings[index] if each in live]
@@ -105,7 +105,17 @@ def _scan(node: Node, used: set[int]) -> _Kept:
     return _Kept(attrs, tuple(operands), tuple(outputs))
 
 
-_RULES = {"cond": _cond, "while": _while, "scan": _scan}
+def _spmd(node: Node, used: set[int]) -> _Kept:
+    body, outputs = node.attrs["body"], sorted(used)
+    operands = sorted(_read(body, outputs))
+    attrs = {name: node.attrs[name] for name in ("axes", "sizes")}
+    attrs["body"] = _cut(body, outputs, operands)
+    attrs["in_specs"] = tuple([node.attrs["in_specs"][place] for place in operands])
+    attrs["out_specs"] = tuple([node.attrs["out_specs"][place] for place in outputs])
+    return _Kept(attrs, tuple(operands), tuple(outputs))
+
+
+_RULES = {"cond": _cond, "while": _while, "scan": _scan, "spmd": _spmd}
 
 
 def _closed(body: WireGraph, used: set[int], asked: Iterable[int], carry: int | None = None) -> set[int]:

@@ -24,7 +24,7 @@ from .dtypes import BOOL, DType
 from .errors import BlobMissing
 from .graph import GraphBuilder, Node, WireGraph, const_value
 from .limits import DEFAULT, Limits
-from .ops import CONTROL, GRAPH_ATTRS, OPS, inner_graphs
+from .ops import COLLECTIVES, CONTROL, GRAPH_ATTRS, OPS, inner_graphs
 from .prune import prune
 from .types import Attrs, TensorType
 
@@ -268,6 +268,12 @@ def _fold(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
         return None
     if node.op in CONTROL or any(inner.has_control for inner in inner_graphs(node.op, node.attrs)):
         return None  # it may take long, or for ever
+    if (
+        node.op == "spmd"
+        or node.op in COLLECTIVES
+        or any(inner.free_axes for inner in inner_graphs(node.op, node.attrs))
+    ):
+        return None  # no rank can say it alone
     given_bytes = sum(rewriter.type(source).size_bytes for source in node.inputs)
     if kind.size_bytes > max(SMALL_BYTES, min(given_bytes, rewriter.limits.inline_const_bytes_max)):
         return None

@@ -13,7 +13,8 @@ starts a comment.  What the type says is not said again: an attribute `shape` or
 result's.  Attribute values, by the kind of the row:
 
     int -3      ints (0, 2)      float 1e-05, -0.0, inf, nan, nan(7ff8000000000001)      str "as in JSON"
-    bytes 0x00ff     address @<64 hex digits>     data [1.0, -0.0] or 0x...     graph graph "" { ... } or %3
+    strs ("dp", "tp")        bytes 0x00ff        address @<64 hex digits>
+    data [1.0, -0.0] or 0x...     graph graph "" { ... } or %3
 
 `data` is written as numbers where there are few and they give back the same bytes, in hex otherwise.  A large
 constant is its address; its content is not part of the text.  Of a node with several results, a graph that an earlier
@@ -36,7 +37,7 @@ from .dtypes import BY_NAME, DType
 from .errors import GraphDecodeError, GraphError
 from .graph import Node, WireGraph, infer
 from .limits import DEFAULT, Limits
-from .ops import CONTROL, GRAPH_ATTRS, OPS
+from .ops import GRAPH_ATTRS, MULTIPLE, OPS
 from .types import Attrs, TensorType
 from .verify import verify
 
@@ -52,12 +53,12 @@ def from_text(text: str, limits: Limits = DEFAULT) -> WireGraph:
     """The graph in `text`, verified.
 
     Raises GraphDecodeError with line and column for text that is not a graph, and the op table's own GraphErrors with
-    the line for nodes that cannot be.
+    the line for nodes that cannot be.  It may be the body of an spmd node: `verify.check_bound` asks.
     """
     reader = _Reader(text, limits)
     graph = reader.graph(depth=0)
     reader.expect("end")
-    verify(graph, limits)
+    verify(graph, limits, graph.free_axes)
     return graph
 
 
@@ -84,7 +85,7 @@ def _node(node: Node, kind: TensorType, indent: str, told: dict[tuple[str, WireG
     for name in said:
         if name == "data":
             attrs.append(f"data={_data(node.attrs['data'], kind)}")
-        elif kinds[name] == "graph" and node.op in CONTROL and (name, node.attrs[name]) in told:
+        elif kinds[name] == "graph" and node.op in MULTIPLE and (name, node.attrs[name]) in told:
             attrs.append(f"{name}=%{told[name, node.attrs[name]]}")
         elif kinds[name] == "graph":
             attrs.append(f"{name}=" + "\n".join(_lines(node.attrs[name], indent)))
@@ -112,6 +113,7 @@ _WRITERS: dict[str, Callable[[Any], str]] = {
     "ints": lambda value: f"({', '.join(map(str, value))})",
     "float": _float,
     "str": _quoted,
+    "strs": lambda value: f"({', '.join(map(_quoted, value))})",
     "bytes": lambda value: f"0x{value.hex()}",
     "blob": lambda value: f"@{value.hex()}",
 }
@@ -234,7 +236,7 @@ class _Reader:
             attrs["data"] = self._numbers()
         elif name.text == "blob":
             attrs["blob"] = self._bytes("address", 1)
-        elif kind == "graph" and op in CONTROL and self._next.kind == "label":
+        elif kind == "graph" and op in MULTIPLE and self._next.kind == "label":
             attrs[name.text] = self._graph_of(labels, nodes, name.text)
         elif kind == "graph":
             attrs[name.text] = self.graph(depth + 1)
@@ -293,15 +295,19 @@ class _Reader:
         return value
 
     def _ints(self) -> tuple[int, ...]:
+        return tuple(self._listed("number", self._int))
+
+    def _strs(self) -> tuple[str, ...]:
+        return tuple(self._listed("string", self._string))
+
+    def _listed(self, kind: str, item: Callable[[], Any]) -> Iterator[Any]:
         self.expect("(")
-        items = []
-        while self._next.kind == "number":
-            items.append(self._int())
+        while self._next.kind == kind:
+            yield item()
             if self._next.kind != ",":
                 break
             self._take()
         self.expect(")")
-        return tuple(items)
 
     def _float(self) -> float:
         if self._next.kind == "nan":
@@ -334,7 +340,7 @@ class _Reader:
         return words
 
     _values: dict[str, Callable[[_Reader], Any]] = {  # noqa: RUF012  # a table, never changed
-        "int": _int, "ints": _ints, "float": _float, "str": _string, "bytes": _bytes,
+        "int": _int, "ints": _ints, "float": _float, "str": _string, "strs": _strs, "bytes": _bytes,
     }  # fmt: skip
 
     # -- tokens

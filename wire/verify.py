@@ -7,7 +7,8 @@ large a graph may be is in `limits.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from .errors import AttrError, GraphError, LimitExceeded
@@ -16,15 +17,27 @@ from .limits import DEFAULT, Limits
 from .types import Attrs
 
 
-def verify(graph: WireGraph, limits: Limits = DEFAULT) -> None:
+def verify(graph: WireGraph, limits: Limits = DEFAULT, grid: Mapping[str, int] = MappingProxyType({})) -> None:
     """Return if `graph` is valid; otherwise raise a GraphError (or a subclass, as decoding does) naming op and node.
 
     Checked: every index refers to an earlier node, arities, attributes, stored types against derived ones, names
-    distinct, every limit, the graphs inside nodes likewise, and the size of each constant that is held.
+    distinct, every limit, the graphs inside nodes likewise, and the size of each constant that is held.  Collectives
+    stand in the body of an spmd node, unless `grid` (sizes by axis) says over which axes the graph itself is run.
     """
     _verify(graph, limits, depth=0)
+    check_bound(graph, grid)
     if len(graph.encoded) > limits.graph_bytes_max:
         raise LimitExceeded(f"a graph of {len(graph.encoded)} bytes exceeds {limits.graph_bytes_max}")
+
+
+def check_bound(graph: WireGraph, grid: Mapping[str, int] = MappingProxyType({})) -> None:
+    """AttrError unless every collective is in the body of an spmd node, or over axes of the grid that it is run on."""
+    for axis, size in graph.free_axes.items():
+        if grid.get(axis) != size:
+            raise AttrError(
+                f"a collective over the axis {axis!r} of size {size} stands outside of a grid that has it",
+                next_step="Call it within a function given to mesh.shard_map",
+            )
 
 
 def _verify(graph: WireGraph, limits: Limits, depth: int) -> None:

@@ -148,11 +148,28 @@ def test_attributes_of_a_node(count: int, error: type[GraphError]) -> None:
         decode_graph(Fields.of(chain(1)).but(table=table).pack())
 
 
-@pytest.mark.parametrize(("count", "error"), [(15, "rank 15"), (16, "rank 16"), (17, "at most 16 integers")])
-def test_integers_of_an_attribute(count: int, error: str) -> None:
+@pytest.mark.parametrize(("count", "error"), [(4095, "rank 4095"), (4096, "rank 4096"), (4097, "at most 4096 items")])
+def test_items_of_an_attribute(count: int, error: str) -> None:
     table = [{"dtype": "f32", "name": "x", "shape": [1] * count}]
     with pytest.raises(LimitExceeded, match=error):
         decode_graph(Fields.of(chain(1)).but(table=table).pack())
+
+
+@pytest.mark.parametrize(("last", "error"), [(16, "rank 16"), (17, "16 per node")])
+def test_items_of_all_attributes(last: int, error: str) -> None:
+    """Those of one node may be many, but not those of every node."""
+    limits = replace(DEFAULT, graph_nodes_max=20)
+    table = [{"dtype": "f32", "name": str(at), "shape": [1] * (16 if at < 19 else last)} for at in range(20)]
+    with pytest.raises(LimitExceeded, match=error):
+        decode_graph(Fields.of(chain(1)).but(table=table).pack(), limits)
+
+
+def test_strings_in_an_attribute() -> None:
+    graph = chain(1)
+    for size, error in ((256, AttrError), (257, LimitExceeded)):
+        table = [{"dtype": "f32", "name": "x", "shape": ["n" * size]}]
+        with pytest.raises(error):
+            decode_graph(Fields.of(graph).but(table=table).pack())
 
 
 @pytest.mark.parametrize(("size", "refused"), [(255, False), (256, False), (257, True)])

@@ -69,6 +69,35 @@ SCAN: dict[str, Any] = {
 }
 
 
+GROUP: dict[str, Any] = {"axes": ("dp", "tp"), "sizes": (2, 3)}
+SPMD: dict[str, Any] = {
+    **GROUP,
+    "body": graph_of([f32(2, 3), f32(4)], lambda b, x, y: [b.add("all_reduce", x, **GROUP, reduction="sum"), y]),
+    "in_specs": ("dp -", "tp+dp"),
+    "out_specs": ("- tp", "-"),
+}
+
+
+def spmd_over(make: Any, **attrs: Any) -> dict[str, Any]:
+    """An spmd of one operand and result."""
+    plain = {"in_specs": ("dp -",), "out_specs": ("dp -",), "output": 0}
+    return {**GROUP, **plain, "body": graph_of([f32(2, 3)], make), **attrs}
+
+
+def turned(axes: tuple[str, ...], *sizes: tuple[int, ...]) -> Any:
+    """The body that has a collective over a group of each of these sizes."""
+
+    def make(b: GraphBuilder, x: int) -> list[int]:
+        for size in sizes:
+            x = b.add("permute", x, axes=axes, sizes=size, pairs=())
+        return [x]
+
+    return make
+
+
+ALONE = {**spmd_over(lambda b, x: [x]), "axes": ("pp",), "sizes": (1,), "in_specs": ("- -",), "out_specs": ("- -",)}
+
+
 # One good use of every op: its operands' types, attributes, and the result.
 GOOD: dict[str, tuple[tuple[TensorType, ...], dict[str, Any], TensorType]] = {
     "input": ((), {"name": "x", "shape": SHAPE, "dtype": "f32"}, f32(2, 3)),
@@ -110,6 +139,14 @@ GOOD: dict[str, tuple[tuple[TensorType, ...], dict[str, Any], TensorType]] = {
     "cond": ((ASKED, f32(2, 3)), {**COND, "output": 0}, f32(2, 3)),
     "while": ((f32(2, 3), f32(2, 3)), {**WHILE, "output": 0}, f32(2, 3)),
     "scan": ((f32(2, 3), f32(4, 2, 3)), {**SCAN, "output": 1}, f32(4, 2, 3)),
+    "spmd": ((f32(4, 3), f32(24)), {**SPMD, "output": 0}, f32(2, 9)),
+    "all_reduce": ((f32(2, 3),), {**GROUP, "reduction": "max"}, f32(2, 3)),
+    "all_gather": ((f32(2, 3),), {**GROUP, "axis": 1}, f32(2, 18)),
+    "reduce_scatter": ((f32(2, 12),), {**GROUP, "axis": 1, "reduction": "sum"}, f32(2, 2)),
+    "all_to_all": ((f32(2, 12),), {**GROUP, "split_axis": 1, "concat_axis": 0}, f32(12, 2)),
+    "permute": ((f32(2, 3),), {**GROUP, "pairs": (0, 5, 5, 1)}, f32(2, 3)),
+    "broadcast_from": ((f32(2, 3),), {**GROUP, "root": 5}, f32(2, 3)),
+    "axis_index": ((), GROUP, i32()),
 }  # fmt: skip
 
 
@@ -139,8 +176,8 @@ def test_every_row_stands_in_the_docs() -> None:
 
 
 def test_every_op_has_exactly_one_cpu_row() -> None:
-    assert KERNELS.keys() == OPS.keys() - LEAVES - GRAPH_ATTRS.keys(), (
-        "the engine itself places leaves and inner graphs"
+    assert KERNELS.keys() == OPS.keys() - LEAVES - GRAPH_ATTRS.keys() - ops.COLLECTIVES, (
+        "the engine itself places leaves and inner graphs, and no rank is alone"
     )
     assert CONTROL.keys() == ops.CONTROL
 
@@ -159,6 +196,7 @@ def test_attribute_kinds_are_known_and_what_a_type_says_is_the_attribute() -> No
             "ints",
             "float",
             "str",
+            "strs",
             "bytes",
             "graph",
         }
@@ -170,7 +208,7 @@ def test_attribute_kinds_are_known_and_what_a_type_says_is_the_attribute() -> No
 @pytest.mark.parametrize("op", OPS)
 def test_attributes_are_exactly_those_of_the_row(op: str) -> None:
     _, attrs, _ = GOOD[op]
-    kinds = {"int": 1.0, "ints": [1], "float": 1, "str": b"f32", "bytes": "f32", "graph": 3}
+    kinds = {"int": 1.0, "ints": [1], "float": 1, "str": b"f32", "strs": ["dp"], "bytes": "f32", "graph": 3}
     wrong = [{**attrs, "surplus": 1}]
     for name, kind in OPS[op].attrs.items():
         wrong.append({**attrs, name: kinds[kind.rstrip("?")]})
@@ -179,6 +217,8 @@ def test_attributes_are_exactly_those_of_the_row(op: str) -> None:
             wrong.append({key: value for key, value in attrs.items() if key != name})
         if kind == "ints":
             wrong.extend({**attrs, name: (value,)} for value in (1.0, True, "1", 1 << 63, -(1 << 63) - 1))
+        if kind == "strs":
+            wrong.extend({**attrs, name: value} for value in ("dp", (b"dp",), ("dp", 1)))
         if kind.startswith("int"):
             wrong.extend({**attrs, name: value} for value in (True, 1 << 63))
     for case in wrong:
@@ -213,6 +253,8 @@ ACCEPTED = {
     **dict.fromkeys(("not", "and", "or", "xor"), BITS),
     **dict.fromkeys(("shl", "shr"), INTEGER),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "reduce_max", "reduce_min", "cast", "argsort"), ANY),
+    **dict.fromkeys(("all_reduce", "all_gather", "all_to_all", "permute", "broadcast_from"), ANY),
+    "reduce_scatter": NUMBER,
     **dict.fromkeys((name for name, op in OPS.items() if op.family == "view"), ANY),
 }
 
@@ -404,6 +446,35 @@ WRONG_SHAPES: list[tuple[str, tuple[TensorType, ...], dict[str, Any], type[Graph
     *[("scan", (f32(2, 3), f32(4, 2, 3)), {**SCAN, name: value, "output": 0}, AttrError)
       for name, value in (("carry", -1), ("carry", 3), ("consts", -1), ("consts", 2), ("length", -1),
                           ("length", 1 << 31), ("reverse", 2))],
+    *[(op, GOOD[op][0], {**GOOD[op][1], **group}, AttrError) for op in sorted(ops.COLLECTIVES) for group in (
+        {"axes": ()}, {"axes": ("dp", "dp")}, {"axes": ("dp", "t p")}, {"axes": ("dp", "")}, {"axes": ("dp",)},
+        {"sizes": (2, 0)}, {"sizes": (2, -3)}, {"sizes": (1 << 62, 3)}, {"sizes": (1024, 2)})],
+    *[(op, (f32(2, 3),), {**GOOD[op][1], "reduction": "mean"}, AttrError) for op in ("all_reduce", "reduce_scatter")],
+    *[(op, (f32(6, 6),), {**GOOD[op][1], name: axis}, AttrError) for axis in (-1, 2, 1 << 62) for op, name in (
+        ("all_gather", "axis"), ("reduce_scatter", "axis"), ("all_to_all", "split_axis"),
+        ("all_to_all", "concat_axis"))],
+    ("all_gather", (f32(),), {**GROUP, "axis": 0}, AttrError),
+    ("all_gather", (f32(1 << 30, 1),), {**GROUP, "axis": 0}, LimitExceeded),
+    ("reduce_scatter", (f32(2, 10),), GOOD["reduce_scatter"][1], ShapeError),
+    ("all_to_all", (f32(2, 10),), GOOD["all_to_all"][1], ShapeError),
+    *[("permute", (f32(2, 3),), {**GROUP, "pairs": pairs}, AttrError)
+      for pairs in ((0,), (0, 1, 2), (0, 6), (-1, 0), (0, 1, 0, 2), (1, 0, 2, 0))],
+    *[("broadcast_from", (f32(2, 3),), {**GROUP, "root": root}, AttrError) for root in (-1, 6, 1 << 62)],
+    ("spmd", (f32(4, 3), f32(25)), {**SPMD, "output": 0}, ShapeError),
+    ("spmd", (f32(4, 4), f32(24)), {**SPMD, "output": 0}, ShapeError),
+    ("spmd", (i32(4, 3), f32(24)), {**SPMD, "output": 0}, ShapeError),
+    ("spmd", (f32(4, 3),), {**SPMD, "output": 0}, AttrError),
+    ("spmd", (f32(4, 3), f32(24)), {**SPMD, "output": 2}, AttrError),
+    ("spmd", (f32(4, 3), f32(24)), {**SPMD, "output": 0, "body": with_param()}, AttrError),
+    *[("spmd", (f32(4, 3), f32(24)), {**SPMD, "output": 0, **wrong}, AttrError) for wrong in (
+        {"in_specs": ("dp -",)}, {"in_specs": ("dp", "tp+dp")}, {"in_specs": ("dp pp", "tp+dp")},
+        {"in_specs": ("dp dp", "tp+dp")}, {"in_specs": ("dp+dp -", "tp+dp")}, {"in_specs": ("dp  -", "tp+dp")},
+        {"out_specs": ("- tp",)}, {"out_specs": ("tp", "-")}, {"out_specs": ("- pp", "-")},
+        {"axes": ("dp", "dp")}, {"axes": ("dp",), "sizes": (2,)}, {"sizes": (1 << 40, 1 << 40)})],
+    ("spmd", (f32(4, 3),), spmd_over(turned(("pp",), (2,))), AttrError),
+    ("spmd", (f32(4, 3),), spmd_over(turned(("tp",), (2,))), AttrError),
+    ("spmd", (f32(4, 3),), spmd_over(turned(("tp",), (2,), (3,))), AttrError),
+    ("spmd", (f32(4, 3),), spmd_over(lambda b, x: [b.add("spmd", x, **ALONE)]), AttrError),
 ]  # fmt: skip
 
 
@@ -462,6 +533,8 @@ def _strange(kind: str, value: Any, numbers: tuple[int, ...], rng: random.Random
             return rng.choice(numbers)
         case "ints":
             return tuple(rng.choice(numbers) for _ in range(rng.choice((len(value), rng.randrange(10)))))
+        case "strs":
+            return tuple(rng.choice(("dp", "tp", "", "- -", "dp+tp -", "x y")) for _ in range(rng.randrange(4)))
         case "str":
             return rng.choice(("f32", "bool", "u64", "set", "", "\x00"))
         case "bytes":

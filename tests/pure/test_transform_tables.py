@@ -7,9 +7,12 @@ import pytest
 from mesh.transforms.jvp import JVPS
 from mesh.transforms.vjp import VJPS
 from mesh.transforms.vmap import VMAPS
-from wire.ops import LEAVES, OPS
+from wire.ops import COLLECTIVES, LEAVES, OPS
 
-NEVER_WALKED = dict.fromkeys((*LEAVES, "iota"), "has no operands, so it depends on no argument")
+NEVER_WALKED = {
+    **dict.fromkeys((*LEAVES, "iota", "axis_index"), "has no operands, so it depends on no argument"),
+    **dict.fromkeys((*COLLECTIVES - {"axis_index"}, "spmd"), "is not yet made by any function of mesh"),
+}
 WITHOUT = {
     "vjp": NEVER_WALKED,
     "jvp": NEVER_WALKED,

@@ -22,13 +22,16 @@ from numpy.typing import NDArray
 from wire.dtypes import BOOL, DTYPES, F32, F64, I32, U32, DType, dtype_of
 from wire.graph import GraphBuilder, WireGraph
 
-from .control_cases import CASES
-from .control_cases import DTYPES as LOOPED
+from . import control_cases, spmd_cases
 from .values import all_tuples, all_values, any_bits, ordinary, special
 
 LARGE = 70_003  # more than 65,535 and no multiple of 4
 RANK_6 = (2, 1, 3, 1, 2, 5)
-PROGRAMS = ("composite", *CASES)  # the ops with graphs inside
+WHOLE = {  # ops whose cases are whole graphs, and the dtypes they are asked for
+    **{op: (row, control_cases.DTYPES) for op, row in control_cases.CASES.items()},
+    **{op: (row, spmd_cases.DTYPES) for op, row in spmd_cases.CASES.items()},
+}
+PROGRAMS = ("composite", *WHOLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,12 @@ def _cases_of(op: str) -> tuple[Case, ...]:
         from .op_programs import programs
 
         return programs()
-    if op in CASES:
+    if op in WHOLE:
+        make, dtypes = WHOLE[op]
         return tuple(
             Case(f"{op}/{dtype.name}/{label}", op, dtype, graph, inputs)
-            for dtype in LOOPED
-            for label, graph, inputs in CASES[op](dtype)
+            for dtype in dtypes
+            for label, graph, inputs in make(dtype)
         )
     kinds, row = ROWS[op]
     return tuple(_case(op, dtype, example) for dtype in DTYPES if dtype.kind in kinds for example in row(dtype))

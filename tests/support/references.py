@@ -20,16 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.dtypes import BF16, DType, dtype_of
-from wire.graph import WireGraph, const_value
+from wire.graph import Node, WireGraph, const_value
+from wire.ops import COLLECTIVES
 from wire.types import Attrs, TensorType
+
+from .rank_references import Rank, collective, spmd
 
 Array = NDArray[Any]
 Reference = Callable[[Attrs, list[Array], TensorType], Array]
 
 
-def reference(graph: WireGraph, inputs: Mapping[str, Array]) -> list[Array]:
-    """The outputs of `graph`, every node rounded to its dtype."""
+def reference(graph: WireGraph, inputs: Mapping[str, Array], rank: Rank | None = None) -> list[Array]:
+    """The outputs of `graph`, every node rounded to its dtype; as one `rank` of several where it is a body."""
     values: list[Array] = []
+    told: dict[Any, list[Array]] = {}
     for node, kind in zip(graph.nodes, graph.types, strict=True):
         operands = [values[source] for source in node.inputs]
         if node.op in ("input", "param"):
@@ -38,37 +42,50 @@ def reference(graph: WireGraph, inputs: Mapping[str, Array]) -> list[Array]:
             values.append(const_value(node, graph.blobs))
         elif node.op == "composite":
             body = node.attrs["body"]
-            values.append(_inside(body, operands)[0])
+            values.append(_inside(body, operands, rank)[0])
         elif node.op in CONTROL:
-            values.append(CONTROL[node.op](node.attrs, operands)[node.attrs["output"]])
+            values.append(_once(node, operands, rank, told)[node.attrs["output"]])
+        elif node.op == "spmd":
+            values.append(spmd(node.attrs, operands, _inside)[node.attrs["output"]])
+        elif node.op in COLLECTIVES:
+            assert rank is not None
+            values.append(settled(collective(node.op, node.attrs, operands, rank), kind))
         else:
             with np.errstate(all="ignore"):
                 values.append(settled(REFERENCES[node.op](node.attrs, operands, kind), kind))
     return [values[index] for index in graph.outputs]
 
 
-def _inside(graph: WireGraph, operands: list[Array]) -> list[Array]:
-    return reference(graph, dict(zip(graph.input_types, operands, strict=True)))
+def _inside(graph: WireGraph, operands: list[Array], rank: Rank | None = None) -> list[Array]:
+    return reference(graph, dict(zip(graph.input_types, operands, strict=True)), rank)
 
 
-def _cond(attrs: Attrs, operands: list[Array]) -> list[Array]:
-    return _inside(attrs["then"] if operands[0].item() else attrs["otherwise"], operands[1:])
+def _once(node: Node, operands: list[Array], rank: Rank | None, told: dict[Any, list[Array]]) -> list[Array]:
+    """All results of a branch or a loop: ranks meet in it once, however many results are asked for."""
+    key = (node.op, node.inputs, *[(name, value) for name, value in node.attrs.items() if name != "output"])
+    if key not in told:
+        told[key] = CONTROL[node.op](node.attrs, operands, rank)
+    return told[key]
 
 
-def _while(attrs: Attrs, operands: list[Array]) -> list[Array]:
+def _cond(attrs: Attrs, operands: list[Array], rank: Rank | None) -> list[Array]:
+    return _inside(attrs["then"] if operands[0].item() else attrs["otherwise"], operands[1:], rank)
+
+
+def _while(attrs: Attrs, operands: list[Array], rank: Rank | None) -> list[Array]:
     carried = len(attrs["body"].outputs)
-    while _inside(attrs["test"], operands)[0].item():
-        operands = _inside(attrs["body"], operands) + operands[carried:]
+    while _inside(attrs["test"], operands, rank)[0].item():
+        operands = _inside(attrs["body"], operands, rank) + operands[carried:]
     return operands[:carried]
 
 
-def _scan(attrs: Attrs, operands: list[Array]) -> list[Array]:
+def _scan(attrs: Attrs, operands: list[Array], rank: Rank | None) -> list[Array]:
     body, first = attrs["body"], attrs["carry"] + attrs["consts"]
     carry, constants, columns = operands[: attrs["carry"]], operands[attrs["carry"] : first], operands[first:]
     given = [[column[at] for column in columns] for at in range(attrs["length"])]
     taken = []
     for rows in given[::-1] if attrs["reverse"] else given:
-        results = _inside(body, [*carry, *constants, *rows])
+        results = _inside(body, [*carry, *constants, *rows], rank)
         carry = results[: attrs["carry"]]
         taken.append(results[attrs["carry"] :])
     stacked = []
@@ -79,7 +96,11 @@ def _scan(attrs: Attrs, operands: list[Array]) -> list[Array]:
     return [*carry, *stacked]
 
 
-CONTROL: dict[str, Callable[[Attrs, list[Array]], list[Array]]] = {"cond": _cond, "while": _while, "scan": _scan}
+CONTROL: dict[str, Callable[[Attrs, list[Array], Rank | None], list[Array]]] = {
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+}
 
 
 def settled(array: Array, kind: TensorType) -> Array:

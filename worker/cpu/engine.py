@@ -22,6 +22,7 @@ from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMe
 from wire.graph import GraphBuilder, Node, WireGraph, const_value
 from wire.ops import GRAPH_ATTRS, LEAVES, OPS
 from wire.types import TensorType
+from wire.unroll import unroll
 
 from ..engine import EngineInfo, Measured, Stopped, never
 from ..inline import inline_composites
@@ -140,7 +141,7 @@ def evaluate(
 
 def compile_graph(graph: WireGraph) -> CpuExecutable:
     """The schedule of a graph; BlobMissing if a large constant is not here."""
-    flat = inline_composites(graph)
+    flat = inline_composites(unroll(graph))
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     computed = [(index, node) for index, node in enumerate(flat.nodes) if index not in later]
     same = _same_memory(flat)

@@ -20,6 +20,7 @@ from wire.errors import ExecuteFailed, InputError, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph, const_value
 from wire.ops import OPS
 from wire.types import TensorType
+from wire.unroll import unroll
 
 from ..engine import EngineInfo, Executable, Measured, Stopped, never
 from .cache import ProgramCache, cache_key
@@ -77,7 +78,8 @@ class WgslEngine:
         if found is not None:
             found.from_cache = True
             return found
-        made = self._in_steps(graph, force) if graph.has_control else self._straight(graph, force)
+        plain = unroll(graph)
+        made = self._in_steps(plain, force) if plain.has_control else self._straight(plain, force)
         self._executables[graph.hash] = made
         return made
 
