@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.profiles import device, near, random_profiles, worker
 from support.random_graphs import big_graph, random_graph
 
-from coordinator.planner import STRATEGIES, make_plan
+from coordinator.planner import make_plan
 from wire.graph import WireGraph
 from wire.ops import inner_graphs
+from wire.strategies import STRATEGIES
 
 GOAL_S = 2.0
 

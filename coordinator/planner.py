@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from wire.errors import InputError, PlacementError
+from wire.errors import PlacementError
 from wire.graph import GraphBuilder, WireGraph
 from wire.simplify import simplify
+from wire.strategies import DeviceMap, Pipeline, strategy_of
 
 from .cost import CostModel, PartSketch, Prediction
 from .memory import memory_by_site
 from .partition import EXACT_ASSIGNMENTS_MAX, Partitioner
+from .placement import named, placed
 from .plan import Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Plan, Source, WorkerShare
 from .profile import Profiles
-
-STRATEGIES = ("auto", "single", "pipeline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,17 @@ class Question:
 
 
 def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> Plan:
-    """The plan for one call of `graph`; PlacementError with need and have per worker if nothing fits."""
-    if strategy not in STRATEGIES:
-        raise InputError(f"strategy {strategy!r} is not known", next_step=f"Choose one of {', '.join(STRATEGIES)}")
+    """The plan for one call of `graph`; `strategy` is the text of one (wire/strategies.py).
+
+    PlacementError with need and have per worker if nothing fits, InputError for a strategy that is not known.
+    """
+    asked = strategy_of(strategy)
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     graph = simplify(graph)
-    count = len(profiles.workers) if strategy == "pipeline" else CANDIDATES_MAX
+    if isinstance(asked, DeviceMap):
+        return _fitting(graph, named(profiles, asked), strategy, len(profiles.workers))
+    count = len(profiles.workers) if isinstance(asked, Pipeline) else CANDIDATES_MAX
     while count < len(profiles.workers):
         try:
             return _fitting(graph, profiles.best(count), strategy, len(profiles.workers))
@@ -78,7 +82,8 @@ def _draft(
     """The best plan under these budgets, or the one that lacks least; the profiles have the real ones."""
     model = CostModel(graph, budgets)
     partitioner = Partitioner(model)
-    _, assignment = partitioner.best(strategy)
+    asked = strategy_of(strategy)
+    assignment = placed(model, asked) if isinstance(asked, DeviceMap) else partitioner.best(strategy)[1]
     prediction, sketches = model.arrange(assignment)
     parts, edges, place = _parts(model, sketches)
     plan = Plan(
@@ -198,6 +203,8 @@ def _reasons(
     used = sorted({part.site[0] for part in sketches})
     names = ", ".join(workers[worker].name for worker in used) or "none"
     reasons = [f"{len(used)} of {known} workers ({names}), predicted {chosen.seconds * 1e3:.3g} ms per call"]
+    if strategy.startswith(DeviceMap.word):
+        return [*reasons, "every layer where the device map says", *_detours(model, sketches)][:REASONS_MAX]
     if known > len(workers):
         reasons.append(f"chosen among the {len(workers)} fastest and roomiest")
     if strategy == "auto" and len(workers) ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:

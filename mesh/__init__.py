@@ -12,6 +12,7 @@ from . import neighbours  # first: it explains why one of the imports below woul
 
 # isort: split
 from wire.graph import WireGraph
+from wire.strategies import Auto, DeviceMap, Pipeline, Single, Strategy
 
 from . import errors, nn, numpy, optim, tree
 from .aio import AsyncMesh
@@ -37,13 +38,18 @@ from .transforms.remat import remat
 __all__ = [
     "Array",
     "AsyncMesh",
+    "Auto",
+    "DeviceMap",
     "Function",
     "Handle",
     "InputSpec",
     "Mesh",
     "MeshError",
     "Model",
+    "Pipeline",
     "ShapeDtype",
+    "Single",
+    "Strategy",
     "Traced",
     "WireGraph",
     "cond",

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError
 from wire.graph import WireGraph
+from wire.strategies import Strategy, text_of
 
 from . import tree
 from .backend import Backend, Started, Work
@@ -32,7 +33,6 @@ from .report import Report
 if TYPE_CHECKING:
     from .simulation.cluster import Cluster
 
-STRATEGIES = ("auto", "single", "pipeline")
 MODES = ("auto", "on", "off")
 
 
@@ -79,24 +79,26 @@ class AsyncMesh:
         paths, structure = tree.flatten_with_paths(value)
         return tree.unflatten(structure, [await self._put_one(path, leaf) for path, leaf in paths])
 
-    async def plan(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto") -> PlanPreview:
+    async def plan(
+        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto"
+    ) -> PlanPreview:
         """What would go where and why, before a byte moves."""
         self._check_open()
-        return PlanPreview(await self._backend.plan(self.form(fn, args, strategy, "on").graph, strategy))
+        return PlanPreview(await self._backend.plan(self.form(fn, args, strategy, "on").graph, text_of(strategy)))
 
     async def run(
-        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto"
+        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto", mode: str = "auto"
     ) -> Any:
         """`fn(*args)` on the mesh.
 
-        `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker) or "auto"
-        (what the cost model finds fastest).  `mode` says where: "on" needs a mesh, "off" computes in this process,
-        "auto" takes the mesh if it has workers.
+        `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker), "auto"
+        (what the cost model finds fastest) or a DeviceMap, which says itself what is where.  `mode` says where: "on"
+        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers.
         """
         return await self._call(self.form(fn, args, strategy, mode), args)
 
     async def compile(
-        self, fn: Callable[..., Any] | WireGraph, *examples: Any, strategy: str = "auto", mode: str = "auto"
+        self, fn: Callable[..., Any] | WireGraph, *examples: Any, strategy: str | Strategy = "auto", mode: str = "auto"
     ) -> Callable[..., Any]:
         """An async callable for arguments of the examples' shapes and dtypes; others are traced when they come."""
         function = self.function(fn, strategy, mode)
@@ -108,7 +110,7 @@ class AsyncMesh:
         return compiled
 
     async def submit(
-        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto"
+        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto", mode: str = "auto"
     ) -> AsyncJob:
         """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
         form = self.form(fn, args, strategy, mode)
@@ -142,15 +144,17 @@ class AsyncMesh:
 
     # -- what Mesh shares
 
-    def form(self, fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], strategy: str, mode: str) -> Compiled:
+    def form(
+        self, fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], strategy: str | Strategy, mode: str
+    ) -> Compiled:
         """`fn` traced for these arguments.  Done anew each time: what `fn` refers to may have changed."""
-        _check_choices(strategy, mode)
-        return Compiled.of(fn, args, strategy, mode)
+        _check_mode(mode)
+        return Compiled.of(fn, args, text_of(strategy), mode)
 
-    def function(self, fn: Callable[..., Any] | WireGraph, strategy: str, mode: str) -> CompiledFunction:
+    def function(self, fn: Callable[..., Any] | WireGraph, strategy: str | Strategy, mode: str) -> CompiledFunction:
         """`fn` traced once per shapes and dtypes."""
-        _check_choices(strategy, mode)
-        return CompiledFunction(fn, strategy, mode)
+        _check_mode(mode)
+        return CompiledFunction(fn, text_of(strategy), mode)
 
     def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:
         """Begin a call, on the loop."""
@@ -231,12 +235,9 @@ def _cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _check_choices(strategy: str, mode: str) -> None:
-    for what, value, allowed in (("strategy", strategy, STRATEGIES), ("mode", mode, MODES)):
-        if value not in allowed:
-            raise InputError(
-                f"{what}={value!r} is not known", next_step=f"Choose one of {', '.join(map(repr, allowed))}"
-            )
+def _check_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise InputError(f"{mode=} is not known", next_step=f"Choose one of {', '.join(map(repr, MODES))}")
 
 
 def _start_here(loop: asyncio.AbstractEventLoop, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:

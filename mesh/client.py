@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ConfigError, DeadlineExceeded
 from wire.graph import WireGraph
+from wire.strategies import Strategy
 
 from .aio import AsyncMesh
 from .backend import Started, Work
@@ -72,21 +73,23 @@ class Mesh:
         """
         return self._loop.wait(self._async.put(value))
 
-    def plan(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto") -> PlanPreview:
+    def plan(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto") -> PlanPreview:
         """What would go where and why, before a byte moves."""
         return self._loop.wait(self._async.plan(fn, *args, strategy=strategy))
 
-    def run(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto") -> Any:
+    def run(
+        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto", mode: str = "auto"
+    ) -> Any:
         """`fn(*args)` on the mesh.
 
-        `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker) or "auto"
-        (what the cost model finds fastest).  `mode` says where: "on" needs a mesh, "off" computes in this process,
-        "auto" takes the mesh if it has workers.
+        `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker), "auto"
+        (what the cost model finds fastest) or a DeviceMap, which says itself what is where.  `mode` says where: "on"
+        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers.
         """
         return self._call(self._async.form(fn, args, strategy, mode), args)
 
     def compile(
-        self, fn: Callable[..., Any] | WireGraph, *examples: Any, strategy: str = "auto", mode: str = "auto"
+        self, fn: Callable[..., Any] | WireGraph, *examples: Any, strategy: str | Strategy = "auto", mode: str = "auto"
     ) -> Callable[..., Any]:
         """A callable for arguments of the examples' shapes and dtypes; others are traced when they come."""
         function = self._async.function(fn, strategy, mode)
@@ -97,7 +100,9 @@ class Mesh:
 
         return compiled
 
-    def submit(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str = "auto", mode: str = "auto") -> Job:
+    def submit(
+        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto", mode: str = "auto"
+    ) -> Job:
         """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
         form = self._async.form(fn, args, strategy, mode)
         return Job(_Waiter(self, form, *form.bind_copies(args)))

@@ -6,6 +6,7 @@
     |   |-- ConfigError         a flag, an address or a set-up that cannot work
     |   |   `-- TokenError      text that is not a join token
     |   `-- PlacementError      no plan fits: need and have for every worker
+    |       `-- NoSuchDevice    a worker or device was named that is not there
     |-- GraphError              the graph itself is wrong, whoever made it
     |   |-- UnknownOp, AttrError, ShapeError, DTypeError
     |   |-- GraphDecodeError    bytes or text that are not a graph
@@ -113,6 +114,10 @@ class TokenError(ConfigError):
 
 class PlacementError(LocalError):
     code = "placement_error"
+
+
+class NoSuchDevice(PlacementError):
+    code = "no_such_device"
 
 
 class GraphError(MeshError):

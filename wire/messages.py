@@ -459,7 +459,7 @@ class SubmitJob(Message, frozen=True, array_like=True, tag=True):
     graph: bytes
     inputs: tuple[NamedValue, ...]
     params: tuple[NamedValue, ...]
-    strategy: Name = "auto"
+    strategy: Text = "auto"  # wire/strategies.py
     detach: bool = False
     name: Name = ""
     job: Name = ""
@@ -473,7 +473,7 @@ class PlanGraph(Message, frozen=True, array_like=True, tag=True):
     """Preview: what would go where.  Answered by Planned."""
 
     graph: bytes
-    strategy: Name = "auto"
+    strategy: Text = "auto"  # wire/strategies.py
 
 
 class Planned(Message, frozen=True, array_like=True, tag=True):

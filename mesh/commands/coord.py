@@ -21,6 +21,7 @@ from wire.errors import MeshError, from_fields
 from wire.limits import MIB
 from wire.logs import start_logging
 from wire.messages import JobReport
+from wire.strategies import STRATEGIES
 
 from ..preview import PlanPreview, size_text
 from ..remote import Remote, told
@@ -172,7 +173,7 @@ def _graph_argument(made: argparse.ArgumentParser) -> None:
     made.add_argument("graph", metavar="GRAPH", help="a .wire file, written by WireGraph.save, or a model")
     made.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="an input (repeatable)")
     made.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="a free dimension of a model")
-    made.add_argument("--strategy", default="auto", choices=("auto", "single", "pipeline"), help="how to place it")
+    made.add_argument("--strategy", default="auto", choices=STRATEGIES, help="how to place it")
 
 
 def _submit_arguments(made: argparse.ArgumentParser) -> None:

@@ -12,12 +12,13 @@ from support.random_graphs import random_graph
 
 from coordinator.ahead import DEATHS_MAX, PROGRAMS_MAX, Ahead, Use
 from coordinator.plan_bytes import plan_bytes, plan_from, question_bytes, question_from, seconds_in
-from coordinator.planner import STRATEGIES, Question
+from coordinator.planner import Question
 from coordinator.profile import Link, Profiles
 from coordinator.program import Program
 from wire.dtypes import F32
 from wire.errors import PlacementError
 from wire.graph import GraphBuilder, WireGraph
+from wire.strategies import STRATEGIES
 from wire.types import TensorType
 
 WORKERS = near(*(worker(number, device(0, 10.0 + number, 10.0)) for number in range(4)))

@@ -15,12 +15,13 @@ from support.run_plan import memory_by_device, run_plan
 
 from coordinator.cost import CostModel, needs
 from coordinator.plan import FromPart, Part, Plan
-from coordinator.planner import STRATEGIES, make_plan
+from coordinator.planner import make_plan
 from coordinator.profile import Profiles, WorkerProfile
 from coordinator.working_set import DUPLICATED
 from wire.dtypes import F32, F64
 from wire.errors import InputError, PlacementError
 from wire.graph import GraphBuilder
+from wire.strategies import STRATEGIES
 from worker.cpu import evaluate
 
 GRAPHS = 60
@@ -241,7 +242,7 @@ def test_more_workers_are_looked_at_where_the_best_have_too_little_memory() -> N
 
 def test_nonsense_is_refused() -> None:
     graph = random_graph(1).graph
-    with pytest.raises(InputError, match=r"strategy 'fast'.*auto, single, pipeline"):
+    with pytest.raises(InputError, match=r"strategy='fast'.*'auto', 'single', 'pipeline'"):
         make_plan(graph, Profiles((worker(0, device(0, 1.0, 1.0)),)), "fast")
     with pytest.raises(PlacementError, match="Start mesh-worker"):
         make_plan(graph, Profiles(()))

@@ -1,0 +1,166 @@
+"""Strategies: how a program is to be placed, as values.  Pure data, with a text form that travels.
+
+`Auto()` is the cheapest way known.  `Single()` is the best one worker.  `Pipeline()` cuts across every worker.
+`DeviceMap()` says itself which layer is where.  A strategy never means something else silently: what cannot be done is
+an error.  To add one: a class with its `word`, a row in `_ALL`, and what it means in coordinator/planner.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .errors import InputError
+
+_RANGE = re.compile(r"(?P<stem>.*?)\.?(?P<first>\d+)\.\.(?P<stop>\d+)")
+
+
+class Strategy:
+    """Base of all; `text` is its form in messages, and `strategy_of` the way back."""
+
+    __slots__ = ()
+    word: ClassVar[str]
+
+    @property
+    def text(self) -> str:
+        return self.word
+
+
+@dataclass(frozen=True, slots=True)
+class Auto(Strategy):
+    """The cheapest by the cost model."""
+
+    word = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Single(Strategy):
+    """The best one worker."""
+
+    word = "single"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline(Strategy):
+    """Cut across every worker, so that the slowest slice is as fast as can be."""
+
+    word = "pipeline"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Layers of one name on one worker: the one that is called so, or those numbered from `first` to before `stop`."""
+
+    name: str
+    worker: str
+    first: int = -1
+    stop: int = -1
+
+    def covers(self, layer: tuple[str, ...]) -> bool:
+        """Whether a layer, or what is inside one, is among these; by the words of its name."""
+        stem = _words(self.name)
+        inside, rest = layer[: len(stem)] == stem, layer[len(stem) :]
+        if self.first < 0 or not inside:
+            return inside
+        return bool(rest) and rest[0].isdigit() and self.first <= int(rest[0]) < self.stop
+
+    def meets(self, other: Row) -> bool:
+        """Whether some layer would be in both."""
+        mine, theirs = _words(self.name), _words(other.name)
+        if mine == theirs and min(self.first, other.first) >= 0:
+            return self.first < other.stop and other.first < self.stop
+        return self.covers(theirs) or other.covers(mine)
+
+    def __str__(self) -> str:
+        return self.name if self.first < 0 else f"{self.name}.{self.first}..{self.stop}".removeprefix(".")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMap(Strategy):
+    """Which layer is on which worker.  Layers go by the names of params: "blocks.3" is all below `blocks/3/` or
+    `blocks.3.`, with or without the name of the argument before it.  What has no params is where its operands are.
+
+        DeviceMap().layer("embed", "anna").layers("blocks.0..12", "berta")   # blocks 0 to 11
+
+    Every param must be in exactly one row, and every row must have one: overlaps raise InputError at once, gaps and
+    unknown layers when a program is placed.  A worker is given by its name, or as a Node of `mesh.nodes()`.
+    """
+
+    rows: tuple[Row, ...] = ()
+    word = "placed"
+
+    def layer(self, name: str, worker: object) -> DeviceMap:
+        """One layer, with all that is inside it; "" is everything."""
+        return self._with(Row(name, _name_of(worker)))
+
+    def layers(self, names: str, worker: object) -> DeviceMap:
+        """Several layers, numbered: "blocks.0..12" is blocks.0 to blocks.11."""
+        found = _RANGE.fullmatch(names)
+        if found is None or not int(found["first"]) < int(found["stop"]):
+            raise InputError(f"{names!r} is no range of layers", next_step='Write "blocks.0..12" for 0 to 11')
+        return self._with(Row(found["stem"], _name_of(worker), int(found["first"]), int(found["stop"])))
+
+    def _with(self, row: Row) -> DeviceMap:
+        for other in self.rows:
+            if row.meets(other):
+                raise InputError(f"layers {row} overlap layers {other}", next_step="Give every layer one worker")
+        return DeviceMap((*self.rows, row))
+
+    @property
+    def text(self) -> str:
+        rows = [[row.name, row.worker, row.first, row.stop] for row in self.rows]
+        return f"{self.word} {json.dumps(rows, separators=(',', ':'))}"
+
+    def row_of(self, param: str) -> int | None:
+        """Which row a param is in, None for none."""
+        words = _words(param)
+        for start in (0, 1):
+            found = (index for index, row in enumerate(self.rows) if row.covers(words[start:]))
+            if (index := next(found, None)) is not None:
+                return index
+        return None
+
+
+_ALL: dict[str, type[Strategy]] = {each.word: each for each in (Auto, Single, Pipeline, DeviceMap)}
+STRATEGIES = tuple(word for word, kind in _ALL.items() if kind is not DeviceMap)  # those that a name says all of
+
+
+def text_of(strategy: str | Strategy) -> str:
+    """The text form of a strategy, or of one's name; InputError if there is none like that."""
+    return (strategy if isinstance(strategy, Strategy) else strategy_of(strategy)).text
+
+
+def strategy_of(text: object) -> Strategy:
+    """The strategy that a text means; InputError if there is none like that."""
+    word, _, rest = text.partition(" ") if isinstance(text, str) else ("", "", "")
+    known = _ALL.get(word)
+    if known is DeviceMap:
+        return _device_map(rest)
+    if known is None or rest:
+        names = ", ".join(map(repr, STRATEGIES))
+        raise InputError(f"strategy={text!r} is not known", next_step=f"Choose one of {names}, or a DeviceMap")
+    return known()
+
+
+def _device_map(rest: str) -> DeviceMap:
+    made = DeviceMap()
+    try:
+        rows = [Row(str(name), str(worker), int(first), int(stop)) for name, worker, first, stop in json.loads(rest)]
+    except (ValueError, TypeError):
+        raise InputError(f"{rest[:200]!r} is no device map", next_step="Make one with DeviceMap()") from None
+    for row in rows:
+        made = made._with(row)
+    return made
+
+
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(name.replace("/", ".").split(".")) if name else ()
+
+
+def _name_of(worker: object) -> str:
+    name = worker if isinstance(worker, str) else getattr(worker, "name", None)
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{worker!r} is no worker", next_step="Give its name, or a Node of mesh.nodes()")
+    return name
