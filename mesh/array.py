@@ -116,6 +116,16 @@ class Array(Typed):
         return self._call("matrix_transpose")
 
     @property
+    def real(self) -> Array:
+        """The real part."""
+        return self._call("real")
+
+    @property
+    def imag(self) -> Array:
+        """The imaginary part: zeros where x is real."""
+        return self._call("imag")
+
+    @property
     def at(self) -> Any:
         """x.at[key].set(v), .add(v), .max(v), .min(v): a new array, changed at x[key] (`mesh/numpy/updates.py`)."""
         return FUNCTIONS["at"](self)
@@ -293,6 +303,9 @@ class Array(Typed):
     def copy(self) -> Array:
         return renamed(self)
 
+    def conj(self) -> Array:
+        return self._call("conj")
+
     # -- values -------------------------------------------------------------------------------------------
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -324,10 +337,10 @@ class Array(Typed):
         return renamed(self)
 
     def __float__(self) -> float:
-        return float(self._scalar_for("float()"))
+        return float(self._real_for("float()"))
 
     def __int__(self) -> int:
-        return int(self._scalar_for("int()"))
+        return int(self._real_for("int()"))
 
     def __index__(self) -> int:
         if self.type.dtype.kind not in "iu" or self.type.shape:
@@ -340,9 +353,9 @@ class Array(Typed):
     def __complex__(self) -> complex:
         return complex(self._scalar_for("complex()"))
 
-    def item(self) -> bool | int | float:
+    def item(self) -> bool | int | float | complex:
         """The one element, as a Python scalar."""
-        result: bool | int | float = self._scalar_for("item()").item()
+        result: bool | int | float | complex = self._scalar_for("item()").item()
         return result
 
     def tolist(self) -> Any:
@@ -400,6 +413,11 @@ class Array(Typed):
             raise TypeError(f"{asker} needs an array of one element, got {self.type}")
         return self._value_for(asker).reshape(())[()]
 
+    def _real_for(self, asker: str) -> Any:
+        if self.type.dtype.kind == "c":
+            raise TypeError(f"{asker} needs a real number, got {self.type}; take .real, .imag or abs()")
+        return self._scalar_for(asker)
+
     def _value_for(self, asker: str) -> NDArray[Any]:
         from .realise import realise
 
@@ -412,7 +430,7 @@ class Array(Typed):
 
 KINDS = "buifc"  # of dtypes; a value can be stored as any later kind
 API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
-OPERANDS = (Array, Handle, np.ndarray, np.generic, bool, int, float, list, tuple)
+OPERANDS = (Array, Handle, np.ndarray, np.generic, bool, int, float, complex, list, tuple)
 SHOWN_ELEMENTS_MAX = 1000  # a repr computes no more than this
 
 

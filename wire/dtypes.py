@@ -1,7 +1,7 @@
 """The element types a tensor can have, one row each.
 
 A DType is a singleton: compare with `is`.  Graphs and messages carry its `name`.  Promotion is the
-Array API's, with one addition: an integer met by a float takes the float's width (DESIGN: f32 stays f32).
+Array API's, with one addition: an integer met by a float or a complex number takes its width (DESIGN: f32 stays f32).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .errors import DTypeError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """One element type: `kind` is b (bool), i (signed), u (unsigned) or f (float)."""
+    """One element type: `kind` is b (bool), i (signed), u (unsigned), f (float) or c (complex: two floats)."""
 
     name: str
     kind: str
@@ -46,8 +46,11 @@ F16 = _row("f16", "f", np.float16)
 BF16 = _row("bf16", "f", ml_dtypes.bfloat16)
 F32 = _row("f32", "f", np.float32)
 F64 = _row("f64", "f", np.float64)
+C64 = _row("c64", "c", np.complex64)
+C128 = _row("c128", "c", np.complex128)
 
-DTYPES: tuple[DType, ...] = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64)
+DTYPES: tuple[DType, ...] = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, C64, C128)
+PARTS: dict[DType, DType] = {C64: F32, C128: F64}  # of what the real and the imaginary part are
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in DTYPES}
 _BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in DTYPES}
 
@@ -72,7 +75,7 @@ def dtype_of(value: Any) -> DType:
 
 
 def promote(left: DType, right: DType) -> DType:
-    """The smallest dtype that both convert to; an integer with a float gives the float."""
+    """The smallest dtype that both convert to; an integer with a float or a complex dtype gives that."""
     if left is right or right.kind == "b":
         return left
     if left.kind == "b":
@@ -81,6 +84,8 @@ def promote(left: DType, right: DType) -> DType:
         if {left, right} == {F16, BF16}:
             return F32
         return left if left.itemsize >= right.itemsize else right
+    if "c" in (left.kind, right.kind):
+        return C128 if F64 in (left, right) or C128 in (left, right) else C64
     if "f" in (left.kind, right.kind):
         return left if left.kind == "f" else right
     signed, unsigned = (left, right) if left.kind == "i" else (right, left)

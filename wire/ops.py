@@ -170,6 +170,8 @@ SUMMED = Tolerance(rtol=2e-5, atol=1e-6)  # order of summation; scaled by the op
 
 MULTIPLIED = Tolerance(rtol=1e-4, atol=1e-6)  # every factor's rounding stays in all later products
 
+COMPLEX = {"abs": FEW_ULP}  # what is exact of real numbers only
+
 OPS: dict[str, Op] = {}
 
 
@@ -191,39 +193,41 @@ _add("random_bits", "random", 1, rules.random_shape, rules.random_words, _per_ou
 
 # the scalar core, and scalar ops that exist for accuracy or integers
 for _name, _dtype, _flops, _tolerance in (
-    ("neg", rules.number, 1, EXACT),
-    ("recip", rules.floating, 4, ROUNDED),
-    ("sqrt", rules.floating, 4, ROUNDED),
-    ("sin", rules.floating, 16, TRIG),
+    ("neg", rules.numeric, 1, EXACT),
+    ("recip", rules.inexact, 4, ROUNDED),
+    ("sqrt", rules.inexact, 4, ROUNDED),
+    ("sin", rules.inexact, 16, TRIG),
     ("exp2", rules.floating, 12, FEW_ULP),
     ("log2", rules.floating, 14, FEW_ULP),
-    ("exp", rules.floating, 12, FEW_ULP),
-    ("log", rules.floating, 14, FEW_ULP),
+    ("exp", rules.inexact, 12, FEW_ULP),
+    ("log", rules.inexact, 14, FEW_ULP),
     ("expm1", rules.floating, 16, FEW_ULP),
     ("log1p", rules.floating, 16, FEW_ULP),
-    ("cos", rules.floating, 16, TRIG),
-    ("tan", rules.floating, 20, TRIG),
-    ("tanh", rules.floating, 18, FEW_ULP),
+    ("cos", rules.inexact, 16, TRIG),
+    ("tan", rules.inexact, 20, TRIG),
+    ("tanh", rules.inexact, 18, FEW_ULP),
     ("erf", rules.floating, 20, FEW_ULP),
     ("floor", rules.floating, 1, EXACT),
-    ("round", rules.floating, 1, EXACT),
+    ("round", rules.inexact, 1, EXACT),
     ("sign", rules.number, 2, EXACT),
-    ("abs", rules.number, 1, EXACT),
+    ("abs", rules.magnitude, 1, EXACT),
     ("not", rules.bits, 1, EXACT),
-    ("is_nan", rules.test_float, 1, EXACT),
+    ("is_nan", rules.test_inexact, 1, EXACT),
+    ("real", rules.part, 1, EXACT),
+    ("imag", rules.part, 1, EXACT),
 ):
     _add(_name, "unary", 1, rules.same_shape, _dtype, _per_output(_flops), _tolerance)
 for _name, _dtype, _flops, _tolerance in (
-    ("add", rules.number, 1, ROUNDED),
-    ("mul", rules.number, 1, ROUNDED),
+    ("add", rules.numeric, 1, ROUNDED),
+    ("mul", rules.numeric, 1, ROUNDED),
     ("atan2", rules.floating, 30, FEW_ULP),
     ("max", rules.number, 1, EXACT),
     ("min", rules.number, 1, EXACT),
-    ("div", rules.number, 4, ROUNDED),
+    ("div", rules.numeric, 4, ROUNDED),
     ("rem", rules.number, 8, ROUNDED),
-    ("pow", rules.number, 30, Tolerance(rtol=1e-5, atol=2e-38)),
-    ("eq", rules.compare, 1, EXACT),
-    ("ne", rules.compare, 1, EXACT),
+    ("pow", rules.numeric, 30, Tolerance(rtol=1e-5, atol=2e-38)),
+    ("eq", rules.equality, 1, EXACT),
+    ("ne", rules.equality, 1, EXACT),
     ("lt", rules.compare, 1, EXACT),
     ("le", rules.compare, 1, EXACT),
     ("gt", rules.compare, 1, EXACT),
@@ -233,46 +237,52 @@ for _name, _dtype, _flops, _tolerance in (
     ("xor", rules.bits, 1, EXACT),
     ("shl", rules.integer, 1, EXACT),
     ("shr", rules.integer, 1, EXACT),
+    ("complex", rules.of_parts, 1, EXACT),
 ):
     _add(_name, "binary", 2, rules.broadcast_together, _dtype, _per_output(_flops), _tolerance)
-_add("select", "ternary", 3, rules.broadcast_together, rules.choose, _per_output(1), EXACT)
-_add("cast", "convert", 1, rules.same_shape, rules.named_dtype, _per_output(1), EXACT, dtype="str")
+_add("select", "ternary", 3, rules.broadcast_together, rules.chosen, _per_output(1), EXACT)
+_add("cast", "convert", 1, rules.same_shape, rules.converted, _per_output(1), EXACT, dtype="str")
 _add("bitcast", "convert", 1, rules.same_shape, rules.reinterpreted, _free, EXACT, dtype="str")
 
 # reduce
-_add("reduce_sum", "reduce", 1, rules.reduced, rules.number, _per_input, SUMMED, axes="ints")
-_add("reduce_prod", "reduce", 1, rules.reduced, rules.number, _per_input, SUMMED, axes="ints")
+_add("reduce_sum", "reduce", 1, rules.reduced, rules.numeric, _per_input, SUMMED, axes="ints")
+_add("reduce_prod", "reduce", 1, rules.reduced, rules.numeric, _per_input, SUMMED, axes="ints")
 _add("reduce_max", "reduce", 1, rules.reduced_not_empty, rules.any_dtype, _per_input, EXACT, axes="ints")
 _add("reduce_min", "reduce", 1, rules.reduced_not_empty, rules.any_dtype, _per_input, EXACT, axes="ints")
 _add("argmax", "reduce", 1, rules.one_axis_gone, rules.index_i32, _per_input, EXACT, axis="int")
 
 # along an axis
-for _name, _tolerance in (("cumsum", SUMMED), ("cumprod", MULTIPLIED), ("cummax", EXACT), ("cummin", EXACT)):
-    _add(_name, "along", 1, rules.along_axis, rules.number, _per_output(1), _tolerance, axis="int")
+for _name, _dtype, _tolerance in (
+    ("cumsum", rules.numeric, SUMMED),
+    ("cumprod", rules.numeric, MULTIPLIED),
+    ("cummax", rules.number, EXACT),
+    ("cummin", rules.number, EXACT),
+):
+    _add(_name, "along", 1, rules.along_axis, _dtype, _per_output(1), _tolerance, axis="int")
 _add("argsort", "along", 1, rules.along_axis, rules.position_i32, _sort_flops, EXACT, axis="int")
 
 # views
-_add("reshape", "view", 1, rules.reshaped, rules.any_dtype, _free, EXACT, shape="ints")
-_add("transpose", "view", 1, rules.transposed, rules.any_dtype, _free, EXACT, perm="ints")
-_add("broadcast", "view", 1, rules.broadcast_to, rules.any_dtype, _free, EXACT, shape="ints")
-_add("slice", "view", 1, rules.sliced, rules.any_dtype, _free, EXACT, start="ints", stop="ints", step="ints")
-_add("pad", "view", 2, rules.padded, rules.any_dtype, _free, EXACT, low="ints", high="ints", interior="ints")
-_add("concat", "view", None, rules.concatenated, rules.any_dtype, _free, EXACT, axis="int")
+_add("reshape", "view", 1, rules.reshaped, rules.every_dtype, _free, EXACT, shape="ints")
+_add("transpose", "view", 1, rules.transposed, rules.every_dtype, _free, EXACT, perm="ints")
+_add("broadcast", "view", 1, rules.broadcast_to, rules.every_dtype, _free, EXACT, shape="ints")
+_add("slice", "view", 1, rules.sliced, rules.every_dtype, _free, EXACT, start="ints", stop="ints", step="ints")
+_add("pad", "view", 2, rules.padded, rules.every_dtype, _free, EXACT, low="ints", high="ints", interior="ints")
+_add("concat", "view", None, rules.concatenated, rules.every_dtype, _free, EXACT, axis="int")
 _add("after", "view", None, rules.first_shape, rules.first_dtype, _free, EXACT)
-_add("reverse", "view", 1, rules.reversed_axes, rules.any_dtype, _free, EXACT, axes="ints")
+_add("reverse", "view", 1, rules.reversed_axes, rules.every_dtype, _free, EXACT, axes="ints")
 
 # contraction
-_add("dot", "dot", 2, rules.dot_shape, rules.number, _dot_flops, SUMMED,
+_add("dot", "dot", 2, rules.dot_shape, rules.numeric, _dot_flops, SUMMED,
      lhs_batch="ints", rhs_batch="ints", lhs_contract="ints", rhs_contract="ints")  # fmt: skip
 
-_add("conv", "dot", 2, rules.conv_shape, rules.number, _conv_flops, SUMMED, stride="ints", low="ints", high="ints",
+_add("conv", "dot", 2, rules.conv_shape, rules.numeric, _conv_flops, SUMMED, stride="ints", low="ints", high="ints",
      lhs_dilation="ints", rhs_dilation="ints", groups="int")  # fmt: skip
 
 # indexing
 _add("gather", "index", 2, rules.gather_shape, rules.gathered, _per_output(1), EXACT, axis="int", batch_dims="int")
-_add("scatter", "index", 3, rules.scatter_shape, rules.scattered, _per_output(1), SUMMED, axis="int", mode="str")
-_add("dynamic_slice", "index", 2, rules.dynamic_slice_shape, rules.sliced_at, _per_output(1), EXACT, sizes="ints")
-_add("dynamic_update_slice", "index", 3, rules.dynamic_update_shape, rules.sliced_at, _per_output(1), EXACT)
+_add("scatter", "index", 3, rules.scatter_shape, rules.scattered_in, _per_output(1), SUMMED, axis="int", mode="str")
+_add("dynamic_slice", "index", 2, rules.dynamic_slice_shape, rules.windowed, _per_output(1), EXACT, sizes="ints")
+_add("dynamic_update_slice", "index", 3, rules.dynamic_update_shape, rules.windowed, _per_output(1), EXACT)
 
 # structure
 _add("composite", "structure", None, rules.body_shape, rules.body_dtype, _body_flops, SUMMED,
@@ -420,10 +430,13 @@ def table_hash() -> bytes:
 
 
 def tolerance_for(name: str, dtype: DType) -> Tolerance:
-    """The row's tolerance widened to the dtype: exact for integers and bool, at least one rounding for f16 and bf16."""
-    if dtype.kind != "f":
+    """The row's tolerance widened to the dtype: exact for integers and bool, at least one rounding for f16 and bf16, a
+    few for complex numbers, where the size of the difference is meant."""
+    if dtype.kind not in "fc":
         return EXACT
     base = OPS[name].tolerance
+    if dtype.kind == "c":
+        return COMPLEX.get(name, EXACT if base == EXACT else Tolerance(max(base.rtol, FEW_ULP.rtol), base.atol))
     if base == EXACT:
         return EXACT
     epsilon = {"f16": 1e-3, "bf16": 8e-3}.get(dtype.name, 0.0)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .dtypes import BOOL, I32, U32, DType, dtype_named
+from .dtypes import BOOL, I32, PARTS, U32, DType, dtype_named
 from .errors import AttrError, DTypeError, ShapeError
 from .grids import check_axes, check_spec, local_shape, spec_of
 from .grids import whole_shape as joined_shape
@@ -38,22 +38,41 @@ def _same(types: Types, kinds: str) -> DType:
 
 
 _KIND_NAMES = {
+    "c": "a complex dtype",
     "f": "a float dtype",
-    "iuf": "a number dtype",
+    "fc": "a float or complex dtype",
+    "iuf": "a real number dtype",
+    "iufc": "a number dtype",
     "iu": "an integer dtype",
     "biu": "bool or an integer dtype",
-    "biuf": "any dtype",
+    "biuf": "bool or a real number dtype",
+    "biufc": "any dtype",
 }
 
 
-def any_dtype(attrs: Attrs, types: Types) -> DType:
+def every_dtype(attrs: Attrs, types: Types) -> DType:
     """The operands' one dtype."""
+    return _same(types, "biufc")
+
+
+def any_dtype(attrs: Attrs, types: Types) -> DType:
+    """The operands' one dtype, which is not complex."""
     return _same(types, "biuf")
 
 
-def number(attrs: Attrs, types: Types) -> DType:
+def numeric(attrs: Attrs, types: Types) -> DType:
     """The operands' one dtype, which is not bool."""
+    return _same(types, "iufc")
+
+
+def number(attrs: Attrs, types: Types) -> DType:
+    """The operands' one dtype, which is neither bool nor complex."""
     return _same(types, "iuf")
+
+
+def inexact(attrs: Attrs, types: Types) -> DType:
+    """The operands' one dtype, float or complex."""
+    return _same(types, "fc")
 
 
 def floating(attrs: Attrs, types: Types) -> DType:
@@ -76,23 +95,52 @@ def first_dtype(attrs: Attrs, types: Types) -> DType:
     return types[0].dtype
 
 
-def compare(attrs: Attrs, types: Types) -> DType:
+def equality(attrs: Attrs, types: Types) -> DType:
     """bool, from operands of one dtype."""
+    _same(types, "biufc")
+    return BOOL
+
+
+def compare(attrs: Attrs, types: Types) -> DType:
+    """bool, from operands of one dtype, which is not complex."""
     _same(types, "biuf")
     return BOOL
 
 
-def test_float(attrs: Attrs, types: Types) -> DType:
-    """bool, from a float."""
-    _same(types, "f")
+def test_inexact(attrs: Attrs, types: Types) -> DType:
+    """bool, from float or complex."""
+    _same(types, "fc")
     return BOOL
 
 
-def choose(attrs: Attrs, types: Types) -> DType:
+def magnitude(attrs: Attrs, types: Types) -> DType:
+    """The operand's dtype, which is not bool; of complex the dtype of its parts."""
+    dtype = _same(types, "iufc")
+    return PARTS.get(dtype, dtype)
+
+
+def part(attrs: Attrs, types: Types) -> DType:
+    """The float of which the operand, complex, is two."""
+    return PARTS[_same(types, "c")]
+
+
+def of_parts(attrs: Attrs, types: Types) -> DType:
+    """c64 of two f32, c128 of two f64."""
+    dtype = _same(types, "f")
+    found = _OF_PARTS.get(dtype)
+    if found is None:
+        raise DTypeError(f"complex numbers are made of f32 or f64, got {dtype.name}")
+    return found
+
+
+_OF_PARTS = {part: whole for whole, part in PARTS.items()}
+
+
+def chosen(attrs: Attrs, types: Types) -> DType:
     """The one dtype of the last two operands; the first is bool or a float."""
     if types[0].dtype.kind not in "bf":
         raise DTypeError(f"a condition is bool or float (true where > 0), got {types[0].dtype.name}")
-    return _same(types[1:], "biuf")
+    return _same(types[1:], "biufc")
 
 
 def named_dtype(attrs: Attrs, types: Types) -> DType:
@@ -100,19 +148,30 @@ def named_dtype(attrs: Attrs, types: Types) -> DType:
     return dtype_named(attrs["dtype"])
 
 
+def converted(attrs: Attrs, types: Types) -> DType:
+    """The attribute `dtype`; from complex it is complex or bool."""
+    source, target = types[0].dtype, dtype_named(attrs["dtype"])
+    if source.kind == "c" and target.kind not in "bc":
+        raise DTypeError(
+            f"{source.name} is not converted to {target.name}, which would drop the imaginary part",
+            next_step="Take real(x), imag(x) or abs(x)",
+        )
+    return target
+
+
 def named_number(attrs: Attrs, types: Types) -> DType:
-    """The attribute `dtype`, which is not bool."""
+    """The attribute `dtype`, which is neither bool nor complex."""
     dtype = dtype_named(attrs["dtype"])
-    if dtype.kind == "b":
-        raise DTypeError("expected a number dtype, got bool")
+    if dtype.kind in "bc":
+        raise DTypeError(f"expected {_KIND_NAMES['iuf']}, got {dtype.name}")
     return dtype
 
 
 def reinterpreted(attrs: Attrs, types: Types) -> DType:
-    """The attribute `dtype`, of the same item size; neither is bool."""
+    """The attribute `dtype`, of the same item size; neither is bool or complex."""
     source, target = types[0].dtype, dtype_named(attrs["dtype"])
-    if "b" in (source.kind, target.kind) or source.itemsize != target.itemsize:
-        raise DTypeError(f"bitcast needs two number dtypes of one size, got {source.name} and {target.name}")
+    if {"b", "c"} & {source.kind, target.kind} or source.itemsize != target.itemsize:
+        raise DTypeError(f"bitcast needs two real number dtypes of one size, got {source.name} and {target.name}")
     return target
 
 
@@ -124,13 +183,13 @@ def random_words(attrs: Attrs, types: Types) -> DType:
 
 
 def index_i32(attrs: Attrs, types: Types) -> DType:
-    """i32, from a number dtype."""
+    """i32, from a real number dtype."""
     _same(types, "iuf")
     return I32
 
 
 def position_i32(attrs: Attrs, types: Types) -> DType:
-    """i32, from any dtype."""
+    """i32, from any dtype but complex."""
     _same(types, "biuf")
     return I32
 
@@ -141,19 +200,24 @@ def gathered(attrs: Attrs, types: Types) -> DType:
     return types[0].dtype
 
 
-def scattered(attrs: Attrs, types: Types) -> DType:
-    """The one dtype of data and updates, not bool unless the mode is `set`; indices are an integer."""
+def scattered_in(attrs: Attrs, types: Types) -> DType:
+    """The one dtype of data and updates: any for the mode `set`, a number for `add`, else one that is ordered;
+    indices are an integer."""
     _same(types[1:2], "iu")
-    dtype = _same((types[0], types[2]), "biuf")
-    if dtype.kind == "b" and attrs["mode"] != "set":
-        raise DTypeError(f"scatter mode {attrs['mode']!r} needs a number dtype, got bool")
+    dtype = _same((types[0], types[2]), "biufc")
+    kinds = _SCATTERED.get(attrs["mode"], "iuf")
+    if dtype.kind not in kinds:
+        raise DTypeError(f"scatter mode {attrs['mode']!r} needs {_KIND_NAMES[kinds]}, got {dtype.name}")
     return dtype
 
 
-def sliced_at(attrs: Attrs, types: Types) -> DType:
+_SCATTERED = {"set": "biufc", "add": "iufc"}
+
+
+def windowed(attrs: Attrs, types: Types) -> DType:
     """The one dtype of the operands before the last; the last is an integer."""
     _same(types[-1:], "iu")
-    return _same(types[:-1], "biuf")
+    return _same(types[:-1], "biufc")
 
 
 def branch_dtype(attrs: Attrs, types: Types) -> DType:

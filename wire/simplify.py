@@ -154,6 +154,7 @@ def _bits(make: Callable[[DType], Any]) -> Callable[[DType], bytes]:
 ZERO = _bits(lambda dtype: 0)
 ONE = _bits(lambda dtype: 1)
 MINUS_ZERO = _bits(lambda dtype: -0.0)
+MINUS_ZEROS = _bits(lambda dtype: complex(-0.0, -0.0))
 ALL_BITS = _bits(lambda dtype: np.invert(np.zeros((), dtype.numpy)))
 LOWEST = _bits(lambda dtype: -np.inf if dtype.kind == "f" else np.iinfo(dtype.numpy).min)
 HIGHEST = _bits(lambda dtype: np.inf if dtype.kind == "f" else np.iinfo(dtype.numpy).max)
@@ -171,6 +172,7 @@ class _Row(NamedTuple):
 UNITS = (  # op(x, element) is x
     _Row("add", "iu", ZERO),
     _Row("add", "f", MINUS_ZERO),
+    _Row("add", "c", MINUS_ZEROS),
     _Row("mul", "iuf", ONE),
     _Row("div", "iuf", ONE, (1,)),
     _Row("pow", "iuf", ONE, (1,)),
@@ -245,7 +247,7 @@ def _repeat(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
 
 
 def _swap(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
-    if node.op not in SYMMETRIC and (node.op not in COMMUTATIVE or kind.dtype.kind == "f"):
+    if node.op not in SYMMETRIC and (node.op not in COMMUTATIVE or kind.dtype.kind in "fc"):
         return None
     first = rewriter.first_of(node)
     return None if first == node else rewriter.add(first.op, *first.inputs)
@@ -301,6 +303,22 @@ def _not(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
     return rewriter.add(opposite, *inner.inputs) if opposite and kind.dtype is BOOL else None
 
 
+def _part(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
+    """The real or imaginary part of what was made of two parts."""
+    inner = rewriter.node(node.inputs[0])
+    return rewriter.widened(inner.inputs[PARTS.index(node.op)], kind.shape) if inner.op == "complex" else None
+
+
+PARTS = ("real", "imag")
+
+
+def _complex(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
+    """What was taken apart and is put together again."""
+    parts = [rewriter.node(source) for source in node.inputs]
+    same = tuple(part.op for part in parts) == PARTS and parts[0].inputs == parts[1].inputs
+    return parts[0].inputs[0] if same else None
+
+
 def _select(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
     condition, taken, other = node.inputs
     element = rewriter.element(condition)
@@ -340,11 +358,11 @@ def _bitcast(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
 
 
 def _reduce(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
-    """Nothing to combine; but a float sum of one element turns -0.0 into 0.0."""
+    """Nothing to combine; but a float sum of one element turns -0.0 into 0.0, and complex ones begin with 0 or 1."""
     source = rewriter.type(node.inputs[0])
     if any(source.shape[axis] != 1 for axis in node.attrs["axes"]):
         return None
-    exact = node.op != "reduce_sum" or kind.dtype.kind != "f"
+    exact = kind.dtype.kind not in "fc" or (node.op != "reduce_sum" and kind.dtype.kind == "f")
     return rewriter.add("reshape", node.inputs[0], shape=kind.shape) if exact else None
 
 
@@ -445,6 +463,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(UNDONE | SETTLED, (_twice,)),
     "abs": (_abs, _twice),
     "not": (_twice, _not),
+    "real": (_part,),
+    "imag": (_part,),
+    "complex": (_complex,),
     "select": (_select,),
     "cast": (_cast,),
     "bitcast": (_bitcast,),

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from .dtypes import BY_NAME, DType
+from .dtypes import BY_NAME, PARTS, DType
 from .errors import GraphDecodeError, GraphError
 from .graph import Node, WireGraph, infer
 from .limits import DEFAULT, Limits
@@ -121,7 +121,7 @@ _WRITERS: dict[str, Callable[[Any], str]] = {
 
 def _data(data: bytes, kind: TensorType) -> str:
     if 0 < kind.size <= NUMBERS_MAX:
-        words = [_number(value) for value in np.frombuffer(data, kind.dtype.numpy)]
+        words = [_number(value) for value in np.frombuffer(data, PARTS.get(kind.dtype, kind.dtype).numpy)]
         if _packed(words, kind.dtype) == data:
             return f"[{', '.join(words)}]"
     return f"0x{data.hex()}"
@@ -133,6 +133,7 @@ def _number(value: Any) -> str:
 
 def _packed(words: list[str], dtype: DType) -> bytes:
     """The little-endian bytes of numbers; ValueError or OverflowError if one is not of the dtype."""
+    dtype = PARTS.get(dtype, dtype)
     convert = float if dtype.kind == "f" else _BOOLS.__getitem__ if dtype.kind == "b" else int
     wide = np.float64 if dtype.kind == "f" else dtype.numpy
     with np.errstate(over="ignore"):

@@ -14,6 +14,7 @@ import math as _math
 
 from .. import array as _array
 from . import linalg, random
+from .complexes import angle, conj, imag, iscomplex, iscomplexobj, isreal, isrealobj, real
 from .contraction import diagonal, einsum, matmul, outer, tensordot, trace, vecdot
 from .creation import (
     arange,
@@ -41,6 +42,8 @@ from .dtypes import (
     bfloat16,
     bool,
     can_cast,
+    complex64,
+    complex128,
     finfo,
     float16,
     float32,
@@ -260,6 +263,7 @@ around = round
 degrees, radians = rad2deg, deg2rad
 bitwise_not = invert = bitwise_invert
 concatenate = concat
+conjugate = conj
 fix = trunc
 left_shift, right_shift = bitwise_left_shift, bitwise_right_shift
 mod = remainder
@@ -281,6 +285,7 @@ __all__ = [
     "allclose",
     "amax",
     "amin",
+    "angle",
     "any",
     "append",
     "arange",
@@ -329,9 +334,13 @@ __all__ = [
     "ceil",
     "clip",
     "column_stack",
+    "complex64",
+    "complex128",
     "compress",
     "concat",
     "concatenate",
+    "conj",
+    "conjugate",
     "convolve",
     "copy",
     "copysign",
@@ -404,6 +413,7 @@ __all__ = [
     "hypot",
     "identity",
     "iinfo",
+    "imag",
     "indices",
     "inf",
     "inner",
@@ -415,6 +425,8 @@ __all__ = [
     "intersect1d",
     "invert",
     "isclose",
+    "iscomplex",
+    "iscomplexobj",
     "isdtype",
     "isfinite",
     "isin",
@@ -422,6 +434,8 @@ __all__ = [
     "isnan",
     "isneginf",
     "isposinf",
+    "isreal",
+    "isrealobj",
     "kron",
     "left_shift",
     "less",
@@ -487,6 +501,7 @@ __all__ = [
     "radians",
     "random",
     "ravel",
+    "real",
     "reciprocal",
     "remainder",
     "repeat",

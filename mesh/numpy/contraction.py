@@ -15,7 +15,7 @@ from wire.dtypes import BOOL, I32
 from wire.errors import InputError, ShapeError
 
 from ..array import Array, Operand, apply
-from . import elementwise, manipulation, reductions
+from . import complexes, elementwise, manipulation, reductions
 from .promotion import asarray, cast, operands
 from .reductions import normal_axis
 
@@ -48,9 +48,9 @@ def matmul(x1: Operand, x2: Operand) -> Array:
 
 
 def vecdot(x1: Operand, x2: Operand, *, axis: int = -1) -> Array:
-    """The sum of products along `axis`, the other axes broadcast."""
+    """The sum of products along `axis`, x1 conjugated where it is complex; the other axes broadcast."""
     left, right = operands(x1, x2)
-    moved = [manipulation.moveaxis(array, axis, -1) for array in (left, right)]
+    moved = [manipulation.moveaxis(array, axis, -1) for array in (complexes.conj(left), right)]
     if moved[0].shape[-1] != moved[1].shape[-1]:
         raise ShapeError(f"vecdot of {left.shape} and {right.shape}: axis {axis} differs")
     rank = max(left.ndim, right.ndim)

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import F32, F64, I32, DType
+from wire.dtypes import C64, C128, F32, F64, I32, PARTS, DType, promote
 from wire.errors import InputError
 
 from ..array import Array, Operand, apply, renamed, value_array
 from ..devices import check_device
 from . import elementwise, manipulation, promotion
 from .manipulation import Shape, broadcast_to, to_shape
-from .promotion import cast, common_dtype, floats, is_python_scalar, like, scalar, to_dtype
+from .promotion import cast, common_dtype, inexact, is_python_scalar, like, scalar, to_dtype
 
 
 def full(shape: Shape, fill_value: Operand, dtype: Any = None, *, device: Any = None) -> Array:
@@ -90,18 +90,19 @@ def linspace(
     check_device(device)
     if num < 0:
         raise InputError(f"linspace needs a count of 0 or more, got {num}")
-    first, last = floats(start, stop)
-    if dtype is not None and to_dtype(dtype) is F64:
-        first, last = cast(first, F64), cast(last, F64)
+    first, last = inexact(start, stop)
+    if dtype is not None and to_dtype(dtype) in (F64, C64, C128):
+        wider = promote(first.type.dtype, to_dtype(dtype))
+        first, last = cast(first, wider), cast(last, wider)
     gaps = num - 1 if endpoint else num
     wanted = first.type.dtype if dtype is None else to_dtype(dtype)
-    steps = _iota((num,), 0, first.type.dtype)
+    steps = _iota((num,), 0, PARTS.get(first.type.dtype, first.type.dtype))
     steps = manipulation.reshape(steps, (num,) + (1,) * max(first.ndim, last.ndim))
     share = elementwise.divide(steps, max(gaps, 1))
     result = elementwise.add(first, elementwise.multiply(share, elementwise.subtract(last, first)))
     if endpoint and num > 1:
         result = elementwise.where(elementwise.equal(steps, num - 1), last, result)
-    return cast(result, wanted) if wanted.kind == "f" else cast(elementwise.floor(result), wanted)
+    return cast(result, wanted) if wanted.kind in "fc" else cast(elementwise.floor(result), wanted)
 
 
 def eye(n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:

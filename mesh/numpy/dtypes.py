@@ -1,7 +1,7 @@
 """dtypes: numpy's own scalar types under the standard's names, and questions about them.
 
-A dtype can be given as one of these, as a numpy dtype, by name, or as bool, int or float.  The default float is float32
-and the default integer int32.
+A dtype can be given as one of these, as a numpy dtype, by name, or as bool, int, float or complex.  Those of Python
+numbers are float32, int32 and complex64.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from wire.dtypes import DType
+from wire.dtypes import PARTS, DType
 from wire.errors import DTypeError, InputError
 
 from ..array import Array, Operand, renamed
@@ -25,6 +25,7 @@ bool = np.bool_
 int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
 uint8, uint16, uint32, uint64 = np.uint8, np.uint16, np.uint32, np.uint64
 float16, float32, float64 = np.float16, np.float32, np.float64
+complex64, complex128 = np.complex64, np.complex128
 bfloat16 = ml_dtypes.bfloat16
 
 _KINDS = {
@@ -33,14 +34,14 @@ _KINDS = {
     "unsigned integer": "u",
     "integral": "iu",
     "real floating": "f",
-    "complex floating": "",
-    "numeric": "iuf",
+    "complex floating": "c",
+    "numeric": "iufc",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class finfo:
-    """The limits of a float dtype: bits, eps, max, min, smallest_normal, dtype."""
+    """The limits of a float dtype, or of the parts of a complex one: bits, eps, max, min, smallest_normal, dtype."""
 
     bits: int
     eps: float
@@ -50,9 +51,10 @@ class finfo:
     dtype: np.dtype[Any]
 
     def __init__(self, type: Any) -> None:
-        dtype = _dtype_of(type)
+        given = _dtype_of(type)
+        dtype = PARTS.get(given, given)
         if dtype.kind != "f":
-            raise DTypeError(f"finfo needs a float dtype, got {dtype.name}")
+            raise DTypeError(f"finfo needs a float or complex dtype, got {dtype.name}")
         info: Any = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
         values = (dtype.itemsize * 8, info.eps, info.max, info.min, info.smallest_normal)
         for name, value in zip(("bits", "eps", "max", "min", "smallest_normal"), values, strict=True):
@@ -69,7 +71,8 @@ def iinfo(type: Any) -> np.iinfo[Any]:
 
 
 def astype(x: Operand, dtype: Any, *, copy: builtins.bool = True, device: Any = None) -> Array:
-    """x in another dtype: floats to integers truncate and saturate, NaN becomes 0, to bool is x != 0.
+    """x in another dtype: floats to integers truncate and saturate, NaN becomes 0, to bool is x != 0; complex numbers
+    become complex or bool (DTypeError for a real dtype: take `real`, `imag` or `abs`).
 
     Without `copy`, an array that has the dtype already is given back itself.
     """

@@ -1,7 +1,8 @@
 """Elementwise functions: one row where an op of the table does it, a short composition where not.
 
 They broadcast and promote as the Array API says; integers given to a float function become float32.  Accuracy of the
-compositions (acos, sinh, ...) is a few roundings of the dtype over its whole range.
+compositions (acos, sinh, ...) is a few roundings of the dtype over its whole range.  Those marked `of_complex` are of
+real numbers; what they are of complex ones is in `complexes.py`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from wire.dtypes import BOOL, DType, dtype_named
 from wire.errors import DTypeError
 
 from ..array import Array, Operand, apply, renamed, weakened
-from .promotion import INT_BOUNDS, asarray, cast, floats, is_python_scalar, like, operands, scalar
+from .promotion import INT_BOUNDS, asarray, cast, floats, inexact, is_python_scalar, like, operands, scalar
 
 Unary = Callable[[Operand], Array]
 Binary = Callable[[Operand, Operand], Array]
@@ -27,6 +29,30 @@ def _named(function: Any, name: str, doc: str) -> Any:
     return function
 
 
+def of_complex(function: Unary) -> Unary:
+    """`function`, which is of real numbers, and that of `complexes.py` of the same name."""
+
+    @wraps(function)
+    def either(x: Operand) -> Array:
+        (array,) = operands(x)
+        if array.type.dtype.kind != "c":
+            return function(array)
+        from . import complexes  # which is made of this file's functions
+
+        result: Array = getattr(complexes, function.__name__)(array)
+        return result
+
+    return either
+
+
+def _inexact_unary(name: str, op: str, doc: str) -> Unary:
+    def function(x: Operand) -> Array:
+        return apply(op, inexact(x)[0])
+
+    result: Unary = _named(function, name, doc)
+    return result
+
+
 def _float_unary(name: str, op: str, doc: str) -> Unary:
     def function(x: Operand) -> Array:
         return apply(op, floats(x)[0])
@@ -35,9 +61,15 @@ def _float_unary(name: str, op: str, doc: str) -> Unary:
     return result
 
 
+def _reals(x: Operand) -> Array:
+    """x, which is not complex."""
+    (array,) = operands(x)
+    return floats(array)[0] if array.type.dtype.kind == "c" else array  # which says so
+
+
 def _integral(name: str, op: str, doc: str) -> Unary:
     def function(x: Operand) -> Array:
-        (array,) = operands(x)
+        array = _reals(x)
         return apply(op, array) if array.type.dtype.kind == "f" else renamed(array)
 
     result: Unary = _named(function, name, doc)
@@ -83,18 +115,18 @@ def _logical(name: str, op: str, doc: str) -> Binary:
 
 # -- one op each ------------------------------------------------------------------------------------------
 
-exp = _float_unary("exp", "exp", "e to the power x.")
-exp2 = _float_unary("exp2", "exp2", "2 to the power x.")
-expm1 = _float_unary("expm1", "expm1", "exp(x) - 1, accurate near 0.")
-log = _float_unary("log", "log", "Natural logarithm; NaN below 0.")
-log1p = _float_unary("log1p", "log1p", "log(1 + x), accurate near 0.")
-log2 = _float_unary("log2", "log2", "Logarithm to base 2.")
-sqrt = _float_unary("sqrt", "sqrt", "Square root; NaN below 0.")
-sin = _float_unary("sin", "sin", "Sine of x radians.")
-cos = _float_unary("cos", "cos", "Cosine of x radians.")
-tan = _float_unary("tan", "tan", "Tangent of x radians.")
-tanh = _float_unary("tanh", "tanh", "Hyperbolic tangent.")
-reciprocal = _float_unary("reciprocal", "recip", "1 / x.")
+exp = _inexact_unary("exp", "exp", "e to the power x.")
+exp2 = of_complex(_float_unary("exp2", "exp2", "2 to the power x."))
+expm1 = of_complex(_float_unary("expm1", "expm1", "exp(x) - 1, accurate near 0."))
+log = _inexact_unary("log", "log", "Natural logarithm; NaN below 0 where x is real.")
+log1p = of_complex(_float_unary("log1p", "log1p", "log(1 + x), accurate near 0."))
+log2 = of_complex(_float_unary("log2", "log2", "Logarithm to base 2."))
+sqrt = _inexact_unary("sqrt", "sqrt", "Square root; NaN below 0 where x is real.")
+sin = _inexact_unary("sin", "sin", "Sine of x radians.")
+cos = _inexact_unary("cos", "cos", "Cosine of x radians.")
+tan = _inexact_unary("tan", "tan", "Tangent of x radians.")
+tanh = _inexact_unary("tanh", "tanh", "Hyperbolic tangent.")
+reciprocal = _inexact_unary("reciprocal", "recip", "1 / x.")
 erf = _float_unary("erf", "erf", "The error function (not in the standard; scipy.special.erf).")
 
 floor = _integral("floor", "floor", "The largest integer not above x, in x's dtype.")
@@ -138,8 +170,9 @@ def abs(x: Operand) -> Array:
     return renamed(array) if array.type.dtype.kind in "bu" else apply("abs", array)
 
 
+@of_complex
 def sign(x: Operand) -> Array:
-    """-1, 0 or 1 in x's dtype; NaN for NaN."""
+    """-1, 0 or 1 in x's dtype, x / |x| of complex x; NaN for NaN."""
     return apply("sign", *operands(x))
 
 
@@ -166,13 +199,19 @@ def subtract(x1: Operand, x2: Operand) -> Array:
 
 
 def divide(x1: Operand, x2: Operand) -> Array:
-    """x1 / x2 as a float; integers become float32."""
-    return apply("div", *floats(x1, x2))
+    """x1 / x2 as a float or complex number; integers become float32."""
+    return apply("div", *inexact(x1, x2))
 
 
 def square(x: Operand) -> Array:
     """x * x."""
     return multiply(x, x)
+
+
+@of_complex
+def squared_size(x: Operand) -> Array:
+    """|x| squared: real."""
+    return square(x)
 
 
 def pow(x1: Operand, x2: Operand) -> Array:
@@ -187,13 +226,13 @@ def floor_divide(x1: Operand, x2: Operand) -> Array:
     """The integer at or below x1 / x2, in the operands' dtype.  An integer divided by 0 gives 0."""
     left, right = operands(x1, x2)
     if left.type.dtype.kind != "f":
-        return apply("div", left, right)
-    inexact = divide(left, right)
+        return apply("div", _reals(left), right)
+    quotient = divide(left, right)
     exact = round(divide(subtract(left, apply("rem", left, right)), right))  # x - rem is a multiple of the divisor
-    towards_zero_or_minus_one = where(less(multiply(sign(left), sign(right)), 0), -1, copysign(0, inexact))
+    towards_zero_or_minus_one = where(less(multiply(sign(left), sign(right)), 0), -1, copysign(0, quotient))
     by_infinity = logical_and(isinf(right), isfinite(left))
     result = where(by_infinity, towards_zero_or_minus_one, exact)
-    return where(equal(right, 0), inexact, result)
+    return where(equal(right, 0), quotient, result)
 
 
 def hypot(x1: Operand, x2: Operand) -> Array:
@@ -227,22 +266,23 @@ def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> 
 
 def ceil(x: Operand) -> Array:
     """The smallest integer not below x, in x's dtype."""
-    (array,) = operands(x)
+    array = _reals(x)
     return negative(floor(negative(array))) if array.type.dtype.kind == "f" else renamed(array)
 
 
 def trunc(x: Operand) -> Array:
     """x without its fraction, in x's dtype."""
-    (array,) = operands(x)
+    array = _reals(x)
     return where(less(array, 0), ceil(array), floor(array)) if array.type.dtype.kind == "f" else renamed(array)
 
 
 def round(x: Operand, decimals: int = 0) -> Array:
-    """x rounded to `decimals` places, halves to the even neighbour; integers stay unless decimals is negative."""
+    """x (both parts of a complex x) rounded to `decimals` places, halves to the even neighbour; integers stay unless
+    decimals is negative."""
     (array,) = operands(x)
-    kind, scale = array.type.dtype.kind, 10.0 ** builtins.abs(decimals)
-    if decimals == 0 or (kind != "f" and decimals > 0):
-        return apply("round", array) if kind == "f" else renamed(array)
+    inexact, scale = array.type.dtype.kind in "fc", 10.0 ** builtins.abs(decimals)
+    if decimals == 0 or (not inexact and decimals > 0):
+        return apply("round", array) if inexact else renamed(array)
     if decimals > 0:
         return divide(apply("round", multiply(array, scale)), scale)
     return cast(multiply(apply("round", divide(array, scale)), scale), array.type.dtype)
@@ -252,17 +292,19 @@ def round(x: Operand, decimals: int = 0) -> Array:
 
 
 def isnan(x: Operand) -> Array:
-    """True where x is NaN."""
+    """True where x, or a part of it, is NaN."""
     (array,) = operands(x)
-    return apply("is_nan", array) if array.type.dtype.kind == "f" else _everywhere(array, False)
+    return apply("is_nan", array) if array.type.dtype.kind in "fc" else _everywhere(array, False)
 
 
+@of_complex
 def isinf(x: Operand) -> Array:
-    """True where x is infinite, of either sign."""
+    """True where x, or a part of it, is infinite, of either sign."""
     (array,) = operands(x)
     return equal(apply("abs", array), math.inf) if array.type.dtype.kind == "f" else _everywhere(array, False)
 
 
+@of_complex
 def isfinite(x: Operand) -> Array:
     """True where x is neither infinite nor NaN."""
     (array,) = operands(x)
@@ -298,23 +340,27 @@ def nextafter(x1: Operand, x2: Operand) -> Array:
 # -- logarithms, trigonometric and hyperbolic functions ---------------------------------------------------
 
 
+@of_complex
 def log10(x: Operand) -> Array:
     """Logarithm to base 10."""
     return divide(log(x), math.log(10))
 
 
+@of_complex
 def acos(x: Operand) -> Array:
     """The angle in [0, pi] whose cosine is x; NaN outside [-1, 1]."""
     (array,) = floats(x)
     return apply("atan2", sqrt(multiply(subtract(1, array), add(1, array))), array)
 
 
+@of_complex
 def asin(x: Operand) -> Array:
     """The angle in [-pi/2, pi/2] whose sine is x; NaN outside [-1, 1]."""
     (array,) = floats(x)
     return apply("atan2", array, sqrt(multiply(subtract(1, array), add(1, array))))
 
 
+@of_complex
 def atan(x: Operand) -> Array:
     """The angle in [-pi/2, pi/2] whose tangent is x."""
     (array,) = floats(x)
@@ -326,6 +372,7 @@ def atan2(x1: Operand, x2: Operand) -> Array:
     return apply("atan2", *floats(x1, x2))
 
 
+@of_complex
 def sinh(x: Operand) -> Array:
     """Hyperbolic sine."""
     (array,) = floats(x)
@@ -335,6 +382,7 @@ def sinh(x: Operand) -> Array:
     return copysign(where(small, near, _half_exp(above)), array)
 
 
+@of_complex
 def cosh(x: Operand) -> Array:
     """Hyperbolic cosine."""
     (array,) = floats(x)
@@ -344,6 +392,7 @@ def cosh(x: Operand) -> Array:
     return where(small, near, _half_exp(above))
 
 
+@of_complex
 def asinh(x: Operand) -> Array:
     """The number whose hyperbolic sine is x."""
     (array,) = floats(x)
@@ -353,6 +402,7 @@ def asinh(x: Operand) -> Array:
     return copysign(where(small, near, _log_twice(above)), array)
 
 
+@of_complex
 def acosh(x: Operand) -> Array:
     """The number not below 0 whose hyperbolic cosine is x; NaN below 1."""
     (array,) = floats(x)
@@ -362,6 +412,7 @@ def acosh(x: Operand) -> Array:
     return where(less(array, 1), math.nan, where(small, near, _log_twice(above)))
 
 
+@of_complex
 def atanh(x: Operand) -> Array:
     """The number whose hyperbolic tangent is x; NaN outside [-1, 1]."""
     (array,) = floats(x)

@@ -16,9 +16,9 @@ from wire.dtypes import I32
 from wire.errors import InputError, ShapeError
 
 from ..array import Array, Operand, apply, renamed
-from . import contraction, creation, elementwise, indexing, linalg, manipulation, reductions, sorting
+from . import complexes, contraction, creation, elementwise, indexing, linalg, manipulation, reductions, sorting
 from .manipulation import Shape, concat, expand_dims, reshape, to_shape
-from .promotion import asarray, cast, concrete, floats, like, operands
+from .promotion import asarray, cast, concrete, floats, inexact, like, operands
 from .reductions import Axis, normal_axis
 
 # -- joining, splitting, turning --------------------------------------------------------------------------
@@ -208,8 +208,8 @@ def _but_nan(choose: Callable[[Operand, Operand], Array], x1: Operand, x2: Opera
 
 
 def float_power(x1: Operand, x2: Operand) -> Array:
-    """x1 to the power x2 as a float."""
-    return elementwise.pow(*floats(x1, x2))
+    """x1 to the power x2 as a float or complex number."""
+    return elementwise.pow(*inexact(x1, x2))
 
 
 def heaviside(x1: Operand, x2: Operand) -> Array:
@@ -242,7 +242,7 @@ def cbrt(x: Operand) -> Array:
 
 def sinc(x: Operand) -> Array:
     """sin(pi x) / (pi x), 1 at 0."""
-    (array,) = floats(x)
+    (array,) = inexact(x)
     angle = elementwise.multiply(array, math.pi)
     zero = elementwise.equal(angle, 0)
     return elementwise.where(zero, 1, elementwise.divide(elementwise.sin(angle), elementwise.where(zero, 1, angle)))
@@ -259,8 +259,12 @@ def rad2deg(x: Operand) -> Array:
 
 
 def nan_to_num(x: Operand, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Array:
-    """x with NaN and infinities replaced, infinities by the largest numbers of the dtype unless given."""
+    """x with NaN and infinities replaced, in both parts of complex x; infinities by the largest numbers of the dtype
+    unless given."""
     (array,) = operands(x)
+    if array.type.dtype.kind == "c":
+        parts = (complexes.real(array), complexes.imag(array))
+        return apply("complex", *(nan_to_num(part, nan=nan, posinf=posinf, neginf=neginf) for part in parts))
     if array.type.dtype.kind != "f":
         return renamed(array)
     from .dtypes import finfo
@@ -277,7 +281,7 @@ def nan_to_num(x: Operand, *, nan: float = 0.0, posinf: float | None = None, neg
 
 def isclose(x1: Operand, x2: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Array:
     """True where |x1 - x2| <= atol + rtol |x2|, or both are the same infinity, or (if asked for) both are NaN."""
-    left, right = floats(x1, x2)
+    left, right = inexact(x1, x2)
     gap, room = elementwise.abs(left - right), elementwise.add(elementwise.abs(right) * rtol, atol)
     near = elementwise.logical_and(elementwise.less_equal(gap, room), elementwise.isfinite(right))
     near = elementwise.logical_or(near, elementwise.equal(left, right))
@@ -320,7 +324,7 @@ def average(x: Operand, axis: int | None = None, weights: Operand | None = None,
     """The mean, each element as often as its weight says (of x's shape, or one per position of the axis)."""
     if weights is None:
         return reductions.mean(x, axis, keepdims=keepdims)
-    array, weight = floats(x, weights)
+    array, weight = inexact(x, weights)
     if weight.shape != array.shape:
         if axis is None or weight.shape != (array.shape[normal_axis(axis, array.ndim)],):
             raise ShapeError(f"weights {weight.shape} for an array {array.shape} along axis {axis}")
@@ -366,7 +370,7 @@ def nanstd(x: Operand, axis: Axis = None, *, ddof: float = 0, keepdims: bool = F
 
 def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The mean of what is not NaN."""
-    (array,) = floats(x)
+    (array,) = inexact(x)
     there = cast(elementwise.logical_not(elementwise.isnan(array)), array.type.dtype)
     count = reductions.sum(there, axis, keepdims=keepdims)
     return elementwise.divide(nansum(array, axis, keepdims=keepdims), count)
@@ -374,7 +378,7 @@ def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
 
 def _numbers(x: Operand, instead: float) -> Array:
     array = asarray(x)
-    return elementwise.where(elementwise.isnan(array), instead, array) if array.type.dtype.kind == "f" else array
+    return elementwise.where(elementwise.isnan(array), instead, array) if array.type.dtype.kind in "fc" else array
 
 
 def _extreme_number(choose: Callable[..., Array], least: float, x: Operand, axis: Axis, keepdims: bool) -> Array:
@@ -406,7 +410,7 @@ def inner(x1: Operand, x2: Operand) -> Array:
 
 
 def vdot(x1: Operand, x2: Operand) -> Array:
-    """The sum of products of both flattened."""
+    """The sum of products of both flattened, x1 conjugated where it is complex."""
     return contraction.vecdot(manipulation.ravel(x1), manipulation.ravel(x2))
 
 
@@ -439,7 +443,7 @@ def ediff1d(x: Operand) -> Array:
 
 def trapezoid(y: Operand, x: Operand | None = None, dx: float = 1.0, axis: int = -1) -> Array:
     """The integral of y along `axis` by the trapezoidal rule, over the points x or steps of dx."""
-    (values,) = floats(y)
+    (values,) = inexact(y)
     place = normal_axis(axis, values.ndim)
     rows = manipulation.moveaxis(values, place, -1)
     middles = elementwise.multiply(elementwise.add(rows[..., 1:], rows[..., :-1]), 0.5)

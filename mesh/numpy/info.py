@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import BF16, DTYPES, F16, F32, I32
+from wire.dtypes import BF16, C64, DTYPES, F16, F32, I32
 from wire.limits import DEFAULT
 
 from ..devices import MESH, Device, check_device
@@ -29,7 +29,7 @@ class Info:
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
         """The dtypes of Python numbers and of indices."""
         check_device(device)
-        return {"real floating": F32.numpy, "integral": I32.numpy, "indexing": I32.numpy}
+        return {"real floating": F32.numpy, "complex floating": C64.numpy, "integral": I32.numpy, "indexing": I32.numpy}
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
         """The standard's dtypes of a kind ("bool", "integral", ..., or a tuple of them; all if None), by name."""

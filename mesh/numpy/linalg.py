@@ -18,7 +18,7 @@ from .contraction import diagonal, matmul, tensordot, vecdot
 from .contraction import outer as _outer
 from .creation import eye
 from .manipulation import matrix_transpose
-from .promotion import asarray, floats, operands
+from .promotion import asarray, inexact, operands
 from .reductions import Axis, normal_axes
 
 __all__ = [
@@ -49,7 +49,7 @@ def cross(x1: Operand, x2: Operand, *, axis: int = -1) -> Array:
 
 def matrix_norm(x: Operand, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """The norm of matrices: "fro" (Frobenius), 1 or -1 (of columns), inf or -inf (of rows)."""
-    (array,) = floats(x)
+    (array,) = inexact(x)
     if array.ndim < 2:
         raise ShapeError(f"matrix_norm needs two dimensions or more, got shape {array.shape}")
     if ord == "fro":
@@ -93,7 +93,7 @@ def trace(x: Operand, *, offset: int = 0, dtype: Any = None) -> Array:
 
 def vector_norm(x: Operand, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Array:
     """(sum of |x|**ord) ** (1/ord) over the axes; inf and -inf are the largest and smallest |x|, 0 counts."""
-    (array,) = floats(x)
+    (array,) = inexact(x)
     axes, size = normal_axes(axis, array.ndim), elementwise.abs(array)
     if ord in (math.inf, -math.inf):
         return (reductions.max if ord > 0 else reductions.min)(size, axes, keepdims=keepdims)

@@ -2,7 +2,7 @@
 
 A Python scalar is weak: it takes the dtype of the Arrays it meets, unless its kind is higher (a float met by integers
 makes float32, an integer met by bools makes int32).  numpy scalars and arrays keep their dtype.  Two Arrays promote by
-`wire.dtypes.promote`.  Alone, Python scalars are float32, int32 (int64 where the number needs it) and bool.
+`wire.dtypes.promote`.  Alone, Python scalars are complex64, float32, int32 (int64 where the number needs it) and bool.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import BOOL, BY_NAME, F32, I32, I64, U64, DType, dtype_of, promote
+from wire.dtypes import BOOL, BY_NAME, C64, F32, I32, I64, U64, DType, dtype_of, promote
 from wire.errors import DTypeError, InputError
 
 from ..array import Array, Operand, apply, handle_array, literal, strong, value_array
 from ..handle import Handle
 
-_RANK = {"b": 0, "i": 1, "u": 1, "f": 2}
-_WEAK_DEFAULT = {"b": BOOL, "i": I32, "u": I32, "f": F32}
-PYTHON_DTYPES: dict[Any, DType] = {bool: BOOL, int: I32, float: F32}
+_RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+_WEAK_DEFAULT = {"b": BOOL, "i": I32, "u": I32, "f": F32, "c": C64}
+PYTHON_DTYPES: dict[Any, DType] = {bool: BOOL, int: I32, float: F32, complex: C64}
 INT_BOUNDS = {
     d.name: (int(np.iinfo(d.numpy).min), int(np.iinfo(d.numpy).max)) for d in BY_NAME.values() if d.kind in "iu"
 }
@@ -41,7 +41,8 @@ def index_dtype(dim: int) -> DType:
 
 
 def to_dtype(spec: Any) -> DType:
-    """The dtype meant by a numpy dtype or scalar type, a name ("float32" or "f32"), a DType, or bool, int, float."""
+    """The dtype meant by a numpy dtype or scalar type, a name ("float32" or "f32"), a DType, or bool, int, float,
+    complex."""
     if isinstance(spec, DType):
         return spec
     if isinstance(spec, str) and spec in BY_NAME:
@@ -56,7 +57,7 @@ def to_dtype(spec: Any) -> DType:
 
 
 def is_python_scalar(value: object) -> bool:
-    return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
+    return isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic)
 
 
 def asarray(value: Operand, dtype: Any = None) -> Array:
@@ -88,9 +89,19 @@ def operands(*values: Operand) -> list[Array]:
 
 
 def floats(*values: Operand) -> list[Array]:
-    """Arrays of one common float dtype; integers and bools become float32."""
+    """Arrays of one common float dtype; integers and bools become float32, complex numbers are refused."""
+    arrays = inexact(*values)
+    if arrays[0].type.dtype.kind == "c":
+        raise DTypeError(
+            f"this is a function of real numbers, got {arrays[0].type}", next_step="Take real(x), imag(x) or abs(x)"
+        )
+    return arrays
+
+
+def inexact(*values: Operand) -> list[Array]:
+    """Arrays of one common float or complex dtype; integers and bools become float32."""
     arrays = operands(*values)
-    if arrays[0].type.dtype.kind != "f":
+    if arrays[0].type.dtype.kind not in "fc":
         return [cast(array, F32) for array in arrays]
     return arrays
 
@@ -105,12 +116,17 @@ def common_dtype(values: Iterable[Any]) -> tuple[DType, bool]:
         return highest, True
     dtype = reduce(promote, strong)
     if highest is not None and _RANK[highest.kind] > _RANK[dtype.kind]:
-        return _WEAK_DEFAULT[highest.kind], False
+        return promote(dtype, highest) if highest.kind == "c" else _WEAK_DEFAULT[highest.kind], False
     return dtype, False
 
 
-def scalar(value: bool | int | float, dtype: DType, weak: bool = False) -> Array:
-    """A Python scalar as a literal of `dtype`; InputError if an integer dtype cannot hold it."""
+def scalar(value: complex, dtype: DType, weak: bool = False) -> Array:
+    """A Python scalar as a literal of `dtype`; InputError if an integer dtype cannot hold it, or it is complex and the
+    dtype is not."""
+    if isinstance(value, complex):
+        if dtype.kind != "c":
+            raise InputError(f"{value} does not fit {dtype.name}", next_step="Cast the array to a complex dtype first")
+        return literal(value, dtype, weak)
     if dtype.kind in "iu":
         low, high = INT_BOUNDS[dtype.name]
         if not low <= value <= high:  # NaN is not either
@@ -137,6 +153,8 @@ def _weak_dtype(value: Any) -> DType:
         return value.type.dtype
     if isinstance(value, bool):
         return BOOL
+    if isinstance(value, complex):
+        return C64
     return F32 if isinstance(value, float) else _integer_dtype(int(value), int(value))
 
 

@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from wire.dtypes import BF16, BOOL, F16, F32, I32, U32, DType
+from wire.dtypes import BF16, BOOL, F16, F32, I32, PARTS, U32, DType
 from wire.errors import InputError
 
 from ..array import Array, Operand, apply, renamed
 from . import elementwise
-from .promotion import asarray, cast, floats, like, scalar, to_dtype
+from .promotion import asarray, cast, inexact, like, scalar, to_dtype
 
 Axis = int | Sequence[int] | None
 
@@ -80,7 +80,7 @@ def count_nonzero(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> A
 
 def mean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The arithmetic mean; integers give float32."""
-    (array,) = floats(x)
+    (array,) = inexact(x)
     axes = normal_axes(axis, array.ndim)
     wide = cast(array, _wide(array.type.dtype))
     total = _reduce("reduce_sum", wide, axes, keepdims)
@@ -89,14 +89,15 @@ def mean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
 
 
 def var(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
-    """The mean squared distance from the mean, divided by N - correction (numpy calls it ddof)."""
-    (array,) = floats(x)
+    """The mean squared distance from the mean, a real number, divided by N - correction (numpy calls it ddof)."""
+    (array,) = inexact(x)
     axes = normal_axes(axis, array.ndim)
     wide = cast(array, _wide(array.type.dtype))
     distance = elementwise.subtract(wide, mean(wide, axes, keepdims=True))
-    total = _reduce("reduce_sum", elementwise.square(distance), axes, keepdims)
+    total = _reduce("reduce_sum", elementwise.squared_size(distance), axes, keepdims)
     count = math.prod([array.shape[axis] for axis in axes]) - (correction + ddof)
-    return cast(apply("div", total, like(float(count) if count > 0 else 0.0, total)), array.type.dtype)
+    result = apply("div", total, like(float(count) if count > 0 else 0.0, total))
+    return cast(result, PARTS.get(array.type.dtype, array.type.dtype))
 
 
 def std(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
@@ -113,7 +114,7 @@ def argmin(x: Operand, axis: int | None = None, *, keepdims: bool = False) -> Ar
     """Where the first smallest element (or NaN) is, as int32; over the flattened array if axis is None."""
     array = asarray(x)
     # not(x) turns the order of integers around without overflow
-    return _position(apply("neg" if array.type.dtype.kind == "f" else "not", array), axis, keepdims)
+    return _position(apply("neg" if array.type.dtype.kind in "fc" else "not", array), axis, keepdims)
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def argmin(x: Operand, axis: int | None = None, *, keepdims: bool = False) -> Ar
 
 def sum_dtype(dtype: DType) -> DType:
     """What a sum of `dtype` has: integers at least 32 bits."""
-    if dtype.kind == "f" or dtype.itemsize >= 4:
+    if dtype.kind in "fc" or dtype.itemsize >= 4:
         return dtype
     return U32 if dtype.kind == "u" else I32
 

@@ -4,7 +4,8 @@
 
 They take what traced functions take (numpy arrays, Arrays, handles, Python scalars, pytrees of these) and give lazy
 Arrays; outside of a traced function these are computed when someone looks.  Derivatives have the dtype of what they
-are of.  Only floats have them: where an integer stands among the arguments of `vjp` or `jvp`, its derivative is None.
+are of.  Only floats and complex numbers have them: where an integer stands among the arguments of `vjp` or `jvp`, its
+derivative is None.  Cotangents of complex numbers are not conjugated (docs/transforms.md).
 """
 
 from __future__ import annotations
@@ -117,10 +118,10 @@ def jacobian(fn: Function, argnums: int | Sequence[int] = 0, mode: str | None = 
     @wraps(fn)
     def derivatives(*args: Any, **keywords: Any) -> Any:
         flat = _of_arguments(fn, argnums, args, keywords, False)
-        _check_continuous("jacobian", flat)
+        _check_continuous("jacobian", flat, "f")
         inner = run_like(flat, flat.arrays, flat.names)
         for tensor, name in zip(inner.outputs, flat.out_names, strict=True):
-            if not is_continuous(tensor.type):
+            if tensor.type.dtype.kind != "f":
                 raise InputError(f"jacobian needs a function that gives floats, got {tensor.type} at {name!r}")
         fewer = sum(array.size for array in flat.arrays) < sum(tensor.type.size for tensor in inner.outputs)
         by_columns = mode == "forward" or (mode is None and fewer)
@@ -164,21 +165,27 @@ def _of_arguments(
     return Flat(of_some, [args[place] for place in places], fixed, has_aux, [roots[place] for place in places])
 
 
-def _check_continuous(what: str, flat: Flat) -> None:
+def _check_continuous(what: str, flat: Flat, kinds: str = "fc") -> None:
     for array, name in zip(flat.arrays, flat.names, strict=True):
-        if not is_continuous(array.type):
+        kind = array.type.dtype.kind
+        if kind not in kinds:
+            complex_only = kind == "c"
             raise InputError(
-                f"{what} by {name!r}, which is {array.type}: only floats have derivatives",
-                next_step="Choose other argnums, or convert it with astype",
+                f"{what} by {name!r}, which is {array.type}: "
+                + ("it has two derivatives" if complex_only else "only floats have derivatives"),
+                next_step="Give the function its real and its imaginary part"
+                if complex_only
+                else "Choose other argnums, or convert it with astype",
             )
 
 
 def _check_scalar(outputs: Sequence[Array], flat: Flat) -> None:
     result = outputs[0].type if outputs else None
-    if flat.out_tree.kind is not None or result is None or result.shape or not is_continuous(result):
+    if flat.out_tree.kind is not None or result is None or result.shape or result.dtype.kind != "f":
         raise InputError(
             f"grad needs a function that gives one float, got {flat.out_tree if flat.out_tree.kind else result}",
-            next_step="Reduce the result (sum, mean), use mesh.jacobian, or has_aux=True for what else it gives",
+            next_step="Reduce the result (sum, mean, the real part), use mesh.jacobian, or has_aux=True for what else "
+            "it gives",
         )
 
 

@@ -1,7 +1,11 @@
 """Slopes of the elementwise ops: for each operand, `(g, z, *operands)` to g times the partial derivative of z.
 
 Both directions use them: a cotangent g of the result gives the operand's, a tangent g of the operand gives the
-result's.  None is a derivative that is zero wherever there is one, and that of operands that are no floats.
+result's.  None is a derivative that is zero wherever there is one, and that of operands without derivatives.
+
+Of complex numbers vjp is the transpose of jvp without conjugation, as JAX has it: both give the same Re(cotangent *
+tangent).  So what has a complex derivative has one slope for both; `real`, `imag`, `complex` and `abs`, without one,
+see by the dtype of g which way they are asked.
 
 At the kinks: abs has slope 0 at 0; max and min share equally between equal operands; floor, round and sign are flat.
 Rows are written with `mesh.numpy`, so they have derivatives themselves.
@@ -44,10 +48,43 @@ def _pow_exponent(g: Array, z: Array, x: Array, y: Array) -> Array:
     return g * (z * mnp.log(base))
 
 
-def _number(array: Array) -> float | None:
+def _number(array: Array) -> complex | None:
     """The one number that a constant is full of."""
     value = array.value
-    return float(value.reshape(())) if value is not None and value.size == 1 else None
+    return value.reshape(()).item() if value is not None and value.size == 1 else None
+
+
+def _is_complex(array: Array) -> bool:
+    return array.type.dtype.kind == "c"
+
+
+def _of_zero(array: Array) -> Array:
+    """Zeros like `array`, which broadcast."""
+    return apply("broadcast", zero_like(array), shape=array.shape)
+
+
+def _real(g: Array, z: Array, x: Array) -> Array:
+    return apply("real", g) if _is_complex(g) else apply("complex", g, _of_zero(g))
+
+
+def _imag(g: Array, z: Array, x: Array) -> Array:
+    return apply("imag", g) if _is_complex(g) else apply("complex", _of_zero(g), -g)
+
+
+def _complex_real(g: Array, z: Array, x: Array, y: Array) -> Array:
+    return apply("real", g) if _is_complex(g) else apply("complex", g, _of_zero(g))
+
+
+def _complex_imag(g: Array, z: Array, x: Array, y: Array) -> Array:
+    return -apply("imag", g) if _is_complex(g) else apply("complex", _of_zero(g), g)
+
+
+def _abs(g: Array, z: Array, x: Array) -> Array:
+    towards = mnp.sign(x)
+    if not _is_complex(x):
+        return g * towards
+    a, b = apply("real", towards), apply("imag", towards)
+    return apply("real", g) * a + apply("imag", g) * b if _is_complex(g) else apply("complex", g * a, -(g * b))
 
 
 def _larger(g: Array, z: Array, x: Array, y: Array) -> Array:
@@ -76,7 +113,10 @@ SLOPES: dict[str, tuple[Slope, ...]] = {
     "log1p": (lambda g, z, x: g / (x + 1),),
     "tanh": (lambda g, z, x: g * (1 - z * z),),
     "erf": (lambda g, z, x: g * (mnp.exp(-x * x) * (2 / math.sqrt(math.pi))),),
-    "abs": (lambda g, z, x: g * mnp.sign(x),),
+    "abs": (_abs,),
+    "real": (_real,),
+    "imag": (_imag,),
+    "complex": (_complex_real, _complex_imag),
     **dict.fromkeys(("floor", "round", "sign", "not", "is_nan", "bitcast"), NONE),
     "add": (lambda g, z, x, y: g, lambda g, z, x, y: g),
     "mul": (lambda g, z, x, y: g * y, lambda g, z, x, y: g * x),

@@ -67,7 +67,7 @@ def backward_of(inner: Inner, primals: Sequence[Array]) -> tuple[list[Array], Pu
 
 def is_continuous(type: TensorType) -> bool:
     """Whether a tensor of this type has derivatives."""
-    return type.dtype.kind == "f"
+    return type.dtype.kind in "fc"
 
 
 # -- the two passes ---------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ EXTREME: Row = (lambda g, z, x, axes: _extreme(g, z, x, axes),)
 
 VJPS: dict[str, Row] = {
     **SLOPES,
-    "cast": (lambda g, z, x, dtype: cast(g, x.type.dtype),),
+    "cast": (lambda g, z, x, dtype: cast(mnp.real(g) if x.type.dtype.kind == "f" else g, x.type.dtype),),
     "random_bits": NONE,
     "reduce_sum": (lambda g, z, x, axes: spread(g, x.shape, axes),),
     "reduce_prod": (_by_program(programs.product),),

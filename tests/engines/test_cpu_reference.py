@@ -7,7 +7,7 @@ from support.op_cases import PROGRAMS, ROWS, cases
 from support.random_graphs import random_graph
 from support.references import REFERENCES, reference, threefry2x32
 
-from wire.dtypes import DTYPES, F64, DType
+from wire.dtypes import C128, DTYPES, F64, DType
 from wire.ops import LEAVES, OPS, Tolerance, tolerance_for
 from worker.cpu import evaluate
 
@@ -16,7 +16,7 @@ F64_FACTOR = 2.0**-29  # the table's numbers are for f32; here f64 must be as mu
 
 def closeness(op: str, dtype: DType) -> Tolerance:
     allowed = tolerance_for(op, dtype)
-    return Tolerance(allowed.rtol * F64_FACTOR, allowed.atol * F64_FACTOR) if dtype is F64 else allowed
+    return Tolerance(allowed.rtol * F64_FACTOR, allowed.atol * F64_FACTOR) if dtype in (F64, C128) else allowed
 
 
 @pytest.mark.parametrize("op", [*ROWS, *PROGRAMS])
@@ -33,7 +33,8 @@ def test_cpu_agrees_with_the_reference(op: str) -> None:
         )
         for actual, expected, kind, magnitude in found:
             try:
-                assert_close(actual, expected, op, kind.dtype, magnitude, closeness(op, kind.dtype))
+                judged = case.dtype if case.dtype.kind == "c" and kind.dtype.kind == "f" else kind.dtype  # of abs
+                assert_close(actual, expected, op, kind.dtype, magnitude, closeness(op, judged))
             except AssertionError as error:
                 wrong.append(f"{case.id}: {error}")
     assert not wrong, "\n".join(wrong)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.array_api_cases import CASES, EVERY, WRONG, Call
+from support.array_api_cases import CASES, COMPLEX, EVERY, WRONG, Call
 
 import mesh
 import mesh.numpy as mnp
 from mesh.array import Array
-from mesh.errors import MeshError
+from mesh.errors import DTypeError, MeshError
 from mesh.standard_doc import ATTRIBUTES, METHODS, NOT_YET, REALISED, STANDARD, markdown, state_of
 
 EVERY_NAME = [name for names in STANDARD.values() for name in names.split()]
@@ -24,6 +24,8 @@ NAMES = sorted({call.name for call in CASES})
 INDICES = {"argmax", "argmin", "argsort", "count_nonzero", "nonzero", "searchsorted"}
 SUMS = {"sum", "prod", "cumulative_sum", "cumulative_prod"}
 REFUSALS = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError)
+ORDERED = ("greater", "greater_equal", "less", "less_equal", "maximum", "minimum", "sort", "argsort", "max", "min",
+           "argmax", "argmin", "searchsorted", "clip")  # fmt: skip
 NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
 
 
@@ -78,7 +80,7 @@ def agree(call: Call, found: Any, judged: Any) -> None:
     if call.name != "indices":
         assert found.dtype == expected_dtype(call, wanted.dtype), call.id
     value = np.asarray(found)
-    rtol = {"float32": 2e-5, "float64": 1e-12}.get(value.dtype.name, 0)
+    rtol = {"float32": 2e-5, "float64": 1e-12, "complex64": 2e-5, "complex128": 1e-12}.get(value.dtype.name, 0)
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(value, wanted.astype(value.dtype), rtol, rtol / 100, err_msg=call.id)
 
@@ -124,10 +126,18 @@ def test_what_numpy_refuses_is_refused(call: Call) -> None:
         call.made_by(mnp, mnp.asarray)
 
 
+@pytest.mark.parametrize("name", ORDERED)
+def test_complex_numbers_are_not_ordered(name: str) -> None:
+    z = mnp.asarray([1j, 2.0])
+    two = name in ORDERED[:6] or name == "searchsorted"
+    with pytest.raises(DTypeError, match="a real number"):
+        getattr(mnp, name)(*[z] * (2 if two else 1), **({"min": 0} if name == "clip" else {}))
+
+
 def test_dtypes_promote_as_in_the_strict_namespace() -> None:
     strict = pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
-    for one in EVERY:
-        for other in EVERY:
+    for one in (*EVERY, *COMPLEX):
+        for other in (*EVERY, *COMPLEX):
             theirs, mine = ([getattr(xp, name) for name in (one, other)] for xp in (strict, mnp))
             try:
                 expected = strict.result_type(*theirs)
@@ -135,7 +145,15 @@ def test_dtypes_promote_as_in_the_strict_namespace() -> None:
                 continue
             assert getattr(strict, mnp.result_type(*mine).name) == expected, (one, other)
             assert mnp.can_cast(*mine) == strict.can_cast(*theirs), (one, other)
-        for kind in ("bool", "signed integer", "unsigned integer", "integral", "real floating", "numeric"):
+        for kind in (
+            "bool",
+            "signed integer",
+            "unsigned integer",
+            "integral",
+            "real floating",
+            "complex floating",
+            "numeric",
+        ):
             assert mnp.isdtype(getattr(mnp, one), kind) == strict.isdtype(getattr(strict, one), kind), (one, kind)
 
 

@@ -46,6 +46,8 @@ def test_the_namespace_describes_itself() -> None:
     assert info.dtypes(kind="signed integer").keys() == {"int8", "int16", "int32", "int64"}
     assert info.dtypes(kind=("bool", "unsigned integer")).keys() == {"bool", "uint8", "uint16", "uint32", "uint64"}
     assert all(getattr(mnp, name) == dtype for name, dtype in info.dtypes().items())
+    assert info.dtypes(kind="complex floating").keys() == {"complex64", "complex128"}
+    assert info.default_dtypes()["complex floating"] == mnp.complex64
     assert info.dtypes(kind="real floating").keys() == {"float32", "float64"}  # the halves are beyond the standard
     assert info.devices() == [mnp.asarray(F).device]
 

@@ -13,7 +13,7 @@ import pytest
 from support.control_cases import graph_of
 
 from wire import ops, rules
-from wire.dtypes import BOOL, DTYPES, F32, I32, U32, DType
+from wire.dtypes import BOOL, C64, DTYPES, F32, F64, I32, U32, DType
 from wire.errors import AttrError, DTypeError, GraphError, LimitExceeded, ShapeError, UnknownOp
 from wire.graph import GraphBuilder, Node, infer
 from wire.ops import GRAPH_ATTRS, LEAVES, OPS, check_attrs, op_named, row_hash, table_hash, tolerance_for
@@ -46,6 +46,10 @@ def with_large_constant() -> Any:
 
 def f32(*shape: int) -> TensorType:
     return TensorType(shape, F32)
+
+
+def c64(*shape: int) -> TensorType:
+    return TensorType(shape, C64)
 
 
 def i32(*shape: int) -> TensorType:
@@ -109,6 +113,8 @@ GOOD: dict[str, tuple[tuple[TensorType, ...], dict[str, Any], TensorType]] = {
     **{name: ((f32(2, 1), f32(3)), {}, f32(2, 3)) for name, op in OPS.items() if op.family == "binary"},
     "not": ((i32(2, 3),), {}, i32(2, 3)),
     "is_nan": ((f32(2, 3),), {}, TensorType(SHAPE, BOOL)),
+    **{name: ((c64(2, 3),), {}, f32(2, 3)) for name in ("real", "imag")},
+    "complex": ((f32(2, 1), f32(3)), {}, c64(2, 3)),
     **{name: ((i32(2, 1), i32(3)), {}, i32(2, 3)) for name in ("and", "or", "xor", "shl", "shr")},
     **{name: ((f32(2, 1), f32(3)), {}, TensorType(SHAPE, BOOL)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "select": ((TensorType((), BOOL), f32(2, 1), f32(3)), {}, f32(2, 3)),
@@ -245,20 +251,25 @@ def test_a_builder_refuses_names_that_cannot_travel(name: str, said: str) -> Non
 
 # -- dtypes -----------------------------------------------------------------------------------------------
 
-NUMBER, FLOAT, BITS, INTEGER, ANY = "iuf", "f", "biu", "iu", "biuf"
+REAL, NUMBER, FLOAT, INEXACT, BITS, INTEGER, ORDERED, ANY = "iuf", "iufc", "f", "fc", "biu", "iu", "biuf", "biufc"
 ACCEPTED = {
-    **dict.fromkeys(("neg", "sign", "abs", "add", "mul", "max", "min", "div", "rem", "pow"), NUMBER),
-    **dict.fromkeys(("reduce_sum", "reduce_prod", "argmax", "dot"), NUMBER),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), NUMBER),
+    **dict.fromkeys(("neg", "abs", "add", "mul", "div", "pow"), NUMBER),
+    **dict.fromkeys(("reduce_sum", "reduce_prod", "cumsum", "cumprod", "dot", "conv"), NUMBER),
+    **dict.fromkeys(("recip", "sqrt", "sin", "cos", "tan", "tanh", "exp", "log", "round", "is_nan"), INEXACT),
+    **dict.fromkeys(("sign", "max", "min", "rem", "argmax", "cummax", "cummin"), REAL),
     **dict.fromkeys(("not", "and", "or", "xor"), BITS),
     **dict.fromkeys(("shl", "shr"), INTEGER),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "reduce_max", "reduce_min", "cast", "argsort"), ANY),
-    **dict.fromkeys(("all_reduce", "all_gather", "all_to_all", "permute", "broadcast_from"), ANY),
+    **dict.fromkeys(("lt", "le", "gt", "ge", "reduce_max", "reduce_min", "argsort"), ORDERED),
+    **dict.fromkeys(("real", "imag"), "c"),
+    **dict.fromkeys(("eq", "ne"), ANY),
+    **dict.fromkeys(("all_gather", "all_to_all", "permute", "broadcast_from"), ANY),
+    "all_reduce": ORDERED,
     "reduce_scatter": NUMBER,
     **dict.fromkeys((name for name, op in OPS.items() if op.family == "view"), ANY),
 }
 
 
+REAL_DTYPES = [dtype for dtype in DTYPES if dtype.kind != "c"]
 ROLES = OPERANDS.keys() - {"dot", "atan2"}  # operands of different kinds: rows of WRONG_DTYPES
 
 
@@ -269,6 +280,8 @@ def test_operands_have_one_dtype_of_the_kinds_the_op_takes(op: str) -> None:
         alike = tuple(kind._replace(dtype=dtype) for kind in types)
         if op == "bitcast":
             accepted = dtype.kind != "b" and dtype.itemsize == 4
+        elif op in ("complex", "cast"):
+            accepted = dtype in {"complex": (F32, F64), "cast": REAL_DTYPES}[op]
         else:
             accepted = dtype.kind in ACCEPTED.get(op, FLOAT)
         if accepted:
@@ -279,19 +292,33 @@ def test_operands_have_one_dtype_of_the_kinds_the_op_takes(op: str) -> None:
             assert caught.value.op == op
     if len(types) > 1:
         with pytest.raises(DTypeError, match="operands must have one dtype"):
-            inferred(op, (types[0], types[1]._replace(dtype=DTYPES[-1])), attrs)
+            inferred(op, (types[0], types[1]._replace(dtype=F64)), attrs)
 
 
 U8 = next(dtype for dtype in DTYPES if dtype.name == "u8")
 WRONG_DTYPES = [
-    ("iota", (), {"dtype": "bool"}, "expected a number dtype"),
+    ("iota", (), {"dtype": "bool"}, "expected a real number dtype"),
+    ("iota", (), {"dtype": "c64"}, "expected a real number dtype"),
     ("iota", (), {"dtype": "f33"}, "unknown dtype 'f33'"),
     ("input", (), {"dtype": ""}, "unknown dtype ''"),
     ("param", (), {"dtype": "float32"}, "unknown dtype"),
     ("const", (), {"dtype": "F32"}, "unknown dtype"),
     ("cast", (f32(2, 3),), {"dtype": "f128"}, "unknown dtype"),
-    ("bitcast", (f32(2, 3),), {"dtype": "f64"}, "two number dtypes of one size"),
-    ("bitcast", (TensorType(SHAPE, U8),), {"dtype": "bool"}, "two number dtypes of one size"),
+    ("bitcast", (f32(2, 3),), {"dtype": "f64"}, "two real number dtypes of one size"),
+    ("bitcast", (TensorType(SHAPE, U8),), {"dtype": "bool"}, "two real number dtypes of one size"),
+    ("bitcast", (c64(2, 3),), {"dtype": "f64"}, "two real number dtypes of one size"),
+    ("bitcast", (c64(2, 3),), {"dtype": "c64"}, "two real number dtypes of one size"),
+    ("cast", (c64(2, 3),), {"dtype": "f32"}, "would drop the imaginary part"),
+    ("complex", (i32(2), i32(2)), {}, "expected a float dtype, got i32"),
+    *[
+        (op, (c64(2, 3),) * 2, {}, "expected (bool or )?a real number dtype, got c64")
+        for op in ("max", "min", "rem", "lt", "le", "gt", "ge")
+    ],
+    ("floor", (c64(2, 3),), {}, "expected a float dtype, got c64"),
+    ("argsort", (c64(2, 3),), {}, "expected bool or a real number dtype, got c64"),
+    ("real", (f32(2, 3),), {}, "expected a complex dtype, got f32"),
+    ("scatter", (c64(2, 3), i32(5), c64(2, 5)), {"mode": "max"}, "mode 'max' needs a real number dtype, got c64"),
+    ("select", (c64(), f32(3), f32(3)), {}, "a condition is bool or float"),
     ("random_bits", (i32(2),), {}, "a random key is u32"),
     ("select", (i32(), f32(3), f32(3)), {}, "a condition is bool or float"),
     ("select", (f32(), i32(3), f32(3)), {}, "operands must have one dtype"),
@@ -536,7 +563,7 @@ def _strange(kind: str, value: Any, numbers: tuple[int, ...], rng: random.Random
         case "strs":
             return tuple(rng.choice(("dp", "tp", "", "- -", "dp+tp -", "x y")) for _ in range(rng.randrange(4)))
         case "str":
-            return rng.choice(("f32", "bool", "u64", "set", "", "\x00"))
+            return rng.choice(("f32", "bool", "u64", "c128", "set", "", "\x00"))
         case "bytes":
             return bytes(rng.randrange(40))
     return value
@@ -578,10 +605,10 @@ def test_row_hashes_are_the_released_ones() -> None:
 
 
 RELEASED = {
-    "add": "a5ed1bccf078cf75",
+    "add": "ffa33715b9006ef7",
     "composite": "e3c390e67eb49653",
     "const": "162dfbbb4aea5ae6",
-    "dot": "4914562dd4ef672b",
+    "dot": "f7afd01a959187ff",
 }
 
 
@@ -589,7 +616,9 @@ def test_tolerances_widen_with_the_dtype_and_integers_are_exact() -> None:
     for name in OPS:
         for dtype in DTYPES:
             found, base = tolerance_for(name, dtype), OPS[name].tolerance
-            if dtype.kind != "f" or base == ops.EXACT:
+            if dtype.kind not in "fc" or (
+                base == ops.EXACT and (dtype.kind, name) not in (("c", "abs"), ("c", "sign"))
+            ):
                 assert found == ops.EXACT
             else:
                 assert found.rtol >= base.rtol and found.atol >= base.atol

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.random_graphs import random_graph
 
-from wire.dtypes import BF16, DTYPES, F16, F32, F64, DType
+from wire.dtypes import BF16, C64, C128, DTYPES, F16, F32, F64, DType
 from wire.graph import GraphBuilder, WireGraph
 from wire.limits import DEFAULT
 from wire.simplify import ABSORBERS, OPPOSITE, OPPOSITE_ORDER, REPEATS, SAME_TWICE, SETTLED, UNDONE, UNITS, simplify
@@ -20,6 +20,8 @@ from wire.text import from_text
 from wire.types import TensorType
 from wire.verify import verify
 from worker.cpu import evaluate
+
+PARTS = (0.0, -0.0, 1.0, -2.5, np.inf, np.nan)
 
 
 def values(dtype: DType) -> np.ndarray[Any, Any]:
@@ -30,6 +32,8 @@ def values(dtype: DType) -> np.ndarray[Any, Any]:
         limits = {F16: (65504.0, 6e-8), BF16: (3e38, 1e-40), F32: (3.4e38, 1e-45), F64: (1.7e308, 5e-324)}[dtype]
         special = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, np.nan, np.inf, -np.inf, *limits, *[-each for each in limits]]
         return np.array(special, np.float64).astype(dtype.numpy)
+    if dtype.kind == "c":
+        return np.array([complex(real, imag) for real in PARTS for imag in PARTS], dtype.numpy)
     limits = np.iinfo(dtype.numpy)
     return np.array([0, 1, 2, 3, 7, limits.max, limits.max - 1, limits.min, limits.min + 1], dtype.numpy)
 
@@ -131,6 +135,9 @@ NEEDLESS: tuple[tuple[str, Callable[[GraphBuilder, int, TensorType], int]], ...]
     ("biu", beside("xor", 0)),
     ("biu", lambda b, x, kind: b.add("and", x, x)),
     ("b", lambda b, x, kind: b.add("cast", b.add("cast", x, dtype="i8"), dtype="bool")),
+    ("c", twice("neg")),
+    ("c", beside("add", complex(-0.0, -0.0))),
+    ("c", lambda b, x, kind: b.add("complex", b.add("real", x), b.add("imag", x))),
 )
 
 
@@ -164,9 +171,31 @@ def test_what_is_said_twice_is_said_once(op: str) -> None:
         assert ops(simplified) == ([op] if op in SETTLED and (op, dtype.kind) != ("abs", "u") else [])
 
 
+def test_a_complex_number_is_not_taken_apart_and_put_together() -> None:
+    builder = GraphBuilder()
+    x, y = (builder.input(name, (36,), F64) for name in "xy")
+    z = builder.add("complex", x, builder.add("neg", builder.add("neg", y)))
+    back = builder.add("complex", builder.add("real", z), builder.add("imag", z))
+    graph = builder.build([builder.add("real", z), builder.add("imag", z), back])
+    given = values(C128)
+    simplified = checked(graph, {"x": given.real.copy(), "y": given.imag.copy()})
+    assert ops(simplified) == ["complex"]
+
+
+def test_a_complex_sum_of_one_stays() -> None:
+    builder = GraphBuilder()
+    z = builder.input("z", (36,), C64)
+    row = builder.add("reshape", z, shape=(36, 1))
+    ends = [builder.add(op, row, axes=(1,)) for op in ("reduce_sum", "reduce_prod")]
+    simplified = checked(builder.build(ends), {"z": values(C64)})
+    assert sorted(ops(simplified)) == ["reduce_prod", "reduce_sum", "reshape"]
+
+
 @pytest.mark.parametrize("op", sorted(OPPOSITE | OPPOSITE_ORDER))
 def test_a_negated_comparison_is_its_opposite_unless_there_may_be_a_nan(op: str) -> None:
     for dtype in DTYPES:
+        if dtype.kind == "c" and op in OPPOSITE_ORDER:
+            continue
         builder = GraphBuilder()
         x, y = (builder.input(name, (values(dtype).size,) * 2, dtype) for name in "xy")
         grid = np.meshgrid(values(dtype), values(dtype))
@@ -178,6 +207,8 @@ def test_a_negated_comparison_is_its_opposite_unless_there_may_be_a_nan(op: str)
 def test_casts_join_only_where_every_value_agrees() -> None:
     joined = 0
     for first, through, last in itertools.product(DTYPES, repeat=3):
+        if any(a.kind == "c" and b.kind not in "bc" for a, b in ((first, through), (through, last))):
+            continue
         builder = GraphBuilder()
         cast = builder.add("cast", builder.input("x", values(first).shape, first), dtype=through.name)
         simplified = checked(builder.build([builder.add("cast", cast, dtype=last.name)]), {"x": values(first)})

@@ -18,6 +18,7 @@ SIGNED = ("int8", "int16", "int32", "int64")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 INTEGERS = SIGNED + UNSIGNED
 FLOATS = ("float32", "float64")
+COMPLEX = ("complex64", "complex128")
 NUMBERS = INTEGERS + FLOATS
 EVERY = ("bool", *NUMBERS)
 
@@ -49,7 +50,7 @@ def _given(value: Any, xp: Any, wrap: Callable[[Any], Any]) -> Any:
     """An argument in a namespace: its arrays and its dtypes."""
     if isinstance(value, (list, tuple)) and any(isinstance(each, np.ndarray) for each in value):
         return type(value)(wrap(each) for each in value)
-    if isinstance(value, str) and value in EVERY:
+    if isinstance(value, str) and value in (*EVERY, *COMPLEX):
         return getattr(xp, value)
     return wrap(value) if isinstance(value, np.ndarray) else value
 
@@ -62,6 +63,8 @@ def array(dtype: str, *shape: int, seed: int = 0, low: float = -9, high: float =
         return np.asarray(rng.random(shape) > 0.5)
     if kind == "f":
         return np.asarray(rng.uniform(low, high, shape).round(2)).astype(dtype)
+    if kind == "c":
+        return np.asarray(rng.uniform(low, high, (2, *shape)).round(2).T @ [1, 1j]).T.astype(dtype)
     return np.asarray(rng.integers(0 if kind == "u" else int(low), int(high) + 1, shape)).astype(dtype)
 
 
@@ -262,14 +265,77 @@ def _products() -> Iterator[Call]:
         yield Call("vecdot", (t, t[:1]), {"axis": -2})
 
 
+COMPLEX_UNARY = (*FLOAT_UNARY, "abs", "conj", "imag", "isfinite", "isinf", "isnan", "negative", "positive", "real",
+                 "round", "sign", "square")  # fmt: skip
+
+
+def _complex() -> Iterator[Call]:
+    cuts = [complex(x, y) for x in (-2.0, -0.5, -0.0, 0.0, 0.5, 2.0) for y in (0.0, -0.0, 1.5, -0.75)]
+    cuts += [complex(y, x) for x in (-2.0, -0.5, 0.5, 2.0) for y in (0.0, -0.0)]
+    for dtype in COMPLEX:
+        x, y, t = array(dtype, 3, 4), array(dtype, 3, 4, seed=1), array(dtype, 2, 4, 3)
+        for name in COMPLEX_UNARY:
+            for shape in SHAPES:
+                yield Call(name, (array(dtype, *shape, low=-3, high=3),))
+            yield Call(name, (np.array(cuts, dtype),))
+        for name in ("isfinite", "isinf", "isnan", "exp", "sqrt", "conj", "abs", "negative", "real", "imag"):
+            yield Call(name, (np.array([complex(a, b) for a in SPECIAL[-3:] for b in SPECIAL[-4:]], dtype),))
+        for name in ("add", "divide", "equal", "multiply", "not_equal", "pow", "subtract"):
+            yield Call(name, (x, y))
+            yield Call(name, (x, y[0]))
+            yield Call(name, (x, 2))
+            yield Call(name, (x, 1.5 - 2j))
+            yield Call(name, (x, array("float64", 4, low=1)))
+            yield Call(name, (array(dtype, 0, 3), array(dtype, 3)))
+        for name in ("logical_and", "logical_not", "logical_or", "logical_xor"):
+            given = [array("bool", 3, 4, seed=seed) for seed in (0, 1)]
+            yield Call(name, (given[0],) if name == "logical_not" else tuple(given))
+        yield Call("where", (array("bool", 3, 4), x, y))
+        for name in ("zeros", "ones", "empty"):
+            yield Call(name, ((0, 3) if name == "empty" else (2, 3),), {"dtype": dtype})
+        yield Call("zeros_like", (x,))
+        yield Call("full", ((2, 3), 1 - 2j), {"dtype": dtype})
+        yield Call("full_like", (x, 2j))
+        yield Call("eye", (3,), {"dtype": dtype})
+        yield Call("linspace", (-1, 2 + 3j, 7), {"dtype": dtype})
+        yield Call("tril", (x,), {"k": 1})
+        yield Call("asarray", (array("float32", 3),), {"dtype": dtype})
+        yield Call("astype", (x, "complex128"))
+        yield Call("astype", (array("int16", 3), dtype))
+        yield Call("from_dlpack", (x,))
+        yield Call("meshgrid", (x[0], y[1]))
+        for axis in (0, 1):
+            yield Call("concat", ([x, y],), {"axis": axis})
+            yield Call("stack", ([x, y],), {"axis": axis})
+            yield Call("flip", (x,), {"axis": axis})
+            yield Call("diff", (x,), {"axis": axis})
+        yield Call("permute_dims", (t, (2, 0, 1)))
+        yield Call("matrix_transpose", (t,))
+        yield Call("roll", (x, 1))
+        yield Call("take", (x, np.array([2, 0, 0])), {"axis": 0})
+        yield Call("take_along_axis", (x, np.array([[0, 3], [1, 1], [2, 0]])), {"axis": 1})
+        for name in ("all", "any", "count_nonzero", "nonzero", "sum", "prod", "mean", "unique_all"):
+            yield Call(name, (np.array([[0, 1j, 2], [3, 0, 1j]], dtype),))
+        for name in ("sum", "prod", "mean"):
+            yield Call(name, (t,), {"axis": (0, 2), "keepdims": True})
+        yield Call("sum", (array("float32", 4),), {"dtype": dtype})
+        for name in ("cumulative_sum", "cumulative_prod"):
+            yield Call(name, (x,), {"axis": 1, "include_initial": True})
+        yield Call("matmul", (x, t))
+        yield Call("matmul", (array("float32", 3, 4), t))
+        yield Call("tensordot", (x, t), {"axes": ((1,), (1,))})
+        yield Call("vecdot", (x, y))
+        yield Call("vecdot", (x, t[:1, :, 0]), {"axis": -1})
+
+
 CASES: tuple[Call, ...] = tuple(
     call
-    for made in (_elementwise, _creation, _manipulation, _searching, _statistics, _products)
+    for made in (_complex, _elementwise, _creation, _manipulation, _searching, _statistics, _products)
     for call in made()
 )  # fmt: skip
 
 X, T = array("float32", 3, 4), array("float32", 2, 3, 2)
-N = array("int32", 3, 4)
+N, Z = array("int32", 3, 4), array("complex64", 3, 4)
 WRONG: tuple[Call, ...] = (
     *[Call(name, (X, array("float32", 3))) for name in ("add", "multiply", "less", "equal", "atan2", "maximum", "pow")],
     *[Call(name, (X,), {"axis": axis}) for name in (*STATISTICS, "all", "any", "argmax", "flip", "sort", "argsort",
@@ -277,6 +343,10 @@ WRONG: tuple[Call, ...] = (
     *[Call(name, (X[:0],), {"axis": 0}) for name in ("max", "min", "argmax", "argmin")],
     *[Call(name, (X,), {"axis": (0, 0)}) for name in ("sum", "max", "all", "flip")],
     *[Call(name, (X, X)) for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift")],
+    *[Call(name, (Z,)) for name in ("floor", "ceil", "trunc", "signbit", "bitwise_invert")],
+    *[Call(name, (Z, Z)) for name in ("atan2", "hypot", "logaddexp", "copysign", "nextafter", "bitwise_and")],
+    *[Call(name, (Z, Z)) for name in ("floor_divide", "remainder")],
+    Call("iinfo", ("complex64",)),
     Call("bitwise_invert", (X,)), Call("negative", (array("bool", 3),)), Call("sign", (array("bool", 3),)),
     Call("positive", (array("bool", 3),)), Call("subtract", (array("bool", 3), array("bool", 3))),
     Call("floor_divide", (X, array("float32", 3))),

@@ -3,7 +3,8 @@
 NaN must stand at the same places, infinities must be equal, integers and bool too.  Where a row is EXACT, floats must
 be equal with the signs of zeros (but max and min of 0.0 and -0.0 are open), and no denormal may be flushed.  Elsewhere
 |a - b| <= atol + rtol * scale, where the scale is |b|, or for summed ops the magnitude of what was summed if that is
-larger: cancellation makes the order of a sum visible in |b| but not in the sum of absolute values.
+larger: cancellation makes the order of a sum visible in |b| but not in the sum of absolute values.  Complex numbers are
+compared part by part where they must be equal, and by the size of their difference elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import F64, DType
+from wire.dtypes import F64, PARTS, DType
 from wire.ops import EXACT, Tolerance, tolerance_for
 from worker.cpu import evaluate
 
@@ -68,15 +69,19 @@ def magnitude_of(case: Case) -> list[NDArray[Any] | float | None]:
     """
     if case.op in PROGRAMS:
         return [_largest(array) for array in evaluate(case.graph, case.inputs)]
-    if case.op not in SUMS or case.dtype.kind != "f":
+    if case.op not in SUMS or case.dtype.kind not in "fc":
         return [None] * len(case.graph.outputs)
-    positive = {name: np.abs(a) if a.dtype == case.dtype.numpy else a for name, a in case.inputs.items()}
-    return list(evaluate(case.graph, positive))
+    positive = {
+        name: np.abs(a).astype(a.dtype) if a.dtype == case.dtype.numpy else a for name, a in case.inputs.items()
+    }
+    return [np.abs(array) for array in evaluate(case.graph, positive)]
 
 
 def _agree(
     actual: NDArray[Any], expected: NDArray[Any], dtype: DType, allowed: Tolerance, magnitude: Any, either_zero: bool
 ) -> NDArray[np.bool_]:
+    if dtype.kind == "c":
+        return _agree_complex(actual, expected, dtype, allowed, magnitude)
     if dtype.kind != "f":
         return np.asarray(actual == expected)
     wide = np.longdouble if dtype is F64 else np.float64
@@ -92,13 +97,34 @@ def _agree(
     return np.asarray(both_nan | (a == b) | near)
 
 
+def _agree_complex(
+    actual: NDArray[Any], expected: NDArray[Any], dtype: DType, allowed: Tolerance, magnitude: Any
+) -> NDArray[np.bool_]:
+    part = PARTS[dtype]
+    real, imaginary = (
+        _agree(pair[0], pair[1], part, EXACT, None, allowed != EXACT)
+        for pair in ((actual.real, expected.real), (actual.imag, expected.imag))
+    )
+    if allowed == EXACT:
+        return real & imaginary
+    with np.errstate(invalid="ignore", over="ignore"):
+        a, b = actual.astype(np.clongdouble), expected.astype(np.clongdouble)
+        scale = np.abs(b)
+        if magnitude is not None:
+            scale = np.fmax(scale, np.where(np.isfinite(magnitude), magnitude, 0))
+        near = np.isfinite(b) & (np.abs(a - b) <= allowed.atol + allowed.rtol * scale)
+    return np.asarray((real & imaginary) | near)
+
+
 def _largest(array: NDArray[Any]) -> float:
-    finite = np.abs(array[np.isfinite(array)].astype(np.float64)) if array.dtype.kind != "b" else np.zeros(0)
-    return float(finite.max(initial=0.0))
+    if array.dtype.kind == "b":
+        return 0.0
+    sizes = np.abs(array[np.isfinite(array)])
+    return float(sizes.astype(np.float64).max(initial=0.0))
 
 
 def _shown(value: Any) -> str:
     """A value, and for floats the bits that a decimal number hides."""
-    if value.dtype.kind in "biu":
+    if value.dtype.kind in "biuc":
         return repr(value.item())
     return f"{float(value)!r} (0x{value.tobytes()[::-1].hex()})"

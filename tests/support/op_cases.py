@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BOOL, DTYPES, F32, F64, I32, U32, DType, dtype_of
+from wire.dtypes import BOOL, C128, DTYPES, F32, F64, I32, PARTS, U32, DType, dtype_of
 from wire.graph import GraphBuilder, WireGraph
 
 from . import control_cases, spmd_cases
@@ -119,6 +119,16 @@ def _binary(dtype: DType) -> Examples:
     yield Example("large", (ordinary(dtype, LARGE), ordinary(dtype, LARGE, seed=1)), {})
 
 
+def _power(dtype: DType) -> Examples:
+    for example in _binary(dtype):
+        tame = dtype.kind == "c" and example.label == "values"  # of large ones no digit is left
+        yield example._replace(operands=tuple(array[:-200] for array in example.operands)) if tame else example
+
+
+def _complex(dtype: DType) -> Examples:
+    yield from _binary(dtype) if dtype in PARTS.values() else ()
+
+
 def _select(dtype: DType) -> Examples:
     for condition in (each for each in DTYPES if each.kind in "bf"):
         asked, taken, other = all_values(condition), all_values(dtype), all_values(dtype)[::-1]
@@ -133,10 +143,10 @@ def _select(dtype: DType) -> Examples:
 
 
 def _cast(dtype: DType) -> Examples:
-    for target in DTYPES:
+    for target in (each for each in DTYPES if dtype.kind != "c" or each.kind in "bc"):
         yield Example(f"{target.name}-values", (all_values(dtype),), {"dtype": target.name})
         yield Example(f"{target.name}-0-d", (ordinary(dtype),), {"dtype": target.name})
-    yield Example("empty", (ordinary(dtype, 2, 0),), {"dtype": "i32"})
+    yield Example("empty", (ordinary(dtype, 2, 0),), {"dtype": "bool"})
     if dtype.kind in "iu" and dtype.itemsize >= 4:  # a rounding in two steps would first make these ties
         above = np.array([(1 << 25) + (1 << 17) + 1, (1 << 25) + (3 << 17) - 1, (1 << 28) + (1 << 20) + 1], dtype.numpy)
         yield Example(
@@ -145,12 +155,12 @@ def _cast(dtype: DType) -> Examples:
     if dtype is F64:
         near_ties = np.array([1 + 2.0**-8 + 2.0**-40, 1 + 3 * 2.0**-8 - 2.0**-40])
         yield Example("rounded-once", (np.concatenate([near_ties, -near_ties]),), {"dtype": "bf16"})
-    yield Example("large", (ordinary(dtype, LARGE),), {"dtype": "f32"})
+    yield Example("large", (ordinary(dtype, LARGE),), {"dtype": "c64" if dtype.kind == "c" else "f32"})
 
 
 def _bitcast(dtype: DType) -> Examples:
     for target in DTYPES:
-        if target.kind != "b" and target.itemsize == dtype.itemsize:
+        if target.kind not in "bc" and target.itemsize == dtype.itemsize:
             yield Example(f"{target.name}-values", (all_values(dtype),), {"dtype": target.name})
             yield Example(f"{target.name}-0-d", (ordinary(dtype),), {"dtype": target.name})
             yield Example(f"{target.name}-empty", (ordinary(dtype, 0),), {"dtype": target.name})
@@ -162,18 +172,20 @@ def _bitcast(dtype: DType) -> Examples:
 def _sum(dtype: DType) -> Examples:
     yield from _reduced(dtype, lambda *shape: ordinary(dtype, *shape))
     yield Example("empty-axis", (ordinary(dtype, 3, 0, 2),), {"axes": (1,)})
-    yield Example("wrapping", (any_bits(dtype, 5, 9) if dtype.kind != "f" else ordinary(dtype, 5, 9),), {"axes": (1,)})
+    yield Example("wrapping", (any_bits(dtype, 5, 9) if dtype.kind in "iu" else ordinary(dtype, 5, 9),), {"axes": (1,)})
 
 
 def _product(dtype: DType) -> Examples:
-    def near_one(*shape: int) -> NDArray[Any]:
-        if dtype.kind != "f":
-            return any_bits(dtype, *shape) | dtype.numpy.type(1)
-        spread = 0.5 / math.sqrt(max(math.prod(shape), 1))
-        return np.asarray(1 + spread * ordinary(F64, *shape)).astype(dtype.numpy)
-
-    yield from _reduced(dtype, near_one)
+    yield from _reduced(dtype, lambda *shape: _near_one(dtype, *shape))
     yield Example("empty-axis", (ordinary(dtype, 3, 0, 2),), {"axes": (1,)})
+
+
+def _near_one(dtype: DType, *shape: int, seed: int = 0) -> NDArray[Any]:
+    """Factors whose product stays of about 1; odd integers."""
+    if dtype.kind in "iu":
+        return any_bits(dtype, *shape, seed=seed) | dtype.numpy.type(1)
+    spread = 0.5 / math.sqrt(max(math.prod(shape), 1))
+    return np.asarray(1 + spread * ordinary(C128 if dtype.kind == "c" else F64, *shape, seed=seed)).astype(dtype.numpy)
 
 
 def _extreme(dtype: DType) -> Examples:
@@ -222,17 +234,11 @@ def _argmax(dtype: DType) -> Examples:
 
 
 def _cumulative_sum(dtype: DType) -> Examples:
-    yield from _along(dtype, ordinary if dtype.kind == "f" else any_bits)
+    yield from _along(dtype, any_bits if dtype.kind in "iu" else ordinary)
 
 
 def _cumulative_product(dtype: DType) -> Examples:
-    def near_one(dtype: DType, *shape: int, seed: int = 0) -> NDArray[Any]:
-        if dtype.kind != "f":
-            return any_bits(dtype, *shape, seed=seed) | dtype.numpy.type(1)
-        spread = 0.5 / math.sqrt(max(math.prod(shape), 1))
-        return np.asarray(1 + spread * ordinary(F64, *shape, seed=seed)).astype(dtype.numpy)
-
-    yield from _along(dtype, near_one)
+    yield from _along(dtype, _near_one)
 
 
 def _running_extreme(dtype: DType) -> Examples:
@@ -380,7 +386,7 @@ _DOTS: tuple[tuple[str, tuple[int, ...], tuple[int, ...], str], ...] = (
 def _dot(dtype: DType) -> Examples:
     for label, left, right, axes in _DOTS:
         yield Example(label, (ordinary(dtype, *left), ordinary(dtype, *right, seed=1)), _dot_axes(axes))
-    wide = any_bits if dtype.kind != "f" else ordinary
+    wide = any_bits if dtype.kind in "iu" else ordinary
     yield Example("wrapping", (wide(dtype, 9, 30), wide(dtype, 30, 8, seed=1)), _dot_axes(";;1;0"))
     if dtype.kind == "f":
         left, right = ordinary(dtype, 6, 5), ordinary(dtype, 5, 6, seed=1)
@@ -425,9 +431,9 @@ def _conv(dtype: DType) -> Examples:
     for label, x, w, attrs in _CONVS:
         yield Example(label, (ordinary(dtype, *x), ordinary(dtype, *w, seed=1)), _conv_attrs(attrs))
     line = _conv_attrs("1;1;1;2;1;1")
-    if dtype.kind != "f":
+    if dtype.kind in "iu":
         yield Example("wrapping", (any_bits(dtype, 1, 3, 6), any_bits(dtype, 2, 3, 3, seed=1)), line)
-    else:
+    elif dtype.kind == "f":
         left, right = ordinary(dtype, 1, 2, 8), ordinary(dtype, 6, 2, 3, seed=1)
         left[0, 1, :4] = [np.nan, np.inf, -np.inf, 0]
         right[:3, 0, 0] = [0, np.inf, np.nan]
@@ -485,7 +491,7 @@ def _gather(dtype: DType) -> Examples:
 
 
 def _scatter(dtype: DType) -> Examples:
-    for mode in ("set", "add", "max", "min") if dtype.kind != "b" else ("set",):
+    for mode in {"b": ("set",), "c": ("set", "add")}.get(dtype.kind, ("set", "add", "max", "min")):
         yield from _scattered(dtype, mode)
 
 
@@ -574,48 +580,54 @@ def _random_bits(dtype: DType) -> Examples:
 
 # -- the table --------------------------------------------------------------------------------------------
 
-_FLOAT_UNARY = ("recip", "sqrt", "sin", "exp2", "log2", "exp", "log", "expm1", "log1p", "cos", "tan", "tanh", "erf",
-                "floor", "round", "is_nan")  # fmt: skip
+_INEXACT_UNARY = ("recip", "sqrt", "sin", "exp", "log", "cos", "tan", "tanh", "round", "is_nan")
 
 ROWS: dict[str, tuple[str, Row]] = {  # op -> (kinds of dtype, examples)
-    "input": ("biuf", _given),
-    "param": ("biuf", _given),
-    "const": ("biuf", _given),
+    "input": ("biufc", _given),
+    "param": ("biufc", _given),
+    "const": ("biufc", _given),
     "iota": ("iuf", _iota),
     "random_bits": ("u", _random_bits),
-    **dict.fromkeys(_FLOAT_UNARY, ("f", _unary)),
-    **dict.fromkeys(("neg", "sign", "abs"), ("iuf", _unary)),
+    **dict.fromkeys(_INEXACT_UNARY, ("fc", _unary)),
+    **dict.fromkeys(("exp2", "log2", "expm1", "log1p", "erf", "floor"), ("f", _unary)),
+    **dict.fromkeys(("neg", "abs"), ("iufc", _unary)),
+    "sign": ("iuf", _unary),
+    **dict.fromkeys(("real", "imag"), ("c", _unary)),
     "not": ("biu", _unary),
-    **dict.fromkeys(("add", "mul", "max", "min", "div", "rem", "pow"), ("iuf", _binary)),
+    **dict.fromkeys(("add", "mul", "div"), ("iufc", _binary)),
+    "pow": ("iufc", _power),
+    **dict.fromkeys(("max", "min", "rem"), ("iuf", _binary)),
     "atan2": ("f", _binary),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), ("biuf", _binary)),
+    "complex": ("f", _complex),
+    **dict.fromkeys(("eq", "ne"), ("biufc", _binary)),
+    **dict.fromkeys(("lt", "le", "gt", "ge"), ("biuf", _binary)),
     **dict.fromkeys(("and", "or", "xor"), ("biu", _binary)),
     **dict.fromkeys(("shl", "shr"), ("iu", _binary)),
-    "select": ("biuf", _select),
-    "cast": ("biuf", _cast),
+    "select": ("biufc", _select),
+    "cast": ("biufc", _cast),
     "bitcast": ("iuf", _bitcast),
-    "reduce_sum": ("iuf", _sum),
-    "reduce_prod": ("iuf", _product),
+    "reduce_sum": ("iufc", _sum),
+    "reduce_prod": ("iufc", _product),
     "reduce_max": ("biuf", _extreme),
     "reduce_min": ("biuf", _extreme),
     "argmax": ("iuf", _argmax),
-    "cumsum": ("iuf", _cumulative_sum),
-    "cumprod": ("iuf", _cumulative_product),
+    "cumsum": ("iufc", _cumulative_sum),
+    "cumprod": ("iufc", _cumulative_product),
     "cummax": ("iuf", _running_extreme),
     "cummin": ("iuf", _running_extreme),
     "argsort": ("biuf", _argsort),
-    "reshape": ("biuf", _reshape),
-    "transpose": ("biuf", _transpose),
-    "broadcast": ("biuf", _broadcast),
-    "slice": ("biuf", _slice),
-    "pad": ("biuf", _pad),
-    "concat": ("biuf", _concat),
-    "reverse": ("biuf", _reverse),
-    "after": ("biuf", _after),
-    "dot": ("iuf", _dot),
-    "conv": ("iuf", _conv),
-    "gather": ("biuf", _gather),
-    "scatter": ("biuf", _scatter),
-    "dynamic_slice": ("biuf", _dynamic_slice),
-    "dynamic_update_slice": ("biuf", _dynamic_update_slice),
+    "reshape": ("biufc", _reshape),
+    "transpose": ("biufc", _transpose),
+    "broadcast": ("biufc", _broadcast),
+    "slice": ("biufc", _slice),
+    "pad": ("biufc", _pad),
+    "concat": ("biufc", _concat),
+    "reverse": ("biufc", _reverse),
+    "after": ("biufc", _after),
+    "dot": ("iufc", _dot),
+    "conv": ("iufc", _conv),
+    "gather": ("biufc", _gather),
+    "scatter": ("biufc", _scatter),
+    "dynamic_slice": ("biufc", _dynamic_slice),
+    "dynamic_update_slice": ("biufc", _dynamic_update_slice),
 }

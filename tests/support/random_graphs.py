@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, BOOL, DTYPES, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
+from wire.dtypes import BF16, BOOL, C64, C128, DTYPES, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 from wire.graph import GraphBuilder, WireGraph
 from wire.types import TensorType
 
@@ -22,6 +22,7 @@ from .control_cases import counted, graph_of, siblings
 
 FLOATS = (F32, F64, F16, BF16)
 INTEGERS = (I32, I64, U32, U8, I8, I16, U16, U64)
+COMPLEX = (C64, C128)
 SIZE_MAX = 2048  # elements of one tensor
 
 
@@ -117,7 +118,7 @@ class _Grower:
     # -- leaves
 
     def _leaf(self, op: str, name: str) -> int:
-        usual = (F32, F32, F32, *FLOATS, *INTEGERS, BOOL)
+        usual = (F32, F32, F32, *FLOATS, *INTEGERS, *COMPLEX, BOOL)
         dtype = self.one_of(*[dtype for dtype in usual if dtype in self.dtypes])
         array = self.array(self.shape(), dtype)
         self.values[name] = array
@@ -128,6 +129,8 @@ class _Grower:
             return self.rng.integers(0, 2, size=shape).astype(np.bool_)
         if dtype.kind == "f":
             return np.asarray(self.rng.standard_normal(shape)).astype(dtype.numpy)
+        if dtype.kind == "c":
+            return np.asarray(self.rng.standard_normal((*shape, 2)) @ [1, 1j]).astype(dtype.numpy)
         return self.rng.integers(0 if dtype.kind == "u" else -20, 21, size=shape).astype(dtype.numpy)
 
     def constant(self, shape: tuple[int, ...], dtype: DType) -> int:
@@ -144,16 +147,30 @@ def _number(kind: TensorType) -> bool:
     return kind.dtype.kind != "b"
 
 
+def _real(kind: TensorType) -> bool:
+    return kind.dtype.kind in "iuf"
+
+
+def _ordered(kind: TensorType) -> bool:
+    return kind.dtype.kind != "c"
+
+
 def _float(kind: TensorType) -> bool:
     return kind.dtype.kind == "f"
+
+
+def _inexact(kind: TensorType) -> bool:
+    return kind.dtype.kind in "fc"
 
 
 def _unary(grower: _Grower) -> int | None:
     op = grower.one_of(
         "neg", "recip", "sqrt", "sin", "exp2", "log2", "exp", "log", "expm1", "log1p", "cos", "tan", "tanh", "erf",
-        "floor", "round", "sign", "abs", "not", "is_nan",
+        "floor", "round", "sign", "abs", "not", "is_nan", "real", "imag",
     )  # fmt: skip
-    fits = {"neg": _number, "sign": _number, "abs": _number, "not": lambda kind: kind.dtype.kind in "biu"}
+    fits = {"neg": _number, "sign": _real, "abs": _number, "not": lambda kind: kind.dtype.kind in "biu"}
+    fits |= dict.fromkeys(("recip", "sqrt", "sin", "exp", "log", "cos", "tan", "tanh", "round", "is_nan"), _inexact)
+    fits |= dict.fromkeys(("real", "imag"), lambda kind: kind.dtype.kind == "c")
     source = grower.pick(fits.get(op, _float))
     return None if source is None else grower.add(op, source)
 
@@ -174,10 +191,11 @@ def _partner(grower: _Grower, kind: TensorType) -> int:
 def _binary(grower: _Grower) -> int | None:
     op = grower.one_of(
         "add", "add", "mul", "mul", "atan2", "max", "min", "div", "rem", "pow", "eq", "ne", "lt", "le", "gt", "ge",
-        "and", "or", "xor", "shl", "shr",
+        "and", "or", "xor", "shl", "shr", "complex",
     )  # fmt: skip
-    fits: dict[str, Callable[[TensorType], bool]] = {"atan2": _float}
-    fits |= dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), lambda kind: True)
+    fits: dict[str, Callable[[TensorType], bool]] = {"atan2": _float, "complex": lambda kind: kind.dtype in (F32, F64)}
+    fits |= dict.fromkeys(("max", "min", "rem"), _real)
+    fits |= dict.fromkeys(("eq", "ne"), lambda kind: True) | dict.fromkeys(("lt", "le", "gt", "ge"), _ordered)
     fits |= dict.fromkeys(("and", "or", "xor"), lambda kind: kind.dtype.kind in "biu")
     fits |= dict.fromkeys(("shl", "shr"), lambda kind: kind.dtype.kind in "iu")
     left = grower.pick(fits.get(op, _number))
@@ -203,15 +221,18 @@ def _convert(grower: _Grower) -> int | None:
     source = grower.pick()
     assert source is not None
     kind = grower.type(source)
+    if kind.dtype.kind == "c":
+        return grower.add("cast", source, dtype=grower.one_of(*COMPLEX, BOOL).name)
     if grower.rng.random() < 0.7 or kind.dtype.kind == "b":
-        return grower.add("cast", source, dtype=grower.one_of(F32, F32, *FLOATS, *INTEGERS, BOOL).name)
+        return grower.add("cast", source, dtype=grower.one_of(F32, F32, *FLOATS, *INTEGERS, *COMPLEX, BOOL).name)
     same = [each for each in (*FLOATS, *INTEGERS) if each.itemsize == kind.dtype.itemsize]
     return grower.add("bitcast", source, dtype=grower.one_of(*same).name)
 
 
 def _reduce(grower: _Grower) -> int | None:
     op = grower.one_of("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax")
-    source = grower.pick(lambda kind: len(kind.shape) > 0 and (_number(kind) or op in ("reduce_max", "reduce_min")))
+    fits = {"reduce_max": _ordered, "reduce_min": _ordered, "argmax": _real}.get(op, _number)
+    source = grower.pick(lambda kind: len(kind.shape) > 0 and fits(kind))
     if source is None:
         return None
     rank = len(grower.type(source).shape)
@@ -222,7 +243,8 @@ def _reduce(grower: _Grower) -> int | None:
 
 def _along(grower: _Grower) -> int | None:
     op = grower.one_of("cumsum", "cumprod", "cummax", "cummin", "argsort")
-    source = grower.pick(lambda kind: len(kind.shape) > 0 and (_number(kind) or op == "argsort"))
+    fits = {"argsort": _ordered, "cummax": _real, "cummin": _real}.get(op, _number)
+    source = grower.pick(lambda kind: len(kind.shape) > 0 and fits(kind))
     if source is None:
         return None
     return grower.add(op, source, axis=int(grower.rng.integers(len(grower.type(source).shape))))
@@ -320,7 +342,8 @@ def _scatter(grower: _Grower) -> int | None:
     axis = int(grower.rng.integers(len(kind.shape)))
     places = grower.one_of((), (3,), (3,), (2, 2))
     updates = grower.constant((*kind.shape[:axis], *places, *kind.shape[axis + 1 :]), kind.dtype)
-    mode = "set" if kind.dtype is BOOL else grower.one_of("set", "add", "max", "min")
+    modes = {"b": ("set",), "c": ("set", "add")}.get(kind.dtype.kind, ("set", "add", "max", "min"))
+    mode = grower.one_of(*modes)
     return grower.add("scatter", source, _indices(grower, places), updates, axis=axis, mode=mode)
 
 
@@ -394,8 +417,10 @@ def _control(grower: _Grower) -> int | None:
 
 
 def _step(grower: _Grower, kind: TensorType) -> WireGraph:
-    """From two tensors to one of their kind, without rounding."""
-    pairs = {"b": ("and", "or", "xor"), "f": ("max", "min")}.get(kind.dtype.kind, ("add", "mul", "max", "xor"))
+    """From two tensors to one of their kind, without rounding but of complex numbers."""
+    pairs = {"b": ("and", "or", "xor"), "f": ("max", "min"), "c": ("add",)}.get(
+        kind.dtype.kind, ("add", "mul", "max", "xor")
+    )
     pair, alone = grower.one_of(*pairs), "not" if kind.dtype.kind == "b" else "neg"
     return graph_of([kind, kind], lambda b, x, y: [b.add(pair, b.add(alone, x), y)])
 

@@ -10,6 +10,7 @@ wrapped to the result's dtype by `reference`.  To add an op, add a row to REFERE
 
 from __future__ import annotations
 
+import cmath
 import itertools
 import math
 import struct
@@ -108,7 +109,7 @@ def settled(array: Array, kind: TensorType) -> Array:
     if array.dtype == object:
         flat = [wrapped(int(value), kind.dtype) for value in array.reshape(-1)]
         array = np.array(flat, kind.dtype.numpy)
-    elif array.dtype == np.longdouble:
+    elif array.dtype in (np.longdouble, np.clongdouble):
         array = rounded(array, kind.dtype)
     assert array.dtype == kind.dtype.numpy, f"a reference gave {array.dtype} for {kind}"
     return array.reshape(kind.shape)
@@ -145,15 +146,19 @@ def integers(values: Iterable[int], shape: tuple[int, ...]) -> Array:
 
 
 def wide(array: Array) -> Array:
-    return array.astype(np.longdouble)
+    return array.astype(np.clongdouble if array.dtype.kind == "c" else np.longdouble)
+
+
+def is_wide(dtype: DType) -> bool:
+    return dtype.kind in "fc"
 
 
 # -- elementwise ------------------------------------------------------------------------------------------
 
 
 def _float(function: Callable[..., Any]) -> Reference:
-    """A function of long doubles."""
-    return lambda attrs, operands, out: np.asarray(function(*map(wide, operands)), np.longdouble)
+    """A function of long doubles, or of complex numbers of them."""
+    return lambda attrs, operands, out: np.asarray(function(*map(wide, operands)))
 
 
 def _scalars(function: Callable[..., float]) -> Reference:
@@ -177,14 +182,41 @@ def _whole(function: Callable[..., int]) -> Reference:
 
 
 def _by_kind(floats: Reference, whole: Reference) -> Reference:
-    return lambda attrs, operands, out: (floats if out.dtype.kind == "f" else whole)(attrs, operands, out)
+    return lambda attrs, operands, out: (floats if is_wide(out.dtype) else whole)(attrs, operands, out)
+
+
+def _or_complex(real: Reference, function: Callable[..., Any]) -> Reference:
+    """`real`, but a function of complex numbers of long doubles for those."""
+
+    def row(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+        if operands[0].dtype.kind == "c":
+            return np.asarray(function(*map(wide, operands)))
+        return real(attrs, operands, out)
+
+    return row
+
+
+def _complex(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    pairs = zip(*(array.reshape(-1).tolist() for array in np.broadcast_arrays(*operands)), strict=True)
+    return np.array([complex(*pair) for pair in pairs], out.dtype.numpy)
+
+
+def _both(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of either part."""
+
+    def parts(z: Any) -> Any:
+        result = np.empty_like(z)
+        result.real, result.imag = function(z.real), function(z.imag)
+        return result
+
+    return parts
 
 
 def _test(function: Callable[..., bool]) -> Reference:
     """A function of Python numbers that gives a bool."""
 
     def row(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-        exact = [array.astype(np.float64) if array.dtype.kind not in "biu" else array for array in operands]
+        exact = [array.astype(np.float64) if array.dtype.kind not in "biuc" else array for array in operands]
         columns = [array.reshape(-1).tolist() for array in np.broadcast_arrays(*exact)]
         return np.array([function(*values) for values in zip(*columns, strict=True)], np.bool_)
 
@@ -247,8 +279,8 @@ def _cast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     source, kind = operands[0], dtype_of(operands[0]).kind
     if out.dtype.kind == "b":
         return np.array([bool(value != 0) for value in source.reshape(-1)], np.bool_)
-    if out.dtype.kind == "f":
-        return wide(source)
+    if is_wide(out.dtype):
+        return wide(source).astype(np.clongdouble) if out.dtype.kind == "c" else wide(source)
     if kind != "f":
         return integers((int(value) for value in source.reshape(-1)), out.shape)
     limits = np.iinfo(out.dtype.numpy)
@@ -280,14 +312,14 @@ def _rows(source: Array, axes: tuple[int, ...]) -> Array:
 
 def _sum(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     rows = _rows(operands[0], attrs["axes"])
-    if out.dtype.kind == "f":
+    if is_wide(out.dtype):
         return np.asarray(wide(rows).sum(axis=1))
     return integers((sum(row) for row in rows.tolist()), out.shape)
 
 
 def _product(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     rows = _rows(operands[0], attrs["axes"])
-    if out.dtype.kind == "f":
+    if is_wide(out.dtype):
         return np.asarray(wide(rows).prod(axis=1))
     totals = []
     for row in rows.tolist():
@@ -327,14 +359,14 @@ def _running(step: Callable[[Any, Any], Any]) -> Reference:
     """Each element combined with all before it, in order, on long doubles or wrapped integers."""
 
     def row(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-        source = wide(operands[0]) if out.dtype.kind == "f" else operands[0].astype(object)
+        source = wide(operands[0]) if is_wide(out.dtype) else operands[0].astype(object)
         lines = np.moveaxis(source, attrs["axis"], -1)
         found = np.empty_like(lines)
         for place in np.ndindex(lines.shape[:-1]):
             total = None
             for at, value in enumerate(lines[place]):
                 total = value if total is None else step(total, value)
-                if out.dtype.kind != "f":
+                if not is_wide(out.dtype):
                     total = wrapped(int(total), out.dtype)
                 found[(*place, at)] = total
         return np.moveaxis(found, -1, attrs["axis"])
@@ -424,21 +456,22 @@ def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     gone = {*batch, *(left[axis] for axis in attrs["lhs_contract"])}
     result = batch + [name for name in left if name not in gone] + [name for name in right if name not in gone]
     formula = f"{''.join(left)},{''.join(right)}->{''.join(result)}"
-    if out.dtype.kind == "f":
-        return np.asarray(np.einsum(formula, *map(wide, operands)), np.longdouble)
+    if is_wide(out.dtype):
+        return np.asarray(np.einsum(formula, *map(wide, operands)))
     total = np.einsum(formula, *(array.astype(np.int64).view(np.uint64) for array in operands))
     return integers((int(value) for value in np.asarray(total).reshape(-1)), out.shape)
 
 
 def _conv(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     """Output by output, from the definition: every product whose two positions meet, and zero times w elsewhere."""
-    x, w = operands if out.dtype.kind != "f" else map(wide, operands)
+    floats = is_wide(out.dtype)
+    x, w = map(wide, operands) if floats else operands
     columns = [attrs[name] for name in ("stride", "low", "lhs_dilation", "rhs_dilation")]
     share = w.shape[1]
     found = []
     for sample, maker, *place in np.ndindex(*out.shape):
         first = maker // (w.shape[0] // attrs["groups"]) * share
-        total = np.longdouble(0) if out.dtype.kind == "f" else 0
+        total = x.dtype.type(0) if floats else 0
         for position in np.ndindex(*w.shape[2:]):
             at = [
                 (p * stride + k * reach - low, spread)
@@ -447,9 +480,9 @@ def _conv(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
             inside = all(a % s == 0 and 0 <= a // s < dim for (a, s), dim in zip(at, x.shape[2:], strict=True))
             read = x[(sample, slice(first, first + share), *(a // s for a, s in at))] if inside else [0] * share
             for weight, value in zip(w[(maker, slice(None), *position)], read, strict=True):
-                total = total + (weight * value if out.dtype.kind == "f" else int(weight) * int(value))
+                total = total + (weight * value if floats else int(weight) * int(value))
         found.append(total)
-    return np.array(found, np.longdouble).reshape(out.shape) if out.dtype.kind == "f" else integers(found, out.shape)
+    return np.array(found, x.dtype).reshape(out.shape) if floats else integers(found, out.shape)
 
 
 def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
@@ -467,7 +500,7 @@ def _scatter(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     source, indices, updates = operands
     axis, mode = attrs["axis"], attrs["mode"]
     adding = mode == "add"
-    result = (wide(source) if out.dtype.kind == "f" else source.astype(object)) if adding else source.copy()
+    result = (wide(source) if is_wide(out.dtype) else source.astype(object)) if adding else source.copy()
     for place in itertools.product(*map(range, indices.shape)):
         index = int(indices[place])
         if not 0 <= index < source.shape[axis]:
@@ -477,7 +510,7 @@ def _scatter(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
         if mode == "set":
             result[target] = update
         elif adding:
-            result[target] = result[target] + (wide(update) if out.dtype.kind == "f" else update.astype(object))
+            result[target] = result[target] + (wide(update) if is_wide(out.dtype) else update.astype(object))
         else:
             kept = result[target] != result[target]
             better = update > result[target] if mode == "max" else update < result[target]
@@ -556,11 +589,14 @@ REFERENCES: dict[str, Reference] = {
     "tanh": _float(np.tanh),
     "erf": _scalars(math.erf),
     "floor": _scalars(lambda x: x if math.isinf(x) or math.isnan(x) or x == 0 else float(math.floor(x))),
-    "round": _scalars(lambda x: x if math.isinf(x) or math.isnan(x) else round(x, 0)),
+    "round": _or_complex(_scalars(lambda x: x if math.isinf(x) or math.isnan(x) else round(x, 0)), _both(np.rint)),
     "sign": _by_kind(_scalars(_sign), _whole(lambda x: (x > 0) - (x < 0))),
-    "abs": _by_kind(_scalars(abs), _whole(abs)),
+    "abs": _or_complex(_by_kind(_scalars(abs), _whole(abs)), np.abs),
     "not": _logic(lambda x: ~x),
-    "is_nan": _test(math.isnan),
+    "is_nan": _test(cmath.isnan),
+    "real": lambda attrs, operands, out: operands[0].real,
+    "imag": lambda attrs, operands, out: operands[0].imag,
+    "complex": _complex,
     "add": _by_kind(_float(lambda x, y: x + y), _whole(lambda x, y: x + y)),
     "mul": _by_kind(_float(lambda x, y: x * y), _whole(lambda x, y: x * y)),
     "atan2": _float(np.arctan2),

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import DType
+from wire.dtypes import PARTS, DType
 
 Values = NDArray[Any]
 
@@ -27,12 +27,15 @@ WIDE = (  # beyond f16: where exp overflows or vanishes, integers that f32 or i3
     2147483520.0, 2147483648.0, -2147483648.0, -2147483904.0, 4294967040.0, 4294967296.0, 9.223372036854775e18,
     1.8446744073709552e19, -1e20, 1e-7, 1e-20, 1e30, -1e30, 255.5, 256.0, -128.6, 32767.6, 65535.9,
 )  # fmt: skip
+PART = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, math.inf, -math.inf, math.nan)  # of complex numbers, crossed
 
 
 def special(dtype: DType) -> Values:
     """Every special value of a dtype, in one dimension."""
     if dtype.kind == "b":
         return np.array([False, True])
+    if dtype.kind == "c":
+        return np.array([complex(real, imaginary) for real in PART for imaginary in PART], dtype.numpy)
     if dtype.kind == "f":
         limits = ml_dtypes.finfo(dtype.numpy)
         edges = [limits.smallest_subnormal, limits.smallest_normal, limits.max, limits.eps]
@@ -55,19 +58,31 @@ def ordinary(dtype: DType, *shape: int, seed: int = 0) -> Values:
         return np.asarray(rng.integers(0, 2, shape), np.bool_)
     if dtype.kind == "f":
         return np.asarray(rng.standard_normal(shape)).astype(dtype.numpy)
+    if dtype.kind == "c":
+        return np.asarray(rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype.numpy)
     return np.asarray(rng.integers(0 if dtype.kind == "u" else -9, 10, shape)).astype(dtype.numpy)
 
 
 def any_bits(dtype: DType, *shape: int, seed: int = 0) -> Values:
-    """Values over the whole range of an integer dtype; for floats every magnitude; bool as `ordinary`."""
+    """Values over the whole range of an integer dtype; for floats every magnitude, for complex numbers those whose
+    products are finite; bool as `ordinary`."""
     if dtype.kind == "b":
         return ordinary(dtype, *shape, seed=seed)
+    if dtype.kind == "c":
+        real, imaginary = (_magnitudes(PARTS[dtype], 0.25, *shape, seed=2 * seed + part) for part in (0, 1))
+        return np.asarray(real + 1j * imaginary).astype(dtype.numpy)
+    if dtype.kind == "f":
+        return _magnitudes(dtype, 1.0, *shape, seed=seed)
     rng = np.random.default_rng(zlib.crc32(repr((dtype.name, shape, seed, "bits")).encode()))
-    if dtype.kind != "f":
-        limits = np.iinfo(dtype.numpy)
-        return rng.integers(limits.min, limits.max, shape, dtype.numpy, endpoint=True)
-    top = min(math.log2(float(ml_dtypes.finfo(dtype.numpy).max)), 1000) - 1
-    return (rng.choice([-1.0, 1.0], shape) * 2.0 ** rng.uniform(-top, top, shape)).astype(dtype.numpy)
+    limits = np.iinfo(dtype.numpy)
+    return rng.integers(limits.min, limits.max, shape, dtype.numpy, endpoint=True)
+
+
+def _magnitudes(dtype: DType, share: float, *shape: int, seed: int) -> Values:
+    """Floats over this share of their exponents."""
+    rng = np.random.default_rng(zlib.crc32(repr((dtype.name, shape, seed, "bits")).encode()))
+    top = share * (min(math.log2(float(ml_dtypes.finfo(dtype.numpy).max)), 1000) - 1)
+    return np.asarray(rng.choice([-1.0, 1.0], shape) * 2.0 ** rng.uniform(-top, top, shape)).astype(dtype.numpy)
 
 
 def all_values(dtype: DType) -> Values:

@@ -120,7 +120,7 @@ _ERFX_Q = (
 
 
 def _divide(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-    if out.dtype.kind == "f":
+    if out.dtype.kind in "fc":
         return _wide(np.divide)(attrs, operands, out)
     return np.asarray(np.floor_divide(*operands))
 
@@ -132,7 +132,7 @@ def _remainder(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
 
 
 def _power(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-    if out.dtype.kind == "f":
+    if out.dtype.kind in "fc":
         return _wide(np.power)(attrs, operands, out)
     base, exponent = np.broadcast_arrays(*operands)
     if out.dtype.kind == "u":
@@ -181,6 +181,12 @@ def _to_bf16(source: Array) -> Array:
     return near.astype(BF16.numpy)
 
 
+def _complex(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    result = np.empty(out.shape, out.dtype.numpy)
+    result.real, result.imag = operands
+    return result
+
+
 def _bitcast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return operands[0].view(out.dtype.numpy)
 
@@ -206,6 +212,8 @@ ELEMENTWISE: dict[str, Kernel] = {
     "abs": _plain(np.abs),
     "not": _plain(np.invert),
     "is_nan": _plain(np.isnan),
+    "real": _plain(np.real),
+    "imag": _plain(np.imag),
     "add": _wide(np.add),
     "mul": _wide(np.multiply),
     "atan2": _wide(np.arctan2),
@@ -225,6 +233,7 @@ ELEMENTWISE: dict[str, Kernel] = {
     "xor": _plain(np.bitwise_xor),
     "shl": _plain(np.left_shift),
     "shr": _plain(np.right_shift),
+    "complex": _complex,
     "select": _select,
     "cast": _cast,
     "bitcast": _bitcast,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, F16, F32
+from wire.dtypes import BF16, C64, C128, F16, F32, F64
 from wire.types import Attrs, TensorType
 
 from .convolution import conv
@@ -40,9 +40,12 @@ def _argmax(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return np.asarray(np.argmax(source, axis=attrs["axis"])).astype(np.int32)
 
 
+_WIDER = {F32: F64.numpy, C64: C128.numpy}
+
+
 def _cumulative(function: Any) -> Kernel:
     def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-        wider = np.float32 if _narrow(out) else np.float64 if out.dtype is F32 else out.dtype.numpy
+        wider = np.float32 if _narrow(out) else _WIDER.get(out.dtype, out.dtype.numpy)
         found = function.accumulate(operands[0].astype(wider, copy=False), axis=attrs["axis"])
         return np.asarray(found).astype(out.dtype.numpy, copy=False)
 

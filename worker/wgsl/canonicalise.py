@@ -23,7 +23,7 @@ from wire.graph import GraphBuilder, Node, WireGraph
 from wire.ops import CONTROL
 from wire.types import TensorType
 
-from .profile import Profile
+from .profile import CPU_ONLY, Profile
 
 ELEMENTS_MAX = (1 << 31) - 1  # indices are u32, and differences of indices must not wrap
 CONCAT_FAN_IN = 4
@@ -112,6 +112,8 @@ class Rewriter:
                 f"{node.op} is no kernel", op=node.op, next_step="Compile the graph in steps (control.py)"
             )
         known = self.profile.dtypes
+        if node.op in CPU_ONLY:
+            raise Unsupported(f"{node.op} has no kernel in WGSL", op=node.op, next_step="Place this op on a cpu engine")
         if type_.dtype.name not in known:
             raise Unsupported(
                 f"{node.op} of dtype {type_.dtype.name} is not available in WGSL here",

@@ -29,6 +29,7 @@ from .device import AdapterInfo, Device, Memory, list_adapters
 from .execute import WgslExecutable, resident
 from .looping import ControlExecutable
 from .lower import VERSION, const_key, lower
+from .profile import CPU_ONLY
 from .program import Program
 from .shaders import Shaders
 
@@ -67,7 +68,7 @@ class WgslEngine:
             software=adapter.software,
             memory_bytes=self._device.memory_bytes,
             limits=asdict(profile.limits),
-            dtypes_by_op=dict.fromkeys(OPS, profile.dtypes),
+            dtypes_by_op=dict.fromkeys(OPS.keys() - CPU_ONLY, profile.dtypes),
         )
 
     def compile(self, graph: WireGraph, force: bool = False) -> Executable:

@@ -1,0 +1,202 @@
+"""Complex numbers: their parts, and what elementwise functions are of them where no op of the table does it.
+
+The functions of one Array that stand in `elementwise.py` under the same name are called from there for complex arrays.
+Branch cuts and signed zeros are the standard's (C99's); the inverse functions are W. Kahan's, "Branch cuts for complex
+elementary functions, or much ado about nothing's sign bit" (1987), which take square roots before they multiply and so
+neither overflow nor cancel.  To add one: a function here, and the mark `of_complex` on the one in `elementwise.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..array import Array, Operand, apply, renamed
+from . import elementwise
+from .promotion import asarray, inexact, like, operands
+
+
+def real(x: Operand) -> Array:
+    """The real part; x itself where it is real."""
+    array = asarray(x)
+    return apply("real", array) if array.type.dtype.kind == "c" else renamed(array)
+
+
+def imag(x: Operand) -> Array:
+    """The imaginary part; zeros where x is real."""
+    array = asarray(x)
+    if array.type.dtype.kind == "c":
+        return apply("imag", array)
+    return apply("broadcast", like(0, array), shape=array.type.shape)
+
+
+def conj(x: Operand) -> Array:
+    """x with its imaginary part negated; x itself where it is real."""
+    array = asarray(x)
+    if array.type.dtype.kind != "c":
+        return renamed(array)
+    return _made(apply("real", array), apply("neg", apply("imag", array)))
+
+
+def angle(x: Operand, deg: bool = False) -> Array:
+    """The angle of x in the complex plane, in (-pi, pi], or in degrees; 0 or pi of real numbers."""
+    (array,) = inexact(x)
+    found = elementwise.atan2(imag(array), real(array))
+    return elementwise.multiply(found, 180 / math.pi) if deg else found
+
+
+def iscomplexobj(x: Operand) -> bool:
+    """Whether x has a complex dtype."""
+    return asarray(x).type.dtype.kind == "c"
+
+
+def isrealobj(x: Operand) -> bool:
+    """Whether x has a dtype that is not complex."""
+    return not iscomplexobj(x)
+
+
+def iscomplex(x: Operand) -> Array:
+    """True where the imaginary part is not 0."""
+    return elementwise.not_equal(imag(x), 0)
+
+
+def isreal(x: Operand) -> Array:
+    """True where the imaginary part is 0."""
+    return elementwise.equal(imag(x), 0)
+
+
+# -- of complex arrays, for elementwise.py ----------------------------------------------------------------
+
+
+def sign(z: Array) -> Array:
+    """z / |z|, 0 at 0."""
+    size = elementwise.abs(z)
+    whole = elementwise.where(elementwise.equal(size, 0), 1, size)
+    return _made(*(elementwise.divide(part, whole) for part in _parts(z)))
+
+
+def squared_size(z: Array) -> Array:
+    """|z| squared, without its root."""
+    return elementwise.add(*(elementwise.square(part) for part in _parts(z)))
+
+
+def isinf(z: Array) -> Array:
+    return elementwise.logical_or(*(elementwise.isinf(part) for part in _parts(z)))
+
+
+def isfinite(z: Array) -> Array:
+    return elementwise.logical_and(*(elementwise.isfinite(part) for part in _parts(z)))
+
+
+def exp2(z: Array) -> Array:
+    return elementwise.exp(_scaled(z, math.log(2)))
+
+
+def expm1(z: Array) -> Array:
+    x, y = _parts(z)
+    small = elementwise.less(elementwise.abs(x), 0.5)  # elsewhere exp(z) is far from 1
+    near = elementwise.where(small, x, 0)
+    half = elementwise.sin(elementwise.multiply(y, 0.5))
+    x_near = elementwise.subtract(
+        elementwise.multiply(elementwise.expm1(near), elementwise.cos(y)), elementwise.multiply(2, half * half)
+    )
+    y_near = elementwise.multiply(elementwise.exp(near), elementwise.sin(y))
+    x_far, y_far = _parts(elementwise.exp(z))
+    return _made(elementwise.where(small, x_near, x_far - 1), elementwise.where(small, y_near, y_far))
+
+
+def log1p(z: Array) -> Array:
+    x, y = _parts(z)
+    small = elementwise.less(elementwise.maximum(elementwise.abs(x), elementwise.abs(y)), 0.5)
+    a, b = elementwise.where(small, x, 0), elementwise.where(small, y, 0)
+    near = elementwise.multiply(elementwise.log1p(a * (a + 2) + b * b), 0.5)
+    x_far, y_far = _parts(elementwise.log(_made(x + 1, y)))
+    return _made(elementwise.where(small, near, x_far), y_far)
+
+
+def log2(z: Array) -> Array:
+    return _scaled(elementwise.log(z), 1 / math.log(2))
+
+
+def log10(z: Array) -> Array:
+    return _scaled(elementwise.log(z), 1 / math.log(10))
+
+
+def sinh(z: Array) -> Array:
+    return _over_i(elementwise.sin(_times_i(z)))
+
+
+def cosh(z: Array) -> Array:
+    return elementwise.cos(_times_i(z))
+
+
+def acos(z: Array) -> Array:
+    a, b, c, d = _roots_beside_one(z)
+    return _made(elementwise.atan2(a, c) * 2, elementwise.asinh(c * b - d * a))
+
+
+def asin(z: Array) -> Array:
+    a, b, c, d = _roots_beside_one(z)
+    x, _ = _parts(z)
+    return _made(elementwise.atan2(x, a * c - b * d), elementwise.asinh(a * d - b * c))
+
+
+def acosh(z: Array) -> Array:
+    x, y = _parts(z)
+    a, b = _parts(elementwise.sqrt(_made(x - 1, y)))
+    c, d = _parts(elementwise.sqrt(_made(x + 1, y)))
+    return _made(elementwise.asinh(a * c + b * d), elementwise.atan2(b, c) * 2)
+
+
+def asinh(z: Array) -> Array:
+    return _over_i(asin(_times_i(z)))
+
+
+def atanh(z: Array) -> Array:
+    x, y = _parts(z)
+    size = elementwise.abs(x)
+    large = elementwise.greater(elementwise.maximum(size, elementwise.abs(y)), _LARGE[z.type.dtype.itemsize])
+    a, b = elementwise.where(large, 2, size), elementwise.where(large, 0, y)
+    near = elementwise.log1p(a * 4 / ((1 - a) * (1 - a) + b * b)) * 0.25
+    far = real(apply("recip", _made(elementwise.where(large, size, 1), elementwise.where(large, y, 0))))
+    far = elementwise.where(isinf(z), 0, far)
+    turn = elementwise.atan2(b * 2, (1 - a) * (1 + a) - b * b) * 0.5
+    x_found = elementwise.copysign(elementwise.where(large, far, near), x)
+    return _made(x_found, elementwise.where(large, elementwise.copysign(math.pi / 2, y), turn))
+
+
+def atan(z: Array) -> Array:
+    return _over_i(atanh(_times_i(z)))
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+_LARGE = {8: 1e8, 16: 1e16}  # beyond, atanh(z) is 1/z and a quarter turn to the parts' precision
+
+
+def _parts(z: Array) -> tuple[Array, Array]:
+    return apply("real", z), apply("imag", z)
+
+
+def _made(x: Array, y: Array) -> Array:
+    return apply("complex", *operands(x, y))
+
+
+def _scaled(z: Array, factor: float) -> Array:
+    """z by a real number, part by part: infinities times the 0 that a complex factor has would be NaN."""
+    return _made(*(elementwise.multiply(part, factor) for part in _parts(z)))
+
+
+def _times_i(z: Array) -> Array:
+    x, y = _parts(z)
+    return _made(apply("neg", y), x)
+
+
+def _over_i(z: Array) -> Array:
+    x, y = _parts(z)
+    return _made(y, apply("neg", x))
+
+
+def _roots_beside_one(z: Array) -> tuple[Array, Array, Array, Array]:
+    """The parts of sqrt(1 - z) and of sqrt(1 + z)."""
+    x, y = _parts(z)
+    return (*_parts(elementwise.sqrt(_made(1 - x, apply("neg", y)))), *_parts(elementwise.sqrt(_made(1 + x, y))))
