@@ -3,9 +3,9 @@
     python bench/collectives.py [--torch PYTHON] [--mpi PYTHON] [--processes 4] [--rounds 5] [--algorithm NAME]
 
 `--torch` is a Python that has torch, `--mpi` one that has mpi4py, with mpirun on the path; without them, they are left
-out.  Rounds alternate; in a round each of them starts its processes anew and does every size.  A figure is the median over
-calls of the slowest rank's seconds, with a barrier before each call, one thread per process; printed are medians over
-rounds and the median of the rounds' ratios, which is what counts: absolute figures drift with the machine.  Bus
+out.  Rounds alternate; in a round each of them starts its processes anew and does every size.  A figure is the median
+over calls of the slowest rank's seconds, with a barrier before each call, one thread per process; printed are medians
+over rounds and the median of the rounds' ratios, which is what counts: absolute figures drift with the machine.  Bus
 bandwidth is 2 (n - 1) / n x bytes / seconds.  `--mpi-tcp` keeps OpenMPI off shared memory.
 """
 

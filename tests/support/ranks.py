@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.collectives.group import Group, Wire, Wires
-from worker.collectives.mailbox import SLOT_BYTES, SLOTS, SPINS, Inbox, Outbox, lay_out, size_of
+from worker.collectives.mailbox import SLOT_BYTES, SLOTS, Inbox, Outbox, Patience, lay_out, short_sleeps, size_of
 
 Body = Callable[..., Any]  # (group, *arguments), at module level where ranks are processes
 
@@ -28,7 +28,8 @@ def wires_in_memory(n: int, slots: int = 4, slot_bytes: int = 256) -> list[Wires
     return [
         Wires(
             {other: Wire(Outbox(boxes[rank, other]), Inbox(boxes[other, rank])) for other in range(n) if other != rank},
-            spins=0,
+            patience=Patience(0),
+            slot_bytes=slot_bytes,
         )
         for rank in range(n)
     ]
@@ -66,9 +67,7 @@ def mailbox(slots: int, slot_bytes: int) -> memoryview:
 class Processes:
     """n ranks, each a process, over mailboxes that are files in `folder`; `ask` has all of them run a function."""
 
-    def __init__(
-        self, n: int, folder: Path, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES, spins: int = SPINS
-    ) -> None:
+    def __init__(self, n: int, folder: Path, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
         paths = {}
         for pair in ((i, j) for i in range(n) for j in range(n) if i != j):
             paths[pair] = folder / f"{pair[0]}-{pair[1]}"
@@ -79,7 +78,7 @@ class Processes:
         pairs = [context.Pipe() for _ in range(n)]
         self._pipes = [ours for ours, _ in pairs]
         self.processes = [
-            context.Process(target=_serve, args=(rank, n, paths, theirs, spins), daemon=True)
+            context.Process(target=_serve, args=(rank, n, paths, theirs, slot_bytes), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process in self.processes:
@@ -113,13 +112,14 @@ def mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0))
 
 
-def _serve(rank: int, n: int, paths: dict[tuple[int, int], Path], pipe: Connection, spins: int) -> None:
+def _serve(rank: int, n: int, paths: dict[tuple[int, int], Path], pipe: Connection, slot_bytes: int) -> None:
+    short_sleeps()
     ends = {
         other: Wire(Outbox(mapped(paths[rank, other])), Inbox(mapped(paths[other, rank])))
         for other in range(n)
         if other != rank
     }
-    wires, tag = Wires(ends, spins=spins), 0
+    wires, tag = Wires(ends, slot_bytes=slot_bytes), 0
     while True:
         try:
             body, arguments = pipe.recv()

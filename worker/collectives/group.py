@@ -34,7 +34,7 @@ from wire.types import TensorType
 
 from . import algorithms
 from .algorithms import BRIDGED, SHARED, Path, Program, Send, piece_of, steps
-from .mailbox import SPINS, Envelope, Inbox, Outbox, tag_of, wait
+from .mailbox import SLOT_BYTES, Envelope, Inbox, Outbox, Patience, tag_of
 
 DEADLINE_S = 120.0  # a rank may compile, or compute, long before it comes
 REDUCTIONS: dict[str, np.ufunc] = {
@@ -67,8 +67,9 @@ class Wires:
     ring: Callable[[], None] = lambda: None  # tell the daemon that bridged mailboxes have changed
     tag: int = 0
     stopped: Callable[[], bool] = lambda: False
+    slot_bytes: int = SLOT_BYTES  # the same on all ranks: tensors are cut by it
     deadline_s: float = DEADLINE_S
-    spins: int = SPINS
+    patience: Patience = field(default_factory=Patience)
 
     def begin(self, tag: int, stopped: Callable[[], bool]) -> None:
         """A new step: tags grow, from 1."""
@@ -111,7 +112,6 @@ class Group:
     number: int = 0
     algorithm: str = ""
     shares: Sequence[float] = ()
-    deadline_s: float = 0.0
     _wires: list[Wire | None] = field(init=False)
     _bridged: bool = field(init=False)
     _plans: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
@@ -241,10 +241,9 @@ class Group:
         """The steps of a program with all its elements counted; remembered, since the same ones come again."""
         found = self._plans.get(key)
         if found is None:
-            slot_bytes = min((wire.outbox.slot_bytes for wire in self._wires if wire), default=1 << 17)
             if len(self._plans) >= PLANS_MAX:
                 self._plans.clear()
-            found = self._plans[key] = _counted(make(), slot_bytes // key[-1])
+            found = self._plans[key] = _counted(make(), self.wires.slot_bytes // key[-1])
         return found
 
 
@@ -272,7 +271,7 @@ def _counted(program: Program, piece_max: int) -> tuple[_Move, ...]:
 class _Run:
     """One operation under way on one rank."""
 
-    __slots__ = ("_combine", "_envelope", "_given", "_group", "_made", "_spins", "_used", "_wires")
+    __slots__ = ("_combine", "_envelope", "_given", "_group", "_made", "_used", "_wires")
 
     def __init__(
         self, group: Group, envelope: bytes, given: NDArray[Any], made: NDArray[Any], combine: np.ufunc | None
@@ -283,7 +282,6 @@ class _Run:
         self._given = given
         self._made = made
         self._combine = combine
-        self._spins = group.wires.spins
         self._used: set[int] = set()
 
     def send(self, to: int, made: bool, start: int, stop: int) -> None:
@@ -362,7 +360,7 @@ class _Run:
             silent = [rank for rank, wire in wires if wire is not None and wire.inbox.empty]
             return ", ".join(self._called(rank) for rank in silent or ranks)
 
-        wait(ready, lambda waited_s: group.wires.check(waited_s, missing), self._spins)
+        group.wires.patience.wait(ready, lambda waited_s: group.wires.check(waited_s, missing))
 
     def _called(self, rank: int) -> str:
         wire = self._wires[rank]

@@ -1,0 +1,292 @@
+"""Groups over real mailboxes in one process, a thread per rank: every operation and dtype, and what goes wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.ranks import in_threads, mailbox, on_wires, wires_in_memory
+
+from wire.dtypes import BF16, BOOL, DTYPES, F16, F32, I32, DType
+from wire.errors import (
+    BlobCorrupt,
+    Cancelled,
+    DeadlineExceeded,
+    DTypeError,
+    GraphError,
+    InputError,
+    OutOfMemory,
+    ShapeError,
+)
+from wire.types import TensorType
+from worker.collectives.algorithms import ALL_REDUCE, BY_RANK
+from worker.collectives.group import REDUCES, REDUCTIONS, Group
+from worker.collectives.mailbox import Envelope, Inbox, Outbox
+
+Array = NDArray[Any]
+
+
+def values(n: int, shape: tuple[int, ...], dtype: DType = F32, seed: int = 0) -> list[Array]:
+    """One array per rank."""
+    random = np.random.default_rng(seed)
+    drawn = [random.standard_normal(shape) * 3 for _ in range(n)]
+    if dtype is BOOL:
+        return [each > 0 for each in drawn]
+    if dtype.kind in "iu":
+        return [np.abs(each * 40).astype(dtype.numpy) for each in drawn]
+    if dtype.kind == "c":
+        return [(each + 1j * random.standard_normal(shape)).astype(dtype.numpy) for each in drawn]
+    return [each.astype(dtype.numpy) for each in drawn]
+
+
+def folded(arrays: list[Array], reduction: str) -> Array:
+    """In the order of ranks; halves in f32."""
+    kind = arrays[0].dtype
+    wide = [each.astype(np.float32) if kind in (F16.numpy, BF16.numpy) else each for each in arrays]
+    with np.errstate(all="ignore"):
+        return np.asarray(reduce(REDUCTIONS[reduction], wide)).astype(kind)
+
+
+def same(results: list[Any], expected: Array | list[Array]) -> None:
+    """To the bit."""
+    for rank, result in enumerate(results):
+        wanted = expected[rank] if isinstance(expected, list) else expected
+        assert not isinstance(result, Exception), result
+        assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+        assert np.ascontiguousarray(result).tobytes() == np.ascontiguousarray(wanted).tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_every_reduction_of_every_dtype_that_has_it(dtype: DType) -> None:
+    arrays = values(3, (37, 5), dtype)
+    wires = wires_in_memory(3)
+    for tag, reduction in enumerate(REDUCTIONS, 1):
+        results = on_wires(wires, lambda group, rank, by=reduction: group.all_reduce(arrays[rank], by), tag)
+        if dtype.name in REDUCES[reduction]:
+            same(results, folded(arrays, reduction))
+        else:
+            assert all(isinstance(each, DTypeError) for each in results)
+
+
+@pytest.mark.parametrize("name", ALL_REDUCE)
+@pytest.mark.parametrize("dtype", [F32, F16, I32], ids=lambda dtype: dtype.name)
+def test_algorithms_agree_and_those_by_rank_to_the_bit(name: str, dtype: DType) -> None:
+    for n, count in ((1, 5), (2, 301), (4, 0), (5, 1000)):
+        arrays = values(n, (count,), dtype)
+        results = in_threads(n, lambda group, rank, arrays=arrays: group.all_reduce(arrays[rank]), algorithm=name)
+        expected = folded(arrays, "sum")
+        if name in BY_RANK or dtype is I32:
+            same(results, expected)
+        else:
+            same(results, results[0])
+            np.testing.assert_allclose(
+                results[0].astype(np.float64),
+                expected.astype(np.float64),
+                rtol=2e-3 if dtype is F16 else 1e-5,
+                atol=1e-5,
+            )
+
+
+def test_gathering_scattering_and_exchanging() -> None:
+    n = 3
+    arrays = values(n, (6, 2, 9))
+    for axis in (0, 2, -1):
+        same(
+            in_threads(n, lambda group, rank, axis=axis: group.all_gather(arrays[rank], axis)),
+            np.concatenate(arrays, axis),
+        )
+        same(
+            in_threads(n, lambda group, rank, axis=axis: group.reduce_scatter(arrays[rank], axis)),
+            np.split(folded(arrays, "sum"), n, axis),
+        )
+    for split, joined in ((0, 0), (0, 2), (2, 1)):
+        parts = [np.split(each, n, split) for each in arrays]
+        same(
+            in_threads(n, lambda group, rank, s=split, j=joined: group.all_to_all(arrays[rank], s, j)),
+            [np.concatenate([parts[source][rank] for source in range(n)], joined) for rank in range(n)],
+        )
+
+
+def test_moving_from_rank_to_rank() -> None:
+    n = 4
+    arrays = values(n, (50, 3))
+    ring = [(rank, (rank + 1) % n) for rank in range(n)]
+    same(in_threads(n, lambda group, rank: group.permute(arrays[rank], ring)), [arrays[rank - 1] for rank in range(n)])
+    some = in_threads(n, lambda group, rank: group.permute(arrays[rank], [(0, 2), (3, 3)]))
+    same(some, [np.zeros_like(arrays[0]), np.zeros_like(arrays[0]), arrays[0], arrays[3]])
+    for root in range(n):
+        same(in_threads(n, lambda group, rank, root=root: group.broadcast_from(arrays[rank], root)), arrays[root])
+    assert in_threads(n, lambda group, rank: group.barrier()) == [None] * n
+
+
+def test_sending_and_receiving() -> None:
+    array = values(1, (100,))[0]
+
+    def both(group: Group, rank: int) -> Any:
+        if rank == 0:
+            group.send(array, 1)
+            return group.receive(TensorType((100,), F32), 1)
+        got = group.receive(TensorType((100,), F32), 0)
+        group.send(got + 1, 0)
+        return got
+
+    same(in_threads(2, both), [array + 1, array])
+
+
+def test_what_can_be_known_at_once_is_refused_without_waiting() -> None:
+    array = np.zeros((5, 2), np.float32)
+    wrong: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
+        (lambda group: group.all_reduce(array, "mode"), InputError, "mode"),
+        (lambda group: group.reduce_scatter(array), ShapeError, "5 elements"),
+        (lambda group: group.all_to_all(array, 3), ShapeError, "no axis 3"),
+        (lambda group: group.permute(array, [(0, 1), (1, 1)]), InputError, "twice"),
+        (lambda group: group.permute(array, [(0, 2)]), InputError, "others"),
+        (lambda group: group.broadcast_from(array, 2), InputError, "no rank 2"),
+        (lambda group: group.send(array, group.rank), InputError, "nothing can be sent"),
+    ]
+    for call, kind, text in wrong:
+        for result in in_threads(2, lambda group, rank, call=call: call(group)):
+            assert isinstance(result, kind)
+            assert text in str(result)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "texts"),
+    [
+        (lambda g, rank: g.all_reduce(np.zeros(4 + (rank == 2), np.float32)), ShapeError, ("f32[4]", "f32[5]")),
+        (lambda g, rank: g.all_gather(np.zeros((1 + (rank == 1), 2), np.int8)), ShapeError, ("i8[1,2]", "i8[2,2]")),
+        (lambda g, rank: g.all_reduce(np.zeros(2, np.int32 if rank else np.float32)), DTypeError, ("i32", "f32")),
+        (lambda g, rank: g.all_reduce(np.zeros(2), "max" if rank else "min"), GraphError, ("max", "min")),
+        (lambda g, rank: g.barrier() if rank else g.all_reduce(np.zeros(2)), GraphError, ("barrier", "all_reduce")),
+        (
+            lambda g, rank: g.send(np.zeros(3), 1) if rank == 0 else g.receive(TensorType((4,), F32), 0),
+            ShapeError,
+            ("f64[3]", "f32[4]"),
+        ),
+    ],
+)
+def test_ranks_that_differ_all_hear_how(body: Callable[[Group, int], Any], kind: type, texts: tuple[str, str]) -> None:
+    n = 2 if "f64[3]" in texts else 3
+    for result in in_threads(n, body):
+        assert isinstance(result, kind), result
+        assert all(text in str(result) for text in texts), result
+
+
+def test_who_gives_up_ends_the_wait_of_all_and_the_next_step_is_clean() -> None:
+    n = 3
+    arrays = values(n, (500,))
+    wires = wires_in_memory(n, slots=3)
+
+    def one_fails(group: Group, rank: int) -> Any:
+        if rank == 1:
+            raise OutOfMemory("no room here", node="b")
+        return group.all_reduce(arrays[rank])
+
+    for tag in (1, 3, 4):
+        for result in on_wires(wires, one_fails, tag):
+            assert isinstance(result, OutOfMemory)
+            assert result.node == "b"
+    same(on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]), 5), folded(arrays, "sum"))
+
+
+def test_missing_ranks_are_named_at_the_deadline() -> None:
+    wires = wires_in_memory(3)
+    for each in wires:
+        each.begin(1, lambda: False)
+    wires[0].deadline_s = 0.01
+    wires[0].wires[2].name = "worker-2"
+    waiting: list[Exception] = []
+
+    def other() -> None:
+        try:
+            Group(wires[1], range(3), 1).barrier()
+        except DeadlineExceeded as error:
+            waiting.append(error)
+
+    thread = threading.Thread(target=other, daemon=True)
+    thread.start()
+    while wires[0].wires[1].inbox.empty:
+        thread.join(0.001)
+    with pytest.raises(DeadlineExceeded, match=r"waited 0.01 s for rank 2 \(worker-2\)") as caught:
+        Group(wires[0], range(3), 0).barrier()
+    wires[0].fail(caught.value)
+    thread.join(60.0)
+    assert "rank 2 (worker-2)" in str(waiting[0])
+
+
+def test_a_rank_that_is_stopped_gives_up_and_so_do_those_that_wait_for_it() -> None:
+    wires = wires_in_memory(2)
+    stop = threading.Event()
+
+    def body(group: Group, rank: int) -> Any:
+        group.wires.stopped = stop.is_set
+        if rank == 0:
+            stop.set()
+            return None
+        return group.barrier()
+
+    results = on_wires(wires, body)
+    assert isinstance(results[1], Cancelled)
+
+
+def test_who_went_on_to_the_next_step_is_not_waited_for() -> None:
+    wires = wires_in_memory(2)
+    ahead = Group(wires[1], range(2), 1)
+    wires[1].begin(7, lambda: False)
+    thread = threading.Thread(target=ahead.barrier, daemon=True)
+    thread.start()
+    wires[0].begin(6, lambda: False)
+    with pytest.raises(Cancelled, match="another step"):
+        Group(wires[0], range(2), 0).barrier()
+    wires[0].begin(7, lambda: False)
+    Group(wires[0], range(2), 0).barrier()
+    thread.join(60.0)
+    assert not thread.is_alive()
+
+
+def test_groups_within_a_mesh_run_one_after_the_other() -> None:
+    """A 2 x 2 grid: rows, columns, and all."""
+    wires = wires_in_memory(4)
+
+    def body(group: Group, rank: int) -> Any:
+        row = Group(wires[rank], [rank // 2 * 2, rank // 2 * 2 + 1], rank % 2, number=1)
+        column = Group(wires[rank], [rank % 2, rank % 2 + 2], rank // 2, number=2)
+        mine = np.asarray([float(10**rank)])
+        return [float(each.all_reduce(mine)[0]) for each in (row, column, group)]
+
+    assert on_wires(wires, body) == [[11, 101, 1111], [11, 1010, 1111], [1100, 101, 1111], [1100, 1010, 1111]]
+
+
+def test_a_mailbox_hands_slots_over_in_order_and_no_others() -> None:
+    buffer = mailbox(3, 64)
+    outbox, inbox = Outbox(buffer), Inbox(buffer)
+    envelopes = [Envelope(tag, 2, 1, 0, F32, (tag, 3)) for tag in range(1, 8)]
+    for round_ in range(0, 6, 3):
+        assert inbox.empty
+        for envelope in envelopes[round_ : round_ + 3]:
+            assert not outbox.full
+            outbox.slot(F32.numpy)[:2] = envelope.tag
+            outbox.publish(envelope.pack())
+        assert outbox.full
+        assert inbox.waiting == 3
+        for envelope in envelopes[round_ : round_ + 3]:
+            assert Envelope.unpack(inbox.envelope) == envelope
+            assert inbox.payload(F32.numpy)[:2].tolist() == [envelope.tag] * 2
+            inbox.release()
+        assert outbox.read == outbox.written
+    assert inbox.failure(5) is None
+    outbox.fail(5, b"why")
+    assert inbox.failure(5) == b"why"
+    assert inbox.failure(6) is None
+
+
+def test_what_is_no_mailbox_is_refused() -> None:
+    with pytest.raises(BlobCorrupt, match="no mailbox"):
+        Inbox(memoryview(bytearray(8192)))
+    with pytest.raises(BlobCorrupt, match="no envelope"):
+        Envelope.unpack(b"\xff" * 128)
