@@ -72,7 +72,7 @@ def check_against_loop(op: str, example: Example) -> None:
         if wanted.dtype.kind == "V":  # bf16, whose NaN numpy does not know
             whole, wanted = whole.astype(np.float32), wanted.astype(np.float32)
         what = f"{example.label} batched {batched}"
-        if OPS[op].tolerance == EXACT or wanted.dtype.kind != "f":
+        if OPS[op].tolerance == EXACT or wanted.dtype.kind not in "fc":
             np.testing.assert_array_equal(whole, wanted, what)
         else:
             np.testing.assert_allclose(whole, wanted, 1e-5, 1e-6, err_msg=what)

@@ -1,4 +1,8 @@
-"""Every differentiable op: both modes against central differences in f64, second derivatives, and through vmap."""
+"""Every differentiable op: both modes against central differences in f64, second derivatives, and through vmap.
+
+Complex operands move in a complex direction, and what is compared is the real part of the product with complex weights,
+unconjugated: that is what a cotangent of complex numbers means here.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +38,15 @@ class Point:
     def __init__(self, op: str, case: Smooth) -> None:
         rng = np.random.default_rng(len(op))
         self.op, self.case = op, case
-        self.floats = [place for place, operand in enumerate(case.operands) if operand.dtype.kind == "f"]
+        self.floats = [place for place, operand in enumerate(case.operands) if operand.dtype.kind in "fc"]
         self.at = [case.operands[place] for place in self.floats]
-        self.direction = [self._like(rng, x.shape) for x in self.at]
-        self.second = [self._like(rng, x.shape) for x in self.at]
+        self.direction = [self._like(rng, x) for x in self.at]
+        self.second = [self._like(rng, x) for x in self.at]
         (result,) = self(*map(asarray, self.at))
-        self.weights = self._like(rng, result.shape)
-        self.rows = [np.asarray(x + 1e-3 * self._like(rng, (BATCH, *x.shape))) for x in self.at]
-        self.row_directions = [self._like(rng, x.shape) for x in self.rows]
+        self.weights = self._like(rng, result)
+        rows = [np.broadcast_to(x, (BATCH, *x.shape)) for x in self.at]
+        self.rows = [np.asarray(x + 1e-3 * self._like(rng, x)) for x in rows]
+        self.row_directions = [self._like(rng, x) for x in self.rows]
 
     def __call__(self, *floats: Array) -> list[Array]:
         operands = [asarray(operand) for operand in self.case.operands]
@@ -60,15 +65,16 @@ class Point:
         return [asarray(found[0]).sum() if batched[0] else asarray(found[0]) * BATCH]
 
     @staticmethod
-    def _like(rng: np.random.Generator, shape: tuple[int, ...]) -> Numbers:
-        return np.asarray(rng.standard_normal(shape))
+    def _like(rng: np.random.Generator, x: Numbers | Array) -> Numbers:
+        found = rng.standard_normal(x.shape)
+        return np.asarray(found + 1j * rng.standard_normal(x.shape) if x.dtype.kind == "c" else found)
 
 
 def _dot(derivatives: Sequence[Array | None], direction: Sequence[Numbers]) -> Array:
     total = asarray(np.zeros(()))
     for derivative, towards in zip(derivatives, direction, strict=True):
         if derivative is not None:
-            total = total + (derivative * asarray(towards)).sum()
+            total = total + (derivative * asarray(towards)).sum().real
     return total
 
 

@@ -37,8 +37,8 @@ def along(fn: Function, point: Sequence[Numbers], direction: Sequence[Numbers]) 
 
 
 def inner(left: Sequence[Numbers | None], right: Sequence[Numbers]) -> float:
-    """The sum of all products; None is zero."""
-    return float(sum(np.sum(np.asarray(a) * b) for a, b in zip(left, right, strict=True) if a is not None))
+    """The real part of the sum of all products; None is zero."""
+    return float(sum(np.sum(np.asarray(a) * b).real for a, b in zip(left, right, strict=True) if a is not None))
 
 
 def assert_close(found: Any, wanted: Any, what: str = "", scale: float = 1.0) -> None:

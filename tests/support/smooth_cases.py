@@ -1,7 +1,7 @@
 """Examples at which ops are differentiable: away from kinks and ties, f64, broadcasting, 0-d and empty.
 
-One row per op that has a derivative: `SMOOTH[op]` are its examples.  Float operands are what is differentiated by;
-others are given.  To add an op: its row.
+One row per op that has a derivative: `SMOOTH[op]` are its examples.  Float and complex operands are what is
+differentiated by; others are given.  To add an op: its row in REAL, and one in COMPLEX if it takes such numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Smooth:
 
     def __str__(self) -> str:
         shapes = "-".join(str(operand.shape).replace(" ", "") for operand in self.operands)
-        return f"{shapes}{''.join(f'-{name}={value}' for name, value in self.attrs.items() if name != 'body')}"
+        kind = "-complex" if any(operand.dtype.kind == "c" for operand in self.operands) else ""
+        return f"{shapes}{kind}{''.join(f'-{name}={value}' for name, value in self.attrs.items() if name != 'body')}"
 
 
 _RNG = np.random.default_rng(2024)
@@ -48,6 +49,10 @@ def apart(*shape: int) -> Array:
     return np.asarray(
         (_RNG.permutation(count) / max(count, 1) + _RNG.uniform(0, 0.3 / max(count, 1), count)).reshape(shape)
     )
+
+
+def complex_(*shape: int) -> Array:
+    return np.asarray(any_(*shape) + 1j * any_(*shape))
 
 
 def ints(*values: Any, dtype: Any = np.int32) -> Array:
@@ -89,7 +94,7 @@ def _with_zeros(array: Array, count: int) -> Array:
     return array
 
 
-SMOOTH: dict[str, tuple[Smooth, ...]] = {
+REAL: dict[str, tuple[Smooth, ...]] = {
     **{op: _unary(any_) for op in ("neg", "recip", "sin", "exp2", "exp", "expm1", "cos", "tanh", "erf", "abs")},
     **{op: _unary(positive) for op in ("sqrt", "log2", "log", "log1p", "tan")},
     **{op: _binary(any_, any_) for op in ("add", "mul", "div", "atan2")},
@@ -184,3 +189,39 @@ SMOOTH: dict[str, tuple[Smooth, ...]] = {
         Smooth((any_(), any_(), ints())),
     ),
 }  # fmt: skip
+
+COMPLEX: dict[str, tuple[Smooth, ...]] = {
+    **{op: (Smooth((complex_(2, 3),)), Smooth((complex_(),)))
+       for op in ("neg", "recip", "sqrt", "sin", "cos", "tan", "tanh", "exp", "log", "abs", "real", "imag")},
+    **{op: tuple(Smooth((complex_(*a), complex_(*b))) for a, b in (((3, 4), (4,)), ((2, 1), (3, 1, 2)), ((), ())))
+       for op in ("add", "mul", "div")},
+    "pow": (Smooth((complex_(3), complex_(3))), Smooth((complex_(3), np.array(2 + 0j)))),
+    "complex": _binary(any_, any_),
+    "select": (Smooth((any_(3, 4) > 0, complex_(4), complex_(3, 1))),),
+    "cast": (Smooth((any_(3, 2),), {"dtype": "c128"}), Smooth((complex_(3),), {"dtype": "c128"})),
+    "reduce_sum": (Smooth((complex_(3, 4),), {"axes": (1,)}),),
+    "reduce_prod": (Smooth((complex_(3, 4),), {"axes": (1,)}), Smooth((_with_zeros(complex_(5), 1),), {"axes": (0,)})),
+    "cumsum": (Smooth((complex_(3, 4),), {"axis": 1}),),
+    "cumprod": (Smooth((complex_(3, 4),), {"axis": 1}),),
+    "reshape": (Smooth((complex_(3, 4),), {"shape": (2, 6)}),),
+    "transpose": (Smooth((complex_(3, 4),), {"perm": (1, 0)}),),
+    "broadcast": (Smooth((complex_(3, 1),), {"shape": (2, 3, 4)}),),
+    "slice": (Smooth((complex_(9),), {"start": (1,), "stop": (8,), "step": (3,)}),),
+    "pad": (Smooth((complex_(3), complex_()), {"low": (1,), "high": (0,), "interior": (2,)}),),
+    "concat": (Smooth((complex_(3), complex_(2)), {"axis": 0}),),
+    "after": (Smooth((complex_(3), any_(4))),),
+    "reverse": (Smooth((complex_(3, 4),), {"axes": (1,)}),),
+    "dot": tuple(
+        Smooth((complex_(*case.operands[0].shape), complex_(*case.operands[1].shape)), case.attrs)
+        for case in REAL["dot"][:3]
+    ),
+    "gather": (Smooth((complex_(5, 3), ints(0, 7, -2, 0)), {"axis": 0, "batch_dims": 0}),),
+    "scatter": tuple(
+        Smooth((complex_(5, 3), ints(0, 7, -2, 0, 3), complex_(5, 3)), {"axis": 0, "mode": mode})
+        for mode in ("set", "add")
+    ),
+    "dynamic_slice": (Smooth((complex_(4, 5), ints(-1, 3)), {"sizes": (2, 3)}),),
+    "dynamic_update_slice": (Smooth((complex_(4, 5), complex_(2, 3), ints(-1, 3))),),
+}  # fmt: skip
+
+SMOOTH = {op: REAL.get(op, ()) + COMPLEX.get(op, ()) for op in (REAL | COMPLEX)}
