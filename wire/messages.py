@@ -91,9 +91,29 @@ class Carry(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     slot: Index
 
 
+class Member(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A rank of a gang: which part it is, on which node and device."""
+
+    node: Name
+    part: Index
+    device: Index
+
+
+class Gang(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Parts of one graph that run at the same time, a rank each of a grid, and exchange tensors by its collectives.
+    `members` are by rank, row-major over `axes`; the part itself is number `rank`.  Who is in a group with whom follows
+    from the axes of a collective (grids.py)."""
+
+    axes: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    sizes: Annotated[tuple[Index, ...], Meta(max_length=64)]
+    rank: Index
+    members: Annotated[tuple[Member, ...], Meta(max_length=4096)]
+
+
 class PartSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One part for one device of one worker.  `sources[i]` feeds the graph's i-th input (inputs, then params);
-    `targets[j]` are the destinations of its j-th output; `carries` is what stays there for the next step."""
+    `targets[j]` are the destinations of its j-th output; `carries` is what stays there for the next step.  A part with
+    a gang has a graph whose collectives are over the axes of that."""
 
     part: Index
     device: Index
@@ -101,6 +121,7 @@ class PartSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     sources: Annotated[tuple[Source, ...], Meta(max_length=100_000)]
     targets: Annotated[tuple[Annotated[tuple[Target, ...], Meta(max_length=4096)], ...], Meta(max_length=100_000)]
     carries: Annotated[tuple[Carry, ...], Meta(max_length=100_000)] = ()
+    gang: Gang | None = None
 
 
 class BlobSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from wire.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
 
 from .carries import Carries, Slot, wrong_with
 from .events import Action, Kept, Made, Prepare, Release, ReplyRan, Tensor, Unbind, Use
+from .gangs import others_in, wrong_in_gang
 
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
 SOURCES = ("socket", "shared", "disk", "resident")  # where a blob may come from
@@ -216,6 +217,7 @@ def plan_of(deploy: Deploy, request: int, node: str) -> Plan:
     readers, carries = _readers(parts), Carries(deploy.parts)
     routes = {part.part: _routes(part, node, parts, readers, carries) for part in parts.values()}
     others = {other for outputs in routes.values() for route in outputs for other, _, _ in route.nodes}
+    others = others.union(*(others_in(part, node) for part in parts.values()))
     reached = {other for other in others if deploy.peers[other]}  # the rest is known to need the coordinator
     blobs = frozenset(spec.blob for spec in deploy.blobs)
     return Plan(
@@ -259,7 +261,8 @@ def wrong_in(deploy: Deploy, node: str, devices: int) -> MeshError | None:
         for target in (target for targets in part.targets for target in targets):
             if target.node not in ("", node) and target.node not in deploy.peers:
                 return InputError(f"part {part.part} sends to node {target.node[:16]}, whose address is not listed")
-        if (wrong := wrong_with(part, parts, taken)) is not None:
+        wrong = wrong_with(part, parts, taken) or wrong_in_gang(part, deploy, node)
+        if wrong is not None:
             return wrong
     return None
 

@@ -6,9 +6,13 @@ import itertools
 import random
 
 import pytest
+from msgspec.structs import replace
 from support.gang_model import EPOCH, Mesh, Place, Unit
+from support.worker_machine import GRAPH, ME, PEER, Driver, deploy, of, one
 
-from wire.messages import PlanKey
+from wire.errors import InputError
+from wire.messages import Gang, Member, PartSpec, PlanKey, Target
+from worker import events as ev
 from worker.lanes import Lane
 
 ONE, OTHER = PlanKey(EPOCH, 1), PlanKey(EPOCH, 2)
@@ -136,3 +140,35 @@ def test_what_is_cancelled_dropped_or_dies_frees_the_others(seed: int) -> None:
     assert not mesh.waiting()
     whole = [(key, step) for key, step in started if key not in gone and (key, step) not in cancelled]
     assert {(key, step, node) for key, step in whole for node in mesh.nodes(key)} <= mesh.ran
+
+
+GANG = Gang(("dp",), (2,), 0, (Member(ME, 0, 0), Member(PEER, 1, 0)))
+
+
+def asked(gang: Gang, device: int = 0, ordered: bool = True) -> list[ev.Action]:
+    """What a worker says to a deploy of one part of this gang."""
+    spec = PartSpec(0, device, GRAPH, (), ((Target("", 0, 0),),), (), gang)
+    return Driver().ask_deploy(replace(deploy(spec), ordered=ordered))
+
+
+def test_a_gang_is_linked_to_its_members_though_no_tensor_goes_there() -> None:
+    assert [link.node for link in of(ev.LinkTo, asked(GANG))] == [PEER]
+
+
+@pytest.mark.parametrize(
+    ("gang", "wrong"),
+    [
+        (replace(GANG, sizes=(3,)), "3 ranks"),
+        (replace(GANG, rank=1), "not rank 1"),
+        (replace(GANG, rank=2), "not rank 2"),
+        (replace(GANG, members=(Member(ME, 0, 0), Member(ME, 1, 0))), "one device"),
+        (replace(GANG, members=(Member(ME, 0, 0), Member("stranger", 1, 0))), "stranger"),
+    ],
+)
+def test_a_gang_that_could_not_end_is_refused(gang: Gang, wrong: str) -> None:
+    error = one(ev.Refuse, asked(gang)).error
+    assert isinstance(error, InputError) and wrong in str(error)
+
+
+def test_a_gang_in_a_plan_without_order_is_refused() -> None:
+    assert "not ordered" in str(one(ev.Refuse, asked(GANG, ordered=False)).error)

@@ -24,6 +24,7 @@ from wire.messages import (
     Drop,
     Feed,
     FetchBlob,
+    Gang,
     JobAccepted,
     JobReport,
     JobResult,
@@ -33,6 +34,7 @@ from wire.messages import (
     Landed,
     Leaving,
     LogLines,
+    Member,
     Message,
     MissingGraphs,
     NamedValue,
@@ -81,6 +83,7 @@ PART = PartSpec(
     (Source("input"), Source("edge", 2, 1), Source("param", blob=BLOB)),
     ((Target("n2", 4, 0),),),
     (Carry(0, 1, 2),),
+    Gang(("dp",), (2,), 1, (Member("n1", 0, 0), Member("n2", 1, 0))),
 )
 MESSAGES: list[Message] = [
     Deploy(
