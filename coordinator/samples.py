@@ -3,9 +3,10 @@
 A worker may be wrong and not know it: a device that flips bits, a library that miscomputes.  `audited` adds to a plan,
 for one of its parts, a part on each of two other workers that takes the same inputs *and* the outputs of the audited
 part, computes the latter anew and counts where they differ: a graph like any other, whose answer is one number.  Two
-cpu engines must agree to the bit, others within the op table's tolerances, added up along the way.  A large matrix
-product that leaves its part is not computed again but checked (R. Freivalds 1977): C r = A (B r) for random signs r
-costs a column, not a matrix; what is built on it is computed from the C that was claimed.
+cpu engines must agree to the bit, others within the op table's tolerances, added up along the way; what may be anything
+between such (`likeness.py`) they do not compare.  What is built on an output is computed from the one that was claimed.
+A large matrix product that leaves its part is not computed again but checked (R. Freivalds 1977): C r = A (B r) for
+random signs r costs a column, not a matrix.
 
 With both auditors against it the audited worker was wrong; an auditor alone with its view was.  That is the third vote.
 Where there is one auditor only, its doubt makes the call run again and blames nobody.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from wire.graph import GraphBuilder, WireGraph
 from wire.ops import tolerance_for
 
 from .cost import needs
+from .likeness import Likeness, likeness
 from .plan import Audit, Edge, FromPart, Part, Plan, Source
 from .profile import DeviceProfile, Profiles
 
@@ -69,6 +72,8 @@ def audited(plan: Plan, variant: int, profiles: Profiles) -> Plan:
 
 def _audit_part(part: Part, index: int, node: str, device: DeviceProfile) -> Part | None:
     graph = audit_graph(part.graph, exact=part.engine == device.engine == "cpu")
+    if graph is None:
+        return None
     if not all(device.supports(*need) for number in range(len(graph.nodes)) for need in needs(graph, number)):
         return None
     claimed: list[Source] = [FromPart(part.index, slot) for slot in range(len(part.graph.outputs))]
@@ -78,8 +83,11 @@ def _audit_part(part: Part, index: int, node: str, device: DeviceProfile) -> Par
 # -- the graph --------------------------------------------------------------------------------------------
 
 
-def audit_graph(graph: WireGraph, exact: bool) -> WireGraph:
-    """Inputs as `graph` and then its outputs; the output is in how many places the latter are wrong (i32, no axes)."""
+def audit_graph(graph: WireGraph, exact: bool) -> WireGraph | None:
+    """Inputs as `graph` and then its outputs; the output is in how many places the latter are wrong (i32, no axes).
+
+    None if no output can be compared, which happens to engines of different kinds only.
+    """
     return _AuditGraph(graph, exact).build()
 
 
@@ -91,8 +99,9 @@ class _AuditGraph:
         self._make.blobs.update(graph.blobs)
         self._counts: list[int] = []
         self._drift: list[float] = []  # of every node: tolerances added up on the way to it
+        self._likeness: list[Likeness] = []
 
-    def build(self) -> WireGraph:
+    def build(self) -> WireGraph | None:
         graph, make = self._graph, self._make
         local = {place: make.input(str(slot), *graph.types[place]) for slot, place in enumerate(graph.inputs)}
         claims = {}
@@ -100,25 +109,29 @@ class _AuditGraph:
             claims[place] = make.input(str(slot), *graph.types[place])
         for index, node in enumerate(graph.nodes):
             self._drift.append(self._drift_of(index))
+            self._likeness.append(likeness(graph, index, self._likeness))
             if index in local:
                 continue
             inputs = [local[each] for each in node.inputs]
             if index in claims and self._checked_as_product(index):
                 self._check_product(node.attrs, inputs[0], inputs[1], claims[index])
-                local[index] = claims[index]
+                self._take(index, local, claims[index])
                 continue
             local[index] = make.add(node.op, *inputs, **node.attrs)
-            if index in claims:
+            if index in claims and (self._exact or self._likeness[index] is not Likeness.ANY):
                 self._compare(index, claims[index], local[index])
-        total = self._counts[0]
-        for count in self._counts[1:]:
-            total = make.add("add", total, count)
-        return make.build([total])
+                self._take(index, local, claims[index])
+        return make.build([reduce(partial(make.add, "add"), self._counts)]) if self._counts else None
+
+    def _take(self, index: int, local: dict[int, int], claim: int) -> None:
+        """What follows is computed of the claim, which both have to the bit."""
+        local[index], self._drift[index], self._likeness[index] = claim, 0.0, Likeness.SAME
 
     def _drift_of(self, index: int) -> float:
         node, dtype = self._graph.nodes[index], self._graph.types[index].dtype
         before = max((self._drift[each] for each in node.inputs), default=0.0)
-        return min(before + tolerance_for(node.op, dtype).rtol, DRIFT_MAX)
+        own = tolerance_for("mul" if node.op == "cast" and before else node.op, dtype).rtol  # a narrower dtype rounds
+        return min(before + own, DRIFT_MAX)
 
     def _compare(self, index: int, claimed: int, found: int) -> None:
         """Count the elements that differ: in any bit, or by more than the ops allow (NaN agrees with NaN)."""

@@ -75,6 +75,7 @@ PURE = (
     "coordinator/explain.py",
     "coordinator/health.py",
     "coordinator/jobs.py",
+    "coordinator/likeness.py",
     "coordinator/members.py",
     "coordinator/memory.py",
     "coordinator/moving.py",

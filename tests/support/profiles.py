@@ -21,9 +21,10 @@ def device(
     gbytes_per_s: float,
     dtypes: tuple[str, ...] = EVERYTHING,
     memory_bytes: int = MEMORY_BYTES,
+    engine: str = "cpu",
 ) -> DeviceProfile:
     able = dict.fromkeys(OPS, dtypes)
-    return DeviceProfile(index, "cpu", f"made up {index}", gflops, gbytes_per_s, DISPATCH_S, memory_bytes, able)
+    return DeviceProfile(index, engine, f"made up {index}", gflops, gbytes_per_s, DISPATCH_S, memory_bytes, able)
 
 
 def worker(number: int, *devices: DeviceProfile, memory_bytes: int = MEMORY_BYTES) -> WorkerProfile:
