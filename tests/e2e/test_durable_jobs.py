@@ -35,6 +35,7 @@ from support.commands import (
     wait_for,
 )
 from support.durable import MESH, attached, free_port, killed_often, workers
+from support.endless import endless
 from support.small_disk import fill, small_disk
 
 import mesh.numpy as mnp
@@ -60,20 +61,7 @@ def layers(times: int) -> Any:
     return trace(work, X, X)
 
 
-def heavy(times: int) -> Any:
-    """Layers of 1200 x 1200, made of what travels: 3.5 GFLOP each, which is 20 ms of the fastest core there is."""
-
-    def work(x: Any, w: Any) -> Any:
-        for axis in (0, 1):
-            x, w = mnp.concatenate([x] * 4, axis=axis), mnp.concatenate([w] * 4, axis=axis)
-        for _ in range(times):
-            x = mnp.tanh(x @ w)
-        return x
-
-    return trace(work, X, X)
-
-
-SHORT, ENDLESS = layers(1), heavy(5_000)
+SHORT, ENDLESS = layers(1), trace(endless, X, X)
 TIMES = (200, 2_000, 10_000, 40_000)  # of layers: the first may be over at once, the last take half a minute
 
 

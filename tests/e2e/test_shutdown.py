@@ -46,13 +46,13 @@ class Site:
     coordinator: Daemon
     workers: dict[str, Daemon]
 
-    def submit(self) -> str:
-        """A job cut across both workers, detached; its id once a part of it runs on `a`."""
+    def submit(self, begun: str = "began") -> str:
+        """A job cut across both workers, detached; its id once its log says that a part of it runs."""
         words = ("submit", "long.wire", "--strategy", "pipeline", "--input", "x=x.npy", "--output", "out")
         done = run("coord", *words, "--detach", env=self.env, cwd=self.folder)
         assert done.returncode == 0, done.stderr
         job = done.stdout.split()[1].rstrip(";")
-        wait_for(lambda: "began a" in job_log(self.coordinator, job))
+        wait_for(lambda: begun in job_log(self.coordinator, job))
         return job
 
 
@@ -120,7 +120,7 @@ def test_a_worker_in_the_middle_of_a_job_hands_its_parts_back_and_the_other_fini
 def handed_back(folder: Path, times: int, number: int) -> bool:
     """Whether the job was in the middle when the worker left."""
     with serving(folder, long_chain(times)) as site:
-        job = site.submit()
+        job = site.submit("began a")
         stop(site.workers["a"], number)
         in_the_middle = jobs(site.coordinator)[job] == "running"
         done = run("coord", "result", job, "--output", "out", env=site.env, cwd=folder)

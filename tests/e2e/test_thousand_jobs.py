@@ -24,11 +24,12 @@ import numpy as np
 import pytest
 from support.adapter import needs_adapter
 from support.commands import Daemon, client_of, daemon, environment, node_states, wait_for
+from support.endless import endless
 from support.footprint import Asked, Footprint, Told, asking, files_in, footprint, per_job, shared_files
 from support.worker_process import children
 
 import mesh.numpy as mnp
-from mesh import Mesh, errors, trace, while_loop
+from mesh import Mesh, errors, trace
 from mesh.handle import Handle
 from mesh.remote import Remote
 from wire.codec import hash_array
@@ -59,10 +60,6 @@ def layers(count: int, x: Any) -> Any:
         return x
 
     return trace(work, x, x)
-
-
-def endless(x: Any, w: Any) -> Any:
-    return while_loop(lambda value: mnp.max(value) < 2, lambda value: mnp.tanh(value @ w), x)
 
 
 SHORT, WIDE, ENDLESS = layers(2, SMALL), layers(4, LARGE), trace(endless, LARGE, LARGE)
