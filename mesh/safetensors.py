@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType, dtype_of
+from wire.dtypes import BF16, BOOL, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType, dtype_of
 from wire.errors import InputError
 
 DTYPES: dict[str, DType] = {
     "BOOL": BOOL, "I8": I8, "I16": I16, "I32": I32, "I64": I64, "U8": U8, "U16": U16, "U32": U32, "U64": U64,
-    "F16": F16, "BF16": BF16, "F32": F32, "F64": F64,
+    "F16": F16, "BF16": BF16, "F32": F32, "F64": F64, "C64": C64,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_BYTES_MAX = 100_000_000  # the format's own limit

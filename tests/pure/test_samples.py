@@ -13,7 +13,7 @@ from coordinator import dispatch
 from coordinator.plan import Audit, FromPart
 from coordinator.planner import make_plan
 from coordinator.samples import AUDITORS, FREIVALDS_FLOPS_MIN, Auditor, audit_graph, audited
-from wire.dtypes import F32
+from wire.dtypes import C64, F32
 from wire.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
 
@@ -63,6 +63,19 @@ def test_other_engines_may_round_and_no_more(bit: int, found: bool) -> None:
     assert differences(graph, inputs, right, exact=False) == 0
     largest = int(np.abs(right[1]).argmax())
     assert bool(differences(graph, inputs, [right[0], flipped(right[1], largest, bit)], exact=False)) is found
+
+
+@pytest.mark.parametrize("part", ["real", "imag"])
+def test_complex_numbers_are_compared_part_by_part(part: str) -> None:
+    made = GraphBuilder()
+    x = made.input("0", (4,), C64)
+    graph = made.build([made.add("exp", made.add("mul", x, x))])
+    given = np.array([1 + 2j, complex(np.nan, 1), 0.5j, -3], np.complex64)
+    (right,) = evaluate(graph, {"0": given}, {})
+    assert differences(graph, [given], [right], exact=True) == 0
+    wrong = right.copy()
+    getattr(wrong, part)[2] = np.nextafter(getattr(right, part)[2], np.float32(9))
+    assert differences(graph, [given], [wrong], exact=True) == 1
 
 
 @pytest.mark.parametrize("exact", [True, False])
