@@ -91,6 +91,8 @@ PURE = (
     "coordinator/roster.py",
     "coordinator/samples.py",
     "coordinator/state.py",
+    "coordinator/session_events.py",
+    "coordinator/sessions.py",
     "coordinator/stragglers.py",
     "coordinator/strangers.py",
     "coordinator/tokens.py",

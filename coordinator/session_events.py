@@ -1,0 +1,270 @@
+"""What happens to a session and what it wants done: the vocabulary of `sessions.py`.
+
+Data only.  A *value* of the state is known by how many steps made it: value 0 is what the client gave, step n makes
+value n + 1 of value n.  A *piece* is what of the state lives in one place, whatever that is (`plan.FromState`).  To add
+an event or an action, add a class, name it in `Event` or `Action`, and give it a row in the tables of `SessionState` or
+of `Sessions` in `sessioning.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wire.errors import MeshError
+
+Piece = Hashable
+Contents = Mapping[Piece, bytes]  # addresses
+Holders = Mapping[Piece, frozenset[str]]  # who has them; "" is this process
+
+
+# -- events -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodesChanged:
+    """These may get work from now on; `error` says what became of those that may not any more."""
+
+    nodes: frozenset[str]
+    error: MeshError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BetterPlan:
+    """There is a plan that is worth the move."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepAsked:
+    """Its number is what `next_number` was."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateAsked:
+    """The value after all steps that were asked for until now."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateUnasked:
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseAsked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetFirst:
+    """What the client gave, and all its feeds since, are too much to be held for a state that nobody copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade:
+    """`nodes` are those the plan uses, `owners` which of them make each piece, `outputs` how many outputs come back."""
+
+    generation: int
+    nodes: frozenset[str]
+    owners: Holders
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailed:
+    generation: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class DeployDone:
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeployFailed:
+    generation: int
+    node: str
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRan:
+    generation: int
+    step: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    generation: int
+    step: int
+    node: str
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class OutputArrived:
+    generation: int
+    step: int
+    slot: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDone:
+    """A worker has made blobs of its pieces."""
+
+    copy: int
+    node: str
+    contents: Contents
+
+
+@dataclass(frozen=True, slots=True)
+class KeepDone:
+    """A node has what it is to keep of a copy."""
+
+    copy: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFailed:
+    """A node did not do its part in a copy."""
+
+    copy: int
+    node: str
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; `now` says how much."""
+
+
+# -- actions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    """Plan for these nodes, to go on from this value; `contents` None: from what the client gave."""
+
+    generation: int
+    nodes: frozenset[str]
+    contents: Contents | None
+    holders: Holders
+
+
+@dataclass(frozen=True, slots=True)
+class SendDeploy:
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendRun:
+    """Step `step` of the plan is step `number` of the session; so many of the plan's are committed."""
+
+    generation: int
+    step: int
+    node: str
+    number: int
+    committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendDrop:
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPlan:
+    """Nothing refers to this generation any more."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Have a worker make blobs of what step `step` of the plan left; answered by SnapshotDone or CopyFailed."""
+
+    copy: int
+    generation: int
+    step: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Have a node hold these pieces of a copy, "" for this process; answered by KeepDone or CopyFailed."""
+
+    copy: int
+    node: str
+    contents: Contents
+    holders: Holders
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """A node need not hold its pieces of a copy any more."""
+
+    copy: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetFeeds:
+    """Steps below this number will not be done again."""
+
+    below: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """A step is committed, and its outputs, by slot, are told: once, and in order."""
+
+    number: int
+    outputs: Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    number: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class GiveState:
+    """Here is what was asked for; `contents` None: what the client gave."""
+
+    request: int
+    contents: Contents | None
+    holders: Holders
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseState:
+    request: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Nothing of the session is left; with an error if nobody asked for its end."""
+
+    error: MeshError | None
+
+
+Event = (
+    NodesChanged | BetterPlan | StepAsked | StateAsked | StateUnasked | CloseAsked | ForgetFirst | PlanMade
+    | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed | OutputArrived | SnapshotDone | KeepDone
+    | CopyFailed | Tick
+)  # fmt: skip
+Action = (
+    MakePlan | SendDeploy | SendRun | SendDrop | ForgetPlan | TakeSnapshot | Keep | LetGo | ForgetFeeds | Resolve
+    | Reject | GiveState | RefuseState | Ended
+)  # fmt: skip

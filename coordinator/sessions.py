@@ -1,0 +1,667 @@
+"""A session's decisions: events in, actions out.  Pure.
+
+A session's state stays on its workers, step after step (`worker/carries.py`).  Steps are issued ahead, `ahead` of them
+at once, and committed in order, once every worker has done its part; only then is the caller told.  The feeds of a step
+are held until a copy of the state makes sure that it is never done again.
+
+Where a plan cannot go on, because a worker died or a link broke, or a better one is there, the state of the last
+committed step is taken from its workers, as blobs, and a new plan begins with them.  If a worker took some of it along,
+the newest *copy* is gone back to, and the steps since are done again from their feeds; what they answer is known and
+not told again.  So no committed step is ever lost, as long as one copy is left:
+
+    buddy         after every `every` steps each worker keeps its pieces as blobs, and another one has them, too
+    checkpoint    after every `every` steps this process has them
+    none          what the client gave is the only copy, for as long as it and all feeds are little
+
+A copy is a snapshot on the workers that have the pieces, then a plan without parts on every node that is to hold some
+(`Keep`), which pins them there.  It does not know what a piece is, nor who computes what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wire.errors import BlobError, Cancelled, MeshError, NodeLost
+
+from .explain import nobody
+from .profile import CLIENT
+from .session_events import (
+    Action,
+    BetterPlan,
+    CloseAsked,
+    Contents,
+    CopyFailed,
+    DeployDone,
+    DeployFailed,
+    Ended,
+    Event,
+    ForgetFeeds,
+    ForgetFirst,
+    ForgetPlan,
+    GiveState,
+    Holders,
+    Keep,
+    KeepDone,
+    LetGo,
+    MakePlan,
+    NodeRan,
+    NodesChanged,
+    OutputArrived,
+    Piece,
+    PlanFailed,
+    PlanMade,
+    RefuseState,
+    Reject,
+    Resolve,
+    RunFailed,
+    SendDeploy,
+    SendDrop,
+    SendRun,
+    SnapshotDone,
+    StateAsked,
+    StateUnasked,
+    StepAsked,
+    TakeSnapshot,
+    Tick,
+)
+
+COPIES = ("buddy", "checkpoint", "none")
+ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
+PARK_S = 0.05  # doubled with every further failure: what fails at once is not hammered
+PARK_S_MAX = 1.0
+COPY_TRIES = 3  # plans that could not get the pieces of a copy, before it counts as lost
+READS_MAX = 5  # how often a value is asked for that nobody could give
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which copies are made, after how many steps each, and how many steps are under way at most."""
+
+    copies: str = "buddy"
+    every: int = 10
+    ahead: int = 2
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A value, piece by piece.  `contents` None: what the client gave."""
+
+    number: int
+    value: int
+    contents: Contents | None
+    holders: dict[Piece, set[str]] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)  # who was asked to keep some of it
+    failures: int = 0  # of plans to begin with it
+
+    @property
+    def whole(self) -> bool:
+        return all(self.holders.values())
+
+    @property
+    def where(self) -> Holders:
+        return {piece: frozenset(nodes) for piece, nodes in self.holders.items()}
+
+
+@dataclass(slots=True)
+class _Taking:
+    """A copy that is being made of what a plan's step left, and what for: "rescue", "copy", or a request's number."""
+
+    copy: _Copy
+    purpose: str | int
+    sources: dict[Piece, str]
+    found: dict[Piece, bytes] = field(default_factory=dict)
+    snapping: set[str] = field(default_factory=set)
+    keeping: set[str] = field(default_factory=set)
+
+    @property
+    def nodes(self) -> set[str]:
+        return {*self.sources.values(), *self.copy.asked} - {CLIENT}
+
+
+@dataclass(slots=True)
+class _Step:
+    ran: set[str] = field(default_factory=set)
+    outputs: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Plan:
+    generation: int
+    start: int  # the value it begins with
+    nodes: frozenset[str] = frozenset()
+    owners: dict[Piece, set[str]] = field(default_factory=dict)
+    outputs: int = 0
+    deployed: set[str] = field(default_factory=set)
+    running: bool = False
+    issued: int = 0
+    steps: dict[int, _Step] = field(default_factory=dict)  # by the session's numbers
+
+
+@dataclass(slots=True)
+class _Read:
+    value: int  # the steps that it has to be after
+    attempts: int = 0
+    begun: bool = False
+
+
+class SessionState:
+    """The machine.  `generation` gives numbers for plans and copies that nobody else uses; a session waits `alone_s`
+    for a node when all are gone."""
+
+    def __init__(self, policy: Policy, nodes: Iterable[str], generation: Callable[[], int], alone_s: float) -> None:
+        self.policy = policy
+        self._generation = generation
+        self._alone_s = alone_s
+        self._nodes = frozenset(nodes)
+        self._plan: _Plan | None = None
+        self._copies = [_Copy(0, 0, None, {CLIENT: {CLIENT}})]  # the oldest first
+        self._takings: dict[int, _Taking] = {}
+        self._reads: dict[int, _Read] = {}
+        self._asked = 0  # steps that were asked for
+        self._told = 0  # steps whose outputs were told
+        self._done = 0  # the value that the present plan has come to, or the next one will begin with
+        self._held_from = 0  # the first step whose feeds are held
+        self._copied = 0  # the value of the last copy that was begun
+        self._attempts = 0
+        self._alone_since_s: float | None = None
+        self._parked_until_s: float | None = None
+        self._last_error: MeshError | None = None
+        self._over: MeshError | None = None
+        self._handlers: dict[type, Any] = {
+            NodesChanged: self._nodes_changed,
+            BetterPlan: self._better_plan,
+            StepAsked: self._step_asked,
+            StateAsked: self._state_asked,
+            StateUnasked: self._state_unasked,
+            CloseAsked: self._close_asked,
+            ForgetFirst: self._forget_first,
+            PlanMade: self._plan_made,
+            PlanFailed: self._plan_failed,
+            DeployDone: self._deploy_done,
+            DeployFailed: self._deploy_failed,
+            NodeRan: self._node_ran,
+            RunFailed: self._run_failed,
+            OutputArrived: self._output_arrived,
+            SnapshotDone: self._snapshot_done,
+            KeepDone: self._keep_done,
+            CopyFailed: self._copy_failed,
+            Tick: self._tick,
+        }
+
+    def begin(self, now: float) -> list[Action]:
+        """The first plan."""
+        return self._go_on(now)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that follow from `event`, to be performed in order."""
+        actions: list[Action] = self._handlers[type(event)](event, now)
+        return actions
+
+    def next_deadline(self) -> float | None:
+        """When a Tick is due, or None."""
+        alone = None if self._alone_since_s is None else self._alone_since_s + self._alone_s
+        return min((due for due in (alone, self._parked_until_s) if due is not None), default=None)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the step that is asked for next."""
+        return self._asked
+
+    @property
+    def committed(self) -> int:
+        """How many steps are committed and told."""
+        return self._told
+
+    @property
+    def over(self) -> bool:
+        return self._over is not None
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits for anything."""
+        return self._told == self._asked and not self._reads
+
+    def validate(self) -> None:
+        """AssertionError if the state contradicts itself; tests call it after every event."""
+        assert self._told <= self._asked
+        if self._over is not None:
+            assert self._plan is None and not self._copies and not self._takings and not self._reads
+            return
+        assert self._done <= self._asked
+        plan = self._plan
+        if plan is not None:
+            assert plan.nodes <= self._nodes, "a plan uses a node that is gone"
+            assert plan.start <= self._done, "a plan went back"
+            if plan.running:
+                assert self._done <= plan.issued <= min(self._asked, self._done + self.policy.ahead)
+                assert plan.steps.keys() == set(range(self._done, plan.issued))
+        for copy in self._copies:
+            assert copy.whole, "a copy that nobody can give back"
+            assert copy.value >= self._held_from, "the feeds after a copy are gone"
+            assert set().union(*copy.holders.values()) <= self._nodes | {CLIENT}
+        for taking in self._takings.values():
+            assert taking.nodes <= self._nodes
+        waiting = self._alone_since_s is not None or self._parked_until_s is not None
+        rescuing = any(taking.purpose == "rescue" for taking in self._takings.values())
+        assert waiting or rescuing or plan is not None, "a session waits for nothing"
+
+    # -- what the caller wants
+
+    def _step_asked(self, event: StepAsked, now: float) -> list[Action]:
+        if self._over is not None:
+            return [Reject(self._asked, self._over)]
+        self._asked += 1
+        return self._issue()
+
+    def _state_asked(self, event: StateAsked, now: float) -> list[Action]:
+        if self._over is not None:
+            return [RefuseState(event.request, self._over)]
+        self._reads[event.request] = _Read(self._asked)
+        return self._read()
+
+    def _state_unasked(self, event: StateUnasked, now: float) -> list[Action]:
+        self._reads.pop(event.request, None)
+        return [*self._abandon(event.request), *self._issue()]
+
+    def _close_asked(self, event: CloseAsked, now: float) -> list[Action]:
+        return self._end(None)
+
+    def _forget_first(self, event: ForgetFirst, now: float) -> list[Action]:
+        if self.policy.copies != "none" or self._told == 0:
+            return []
+        return self._trim(lambda copy: copy.contents is None)
+
+    # -- nodes
+
+    def _nodes_changed(self, event: NodesChanged, now: float) -> list[Action]:
+        gone, self._nodes = self._nodes - event.nodes, event.nodes
+        if self._over is not None:
+            return []
+        self._last_error = event.error or self._last_error
+        actions: list[Action] = []
+        for copy in [*self._copies, *(taking.copy for taking in self._takings.values())]:
+            if copy.asked & gone:  # it has to make up for what was there twice, and is not now
+                self._copied = self._done - self.policy.every
+            copy.asked -= gone
+            for nodes in copy.holders.values():
+                nodes -= gone
+        actions += self._trim(lambda copy: not copy.whole)
+        plan = self._plan
+        hit = plan is not None and bool(gone & plan.nodes)
+        if plan is not None:
+            plan.nodes -= gone
+            for owners in plan.owners.values():
+                owners -= gone
+        for taking in [each for each in self._takings.values() if gone & set(each.sources.values())]:
+            hit |= taking.purpose == "rescue"
+            actions += self._abandon(taking.purpose)
+        for taking in list(self._takings.values()):  # a buddy that is gone need not answer
+            if taking.keeping & gone:
+                taking.keeping -= gone
+                actions += self._kept_by_all(taking, now)
+        if hit:
+            return [*actions, *self._restart(None, now)]
+        if self._alone_since_s is not None and self._nodes:
+            return [*actions, *self._go_on(now)]
+        return actions
+
+    def _better_plan(self, event: BetterPlan, now: float) -> list[Action]:
+        return self._restart(None, now) if self._plan is not None and self._plan.running else []
+
+    # -- plans
+
+    def _restart(self, error: MeshError | None, now: float) -> list[Action]:
+        """The plan cannot go on, or need not: take along what it has come to, if that is all there still."""
+        plan = self._plan
+        if plan is not None:
+            plan.running = False
+            plan.steps.clear()
+            whole = plan.owners and all(plan.owners.values())
+            if whole and not any(copy.value == self._done for copy in self._copies) and self._done > plan.start:
+                return [*self._abandon_all(), *self._take("rescue")]
+        return [*self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
+
+    def _go_on(self, now: float) -> list[Action]:
+        """A new plan, from the newest copy there is."""
+        if not self._copies:
+            return self._end(_state_lost(self._last_error, self.policy.copies))
+        copy = max(self._copies, key=lambda copy: copy.value)
+        self._done = copy.value
+        if not self._nodes:
+            self._alone_since_s = now if self._alone_since_s is None else self._alone_since_s
+            return []
+        self._alone_since_s = None
+        if self._parked_until_s is not None:
+            return []
+        generation = self._generation()
+        self._plan = _Plan(generation, copy.value)
+        return [MakePlan(generation, self._nodes, copy.contents, copy.where)]
+
+    def _fail(self, error: MeshError, now: float) -> list[Action]:
+        """What the plan could not do may be done by another; a first failure is acted on at once."""
+        self._attempts += 1
+        self._last_error = error
+        if self._attempts >= ATTEMPTS_MAX:
+            return self._end(error)
+        if self._attempts > 1:
+            self._parked_until_s = now + min(PARK_S * 2 ** (self._attempts - 2), PARK_S_MAX)
+        return self._restart(error, now)
+
+    def _drop_plan(self) -> list[Action]:
+        plan, self._plan = self._plan, None
+        if plan is None:
+            return []
+        return [*(SendDrop(plan.generation, node) for node in sorted(plan.nodes)), ForgetPlan(plan.generation)]
+
+    def _current(self, generation: int) -> _Plan | None:
+        return self._plan if self._plan is not None and self._plan.generation == generation else None
+
+    def _plan_made(self, event: PlanMade, now: float) -> list[Action]:
+        plan = self._current(event.generation)
+        if plan is None:
+            return []
+        if not event.nodes <= self._nodes:
+            return [*self._drop_plan(), *self._go_on(now)]
+        plan.nodes, plan.outputs = event.nodes, event.outputs
+        plan.owners = {piece: set(owners) for piece, owners in event.owners.items()}
+        return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
+
+    def _plan_failed(self, event: PlanFailed, now: float) -> list[Action]:
+        plan = self._current(event.generation)
+        if plan is None:
+            return []
+        return self._fail(event.error, now) if event.error.retry else self._end(event.error)
+
+    def _deploy_done(self, event: DeployDone, now: float) -> list[Action]:
+        plan = self._current(event.generation)
+        if plan is None:
+            return [SendDrop(event.generation, event.node)] if event.node in self._nodes else []
+        plan.deployed.add(event.node)
+        if plan.running or len(plan.deployed) < len(plan.nodes):
+            return []
+        plan.running, plan.issued = True, self._done
+        return [*self._read(), *self._issue()]
+
+    def _deploy_failed(self, event: DeployFailed, now: float) -> list[Action]:
+        plan = self._current(event.generation)
+        if plan is None:
+            return []
+        actions: list[Action] = []
+        if isinstance(event.error, BlobError):  # what it was to begin with is not to be had
+            for copy in self._copies:
+                copy.failures += copy.value == plan.start
+            actions = self._trim(lambda copy: copy.failures >= COPY_TRIES and copy.contents is not None)
+            return [*actions, *self._fail(event.error, now)]
+        return self._fail(event.error, now) if event.error.retry else self._end(event.error)
+
+    # -- steps
+
+    def _issue(self) -> list[Action]:
+        """Begin as many steps as may be under way; those after a value that is asked for wait for it."""
+        plan = self._plan
+        if plan is None or not plan.running:
+            return []
+        wanted = min((read.value for read in self._reads.values()), default=self._asked)
+        actions: list[Action] = []
+        while plan.issued < min(self._asked, wanted, self._done + self.policy.ahead):
+            number, step = plan.issued, plan.issued - plan.start
+            plan.steps[number] = _Step()
+            plan.issued += 1
+            committed = self._done - plan.start
+            actions += [SendRun(plan.generation, step, node, number, committed) for node in sorted(plan.nodes)]
+        return actions
+
+    def _step(self, generation: int, step: int) -> _Step | None:
+        plan = self._current(generation)
+        return plan.steps.get(plan.start + step) if plan is not None else None
+
+    def _node_ran(self, event: NodeRan, now: float) -> list[Action]:
+        step = self._step(event.generation, event.step)
+        if step is None:
+            return []
+        step.ran.add(event.node)
+        return self._commit()
+
+    def _output_arrived(self, event: OutputArrived, now: float) -> list[Action]:
+        step = self._step(event.generation, event.step)
+        if step is None:
+            return []
+        step.outputs[event.slot] = event.value
+        return self._commit()
+
+    def _commit(self) -> list[Action]:
+        """Steps count in order; what was told before is not told again."""
+        plan, actions = self._plan, list[Action]()
+        assert plan is not None
+        while (step := plan.steps.get(self._done)) is not None:
+            if len(step.ran) < len(plan.nodes) or len(step.outputs) < plan.outputs:
+                break
+            del plan.steps[self._done]
+            if self._done == self._told:
+                actions.append(Resolve(self._done, step.outputs))
+                self._told += 1
+            self._done += 1
+            self._attempts = 0
+        if self._done > plan.start and self.policy.copies == "none":
+            actions += self._trim(lambda copy: copy.contents is not None)
+        return [*actions, *self._copy_if_due(), *self._read(), *self._issue()]
+
+    def _run_failed(self, event: RunFailed, now: float) -> list[Action]:
+        plan = self._current(event.generation)
+        if plan is None or plan.start + event.step not in plan.steps:
+            return []
+        if event.error.retry:
+            return self._fail(event.error, now)
+        number = plan.start + event.step
+        if number < self._told:  # it was done before, and answered
+            return self._end(event.error)
+        after = Cancelled("a step before it failed", cause=str(event.error))
+        actions: list[Action] = [Reject(number, event.error)]
+        actions += [Reject(later, after.copy()) for later in range(number + 1, self._asked)]
+        self._asked = number
+        for read in self._reads.values():
+            read.value = min(read.value, number)
+        return [*actions, *self._restart(event.error, now)]
+
+    # -- copies
+
+    def _copy_if_due(self) -> list[Action]:
+        assert self._plan is not None
+        due = self._done - self._copied >= self.policy.every and self._done > self._plan.start
+        if (
+            not due
+            or self.policy.copies == "none"
+            or any(taking.purpose == "copy" for taking in self._takings.values())
+        ):
+            return []
+        return self._take("copy")
+
+    def _take(self, purpose: str | int) -> list[Action]:
+        """Copy the value that the plan has come to."""
+        plan = self._plan
+        assert plan is not None and self._done > plan.start
+        if purpose == "copy":
+            self._copied = self._done
+        taking = self._begin_copy(purpose, plan.owners)
+        copy, taking.snapping = taking.copy, set(taking.sources.values())
+        step = self._done - 1 - plan.start
+        return [TakeSnapshot(copy.number, plan.generation, step, node) for node in sorted(taking.snapping)]
+
+    def _begin_copy(self, purpose: str | int, owners: Mapping[Piece, Iterable[str]]) -> _Taking:
+        copy = _Copy(self._generation(), self._done, None)
+        taking = _Taking(copy, purpose, {piece: min(nodes) for piece, nodes in owners.items()})
+        self._takings[copy.number] = taking
+        return taking
+
+    def _snapshot_done(self, event: SnapshotDone, now: float) -> list[Action]:
+        taking = self._takings.get(event.copy)
+        if taking is None:
+            return []
+        taking.snapping.discard(event.node)
+        for piece, address in event.contents.items():
+            if taking.sources.get(piece) == event.node:
+                taking.found[piece] = address
+        if taking.snapping:
+            return []
+        lacking = taking.sources.keys() - taking.found.keys()
+        if lacking:
+            error = BlobError("a worker left out a piece of the state")
+            return self._copy_failed(CopyFailed(event.copy, event.node, error), now)
+        return self._keep(taking)
+
+    def _keep(self, taking: _Taking) -> list[Action]:
+        """Have all of it held by those who are to have it."""
+        copy = taking.copy
+        copy.contents = taking.found
+        copy.holders = {piece: {node, *self._others(taking, node)} for piece, node in taking.sources.items()}
+        by_node: dict[str, dict[Piece, bytes]] = {}
+        for piece, nodes in copy.holders.items():
+            for node in nodes:
+                by_node.setdefault(node, {})[piece] = taking.found[piece]
+        owners = {piece: frozenset({node}) for piece, node in taking.sources.items()}
+        copy.asked, taking.keeping = set(by_node), set(by_node)
+        return [Keep(copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
+
+    def _others(self, taking: _Taking, owner: str) -> set[str]:
+        """Who is to hold a piece besides its owner."""
+        if taking.purpose == "rescue":
+            return set()
+        if taking.purpose == "copy" and self.policy.copies == "buddy" and len(self._nodes) > 1:
+            ring = sorted(self._nodes)
+            return {ring[(ring.index(owner) + 1) % len(ring)]}
+        return {CLIENT}
+
+    def _keep_done(self, event: KeepDone, now: float) -> list[Action]:
+        taking = self._takings.get(event.copy)
+        if taking is None:
+            return []
+        taking.keeping.discard(event.node)
+        return self._kept_by_all(taking, now)
+
+    def _kept_by_all(self, taking: _Taking, now: float) -> list[Action]:
+        copy = taking.copy
+        if taking.keeping or copy.contents is None:
+            return []
+        if not copy.whole:
+            return self._copy_failed(CopyFailed(copy.number, "", BlobError("its holders are gone")), now)
+        del self._takings[copy.number]
+        if isinstance(taking.purpose, int):
+            self._reads.pop(taking.purpose, None)
+            given = GiveState(taking.purpose, copy.contents, copy.where)
+            return [given, *(LetGo(copy.number, node) for node in sorted(copy.asked)), *self._issue()]
+        self._copies.append(copy)
+        if taking.purpose == "copy":
+            return self._trim(lambda other: other.value < copy.value)
+        return [*self._drop_plan(), *self._go_on(now)]
+
+    def _copy_failed(self, event: CopyFailed, now: float) -> list[Action]:
+        taking = self._takings.get(event.copy)
+        if taking is None:
+            return []
+        actions = self._abandon(taking.purpose)
+        if taking.purpose == "copy":
+            return actions  # the next one is due soon
+        if taking.purpose == "rescue":
+            assert self._plan is not None
+            for owners in self._plan.owners.values():
+                owners.discard(event.node)
+            return [*actions, *self._fail(event.error, now)]
+        assert isinstance(taking.purpose, int)
+        read = self._reads[taking.purpose]
+        read.begun, read.attempts = False, read.attempts + 1
+        if read.attempts < READS_MAX:
+            return [*actions, *self._read()]
+        del self._reads[taking.purpose]
+        return [*actions, RefuseState(taking.purpose, event.error), *self._issue()]
+
+    def _abandon(self, purpose: str | int) -> list[Action]:
+        """Make such copies no more, and let go what there is of them."""
+        actions: list[Action] = []
+        for taking in [each for each in self._takings.values() if each.purpose == purpose]:
+            del self._takings[taking.copy.number]
+            actions += [LetGo(taking.copy.number, node) for node in sorted(taking.copy.asked)]
+            if isinstance(purpose, int) and purpose in self._reads:
+                self._reads[purpose].begun = False
+        return actions
+
+    def _abandon_all(self) -> list[Action]:
+        return [action for taking in list(self._takings.values()) for action in self._abandon(taking.purpose)]
+
+    def _trim(self, unwanted: Callable[[_Copy], bool]) -> list[Action]:
+        """Let go copies, and the feeds that none of those that stay needs."""
+        gone = [copy for copy in self._copies if unwanted(copy)]
+        self._copies = [copy for copy in self._copies if copy not in gone]
+        actions: list[Action] = [LetGo(copy.number, node) for copy in gone for node in sorted(copy.asked)]
+        copies = [*self._copies, *(taking.copy for taking in self._takings.values())]
+        needed = min((copy.value for copy in copies), default=self._done)
+        if needed > self._held_from:
+            self._held_from = needed
+            actions.append(ForgetFeeds(needed))
+        return actions
+
+    # -- reading the state
+
+    def _read(self) -> list[Action]:
+        """Give values that the plan has come to, or have them copied to this process."""
+        plan, actions = self._plan, list[Action]()
+        if plan is None or not plan.running:
+            return []
+        for request, read in list(self._reads.items()):
+            if read.begun or read.value != self._done:
+                continue
+            copy = next((copy for copy in self._copies if copy.value == self._done), None)
+            if copy is not None and all(CLIENT in nodes for nodes in copy.holders.values()):
+                del self._reads[request]
+                actions.append(GiveState(request, copy.contents, copy.where))
+                continue
+            read.begun = True
+            if copy is None:
+                actions += self._take(request)
+                continue
+            assert copy.contents is not None
+            taking = self._begin_copy(request, copy.where)
+            taking.found = dict(copy.contents)
+            actions += self._keep(taking)
+        return [*actions, *self._issue()]
+
+    # -- the end
+
+    def _end(self, error: MeshError | None) -> list[Action]:
+        if self._over is not None:
+            return []
+        self._over = error or Cancelled("the session was closed")
+        actions = self._abandon_all()
+        actions += [Reject(number, self._over.copy()) for number in range(self._told, self._asked)]
+        actions += [RefuseState(request, self._over.copy()) for request in self._reads]
+        self._reads.clear()
+        actions += self._drop_plan()
+        self._told = self._asked
+        actions += self._trim(lambda copy: True)
+        self._alone_since_s = self._parked_until_s = None
+        return [*actions, Ended(error)]
+
+    def _tick(self, event: Tick, now: float) -> list[Action]:
+        if self._alone_since_s is not None and now >= self._alone_since_s + self._alone_s:
+            return self._end(nobody(self._alone_s, 0, self._last_error))
+        if self._parked_until_s is None or now < self._parked_until_s:
+            return []
+        self._parked_until_s = None
+        rescuing = any(taking.purpose == "rescue" for taking in self._takings.values())
+        return [] if rescuing or self._plan is not None or self._alone_since_s is not None else self._go_on(now)
+
+
+def _state_lost(error: MeshError | None, copies: str) -> NodeLost:
+    lost = NodeLost(
+        "the session's state died with its workers, and there is no copy of it",
+        cause=str(error or ""),
+        next_step="Open sessions with copies='buddy' or 'checkpoint', and buddies on machines that do not die together"
+        if copies == "none"
+        else "Make copies more often (every=), or keep them in this process: copies='checkpoint'",
+    )
+    lost.node = error.node if error else ""
+    return lost
+
+
+__all__ = ["COPIES", "Policy", "SessionState"]

@@ -1,0 +1,292 @@
+"""A session's machine: steps, copies, deaths; then random lives of it with its invariants checked after every event."""
+
+from __future__ import annotations
+
+import pytest
+from support.session_world import World
+
+from coordinator import session_events as ev
+from coordinator.sessions import ATTEMPTS_MAX, Policy
+from wire.errors import Cancelled, ExecuteFailed, MeshError, NodeLost, OutOfMemory, PlacementError
+
+EVERY = Policy("buddy", every=1, ahead=2)
+
+
+def test_steps_are_told_in_order_and_once() -> None:
+    world = World(1)
+    for _ in range(25):
+        world.ask()
+    world.settle()
+    assert list(world.told) == list(range(25)) and not world.rejected
+
+
+def test_no_more_steps_are_under_way_than_may_be() -> None:
+    world = World(2, Policy("none", ahead=3), together=True)
+    for _ in range(9):
+        world.ask()
+    while not world.runs:
+        world.step()
+    assert world.runs == 3
+
+
+def test_the_state_is_that_after_the_steps_asked_for_before() -> None:
+    world = World(3)
+    world.feed(ev.StateAsked(1))
+    world.settle()
+    assert world.states[1] == 0
+    for _ in range(7):
+        world.ask()
+    world.feed(ev.StateAsked(2))
+    for _ in range(5):
+        world.ask()
+    world.settle()
+    assert world.states[2] == 7 and len(world.told) == 12
+    world.feed(ev.StateAsked(3))
+    world.settle()
+    assert world.states[3] == 12
+
+
+def test_a_state_that_nobody_waits_for_holds_up_nothing() -> None:
+    world = World(3)
+    world.ask()
+    world.feed(ev.StateAsked(1))
+    world.ask()
+    world.feed(ev.StateUnasked(1))
+    world.settle()
+    assert len(world.told) == 2 and not world.states
+
+
+@pytest.mark.parametrize("copies", ["buddy", "checkpoint"])
+def test_copies_let_feeds_go(copies: str) -> None:
+    world = World(4, Policy(copies, every=5))
+    for _ in range(23):
+        world.ask()
+    world.settle()
+    assert world.feeds_from >= 15
+    live = [key for key in world.kept if key[0]]
+    assert len({number for number, _ in live}) == 1, "older copies were let go"
+
+
+def test_a_death_of_an_owner_goes_back_to_the_copy_of_its_buddy() -> None:
+    world = World(5, Policy("buddy", every=4), together=True)
+    for _ in range(10):
+        world.ask()
+    world.settle()
+    (owner,) = next(plan.nodes for plan in world.plans.values() if plan.values)
+    world.kill(owner)
+    for _ in range(3):
+        world.ask()
+    world.settle()
+    assert list(world.told) == list(range(13)) and not world.ended
+
+
+def test_a_death_of_nobody_who_has_any_of_it_loses_nothing_and_repeats_nothing() -> None:
+    world = World(6, Policy("none"), together=True)
+    for _ in range(10):
+        world.ask()
+    world.settle()
+    (owner,) = next(plan.nodes for plan in world.plans.values() if plan.values)
+    runs = world.runs
+    world.kill(min(world.alive - {owner}))
+    world.settle()
+    assert world.runs == runs and not world.ended
+
+
+def test_replicas_are_copies() -> None:
+    world = World(8, Policy("none"), replicas=True)
+    for _ in range(6):
+        world.ask()
+    world.settle()
+    plan = next(plan for plan in world.plans.values() if plan.values)
+    world.feed(ev.ForgetFirst())
+    survivors = world.alive - {min(plan.nodes)}
+    if plan.nodes & survivors:
+        world.kill(min(plan.nodes))
+        world.ask()
+        world.settle()
+        assert len(world.told) == 7
+
+
+def test_without_copies_the_first_state_and_all_feeds_are_one_until_they_are_forgotten() -> None:
+    world = World(9, Policy("none"), together=True)
+    for _ in range(5):
+        world.ask()
+    world.settle()
+    (owner,) = next(plan.nodes for plan in world.plans.values() if plan.values)
+    world.kill(owner)
+    world.settle()
+    assert not world.ended
+    world.feed(ev.ForgetFirst())
+    assert world.feeds_from == 5
+    (owner,) = next(plan.nodes for plan in world.plans.values() if plan.values)
+    number = world.ask()
+    world.kill(owner)
+    world.settle()
+    (error,) = world.ended
+    assert isinstance(error, NodeLost) and "no copy" in str(error) and "buddy" in error.next_step
+    assert isinstance(world.rejected[number], NodeLost)
+
+
+def test_a_lost_host_is_a_lost_copy_and_not_a_lost_session() -> None:
+    world = World(10, Policy("buddy", every=3))
+    for _ in range(8):
+        world.ask()
+    world.settle()
+    for name in world.names:
+        world.lose_values(name)
+    for _ in range(4):
+        world.ask()
+    world.settle()
+    assert len(world.told) == 12 and not world.ended
+
+
+def test_a_step_that_fails_for_good_fails_alone_and_the_state_stays() -> None:
+    world = World(11, EVERY, together=True)
+    for _ in range(3):
+        world.ask()
+    world.settle()
+    failing, later = world.ask(), world.ask()
+    generation, plan = next((each, plan) for each, plan in world.plans.items() if plan.values)
+    world.waiting.clear()
+    (node,) = plan.nodes
+    world.feed(ev.RunFailed(generation, failing - plan.start, node, ExecuteFailed("no")))
+    assert isinstance(world.rejected[failing], ExecuteFailed) and isinstance(world.rejected[later], Cancelled)
+    world.feed(ev.StateAsked(1))
+    assert world.ask() == failing, "the number is free again"
+    world.settle()
+    assert world.states[1] == 3 and len(world.told) == 4
+
+
+@pytest.mark.parametrize("error", [PlacementError("too large"), OutOfMemory("too large")])
+def test_what_fits_nowhere_ends_the_session(error: MeshError) -> None:
+    world = World(12)
+    number = world.ask()
+    (planned,) = world.waiting
+    assert isinstance(planned, ev.PlanMade)
+    world.waiting.clear()
+    world.feed(ev.PlanFailed(planned.generation, error))
+    assert world.ended == [error] and world.rejected[number].code == error.code
+
+
+def test_what_fails_again_and_again_is_given_up() -> None:
+    world = World(13, Policy("none"), names=("a",))
+    number = world.ask()
+    for _ in range(ATTEMPTS_MAX):
+        while not any(isinstance(each, ev.PlanMade) for each in world.waiting):
+            assert world.step()
+        (planned,) = world.waiting
+        assert isinstance(planned, ev.PlanMade)
+        world.waiting.clear()
+        world.feed(ev.PlanFailed(planned.generation, NodeLost("a link broke")))
+    assert len(world.ended) == 1 and number in world.rejected
+    assert world.now > 5, "it waited longer and longer"
+
+
+def test_a_session_without_workers_waits_for_one_and_then_fails() -> None:
+    world = World(14, Policy("checkpoint", every=1))
+    for _ in range(3):
+        world.ask()
+    world.settle()
+    for name in world.names:
+        world.kill(name)
+    assert world.machine.next_deadline() == world.now + 5.0
+    world.start("b")
+    world.ask()
+    world.settle()
+    assert len(world.told) == 4
+    world.kill("b")
+    world.settle()
+    assert isinstance(world.ended[0], NodeLost)
+
+
+def test_a_better_plan_begins_with_the_value_of_the_old_one() -> None:
+    world = World(15, Policy("none"))
+    for _ in range(5):
+        world.ask()
+    world.settle()
+    runs = world.runs
+    world.feed(ev.BetterPlan())
+    world.settle()
+    assert world.runs == runs, "no step is done again"
+    world.ask()
+    world.settle()
+    assert len(world.told) == 6
+
+
+def test_the_end_lets_everything_go() -> None:
+    world = World(16, EVERY)
+    for _ in range(3):
+        world.ask()
+    world.settle()
+    late = world.ask()
+    world.feed(ev.StateAsked(9))
+    world.feed(ev.CloseAsked())
+    assert world.ended == [None] and isinstance(world.rejected[late], Cancelled)
+    assert isinstance(world.states[9], Cancelled)
+    world.settle()
+    assert not any(plan.values for plan in world.plans.values())
+    assert not world.kept, "blobs stay on workers"
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("copies", ["buddy", "checkpoint"])
+def test_random_lives(seed: int, copies: str) -> None:
+    """Deaths one at a time, with time to make a copy between them: every step is told once and in order."""
+    world = World(seed, Policy(copies, every=1 + seed % 4, ahead=1 + seed % 3), together=seed % 2 == 0)
+    chance = world.random
+    asked, requests = 0, 0
+    for _ in range(150):
+        draw = chance.random()
+        if draw < 0.3:
+            assert world.ask() == asked
+            asked += 1
+        elif draw < 0.85:
+            world.step()
+        elif draw < 0.88:
+            requests += 1
+            world.feed(ev.StateAsked(requests))
+        elif draw < 0.9:
+            world.feed(ev.BetterPlan())
+        elif draw < 0.92:
+            world.lose_values(chance.choice(world.names))
+        elif draw < 0.95:
+            missing = [name for name in world.names if name not in world.alive]
+            if missing:
+                world.start(chance.choice(missing))
+        elif len(world.alive) == len(world.names):
+            world.settle()  # the copy of before is made up for
+            for _ in range(4):
+                world.ask()
+                asked += 1
+            world.settle()
+            world.kill(chance.choice(sorted(world.alive)))
+    world.settle()
+    assert not world.ended, f"the session ended: {world.ended[0]}"
+    assert list(world.told) == list(range(asked)) and not world.rejected
+    assert len(world.states) == requests
+    world.feed(ev.CloseAsked())
+    world.settle()
+    assert not world.kept
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_lives_without_mercy_end_in_an_answer(seed: int) -> None:
+    """Any deaths at any time: what is told is right and in order, and nobody waits for ever."""
+    world = World(seed, Policy(("buddy", "none", "checkpoint")[seed % 3], every=3), replicas=seed % 5 == 0)
+    chance = world.random
+    asked: set[int] = set()
+    for _ in range(200):
+        draw = chance.random()
+        if draw < 0.3 and not world.ended:
+            asked.add(world.ask())
+        elif draw < 0.8:
+            world.step()
+        elif draw < 0.85:
+            world.lose_values(chance.choice(world.names))
+        elif draw < 0.9 and len(world.alive) < 3:
+            world.start(min(set(world.names) - world.alive))
+        elif draw < 0.95 and world.alive:
+            world.kill(chance.choice(sorted(world.alive)))
+    world.settle()
+    assert asked == world.told.keys() | world.rejected.keys()
+    assert not world.ended or world.rejected.keys().isdisjoint(world.told)

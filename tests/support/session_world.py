@@ -1,0 +1,227 @@
+"""What a session's machine acts on, without processes: workers that carry pieces, lose them, die and come back.
+
+A piece's value is known by the steps that made it, and its address says which.  Whatever the machine does with a value
+that is not there, or is another one, is a failure.  Answers come in any order, by the seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator import session_events as ev
+from coordinator.profile import CLIENT
+from coordinator.sessions import Policy, SessionState
+from wire.errors import BlobMissing, MeshError, NodeLost, StaleGeneration
+
+PIECES = ("embedding", "head")
+
+
+def address(piece: Any, value: int) -> bytes:
+    return f"{piece}@{value}".encode()
+
+
+@dataclass
+class Deployed:
+    """A plan as its workers have it."""
+
+    start: int
+    owners: dict[Any, frozenset[str]] = field(default_factory=dict)
+    nodes: frozenset[str] = frozenset()
+    values: dict[str, int] = field(default_factory=dict)  # by node: what it has come to
+
+
+@dataclass
+class World:
+    """Run `step` until nothing waits any more; `told` is what the caller heard, by number."""
+
+    seed: int
+    policy: Policy = field(default_factory=Policy)
+    names: tuple[str, ...] = ("a", "b", "c")
+    together: bool = False  # every plan has all pieces on one worker
+    replicas: bool = False  # every worker of a plan has every piece
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.now = 0.0
+        self.alive = set(self.names)
+        self.numbers = itertools.count(1)
+        self.machine = SessionState(self.policy, self.alive, lambda: next(self.numbers), alone_s=5.0)
+        self.plans: dict[int, Deployed] = {}
+        self.kept: dict[tuple[int, str], dict[Any, bytes]] = {}
+        self.snapped: dict[tuple[int, str], dict[Any, set[bytes]]] = {}  # by plan: until that is dropped
+        self.begins: dict[int, tuple[ev.Contents | None, ev.Holders]] = {}
+        self.waiting: list[ev.Event] = []  # answers on their way
+        self.told: dict[int, Any] = {}
+        self.rejected: dict[int, MeshError] = {}
+        self.states: dict[int, Any] = {}
+        self.feeds_from = 0
+        self.ended: list[MeshError | None] = []
+        self.runs = 0
+        self.perform(self.machine.begin(self.now))
+
+    # -- what a test does
+
+    def feed(self, event: ev.Event) -> None:
+        self.perform(self.machine.handle(event, self.now))
+        self.machine.validate()
+
+    def ask(self) -> int:
+        number = self.machine.next_number
+        self.feed(ev.StepAsked())
+        return number
+
+    def kill(self, name: str) -> None:
+        self.alive.discard(name)
+        for key in [key for key in self.kept if key[1] == name]:
+            del self.kept[key]
+        for key in [key for key in self.snapped if key[1] == name]:
+            del self.snapped[key]
+        for plan in self.plans.values():
+            plan.values.pop(name, None)
+        self.feed(ev.NodesChanged(frozenset(self.alive), NodeLost(f"{name} died", node=name)))
+
+    def start(self, name: str) -> None:
+        self.alive.add(name)
+        self.feed(ev.NodesChanged(frozenset(self.alive)))
+
+    def lose_values(self, name: str) -> None:
+        """A worker's engine host dies: its plans are gone, and it lives."""
+        for plan in self.plans.values():
+            plan.values.pop(name, None)
+
+    def step(self) -> bool:
+        """One answer arrives, or time passes; False if nothing waits."""
+        if self.waiting:
+            self.feed(self.waiting.pop(self.random.randrange(len(self.waiting))))
+            return True
+        due = self.machine.next_deadline()
+        if due is None:
+            return False
+        self.now = max(self.now, due)
+        self.feed(ev.Tick())
+        return True
+
+    def settle(self) -> None:
+        for _ in range(20_000):
+            if not self.step():
+                return
+        raise AssertionError("it never comes to rest")
+
+    # -- what the machine does
+
+    def perform(self, actions: list[Any]) -> None:
+        for action in actions:
+            getattr(self, f"_{type(action).__name__}")(action)
+
+    def _MakePlan(self, action: ev.MakePlan) -> None:
+        value = self._value_of(action.contents)
+        assert value >= self.feeds_from, "the feeds that this plan needs are gone"
+        plan = self.plans[action.generation] = Deployed(value)
+        count = 1 if self.together else self.random.randint(1, len(action.nodes))
+        plan.nodes = frozenset(self.random.sample(sorted(action.nodes), count))
+        places = sorted(plan.nodes)
+        owners = {
+            piece: plan.nodes if self.replicas else frozenset({places[index % len(places)]})
+            for index, piece in enumerate(PIECES)
+        }
+        plan.owners = owners
+        self.begins[action.generation] = action.contents, action.holders
+        self.waiting.append(ev.PlanMade(action.generation, plan.nodes, owners, 1))
+
+    def _SendDeploy(self, action: ev.SendDeploy) -> None:
+        plan = self.plans[action.generation]
+        assert action.node in self.alive
+        contents, holders = self.begins[action.generation]
+        mine = [piece for piece, nodes in plan.owners.items() if action.node in nodes]
+        if contents is not None and not all(self._has(piece, contents[piece], holders[piece]) for piece in mine):
+            self.waiting.append(ev.DeployFailed(action.generation, action.node, BlobMissing("no holder has it")))
+            return
+        plan.values[action.node] = plan.start
+        self.waiting.append(ev.DeployDone(action.generation, action.node))
+
+    def _SendRun(self, action: ev.SendRun) -> None:
+        plan = self.plans[action.generation]
+        assert action.number >= self.feeds_from
+        assert plan.start + action.step == action.number
+        assert action.node in self.alive
+        if action.node not in plan.values:
+            error = StaleGeneration("that plan is not here")
+            self.waiting.append(ev.RunFailed(action.generation, action.step, action.node, error))
+            return
+        self.runs += 1
+        plan.values[action.node] = max(plan.values[action.node], action.number + 1)
+        answers: list[ev.Event] = [ev.NodeRan(action.generation, action.step, action.node)]
+        if action.node == min(plan.nodes):
+            answers.append(ev.OutputArrived(action.generation, action.step, 0, action.number))
+        self.waiting += answers
+
+    def _TakeSnapshot(self, action: ev.TakeSnapshot) -> None:
+        plan = self.plans[action.generation]
+        value = plan.start + action.step + 1
+        if plan.values.get(action.node, -1) < value:
+            error = BlobMissing("that value is not here")
+            self.waiting.append(ev.CopyFailed(action.copy, action.node, error))
+            return
+        contents = {piece: address(piece, value) for piece, nodes in plan.owners.items() if action.node in nodes}
+        snapped = self.snapped.setdefault((action.generation, action.node), {})
+        for piece, blob in contents.items():
+            snapped.setdefault(piece, set()).add(blob)
+        self.waiting.append(ev.SnapshotDone(action.copy, action.node, contents))
+
+    def _Keep(self, action: ev.Keep) -> None:
+        assert action.node in self.alive | {CLIENT}
+        self._value_of(action.contents)
+        if not all(self._has(piece, blob, action.holders[piece]) for piece, blob in action.contents.items()):
+            self.waiting.append(ev.CopyFailed(action.copy, action.node, BlobMissing("no holder has it")))
+            return
+        self.kept.setdefault((action.copy, action.node), {}).update(action.contents)
+        self.waiting.append(ev.KeepDone(action.copy, action.node))
+
+    def _LetGo(self, action: ev.LetGo) -> None:
+        self.kept.pop((action.copy, action.node), None)
+
+    def _SendDrop(self, action: ev.SendDrop) -> None:
+        assert action.node in self.alive
+        self.plans[action.generation].values.pop(action.node, None)
+        self.snapped.pop((action.generation, action.node), None)
+
+    def _ForgetPlan(self, action: ev.ForgetPlan) -> None:
+        return
+
+    def _ForgetFeeds(self, action: ev.ForgetFeeds) -> None:
+        assert action.below > self.feeds_from
+        self.feeds_from = action.below
+
+    def _Resolve(self, action: ev.Resolve) -> None:
+        assert action.number not in self.told and action.outputs == {0: action.number}
+        assert not self.told or action.number == max(self.told) + 1, "told out of order"
+        self.told[action.number] = action.outputs[0]
+
+    def _Reject(self, action: ev.Reject) -> None:
+        self.rejected[action.number] = action.error
+
+    def _GiveState(self, action: ev.GiveState) -> None:
+        assert action.contents is None or all(CLIENT in nodes for nodes in action.holders.values())
+        self.states[action.request] = self._value_of(action.contents)
+
+    def _RefuseState(self, action: ev.RefuseState) -> None:
+        self.states[action.request] = action.error
+
+    def _Ended(self, action: ev.Ended) -> None:
+        self.ended.append(action.error)
+
+    def _has(self, piece: Any, blob: bytes, holders: frozenset[str]) -> bool:
+        snapped = (blobs.get(piece, set()) for key, blobs in self.snapped.items() if key[1] in holders)
+        kept = (pieces.get(piece) for key, pieces in self.kept.items() if key[1] in holders)
+        return blob in kept or any(blob in blobs for blobs in snapped)
+
+    def _value_of(self, contents: ev.Contents | None) -> int:
+        if contents is None:
+            return 0
+        values = {int(blob.decode().split("@")[1]) for blob in contents.values()}
+        assert len(values) == 1, "pieces of two values"
+        assert all(blob == address(piece, int(blob.decode().split("@")[1])) for piece, blob in contents.items())
+        return values.pop()
