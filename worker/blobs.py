@@ -147,6 +147,13 @@ class BlobStore:
                 if not (entry.pins or entry.keep or entry.put):
                     self._remove(blob)
 
+    def discard(self, blobs: Iterable[bytes]) -> None:
+        """Whoever put these will not pin them: those that are not kept go, if nobody else has pinned them."""
+        for blob in blobs:
+            entry = self._entries.get(blob)
+            if entry is not None and not (entry.pins or entry.keep):
+                self._remove(blob)
+
     # -- files
 
     def _load_index(self, folder: _Folder) -> None:

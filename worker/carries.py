@@ -36,6 +36,7 @@ class Carries:
         self._values: dict[int, dict[Output, Kept]] = {}  # by the step that made them
         self._committed = 0
         self._broken: int | None = None  # the first step that will not be done
+        self.blobs: set[bytes] = set()  # made of values: what nobody has pinned goes with the plan
 
     def __bool__(self) -> bool:
         return bool(self.targets)

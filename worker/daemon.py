@@ -34,7 +34,6 @@ from wire.errors import (
 )
 from wire.exchange import BlobExchange
 from wire.identity import identity_here
-from wire.limits import KIB
 from wire.link import Link
 from wire.logs import start_logging
 from wire.membership import Membership
@@ -55,12 +54,10 @@ from wire.messages import (
     Leaving,
     LogLines,
     Message,
-    Output,
     Pause,
     Paused,
     Probe,
     Push,
-    Ran,
     Relay,
     Revocations,
     Run,
@@ -71,7 +68,7 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.redial import stay_linked
-from wire.sharedmem import SharedDir, remove, take
+from wire.sharedmem import SharedDir, remove
 from wire.stopping import watch_signals
 from wire.timeouts import SILENT
 from wire.vigil import Vigil
@@ -90,17 +87,17 @@ from .neighbours import Neighbours
 from .pausing import FINISHING, PAUSED, SERVING, PauseFiles, PauseWatch
 from .pushing import Pushing
 from .reports import devices_text, memory_bytes_of, ready_fields, report_of, without_ops
+from .returning import Returning
 from .snapshotting import Snapshotting
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
 from .suspend import SleepWatch
-from .tensors import header_of, host_input_of, is_here, made_of, tensor_of
+from .tensors import host_input_of, is_here, made_of, tensor_of
 
 if TYPE_CHECKING:
     from wire.discovery import Announcer
 
 log = logging.getLogger("graph_mesh.worker")
-RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
 LEAVING_LOG_LINES = 64
 LINK_S = 1.5  # for a link to another worker: beyond, what is meant for it is relayed, and the coordinator looks closer
 OWNER_ANSWER_S = 10.0  # the machine decides much earlier whether the coordinator is gone
@@ -159,8 +156,10 @@ class Daemon:
         self._patience_s = LINK_S
         self._neighbours = Neighbours(self._endpoint, self._shared, self._owner_id, self._check_stream)
         self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
-        self._fetching = Fetching(self._endpoint, self._store, self._exchange, self._owner_id, self._feed)
+        content = self._endpoint, self._store, self._exchange
+        self._fetching = Fetching(*content, self._owner_id, self._feed, self._neighbours.linked)
         self._pushing = Pushing(self._endpoint, self._neighbours.relay, self._feed)
+        self._returning = Returning(self._endpoint)
         self._snapshotting = Snapshotting(self._store, str(self._shared.path), self._tell_host, self._feed)
         stack.push_async_callback(self._close)
         self._hosts: list[EngineHost] = []
@@ -197,6 +196,7 @@ class Daemon:
             ev.Fetch: self._fetching.begin,
             ev.AbandonFetch: self._fetching.abandon,
             ev.PinBlobs: lambda action: self._store.pin(action.blobs),
+            ev.DiscardBlobs: lambda action: self._store.discard(action.blobs),
             ev.UnpinBlobs: lambda action: self._store.unpin(action.blobs),
             ev.Prepare: self._prepare,
             ev.Unprepare: lambda action: self._hosts[action.device].send(hm.Unprepare(action.prepared)),
@@ -352,6 +352,7 @@ class Daemon:
             task.cancel()
         self._fetching.close()
         self._pushing.close()
+        self._returning.close()
         self._snapshotting.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._endpoint.close(), self._config.drain_s)
@@ -601,37 +602,7 @@ class Daemon:
         self._answer(action.request, Joined(self._reports, budget, action.blobs, platform.system(), action.paused))
 
     def _reply_ran(self, action: ev.ReplyRan) -> None:
-        link = self._endpoint.links.get(action.node)
-        outputs, inline_bytes = [], 0
-        for position, tensor in action.outputs:
-            value = Value(tensor.dtype, tensor.shape)
-            if isinstance(tensor, ev.Inline) and inline_bytes + len(tensor.data) <= RAN_INLINE_BYTES_MAX:
-                inline_bytes += len(tensor.data)
-                value = Value(tensor.dtype, tensor.shape, tensor.data)
-            elif isinstance(tensor, ev.SharedFile) and link is not None and link.same_host:
-                value = Value(tensor.dtype, tensor.shape, None, tensor.name)
-                link.bytes_sent["shared"] += ev.size_bytes_of(tensor)
-            else:
-                self._send_output(link, action, position, tensor)
-            outputs.append(Output(position, value))
-        self._answer(action.request, Ran(tuple(outputs), action.parts, action.bytes_in, action.bytes_out))
-
-    def _send_output(self, link: Link | None, action: ev.ReplyRan, position: int, tensor: ev.Tensor) -> None:
-        """An output that does not fit into Ran goes by itself."""
-        if link is None:
-            self._release(ev.Release(tensor))
-        elif isinstance(tensor, ev.Inline):
-            value = Value(tensor.dtype, tensor.shape, tensor.data)
-            link.notify(Push(action.plan, action.step, 0, position, value))
-        elif isinstance(tensor, ev.SharedFile):
-            header = Push(action.plan, action.step, 0, position, header_of(tensor))
-            self._spawn(self._stream_output(link, header, tensor))
-
-    async def _stream_output(self, link: Link, header: Push, tensor: ev.SharedFile) -> None:
-        try:
-            await link.send_stream(header, take(tensor.directory, tensor.name, ev.size_bytes_of(tensor)))
-        except MeshError as error:
-            log.warning("output %d of step %d was not sent: %s", header.slot, header.step, error)
+        self._answer(action.request, self._returning.answer(action))
 
     # -- actions: heartbeats and links
 

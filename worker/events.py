@@ -415,6 +415,7 @@ class Fetch:
     size_bytes: int
     keep: bool
     holder: str
+    addresses: tuple[str, ...] = ()  # where the holder may be dialled, if there is no link to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +432,13 @@ class PinBlobs:
 
 @dataclass(frozen=True, slots=True)
 class UnpinBlobs:
+    blobs: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardBlobs:
+    """These were put into the store, and may go if nobody has pinned them and nothing says that they be kept."""
+
     blobs: frozenset[bytes]
 
 
@@ -601,6 +609,7 @@ Action = (
     | AbandonFetch
     | PinBlobs
     | UnpinBlobs
+    | DiscardBlobs
     | Prepare
     | Unprepare
     | Unbind

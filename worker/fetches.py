@@ -7,6 +7,7 @@ wait for one fetch.  It does not know how content travels or where it is kept.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wire.errors import BlobMissing, MeshError
@@ -20,6 +21,7 @@ class _Want:
     spec: BlobSpec
     holders: deque[str]
     waiting: set[PlanKey]
+    peers: Mapping[str, Sequence[str]]
     attempt: int = 0  # 0: queued
     holder: str = ""
     errors: list[MeshError] = field(default_factory=list)
@@ -36,17 +38,20 @@ class Fetches:
         self._queue: deque[bytes] = deque()
         self._next_attempt = 1
 
-    def want(self, spec: BlobSpec, plan: PlanKey) -> list[Action]:
-        """`plan` needs this content.  A fetch under way is joined if its holder still counts as one for this plan,
-        and restarted elsewhere if not: that holder may be the very node whose death the plan answers."""
+    def want(self, spec: BlobSpec, plan: PlanKey, peers: Mapping[str, Sequence[str]]) -> list[Action]:
+        """`plan` needs this content; `peers` says where holders listen.
+
+        A fetch under way is joined if its holder still counts as one for this plan, and restarted elsewhere if not:
+        that holder may be the very node whose death the plan answers.
+        """
         found = self._wants.get(spec.blob)
         holders = deque([self._own, *(holder for holder in spec.holders if holder != self._own)])
         if found is None:
-            self._wants[spec.blob] = _Want(spec, holders, {plan})
+            self._wants[spec.blob] = _Want(spec, holders, {plan}, peers)
             self._queue.append(spec.blob)
             return self._advance()
         found.waiting.add(plan)
-        found.spec = spec
+        found.spec, found.peers = spec, peers
         if found.attempt == 0:
             found.holders = holders
             return []
@@ -115,7 +120,8 @@ class Fetches:
             self._attempts[want.attempt] = blob
             self._next_attempt += 1
             spec = want.spec
-            actions.append(Fetch(want.attempt, blob, spec.size_bytes, spec.keep, want.holder))
+            where = tuple(want.peers.get(want.holder, ()))
+            actions.append(Fetch(want.attempt, blob, spec.size_bytes, spec.keep, want.holder, where))
         return actions
 
     def _end_attempt(self, want: _Want) -> None:

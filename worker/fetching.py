@@ -6,11 +6,12 @@ It does not know which plans wait for it, nor whom to ask next; it says what cam
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from wire.endpoint import Endpoint
 from wire.errors import BlobCorrupt, MeshError, NodeLost
 from wire.exchange import BlobExchange
+from wire.link import Link
 from wire.messages import INLINE_BYTES_MAX
 
 from . import events as ev
@@ -21,7 +22,8 @@ FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is trie
 
 
 class Fetching:
-    """`owner` is the coordinator's node id, who is meant by the holder ""; `feed` takes what came of an attempt."""
+    """`owner` is the coordinator's node id, who is meant by the holder ""; `feed` takes what came of an attempt, and
+    `dial` links to a node."""
 
     def __init__(
         self,
@@ -30,12 +32,14 @@ class Fetching:
         exchange: BlobExchange,
         owner: Callable[[], str],
         feed: Callable[[ev.Event], None],
+        dial: Callable[[str, Sequence[str]], Awaitable[Link]],
     ) -> None:
         self._endpoint = endpoint
         self._store = store
         self._exchange = exchange
         self._owner = owner
         self._feed = feed
+        self._dial = dial
         self._attempts: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, action: ev.Fetch) -> None:
@@ -69,13 +73,16 @@ class Fetching:
                 raise BlobCorrupt("not in the own store")
             return found
         node = action.holder or self._owner()
-        link = self._endpoint.links.get(node)
-        if link is None:
-            raise NodeLost("no link to this holder", node=node)
         time_s = FETCH_S_MIN + action.size_bytes / FETCH_BYTES_PER_S_MIN
         try:
-            data = await asyncio.wait_for(self._exchange.fetch(link, action.blob, action.size_bytes), time_s)
+            async with asyncio.timeout(time_s):
+                link = self._endpoint.links.get(node)
+                if link is None and action.addresses:
+                    link = await self._dial(node, action.addresses)
+                if link is None:
+                    raise NodeLost("no link to this holder", node=node)
+                data = await self._exchange.fetch(link, action.blob, action.size_bytes)
         except TimeoutError:
-            raise NodeLost(f"the holder did not send the blob within {time_s:.0f} s", node=link.peer.name) from None
+            raise NodeLost(f"the holder did not send the blob within {time_s:.0f} s", node=node) from None
         await self._store.put(action.blob, data, action.keep)
         return "shared" if link.same_host and action.size_bytes > INLINE_BYTES_MAX else "socket"

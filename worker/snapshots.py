@@ -18,6 +18,7 @@ from .events import Action, BlobMade, BlobNotMade, MakeBlob, Refuse, Reply
 @dataclass(slots=True)
 class _Asked:
     waiting: dict[int, Output]
+    blobs: set[bytes]
     made: list[CarriedValue] = field(default_factory=list)
 
 
@@ -38,7 +39,7 @@ class Snapshots:
             return [Refuse(request, BlobMissing(f"what came out of step {step} is not here"))]
         if not values:
             return [Reply(request, Snapshotted(()))]
-        asked = self._asked[request] = _Asked({})
+        asked = self._asked[request] = _Asked({}, carries.blobs)
         actions: list[Action] = []
         for output, tensor in values.items():
             asked.waiting[self._next_number] = output
@@ -53,6 +54,7 @@ class Snapshots:
         asked = self._asked.get(request)
         if asked is None:
             return []
+        asked.blobs.add(event.blob)
         asked.made.append(CarriedValue(*asked.waiting.pop(event.number), event.blob))
         if asked.waiting:
             return []

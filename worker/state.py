@@ -309,7 +309,7 @@ class WorkerState:
         cut = [node for node in sorted(plan.neighbours) if deploy.peers.get(node) == ()]  # a link there leads nowhere
         actions += [ev.CloseLink(node, "it is out of reach") for node in cut]
         for spec in deploy.blobs:
-            actions += self._fetches.want(spec, plan.key)
+            actions += self._fetches.want(spec, plan.key, deploy.peers)
         return actions + self._prepare_if_fetched(plan, now)
 
     def _blob_found(self, event: ev.BlobFound, now: float) -> list[ev.Action]:
@@ -412,6 +412,7 @@ class WorkerState:
             actions += self._close_step(plan, number, error)
         del self._plans[plan.key]
         actions += [ev.Release(tensor) for tensor in plan.carries.give_up()]
+        actions += [ev.DiscardBlobs(frozenset(plan.carries.blobs))] if plan.carries.blobs else []
         self._fetches.forget(plan.key)
         if plan.request is not None and self._requests.pop(plan.request, None) is not None:
             actions.append(ev.Refuse(plan.request, error))
