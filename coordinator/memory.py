@@ -6,9 +6,12 @@ order (its canonical one), in which other results are alive at once; so a plan i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from .plan import Part
+from wire.errors import PlacementError
+
+from .plan import Part, Plan
+from .profile import Profiles
 from .working_set import DUPLICATED, working_set
 
 
@@ -29,3 +32,27 @@ def memory_by_site(parts: Iterable[Part]) -> dict[tuple[str, int], int]:
                 mine[node] = part.graph.types[index].size_bytes
         made[site] = max(made.get(site, 0), working_set(part.graph))
     return {site: most + sum(held[site].values()) for site, most in made.items()}
+
+
+def missing(plan: Plan, profiles: Profiles) -> list[int]:
+    """Per worker by how many bytes the parts exceed its budget, or those of its devices."""
+    memory = memory_by_site(plan.parts)
+    short = []
+    for worker in profiles.workers:
+        sizes = [memory.get((worker.node_id, device.index), 0) for device in worker.devices]
+        pairs = zip(sizes, worker.devices, strict=True)
+        on_devices = sum(max(size - device.memory_bytes, 0) for size, device in pairs)
+        short.append(max(on_devices, sum(sizes) - worker.memory_bytes, 0))
+    return short
+
+
+def does_not_fit(plan: Plan, short: Sequence[int]) -> PlacementError:
+    rows = [
+        f"{share.name} needs {share.memory_bytes} bytes and has "
+        f"{share.memory_bytes - lacking if lacking else share.budget_bytes}"
+        for share, lacking in zip(plan.workers, short, strict=True)
+    ]
+    return PlacementError(
+        f"no plan fits the workers' memory: {'; '.join(rows)}",
+        next_step=f"Raise --max-memory by {sum(short)} bytes in all, or add a worker with at least that much",
+    )

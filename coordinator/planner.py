@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wire.errors import PlacementError
-from wire.graph import GraphBuilder, WireGraph
+from wire.graph import WireGraph
 from wire.simplify import simplify
 from wire.strategies import DeviceMap, Pipeline, strategy_of
 
 from .cost import CostModel, PartSketch, Prediction
-from .memory import memory_by_site
+from .memory import does_not_fit, memory_by_site, missing
 from .partition import EXACT_ASSIGNMENTS_MAX, Partitioner
+from .parts import edges_of, output_source, param_places, parts_of
 from .placement import named, placed
-from .plan import Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Plan, Source, WorkerShare
+from .plan import Edge, Part, Plan, WorkerShare
 from .profile import Profiles
 
 
@@ -63,10 +64,10 @@ def _fitting(graph: WireGraph, profiles: Profiles, strategy: str, known: int) ->
     refusals = []
     for _ in range(BUDGETS_TRIED_MAX):
         plan, prediction = _draft(graph, profiles, budgets, strategy, known)
-        short = _missing(plan, profiles)
+        short = missing(plan, profiles)
         if not any(short):
             return plan
-        refusals.append(_does_not_fit(plan, short))
+        refusals.append(does_not_fit(plan, short))
         if not prediction.fits:
             break
         budgets = _tightened(budgets, prediction, short)
@@ -85,14 +86,15 @@ def _draft(
     asked = strategy_of(strategy)
     assignment = placed(model, asked) if isinstance(asked, DeviceMap) else partitioner.best(strategy)[1]
     prediction, sketches = model.arrange(assignment)
-    parts, edges, place = _parts(model, sketches)
+    parts, place = parts_of(model, sketches)
+    edges = edges_of(parts)
     plan = Plan(
         strategy,
         graph,
         parts,
         edges,
-        tuple(_output_source(graph, index, place) for index in graph.outputs),
-        _param_places(graph, parts),
+        tuple(output_source(graph, index, place) for index in graph.outputs),
+        param_places(graph, parts),
         _shares(profiles, prediction, parts),
         prediction.seconds,
         prediction.cut_bytes,
@@ -101,80 +103,7 @@ def _draft(
     return plan, prediction
 
 
-# -- parts ------------------------------------------------------------------------------------------------
-
-
-def _parts(
-    model: CostModel, sketches: Sequence[PartSketch]
-) -> tuple[tuple[Part, ...], tuple[Edge, ...], dict[int, FromPart]]:
-    place: dict[int, FromPart] = {}  # graph node -> the part output that carries it
-    parts, edges = [], []
-    for index, sketch in enumerate(sketches):
-        part = _part(model, index, sketch, place)
-        parts.append(part)
-        for slot, source in enumerate(part.sources):
-            if isinstance(source, FromPart):
-                size = part.graph.types[part.graph.inputs[slot]].size_bytes
-                edges.append(Edge(source, index, slot, size))
-    return tuple(parts), tuple(edges), place
-
-
-def _part(model: CostModel, index: int, sketch: PartSketch, place: dict[int, FromPart]) -> Part:
-    """The subgraph of a sketch; the nodes that others need are added to `place`."""
-    graph = model.graph
-    members = {node for unit in sketch.units for node in model.members[unit]}
-    builder = GraphBuilder()
-    builder.blobs.update(graph.blobs)
-    sources: list[Source] = []
-    local: dict[int, int] = {}
-
-    def operand(node: int) -> int:
-        if node in local:
-            return local[node]
-        if graph.nodes[node].op in ("const", "iota"):
-            local[node] = builder.add(graph.nodes[node].op, **graph.nodes[node].attrs)
-        else:
-            local[node] = builder.input(str(len(sources)), *graph.types[node])
-            sources.append(_source(graph, node, place))
-        return local[node]
-
-    for node in sorted(members):
-        inputs = [operand(source) for source in graph.nodes[node].inputs]
-        local[node] = builder.add(graph.nodes[node].op, *inputs, **graph.nodes[node].attrs)
-    units = set(sketch.units)
-    leaving = [node for unit in sketch.units for node in model.leaving(unit, units)]
-    for slot, node in enumerate(leaving):
-        place[node] = FromPart(index, slot)
-    worker = model.profiles.workers[sketch.site[0]]
-    built = builder.build([local[node] for node in leaving])
-    device = worker.devices[sketch.site[1]]
-    seconds = model.part_seconds(sketch)
-    return Part(index, worker.node_id, device.index, device.engine, built, tuple(sources), seconds, device.slower)
-
-
-def _source(graph: WireGraph, node: int, place: dict[int, FromPart]) -> Source:
-    op, attrs = graph.nodes[node].op, graph.nodes[node].attrs
-    if op == "input":
-        return FromInput(attrs["name"])
-    return FromParam(attrs["name"]) if op == "param" else place[node]
-
-
-def _output_source(graph: WireGraph, node: int, place: dict[int, FromPart]) -> Source | FromConst:
-    return FromConst(node) if graph.nodes[node].op in ("const", "iota") else _source(graph, node, place)
-
-
 # -- the rest of a plan -----------------------------------------------------------------------------------
-
-
-def _param_places(graph: WireGraph, parts: Sequence[Part]) -> tuple[ParamPlace, ...]:
-    """Every param's homes; the client that put it holds the second copy for as long as it lives."""
-    homes: dict[str, list[str]] = {}
-    for part in parts:
-        for source in part.sources:
-            if isinstance(source, FromParam) and part.node not in homes.setdefault(source.name, []):
-                homes[source.name].append(part.node)
-    sizes = {name: kind.size_bytes for name, kind in graph.param_types.items()}
-    return tuple(ParamPlace(name, tuple(nodes), "", sizes[name]) for name, nodes in homes.items())
 
 
 def _shares(profiles: Profiles, prediction: Prediction, parts: Sequence[Part]) -> tuple[WorkerShare, ...]:
@@ -256,38 +185,11 @@ def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:
     return list(found)
 
 
-# -- memory -----------------------------------------------------------------------------------------------
-
-
-def _missing(plan: Plan, profiles: Profiles) -> list[int]:
-    """Per worker by how many bytes the parts exceed its budget, or those of its devices."""
-    memory = memory_by_site(plan.parts)
-    short = []
-    for worker in profiles.workers:
-        sizes = [memory.get((worker.node_id, device.index), 0) for device in worker.devices]
-        pairs = zip(sizes, worker.devices, strict=True)
-        on_devices = sum(max(size - device.memory_bytes, 0) for size, device in pairs)
-        short.append(max(on_devices, sum(sizes) - worker.memory_bytes, 0))
-    return short
-
-
 def _tightened(budgets: Profiles, prediction: Prediction, short: Sequence[int]) -> Profiles:
     """Budgets under which what was predicted no longer fits."""
     rows = zip(budgets.workers, prediction.memory_bytes, short, strict=True)
     workers = (
-        replace(worker, memory_bytes=min(worker.memory_bytes, need) - missing) if missing else worker
-        for worker, need, missing in rows
+        replace(worker, memory_bytes=min(worker.memory_bytes, need) - lacking) if lacking else worker
+        for worker, need, lacking in rows
     )
     return replace(budgets, workers=tuple(workers))
-
-
-def _does_not_fit(plan: Plan, short: Sequence[int]) -> PlacementError:
-    rows = [
-        f"{share.name} needs {share.memory_bytes} bytes and has "
-        f"{share.memory_bytes - missing if missing else share.budget_bytes}"
-        for share, missing in zip(plan.workers, short, strict=True)
-    ]
-    return PlacementError(
-        f"no plan fits the workers' memory: {'; '.join(rows)}",
-        next_step=f"Raise --max-memory by {sum(short)} bytes in all, or add a worker with at least that much",
-    )

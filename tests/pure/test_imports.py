@@ -81,6 +81,7 @@ PURE = (
     "coordinator/moving.py",
     "coordinator/pairs.py",
     "coordinator/partition.py",
+    "coordinator/parts.py",
     "coordinator/placement.py",
     "coordinator/plan.py",
     "coordinator/plan_bytes.py",
