@@ -1,8 +1,9 @@
 """Random programs of numpy calls, run by mesh.numpy and by numpy in step: values, shapes, dtypes and refusals.
 
-Values stay small integers (also in float arrays), so every step is exact and comparisons, floors and orders cannot tip
-over.  numpy's results are cast to the dtype that mesh promotes to, which is the documented difference.  Operands are
-picked without looking whether they fit: where numpy refuses, mesh must, and the program goes on without that step.
+Values stay small integers (also in float arrays, and both parts of complex ones), so every step is exact and
+comparisons, floors and orders cannot tip over.  numpy's results are cast to the dtype that mesh promotes to, which is
+the documented difference.  Operands are picked without looking whether they fit: where numpy refuses, mesh must, and
+the program goes on without that step.
 To add a function: a row of STEPS.
 """
 
@@ -22,7 +23,7 @@ import mesh.numpy as mnp
 from mesh.errors import MeshError
 
 Array = NDArray[Any]
-DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
+DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
 ON_WGSL = ("bool", "int32", "uint32", "float32")
 SHAPES = ((), (1,), (3,), (2, 3), (3, 1), (1, 3), (2, 1, 3), (3, 3), (0, 3), (4,))
 SIZE_MAX, RANK_MAX = 200, 4
@@ -72,6 +73,10 @@ def _running(xp: Any, array: Any, axis: int) -> Any:
     return np.maximum.accumulate(array, axis) if xp is np else xp.cummax(array, axis)
 
 
+def _is_complex(array: Any) -> bool:
+    return array.dtype.kind == "c"  # sizes and directions of complex integers are rounded
+
+
 STEPS: dict[str, Row] = {
     "add": Row(2, lambda xp, n, a, b: a + b),
     "subtract": Row(2, lambda xp, n, a, b: a - b),
@@ -88,8 +93,10 @@ STEPS: dict[str, Row] = {
     "xor": Row(2, lambda xp, n, a, b: a ^ b),
     "and": Row(2, lambda xp, n, a, b: a & b),
     "invert": Row(1, lambda xp, n, a: ~a),
-    "abs": Row(1, lambda xp, n, a: xp.abs(a)),
-    "sign": Row(1, lambda xp, n, a: xp.sign(a)),
+    "abs": Row(1, lambda xp, n, a: xp.real(a * xp.conj(a)) if _is_complex(a) else xp.abs(a)),
+    "sign": Row(1, lambda xp, n, a: xp.conj(a) if _is_complex(a) else xp.sign(a)),
+    "imag": Row(1, lambda xp, n, a: xp.imag(a)),
+    "turned": Row(2, lambda xp, n, a, b: a * 1j + b),
     "floor": Row(1, lambda xp, n, a: xp.floor(a)),
     "logical_not": Row(1, lambda xp, n, a: xp.logical_not(a)),
     "clip": Row(1, lambda xp, n, a: xp.clip(a, 0, n if n > 0 else 4)),
@@ -164,6 +171,7 @@ STRICTER = (  # what numpy alone has a meaning for, neither the standard nor mes
     "an array of 0 dimensions needs an axis",
     r"a mask of shape \(.*\b0\b.*\) does not fit",  # to numpy an empty mask fits anything
     "repeats are counts per element",  # to numpy, of nothing there can be -1
+    r"a real number dtype, got c|of real numbers, got c|drop the imaginary part",  # numpy orders and cuts complex ones
     "a triangle needs two dimensions or more",  # numpy makes a matrix of equal rows of it
 )
 
@@ -238,6 +246,8 @@ def agree(program: Program, found: Sequence[Any], expected: Sequence[Array]) -> 
 
 def small(xp: Any, value: Any) -> Any:
     """Keeps values where every dtype holds them exactly."""
+    if _is_complex(value):
+        return small(xp, xp.real(value)) + 1j * small(xp, xp.imag(value))
     return value if value.dtype == np.bool_ else xp.clip(value, 0 if value.dtype.kind == "u" else -9, 9)
 
 
