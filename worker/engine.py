@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from wire.graph import WireGraph
+from wire.types import Attrs
 
 Stopped = Callable[[], bool]
 
@@ -23,6 +24,26 @@ Stopped = Callable[[], bool]
 def never() -> bool:
     """A run that nobody will stop."""
     return False
+
+
+class Pending(Protocol):
+    """A collective under way."""
+
+    def result(self) -> NDArray[Any]:
+        """What this rank gets, once it is done; raises what went wrong, on this rank or another."""
+        ...
+
+
+class Collectives(Protocol):
+    """How a part of a gang reaches the other ranks (worker/collectives/)."""
+
+    def start(self, op: str, attrs: Attrs, operand: NDArray[Any] | None, meanwhile: bool = True) -> Pending:
+        """Begin a collective of the op table; all ranks start the same ones in the same order.
+
+        The operand must not change until it is done.  `meanwhile` says that the caller computes before it asks for the
+        result.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +110,14 @@ class Engine(Protocol):
         """Free a resident tensor."""
         ...
 
-    def run(self, executable: Executable, inputs: Sequence[Any], stopped: Stopped = never) -> list[NDArray[Any]]:
-        """The part's outputs, in order.
+    def run(
+        self,
+        executable: Executable,
+        inputs: Sequence[Any],
+        stopped: Stopped = never,
+        collectives: Collectives | None = None,
+    ) -> list[NDArray[Any]]:
+        """The part's outputs, in order; `collectives` for a part of a gang.
 
         `inputs` are in the order of `graph.inputs` then `graph.params`, each a C-contiguous numpy array of exactly the
         declared type, or a handle from `load`.  Inputs are never written to; outputs never alias inputs.  Cancelled

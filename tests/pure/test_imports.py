@@ -147,6 +147,7 @@ PURE = (
     "worker/inline.py",
     "worker/lost_links.py",
     "worker/lanes.py",
+    "worker/levels.py",
     "worker/ownership.py",
     "worker/plans.py",
     "worker/repair.py",

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from wire.dtypes import DTYPES, F32
 from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
 from wire.graph import GraphBuilder, Node, WireGraph, const_value
-from wire.ops import GRAPH_ATTRS, LEAVES, OPS
+from wire.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, OPS
 from wire.types import TensorType
 from wire.unroll import unroll
 
-from ..engine import EngineInfo, Measured, Stopped, never
+from ..engine import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from ..inline import inline_composites
+from ..levels import levels
 from .control import CONTROL, Control
 from .elementwise import ELEMENTWISE, Kernel
 from .process import keep_memory, one_thread
@@ -57,12 +58,22 @@ class _Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class _Meeting:
+    """A collective: started here, and waited for where a call needs it; `meanwhile` if there are calls before that."""
+
+    node: Node
+    index: int
+    meanwhile: bool
+    frees: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CpuExecutable:
     """A compiled part.  `arguments` are in the order of a run's inputs, None for one that no call reads."""
 
     arguments: tuple[int | None, ...]
     constants: tuple[tuple[int, NDArray[Any]], ...]
-    calls: tuple[_Call | _Turn, ...]
+    calls: tuple[_Call | _Turn | _Meeting, ...]
     outputs: tuple[int, ...]
     memory_bytes: int
     from_cache: bool = True  # there are no kernels to generate
@@ -113,8 +124,14 @@ class CpuEngine:
     def unload(self, handle: Any) -> None:
         return
 
-    def run(self, executable: CpuExecutable, inputs: Sequence[Any], stopped: Stopped = never) -> list[NDArray[Any]]:
-        return run(executable, inputs, stopped)
+    def run(
+        self,
+        executable: CpuExecutable,
+        inputs: Sequence[Any],
+        stopped: Stopped = never,
+        collectives: Collectives | None = None,
+    ) -> list[NDArray[Any]]:
+        return run(executable, inputs, stopped, collectives)
 
     def close(self) -> None:
         return
@@ -143,19 +160,22 @@ def compile_graph(graph: WireGraph) -> CpuExecutable:
     """The schedule of a graph; BlobMissing if a large constant is not here."""
     flat = inline_composites(unroll(graph))
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
-    computed = [(index, node) for index, node in enumerate(flat.nodes) if index not in later]
+    computed = [(index, node) for index, node in _in_order(flat) if index not in later]
     same = _same_memory(flat)
     last_use = {held: index for index, node in computed for source in node.inputs for held in (source, same[source])}
     kept = {*flat.outputs, *(index for index, node in computed if node.op in LEAVES)}
-    calls: list[_Call | _Turn] = []
+    calls: list[_Call | _Turn | _Meeting] = []
     constants = []
-    for index, node in computed:
+    for place, (index, node) in enumerate(computed):
         held = {each for source in node.inputs for each in (source, same[source])}
         frees = tuple({each for each in held if last_use[each] == index and each not in kept})
         if node.op == "const":
             constants.append((index, _canonical(const_value(node, flat.blobs))))
         elif node.op in CONTROL:
             calls.append(_turn(flat, index, frees))
+        elif node.op in COLLECTIVES:
+            following = computed[place + 1][1].inputs if place + 1 < len(computed) else (index,)
+            calls.append(_Meeting(node, index, index not in following, frees))
         elif node.op not in LEAVES:
             kernel = KERNELS.get(node.op)
             if kernel is None:
@@ -164,6 +184,15 @@ def compile_graph(graph: WireGraph) -> CpuExecutable:
     return CpuExecutable(
         _arguments(graph, flat), tuple(constants), tuple(calls), flat.outputs, _peak_bytes(flat, calls)
     )
+
+
+def _in_order(graph: WireGraph) -> list[tuple[int, Node]]:
+    """The nodes as they are computed: as they stand, but what needs no collective goes before what does."""
+    order = list(enumerate(graph.nodes))
+    if any(node.op in COLLECTIVES for node in graph.nodes):
+        level = levels(graph)
+        order.sort(key=lambda each: level[each[0]])
+    return order
 
 
 def _same_memory(graph: WireGraph) -> list[int]:
@@ -188,39 +217,67 @@ def _arguments(graph: WireGraph, flat: WireGraph) -> tuple[int | None, ...]:
     return tuple(places.get(graph.nodes[index].attrs["name"]) for index in (*graph.inputs, *graph.params))
 
 
-def run(executable: CpuExecutable, inputs: Sequence[NDArray[Any]], stopped: Stopped = never) -> list[NDArray[Any]]:
+def run(
+    executable: CpuExecutable,
+    inputs: Sequence[NDArray[Any]],
+    stopped: Stopped = never,
+    collectives: Collectives | None = None,
+) -> list[NDArray[Any]]:
     """Perform a schedule; Cancelled between two calls once `stopped()`, also inside loops."""
     given = [_canonical(array) for array in inputs]
     foreign = {id(_root(array)) for array in (*given, *(value for _, value in executable.constants))}
     with np.errstate(all="ignore"):
-        return _own(_computed(executable, given, stopped), foreign)
+        return _own(_computed(executable, given, stopped, collectives), foreign)
 
 
-def _computed(executable: CpuExecutable, inputs: Sequence[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
+def _computed(
+    executable: CpuExecutable, inputs: Sequence[NDArray[Any]], stopped: Stopped, collectives: Collectives | None
+) -> list[NDArray[Any]]:
     """The outputs, which may be inputs, constants or views of each other."""
     values: dict[int, NDArray[Any]] = dict(executable.constants)
+    under_way: dict[int, Pending] = {}
     for index, array in zip(executable.arguments, inputs, strict=True):
         if index is not None:
             values[index] = array
     for call in executable.calls:
         if stopped():
             raise Cancelled("the run was stopped")
+        if under_way:
+            _settle(call.node.inputs, under_way, values)
         operands = [values[source] for source in call.node.inputs]
         if isinstance(call, _Call):
             values[call.index] = _perform(call, operands)
+        elif isinstance(call, _Meeting):
+            under_way[call.index] = _met(call, operands, collectives)
         else:
-            results = _turned(call, operands, stopped)
+            results = _turned(call, operands, stopped, collectives)
             values.update({index: results[output] for index, output in call.outputs})
         for source in call.frees:
             values.pop(source, None)
+    _settle(executable.outputs, under_way, values)
     return [values[index] for index in executable.outputs]
 
 
-def _turned(call: _Turn, operands: list[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
+def _met(call: _Meeting, operands: list[NDArray[Any]], collectives: Collectives | None) -> Pending:
+    if collectives is None:
+        raise ExecuteFailed("a collective outside of a gang", op=call.node.op)
+    return collectives.start(call.node.op, call.node.attrs, operands[0] if operands else None, call.meanwhile)
+
+
+def _settle(needed: Sequence[int], under_way: dict[int, Pending], values: dict[int, NDArray[Any]]) -> None:
+    """Wait for those of the collectives under way that are needed."""
+    for index in needed:
+        if index in under_way:
+            values[index] = _canonical(under_way.pop(index).result())
+
+
+def _turned(
+    call: _Turn, operands: list[NDArray[Any]], stopped: Stopped, collectives: Collectives | None
+) -> list[NDArray[Any]]:
     def perform(name: str, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
         if stopped():
             raise Cancelled("the run was stopped")
-        return _computed(call.graphs[name], [_canonical(array) for array in given], stopped)
+        return _computed(call.graphs[name], [_canonical(array) for array in given], stopped, collectives)
 
     try:
         return call.control(call.node.attrs, operands, perform)
@@ -269,12 +326,12 @@ def _root(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn]) -> int:
+def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting]) -> int:
     """The most bytes of results that are alive at once, inside branches and loops as well."""
     alive = peak = 0
     for call in calls:
-        made = (call.index,) if isinstance(call, _Call) else graph.siblings[call.outputs[0][0]]
-        inner = 0 if isinstance(call, _Call) else max(each.memory_bytes for each in call.graphs.values())
+        made = graph.siblings[call.outputs[0][0]] if isinstance(call, _Turn) else (call.index,)
+        inner = max(each.memory_bytes for each in call.graphs.values()) if isinstance(call, _Turn) else 0
         alive += sum(graph.types[index].size_bytes for index in made if graph.nodes[index].op != "after")
         peak = max(peak, alive + inner)
         alive -= sum(graph.types[index].size_bytes for index in call.frees if graph.nodes[index].op != "after")

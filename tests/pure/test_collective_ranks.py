@@ -1,0 +1,170 @@
+"""Ranks that are run apart give the bits of the unrolled form, for all collectives and dtypes, also within loops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.ranks import wires_in_memory
+from support.spmd_cases import CASES, DTYPES
+
+from wire.dtypes import F32
+from wire.errors import Cancelled, OutOfMemory
+from wire.graph import GraphBuilder, WireGraph
+from wire.grids import block, coordinates, parts, spec_of
+from worker.collectives.ranks import Ranks
+from worker.cpu.engine import compile_graph, evaluate, run
+from worker.engine import never
+
+Array = NDArray[Any]
+
+
+def by_ranks(graph: WireGraph, given: Mapping[str, Array]) -> list[Array]:
+    """The outputs of a graph that is one spmd node and its operands, each rank computed by a thread."""
+    nodes = [graph.nodes[index] for index in graph.outputs]
+    attrs = nodes[0].attrs
+    axes, sizes, places = attrs["axes"], attrs["sizes"], coordinates(attrs["sizes"])
+    operands = [given[graph.nodes[index].attrs["name"]] for index in nodes[0].inputs]
+    executable = compile_graph(attrs["body"])
+    wires = wires_in_memory(len(places))
+    results: list[Any] = [None] * len(places)
+
+    def work(rank: int) -> None:
+        ranks = Ranks(wires[rank], axes, sizes, rank)
+        for tag in (1, 2):
+            ranks.begin(tag, never)
+            mine = [
+                part(whole, text, axes, sizes, places[rank])
+                for whole, text in zip(operands, attrs["in_specs"], strict=True)
+            ]
+            results[rank] = run(executable, mine, never, ranks)
+            ranks.end()
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(places))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    found = []
+    for node in nodes:
+        output = node.attrs["output"]
+        text = attrs["out_specs"][output]
+        found.append(whole_of([result[output] for result in results], text, axes, sizes, places))
+    return found
+
+
+def part(whole: Array, text: str, axes: Any, sizes: Any, at: Any) -> Array:
+    spec = spec_of(text)
+    for axis, (count, place) in enumerate(zip(parts(spec, axes, sizes), block(spec, axes, sizes, at), strict=True)):
+        whole = np.split(whole, count, axis)[place]
+    return np.ascontiguousarray(whole).reshape(whole.shape)
+
+
+def whole_of(blocks: list[Array], text: str, axes: Any, sizes: Any, places: Any) -> Array:
+    spec = spec_of(text)
+    counts = parts(spec, axes, sizes)
+    shape = tuple(dim * count for dim, count in zip(blocks[0].shape, counts, strict=True))
+    whole = np.empty(shape, blocks[0].dtype)
+    for value, at in reversed(list(zip(blocks, places, strict=True))):
+        numbers = block(spec, axes, sizes, at)
+        whole[tuple(slice(n * d, (n + 1) * d) for n, d in zip(numbers, value.shape, strict=True))] = value
+    return whole
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_ranks_apart_give_the_bits_of_the_unrolled_form(name: str, dtype: Any) -> None:
+    for label, graph, given in CASES[name](dtype):
+        if any(graph.nodes[index].op != "spmd" for index in graph.outputs):
+            continue  # within a loop: not a part of its own
+        for found, expected in zip(by_ranks(graph, given), evaluate(graph, given), strict=True):
+            assert found.tobytes() == expected.tobytes(), label
+
+
+def summed(count: int) -> WireGraph:
+    """`count` sums over the axis "dp", none of which needs another, and then what needs them."""
+    builder = GraphBuilder()
+    x = builder.input("x", (4,), F32)
+    sums = []
+    for each in range(count):
+        scaled = builder.add("mul", x, builder.const(np.full((4,), float(each + 1), np.float32)))
+        sums.append(builder.add("all_reduce", scaled, axes=("dp",), sizes=(2,), reduction="sum"))
+    return builder.build([builder.add("neg", each) for each in sums])
+
+
+def test_all_collectives_are_started_before_the_first_result_is_needed() -> None:
+    events: list[str] = []
+
+    class Told:
+        def __init__(self, value: Array) -> None:
+            self._value = value
+
+        def result(self) -> Array:
+            events.append("needed")
+            return self._value
+
+    class Teller:
+        def start(self, op: str, attrs: Any, operand: Array | None, meanwhile: bool = True) -> Told:
+            assert operand is not None
+            events.append("started" if meanwhile else "started at once")
+            return Told(operand * 2)
+
+    outputs = run(compile_graph(summed(3)), [np.ones(4, np.float32)], never, Teller())
+    assert [float(each[0]) for each in outputs] == [-2, -4, -6]
+    assert events == ["started"] * 3 + ["needed"] * 3
+    events.clear()
+    run(compile_graph(summed(1)), [np.ones(4, np.float32)], never, Teller())
+    assert events == ["started at once", "needed"]
+
+
+def test_a_rank_that_fails_ends_its_own_collectives_and_those_of_all() -> None:
+    wires = wires_in_memory(2)
+    first, second = (Ranks(wires[rank], ("dp",), (2,), rank) for rank in range(2))
+    first.begin(1, never)
+    second.begin(1, never)
+    executable, given = compile_graph(summed(3)), [np.ones(4, np.float32)]
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run(executable, given, never, first)
+        except OutOfMemory as error:
+            raised.append(error)
+            first.fail(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    second.fail(OutOfMemory("no room", node="b"))
+    thread.join(60.0)
+    assert not thread.is_alive()
+    assert isinstance(raised[0], OutOfMemory)
+    assert raised[0].node == "b"
+    outputs: dict[int, list[Array]] = {}
+
+    def again(rank: int, ranks: Ranks) -> None:
+        ranks.begin(2, never)
+        outputs[rank] = run(executable, given, never, ranks)
+        ranks.end()
+
+    threads = [threading.Thread(target=again, args=each, daemon=True) for each in enumerate((first, second))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert [[float(each[0]) for each in outputs[rank]] for rank in range(2)] == [[-2, -4, -6]] * 2
+
+
+def test_a_part_that_is_stopped_stops_waiting() -> None:
+    wires = wires_in_memory(2)
+    ranks = Ranks(wires[0], ("dp",), (2,), 0)
+    stopped = threading.Event()
+    ranks.begin(1, stopped.is_set)
+    pending = ranks.start("all_reduce", summed(1).nodes[-2].attrs, np.ones(4, np.float32))
+    stopped.set()
+    with pytest.raises(Cancelled):
+        pending.result()
+    ranks.fail(Cancelled("stopped"))

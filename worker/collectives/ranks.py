@@ -1,0 +1,102 @@
+"""One rank of a gang as an engine sees it: it starts the collectives of a part, by op and attributes.
+
+It turns attributes into groups of the gang's grid and calls of these.  It does not know where mailboxes come from.  To
+add a collective op, add a row to `_OPERATIONS`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import InputError, MeshError
+from wire.grids import Axes, Sizes, groups
+from wire.types import Attrs
+
+from .group import Group, Wires
+from .mailbox import SPINS_MIN, Patience
+from .progress import Pending, Progress
+
+Array = NDArray[Any]
+
+
+class Ranks:
+    """Collectives (worker/engine.py) of rank `rank` of a grid; `wires` has the other ranks by number.
+
+    One step at a time: `begin`, what the engine starts, then `end` or `fail`.
+    """
+
+    def __init__(self, wires: Wires, axes: Axes, sizes: Sizes, rank: int) -> None:
+        self._wires = wires
+        self._axes = axes
+        self._sizes = sizes
+        self._rank = rank
+        self._groups: dict[Axes, Group] = {}
+        self._progress = Progress()
+        self._eager, self._polite = Patience(), Patience(SPINS_MIN)
+        self._given_up = False
+        self._error: MeshError | None = None
+
+    def begin(self, tag: int, stopped: Callable[[], bool]) -> None:
+        """A new step: tags grow, from 1; waits end soon after `stopped()`."""
+        self._given_up, self._error = False, None
+        self._wires.begin(tag, lambda: self._given_up or stopped())
+
+    def start(self, op: str, attrs: Attrs, operand: Array | None, meanwhile: bool = True) -> Pending:
+        """As Collectives.start (worker/engine.py) has it."""
+
+        def work(waited_for: bool) -> Array:
+            if self._error is not None:
+                raise self._error
+            self._wires.patience = self._eager if waited_for else self._polite
+            try:
+                return _OPERATIONS[op](self._group(attrs["axes"]), attrs, operand)
+            except MeshError as error:
+                error.op = error.op or op
+                self._error = error
+                raise
+
+        return self._progress.start(work, meanwhile)
+
+    def end(self) -> None:
+        """The part is computed: what it started and did not need is done as well, since others may."""
+        self._progress.finish()
+        if self._error is not None:
+            raise self._error
+
+    def fail(self, error: MeshError) -> None:
+        """The part failed: all others hear why, and nothing of it goes on."""
+        self._given_up = True
+        self._progress.drop()
+        self._wires.fail(error)
+
+    def _group(self, axes: Axes) -> Group:
+        found = self._groups.get(axes)
+        if found is None:
+            members = next(each for each in groups(self._axes, self._sizes, axes) if self._rank in each)
+            number = zlib.crc32("+".join(axes).encode())
+            found = self._groups[axes] = Group(self._wires, members, members.index(self._rank), number)
+        return found
+
+
+def _given(operand: Array | None) -> Array:
+    if operand is None:
+        raise InputError("a collective without an operand")
+    return operand
+
+
+_OPERATIONS: dict[str, Callable[[Group, Attrs, Array | None], Array]] = {
+    "all_reduce": lambda group, attrs, x: group.all_reduce(_given(x), attrs["reduction"]),
+    "all_gather": lambda group, attrs, x: group.all_gather(_given(x), attrs["axis"]),
+    "reduce_scatter": lambda group, attrs, x: group.reduce_scatter(_given(x), attrs["axis"], attrs["reduction"]),
+    "all_to_all": lambda group, attrs, x: group.all_to_all(_given(x), attrs["split_axis"], attrs["concat_axis"]),
+    "permute": lambda group, attrs, x: group.permute(
+        _given(x), tuple(zip(attrs["pairs"][::2], attrs["pairs"][1::2], strict=True))
+    ),
+    "broadcast_from": lambda group, attrs, x: group.broadcast_from(_given(x), attrs["root"]),
+    "axis_index": lambda group, attrs, x: np.asarray(group.rank, np.int32),
+}
