@@ -81,7 +81,7 @@ DIFFERENCES: dict[str, str] = {
     "repeat": "counts per element must be known while tracing",
     "floor_divide": "an integer divided by 0 is 0",
     "remainder": "an integer remainder by 0 is 0",
-    "pow": "an integer to a negative power is 0, but for the bases 1 and -1",
+    "pow": "integers to a negative number are refused; to a negative element they are 0, but for the bases 1 and -1",
     "bitwise_left_shift": "by the width or more (or a negative count): 0",
     "bitwise_right_shift": "by the width or more (or a negative count): 0, or -1 of a negative number",
     "result_type": "an integer with a float takes the float's dtype",

@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any
 
 from wire.dtypes import BOOL, DType, dtype_named
-from wire.errors import DTypeError
+from wire.errors import DTypeError, InputError
 
 from ..array import Array, Operand, apply, renamed, weakened
 from .promotion import INT_BOUNDS, asarray, cast, floats, inexact, is_python_scalar, like, operands, scalar
@@ -215,11 +215,15 @@ def squared_size(x: Operand) -> Array:
 
 
 def pow(x1: Operand, x2: Operand) -> Array:
-    """x1 to the power x2.  Integers stay integers; a negative exponent then gives 0, except for bases 1 and -1."""
+    """x1 to the power x2.  Integers stay integers: a negative number as exponent is then an InputError, and a negative
+    element gives 0, except for bases 1 and -1."""
     if is_python_scalar(x2) and x2 == 2 and not is_python_scalar(x1):
         base, _ = operands(x1, x2)
         return apply("mul", base, base)
-    return apply("pow", *operands(x1, x2))
+    base, exponent = operands(x1, x2)
+    if is_python_scalar(x2) and base.type.dtype.kind in "iu" and x2 < 0:
+        raise InputError(f"integers have no power {x2}", next_step="Take a float: astype(x, 'float32')")
+    return apply("pow", base, exponent)
 
 
 def floor_divide(x1: Operand, x2: Operand) -> Array:

@@ -61,9 +61,17 @@ def is_python_scalar(value: object) -> bool:
 
 
 def asarray(value: Operand, dtype: Any = None) -> Array:
-    """`value` as an Array: lists and Python scalars take the default dtypes, numpy arrays keep theirs."""
+    """`value` as an Array: lists and Python scalars take the default dtypes, numpy arrays keep theirs.
+
+    InputError for Python integers that `dtype` cannot hold.
+    """
     array = _as_array(value)
-    return array if dtype is None else strong(cast(array, to_dtype(dtype)))
+    if dtype is None:
+        return array
+    wanted = to_dtype(dtype)
+    if wanted.kind in "iu" and isinstance(value, (int, list, tuple, range)):
+        _check_bounds(value, array, wanted)
+    return strong(cast(array, wanted))
 
 
 def cast(array: Array, dtype: DType) -> Array:
@@ -142,6 +150,16 @@ def like(value: Operand, other: Array) -> Array:
 def concrete(array: Array, asker: str) -> np.ndarray[Any, np.dtype[Any]]:
     """The value of `array`, computed if need be; the error for a traced one names `asker`."""
     return array._value_for(asker)
+
+
+def _check_bounds(value: Any, array: Array, dtype: DType) -> None:
+    if array.type.dtype.kind in "iu" and array.value is not None and _all_scalars(value):
+        for number in (array.value.min(), array.value.max()) if array.size else ():
+            scalar(int(number), dtype)
+
+
+def _all_scalars(value: Any) -> bool:
+    return isinstance(value, range) or all(map(is_python_scalar, _leaves(value)))
 
 
 def _convert(value: Any, dtype: DType, weak: bool) -> Array:

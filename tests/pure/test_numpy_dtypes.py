@@ -127,3 +127,21 @@ def test_integer_extremes_survive_reductions_and_argmin(dtype: Any) -> None:
         x.argmin(),
         0,
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(-1, "uint8"), (300, "uint8"), ([1, 300], "uint8"), ([[-1]], "uint32"), (range(300), "int8"), (2**40, "int32")],
+)
+def test_python_integers_that_a_dtype_cannot_hold_are_refused(value: Any, dtype: str) -> None:
+    with pytest.raises(InputError, match="does not fit"):
+        mnp.asarray(value, dtype=dtype)
+
+
+def test_integers_have_no_power_of_a_negative_number() -> None:
+    x = mnp.asarray([1, 2, -1])
+    for power in (lambda: x**-1, lambda: mnp.pow(x, -1), lambda: mnp.pow(2, -1)):
+        with pytest.raises(InputError, match="integers have no power -1"):
+            power()
+    assert np.array_equal(np.asarray(x ** mnp.asarray([-1, -1, -1])), [1, 0, -1])
+    assert np.array_equal(np.asarray(x**-1.0), [1, 0.5, -1])
