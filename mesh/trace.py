@@ -32,7 +32,7 @@ from .backend import Work
 from .closures import check_kept, warn_of_constants
 from .expression import Tensor, traced_argument, tracing
 from .handle import Handle
-from .numpy.promotion import asarray, is_python_scalar, to_dtype
+from .numpy.promotion import as_numpy, asarray, is_python_scalar, to_dtype
 from .realise import current_evaluator
 from .tree import Tree
 from .typed import Typed
@@ -163,7 +163,7 @@ class Traced:
         params: dict[str, Handle] = dict(self.handles)
         for declared, leaf in zip(self.arguments, leaves, strict=True):
             if not declared.by_handle:
-                inputs[declared.name] = np.asarray(leaf)
+                inputs[declared.name] = as_numpy(leaf, f"the argument {declared.name!r}")
             elif declared.name in used:
                 params[declared.name] = leaf
         return Bound(inputs, params)
@@ -285,8 +285,10 @@ def leaf_type(name: str, leaf: Any) -> TensorType:
 
 def _known_dtype(name: str, dtype: Any) -> DType:
     try:
-        return dtype_of(np.dtype(dtype))
-    except (TypeError, ValueError, DTypeError) as error:
+        if isinstance(dtype, np.dtype):
+            return dtype_of(dtype)
+        return to_dtype(str(dtype).removeprefix("torch."))  # another library's, named like numpy's
+    except DTypeError as error:
         raise InputError(f"the argument {name!r} has the dtype {dtype}, which a graph does not have") from error
 
 

@@ -221,7 +221,7 @@ def pow(x1: Operand, x2: Operand) -> Array:
         base, _ = operands(x1, x2)
         return apply("mul", base, base)
     base, exponent = operands(x1, x2)
-    if is_python_scalar(x2) and base.type.dtype.kind in "iu" and x2 < 0:
+    if isinstance(x2, int) and x2 < 0 and base.type.dtype.kind in "iu":
         raise InputError(f"integers have no power {x2}", next_step="Take a float: astype(x, 'float32')")
     return apply("pow", base, exponent)
 

@@ -8,6 +8,7 @@ positions and the array is gathered by them.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +27,11 @@ Shape = int | Sequence[int]
 
 def to_shape(shape: Any) -> tuple[int, ...]:
     """A shape given as an int or a sequence of ints."""
-    given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
-    return tuple([dim.__index__() for dim in given])
+    try:
+        given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+        return tuple([operator.index(dim) for dim in given])
+    except TypeError as error:
+        raise InputError(f"a shape is made of ints, got {shape!r}") from error
 
 
 def reshape(x: Operand, shape: Shape, *, copy: bool | None = None) -> Array:

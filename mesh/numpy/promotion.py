@@ -162,6 +162,19 @@ def _all_scalars(value: Any) -> bool:
     return isinstance(value, range) or all(map(is_python_scalar, _leaves(value)))
 
 
+def as_numpy(value: Any, what: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """The memory of any library's array, in this machine's byte order; InputError if it does not give it away."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:  # on a device, sparse, of a dtype of its own
+        raise InputError(
+            f"{what} is a {type(value).__name__} that does not become a numpy array",
+            cause=str(error),
+            next_step="Make it a plain array in this computer's memory first",
+        ) from error
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def _convert(value: Any, dtype: DType, weak: bool) -> Array:
     return cast(value, dtype) if isinstance(value, Array) else scalar(value, dtype, weak)
 
@@ -198,7 +211,7 @@ def _as_array(value: Any) -> Array:
         bounds = (value[0], value[-1]) if value else (0, 0)
         return value_array(np.array(value, _integer_dtype(min(bounds), max(bounds)).numpy))
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        return value_array(np.asarray(value))
+        return value_array(as_numpy(value, "it"))
     if _is_buffer(value):
         return value_array(np.asarray(memoryview(value)))
     raise InputError(

@@ -309,3 +309,37 @@ def test_a_graph_has_at_most_its_limit_of_nodes() -> None:
 
     with pytest.raises(GraphError, match="at most 100000 nodes"):
         mesh.trace(long, X)
+
+
+class Foreign:
+    """An array of another library: it has a shape and a dtype of its own, and gives numpy its memory or does not."""
+
+    def __init__(self, array: np.ndarray | None) -> None:
+        self.shape, self.dtype = (2,), "torch.float32"
+        self._array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if self._array is None:
+            raise TypeError("it lies on a device")
+        return self._array
+
+
+def test_arrays_of_other_libraries_are_arguments() -> None:
+    assert mesh.evaluate(lambda x: x + 1, Foreign(np.ones(2, np.float32))).tolist() == [2, 2]
+    with pytest.raises(InputError, match=r"the argument 'x' is a Foreign that does not become .*it lies on a device"):
+        mesh.evaluate(lambda x: x + 1, Foreign(None))
+    with pytest.raises(InputError, match="it is a Foreign that does not become a numpy array"):
+        mnp.asarray(Foreign(None))
+
+
+def test_numbers_in_another_byte_order_are_the_same_numbers() -> None:
+    for dtype in (">f4", ">i8", ">u2"):
+        x = np.arange(3).astype(dtype)
+        assert mesh.evaluate(lambda x: x + 1, x).tolist() == [1, 2, 3]
+        assert np.asarray(mnp.asarray(x) + 1).tolist() == [1, 2, 3]
+
+
+def test_a_shape_that_is_no_shape_is_named() -> None:
+    for shape in ((2.5,), 2.5, None, ("a",)):
+        with pytest.raises(InputError, match="a shape is made of ints"):
+            mnp.zeros(shape)  # type: ignore[arg-type]
