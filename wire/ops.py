@@ -19,7 +19,11 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * `select` takes a where cond is true; for a float cond where cond > 0, so NaN, 0 and -0.0 take b.
   * cumsum, cumprod, cummax and cummin give at each position what the reduction gives of the elements up to it; f16 and
     bf16 accumulate in f32, f32 may accumulate in more.
+  * `fft` is the sum over j of x[j] exp(-2 pi i j k / n); its inverse has the other sign and is divided by n.
   * `argsort` is stable and ascending, false before true; every NaN sorts after every number, -0.0 equals 0.0.
+  * a complex number is two floats and has no order.  Products, quotients and functions of it are numpy's, with C99's
+    branch cuts; `abs` is its size, `round` is of both parts, `is_nan` is true if either part is.  A sum or product
+    starts from 0 or 1.  c64 and c128 are on cpu engines only.
   * `round` is half to even.  `sign(NaN)` is NaN, `sign` of either zero is 0.0.
   * `cast` from float to integer truncates, saturates, and turns NaN into 0; to bool it is x != 0;
     between integers it wraps.
@@ -114,6 +118,11 @@ def _per_input(attrs: Attrs, types: Types, out: TensorType) -> int:
 def _sort_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
     length: int = out.shape[attrs["axis"]]
     return 2 * out.size * length.bit_length()
+
+
+def _fft_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    length: int = out.shape[attrs["axis"]]
+    return 5 * out.size * length.bit_length()
 
 
 def _dot_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
@@ -259,6 +268,7 @@ for _name, _dtype, _tolerance in (
     ("cummin", rules.number, EXACT),
 ):
     _add(_name, "along", 1, rules.along_axis, _dtype, _per_output(1), _tolerance, axis="int")
+_add("fft", "along", 1, rules.along_filled_axis, rules.complex_only, _fft_flops, SUMMED, axis="int", inverse="int")
 _add("argsort", "along", 1, rules.along_axis, rules.position_i32, _sort_flops, EXACT, axis="int")
 
 # views

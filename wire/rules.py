@@ -124,6 +124,11 @@ def part(attrs: Attrs, types: Types) -> DType:
     return PARTS[_same(types, "c")]
 
 
+def complex_only(attrs: Attrs, types: Types) -> DType:
+    """The operand's dtype, which is complex."""
+    return _same(types, "c")
+
+
 def of_parts(attrs: Attrs, types: Types) -> DType:
     """c64 of two f32, c128 of two f64."""
     dtype = _same(types, "f")
@@ -357,6 +362,16 @@ def along_axis(attrs: Attrs, types: Types) -> tuple[int, ...]:
     """That of the operand, which has the axis."""
     _axis(attrs["axis"], len(types[0].shape))
     return types[0].shape
+
+
+def along_filled_axis(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of the operand, which has the axis, and elements along it; `inverse` is 0 or 1."""
+    shape = along_axis(attrs, types)
+    if shape[attrs["axis"]] == 0:
+        raise ShapeError(f"a transform along an empty axis: shape {shape}, axis {attrs['axis']}")
+    if attrs["inverse"] not in (0, 1):
+        raise AttrError(f"inverse is 0 or 1, got {attrs['inverse']}")
+    return shape
 
 
 def reshaped(attrs: Attrs, types: Types) -> tuple[int, ...]:

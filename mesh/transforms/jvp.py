@@ -162,6 +162,7 @@ JVPS: dict[str, Row] = {
     "cumprod": _by_program(programs.running_product),
     "cummax": _by_program(programs.running_maximum),
     "cummin": _by_program(programs.running_minimum),
+    "fft": _linear("fft"),
     "argsort": None,
     "reshape": _linear("reshape"),
     "transpose": _linear("transpose"),

@@ -294,6 +294,7 @@ VJPS: dict[str, Row] = {
     "cumprod": (_by_program(programs.running_product),),
     "cummax": (_by_program(programs.running_maximum),),
     "cummin": (_by_program(programs.running_minimum),),
+    "fft": (lambda g, z, x, axis, inverse: apply("fft", g, axis=axis, inverse=inverse),),  # its matrix is symmetric
     "argsort": NONE,
     "reshape": (lambda g, z, x, shape: mnp.reshape(g, x.shape),),
     "transpose": (lambda g, z, x, perm: mnp.permute_dims(g, [perm.index(axis) for axis in range(len(perm))]),),

@@ -232,6 +232,7 @@ VMAPS: dict[str, Row] = {
     "random_bits": lambda size, inputs, batched, shape: randomness.random_bits(inputs[0], shape),
     **{op: _along_axes(op) for op in ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reverse")},
     **{op: _along_axis(op) for op in ("argmax", "argsort", "cumsum", "cumprod", "cummax", "cummin")},
+    "fft": lambda size, inputs, batched, axis, inverse: apply("fft", *inputs, axis=axis + 1, inverse=inverse),
     "reshape": lambda size, inputs, batched, shape: apply("reshape", *inputs, shape=(size, *shape)),
     "transpose": lambda size, inputs, batched, perm: apply("transpose", *inputs, perm=(0, *[a + 1 for a in perm])),
     "broadcast": lambda size, inputs, batched, shape: mnp.broadcast_to(_of_rank(inputs[0], len(shape)), (size, *shape)),

@@ -7,7 +7,7 @@ from support.random_graphs import big_graph, random_graph
 
 from wire.codec import decode_graph
 from wire.dtypes import BY_NAME
-from wire.ops import OPS
+from wire.ops import COLLECTIVES, OPS
 from worker.cpu import evaluate
 
 
@@ -29,7 +29,7 @@ def test_two_hundred_run_on_cpu_and_use_every_op_dtype_and_rank() -> None:
         ops |= {node.op for node in case.graph}
         dtypes |= {kind.dtype.name for kind in case.graph.types}
         ranks |= {len(kind.shape) for kind in case.graph.types}
-    assert ops == OPS.keys()
+    assert ops == OPS.keys() - COLLECTIVES - {"spmd"}
     assert dtypes == BY_NAME.keys()
     assert ranks >= {0, 1, 2, 3, 4}
 

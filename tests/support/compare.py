@@ -67,7 +67,7 @@ def magnitude_of(case: Case) -> list[NDArray[Any] | float | None]:
 
     For sums the op over absolute values, for programs of several ops the largest value of the output.
     """
-    if case.op in PROGRAMS:
+    if case.op in (*PROGRAMS, "fft"):
         return [_largest(array) for array in evaluate(case.graph, case.inputs)]
     if case.op not in SUMS or case.dtype.kind not in "fc":
         return [None] * len(case.graph.outputs)

@@ -246,6 +246,14 @@ def _running_extreme(dtype: DType) -> Examples:
     yield Example("pairs", (np.stack(all_tuples(dtype, dtype)),), {"axis": 0})
 
 
+def _fft(dtype: DType) -> Examples:
+    lengths = [(shape, axis) for axis in (0, 1, 2) for shape in ((3, 5, 8), (4, 1, 7))]
+    lengths += [((size,), 0) for size in (1, 2, 9, 64, 101, 360, 1000)] + [((0, 3), 1), (RANK_6, 4), ((700, 12), 1)]
+    for shape, axis in lengths:
+        for inverse in (0, 1):
+            yield Example(f"{shape}-{axis}-{inverse}", (ordinary(dtype, *shape),), {"axis": axis, "inverse": inverse})
+
+
 def _argsort(dtype: DType) -> Examples:
     yield Example("special", (np.concatenate([special(dtype), special(dtype)[::-1]]),), {"axis": 0})
     yield from _along(dtype, any_bits, most=5003)
@@ -615,6 +623,7 @@ ROWS: dict[str, tuple[str, Row]] = {  # op -> (kinds of dtype, examples)
     "cumprod": ("iufc", _cumulative_product),
     "cummax": ("iuf", _running_extreme),
     "cummin": ("iuf", _running_extreme),
+    "fft": ("c", _fft),
     "argsort": ("biuf", _argsort),
     "reshape": ("biufc", _reshape),
     "transpose": ("biufc", _transpose),

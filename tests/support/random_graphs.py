@@ -242,12 +242,22 @@ def _reduce(grower: _Grower) -> int | None:
 
 
 def _along(grower: _Grower) -> int | None:
-    op = grower.one_of("cumsum", "cumprod", "cummax", "cummin", "argsort")
+    op = grower.one_of("cumsum", "cumprod", "cummax", "cummin", "argsort", "fft")
+    if op == "fft":
+        return _fft(grower)
     fits = {"argsort": _ordered, "cummax": _real, "cummin": _real}.get(op, _number)
     source = grower.pick(lambda kind: len(kind.shape) > 0 and fits(kind))
     if source is None:
         return None
     return grower.add(op, source, axis=int(grower.rng.integers(len(grower.type(source).shape))))
+
+
+def _fft(grower: _Grower) -> int | None:
+    source = grower.pick(lambda kind: kind.dtype.kind == "c" and len(kind.shape) > 0)
+    if source is None:
+        return None
+    axis = int(grower.rng.integers(len(grower.type(source).shape)))
+    return grower.add("fft", source, axis=axis, inverse=grower.one_of(0, 1))
 
 
 def _view(grower: _Grower) -> int | None:

@@ -378,6 +378,16 @@ def _later_extreme(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
     return lambda total, value: total if total != total else value if value != value else choose(total, value)
 
 
+def _fft(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    """The product with the matrix of the transform."""
+    lines = np.moveaxis(wide(operands[0]), attrs["axis"], -1)
+    count = lines.shape[-1]
+    turns = wide(np.outer(np.arange(count), np.arange(count)) % count) / count * (1 if attrs["inverse"] else -1)
+    angles = 2 * np.arctan2(np.longdouble(0), np.longdouble(-1)) * turns
+    found = lines @ (np.cos(angles) + 1j * np.sin(angles))
+    return np.moveaxis(found / (count if attrs["inverse"] else 1), -1, attrs["axis"])
+
+
 def _argsort(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     lines = np.moveaxis(operands[0], attrs["axis"], -1)
     found = np.empty(lines.shape, np.int32)
@@ -628,6 +638,7 @@ REFERENCES: dict[str, Reference] = {
     "cumprod": _running(lambda total, value: total * value),
     "cummax": _running(_later_extreme(max)),
     "cummin": _running(_later_extreme(min)),
+    "fft": _fft,
     "argsort": _argsort,
     "reshape": lambda attrs, operands, out: operands[0],
     "transpose": _transpose,

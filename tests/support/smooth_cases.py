@@ -201,6 +201,9 @@ COMPLEX: dict[str, tuple[Smooth, ...]] = {
     "cast": (Smooth((any_(3, 2),), {"dtype": "c128"}), Smooth((complex_(3),), {"dtype": "c128"})),
     "reduce_sum": (Smooth((complex_(3, 4),), {"axes": (1,)}),),
     "reduce_prod": (Smooth((complex_(3, 4),), {"axes": (1,)}), Smooth((_with_zeros(complex_(5), 1),), {"axes": (0,)})),
+    "fft": tuple(
+        Smooth((complex_(3, 4),), {"axis": axis, "inverse": inverse}) for axis in (0, 1) for inverse in (0, 1)
+    ),
     "cumsum": (Smooth((complex_(3, 4),), {"axis": 1}),),
     "cumprod": (Smooth((complex_(3, 4),), {"axis": 1}),),
     "reshape": (Smooth((complex_(3, 4),), {"shape": (2, 6)}),),

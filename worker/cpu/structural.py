@@ -52,6 +52,11 @@ def _cumulative(function: Any) -> Kernel:
     return kernel
 
 
+def _fft(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    transform = np.fft.ifft if attrs["inverse"] else np.fft.fft
+    return np.asarray(transform(operands[0], axis=attrs["axis"])).astype(out.dtype.numpy, copy=False)
+
+
 def _running_extreme(function: Any) -> Kernel:
     def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
         return np.asarray(function.accumulate(operands[0], axis=attrs["axis"]))
@@ -183,6 +188,7 @@ STRUCTURAL: dict[str, Kernel] = {
     "cumprod": _cumulative(np.multiply),
     "cummax": _running_extreme(np.maximum),
     "cummin": _running_extreme(np.minimum),
+    "fft": _fft,
     "argsort": _argsort,
     "reshape": lambda attrs, operands, out: operands[0].reshape(out.shape),
     "transpose": lambda attrs, operands, out: operands[0].transpose(attrs["perm"]),
