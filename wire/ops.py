@@ -34,6 +34,7 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * `dynamic_slice` and `dynamic_update_slice` clamp starts so that the window fits.
   * `after` is its first operand, computed again: no node is merged with it or with what is made of it, so that what
     was kept before its other operands need not be kept for what comes behind it.
+  * `constraint` is its operand.  It asks whoever splits the program over a grid for a result that lies as `spec` says.
   * `cond`, `while` and `scan` have as many results as their graphs have outputs: a node is one of them, `output`, and
     nodes that differ in `output` only are computed once.  Only the branch that `cond` takes is computed.
   * `while` takes the carry, then constants; test and body take both, and the body gives the next carry.
@@ -280,6 +281,8 @@ _add("pad", "view", 2, rules.padded, rules.every_dtype, _free, EXACT, low="ints"
 _add("concat", "view", None, rules.concatenated, rules.every_dtype, _free, EXACT, axis="int")
 _add("after", "view", None, rules.first_shape, rules.first_dtype, _free, EXACT)
 _add("reverse", "view", 1, rules.reversed_axes, rules.every_dtype, _free, EXACT, axes="ints")
+_add("constraint", "view", 1, rules.constrained, rules.first_dtype, _free, EXACT,
+     axes="strs", sizes="ints", spec="str")  # fmt: skip
 
 # contraction
 _add("dot", "dot", 2, rules.dot_shape, rules.numeric, _dot_flops, SUMMED,

@@ -434,6 +434,13 @@ def reversed_axes(attrs: Attrs, types: Types) -> tuple[int, ...]:
     return types[0].shape
 
 
+def constrained(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of the operand, which the spec fits; a dimension need not divide."""
+    check_axes(attrs["axes"], attrs["sizes"])
+    check_spec(spec_of(attrs["spec"]), len(types[0].shape), attrs["axes"])
+    return types[0].shape
+
+
 def dot_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
     """Batch axes, then the left's free axes, then the right's; paired axes have equal dimensions."""
     left, right = types[0].shape, types[1].shape

@@ -172,6 +172,7 @@ JVPS: dict[str, Row] = {
     "concat": _linear("concat", ALL),
     "after": lambda z, tangents, operands: tangents[0],
     "reverse": _linear("reverse"),
+    "constraint": _linear("constraint"),
     "dot": _dot,
     "conv": convolutions.tangent,
     "gather": _linear("gather"),

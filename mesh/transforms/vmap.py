@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from wire.dtypes import BOOL
+from wire.grids import spec_of, spec_text
 from wire.ops import ELEMENTWISE
 
 from .. import numpy as mnp
@@ -125,6 +126,11 @@ def _pad(size: int, inputs: Sequence[Array], batched: Flags, **attrs: tuple[int,
     padded = apply("pad", rows, like(0, fill), **widths)
     inner = apply("pad", mnp.ones(rows.shape[1:], dtype="bool"), literal(False, BOOL), **attrs)
     return apply("select", inner, padded, _of_rank(fill, rows.ndim - 1))
+
+
+def _constraint(size: int, inputs: Sequence[Array], batched: Flags, spec: str, **attrs: Any) -> Array:
+    """The batch is not split."""
+    return apply("constraint", *inputs, spec=spec_text(((), *spec_of(spec))), **attrs)
 
 
 def _concat(size: int, inputs: Sequence[Array], batched: Flags, axis: int) -> Array:
@@ -237,6 +243,7 @@ VMAPS: dict[str, Row] = {
     "transpose": lambda size, inputs, batched, perm: apply("transpose", *inputs, perm=(0, *[a + 1 for a in perm])),
     "broadcast": lambda size, inputs, batched, shape: mnp.broadcast_to(_of_rank(inputs[0], len(shape)), (size, *shape)),
     "slice": _slice,
+    "constraint": _constraint,
     "pad": _pad,
     "concat": _concat,
     "after": Whole(lambda size, inputs, batched: ([apply("after", *inputs)], [batched[0]])),

@@ -133,6 +133,7 @@ GOOD: dict[str, tuple[tuple[TensorType, ...], dict[str, Any], TensorType]] = {
     "concat": ((f32(2, 3), f32(4, 3)), {"axis": 0}, f32(6, 3)),
     "reverse": ((f32(2, 3),), {"axes": (1,)}, f32(2, 3)),
     "after": ((f32(2, 3), i32(4), f32()), {}, f32(2, 3)),
+    "constraint": ((f32(2, 3),), {"axes": ("dp", "tp"), "sizes": (2, 3), "spec": "tp dp"}, f32(2, 3)),
     "dot": ((f32(5, 2, 3), f32(5, 3, 4)),
             {"lhs_batch": (0,), "rhs_batch": (0,), "lhs_contract": (2,), "rhs_contract": (1,)}, f32(5, 2, 4)),
     "conv": ((f32(2, 6, 9, 5), f32(8, 3, 3, 2)),
@@ -406,6 +407,11 @@ WRONG_SHAPES: list[tuple[str, tuple[TensorType, ...], dict[str, Any], type[Graph
     ("concat", (), {"axis": 0}, LimitExceeded),
     ("concat", (f32(2, 3),) * 4097, {"axis": 0}, LimitExceeded),
     ("after", (), {}, LimitExceeded),
+    *[("constraint", (f32(2, 3),), {**GOOD["constraint"][1], "spec": spec}, AttrError)
+      for spec in ("", "tp", "tp dp -", "tp tp", "pp -", "- tp+tp", "- +", "-  -")],
+    *[("constraint", (f32(2, 3),), {**GOOD["constraint"][1], "axes": axes, "sizes": sizes}, AttrError)
+      for axes, sizes in ((("dp",), (2, 3)), (("dp", "dp"), (2, 3)), (("dp", ""), (2, 3)), (("dp", "tp"), (2, 0)),
+                          ((), ()))],
     ("reverse", (f32(2, 3),), {"axes": (2,)}, AttrError),
     ("reverse", (f32(2, 3),), {"axes": (1, 1)}, AttrError),
     ("dot", (f32(5, 2, 3), f32(5, 4, 4)), DOT, ShapeError),

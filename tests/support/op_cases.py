@@ -354,6 +354,12 @@ def _after(dtype: DType) -> Examples:
     yield Example("large", (any_bits(dtype, LARGE), any_bits(dtype, 2)), {})
 
 
+def _constraint(dtype: DType) -> Examples:
+    attrs = {"axes": ("dp", "tp"), "sizes": (2, 2)}
+    for shape, spec in (((), ""), ((5,), "-"), ((5,), "dp"), ((3, 4), "tp dp"), ((3, 4), "- tp+dp"), ((0, 2), "dp -")):
+        yield Example(f"{shape}-{spec}", (any_bits(dtype, *shape),), {**attrs, "spec": spec})
+
+
 def _reverse(dtype: DType) -> Examples:
     for shape, axes in (((), ()), ((5,), (0,)), ((3, 4), ()), ((3, 4), (1,)), ((3, 4), (1, 0)), ((0, 2), (0,)),
                         (RANK_6, (0, 2, 5)), ((LARGE,), (0,))):  # fmt: skip
@@ -632,6 +638,7 @@ ROWS: dict[str, tuple[str, Row]] = {  # op -> (kinds of dtype, examples)
     "pad": ("biufc", _pad),
     "concat": ("biufc", _concat),
     "reverse": ("biufc", _reverse),
+    "constraint": ("biufc", _constraint),
     "after": ("biufc", _after),
     "dot": ("iufc", _dot),
     "conv": ("iufc", _conv),

@@ -380,6 +380,9 @@ def _made_up(grower: _Grower) -> int | None:
 def _after(grower: _Grower) -> int | None:
     source, first = grower.pick(), grower.pick()
     assert source is not None and first is not None
+    if grower.rng.random() < 0.5:
+        spec = " ".join(["dp", "-", "tp", *["-"] * 5][: len(grower.type(source).shape)])
+        return grower.add("constraint", source, axes=("dp", "tp"), sizes=(2, 3), spec=spec)
     return grower.add("after", source, first)
 
 

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from ..errors import UnknownOp
 from ..graph import Node, WireGraph, infer
-from ..ops import ELEMENTWISE
+from ..ops import COLLECTIVES, ELEMENTWISE
 from ..types import Attrs, TensorType
 from .bodies import Classes, Unified
 from .rule import WHOLE, Body, Dimensions, Draft, Rule
@@ -327,7 +327,7 @@ class _Graph:
 
 ROWS: dict[str, Row] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    "broadcast": _elementwise,
+    **dict.fromkeys(("broadcast", "constraint"), _elementwise),
     "iota": _iota,
     "random_bits": _random_bits,
     "reduce_sum": _reduce("sum"),
@@ -335,7 +335,7 @@ ROWS: dict[str, Row] = {
     "reduce_max": _reduce("max"),
     "reduce_min": _reduce("min"),
     "argmax": _argmax,
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "argsort", "concat"), _whole_axis),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "fft", "argsort", "concat"), _whole_axis),
     "reverse": _whole_axes,
     "reshape": _reshape,
     "transpose": _transpose,
@@ -358,4 +358,6 @@ WITHOUT: dict[str, str] = {
     "input": "enters with the layout that was found for it",
     "param": "enters with the layout that was found for it",
     "const": "every rank has it",
+    "spmd": "says itself how its operands and results are split",
+    **dict.fromkeys(COLLECTIVES, "is for ranks, not for whole tensors"),
 }
