@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from wire.graph import Node, WireGraph, infer
+from wire.graph import Node, infer
+from wire.ops import result_count
 from wire.types import Attrs
 
 from .array import Array
@@ -18,11 +19,11 @@ from .expression import Expression, Tensor
 
 def several(op: str, operands: Sequence[Array], **attrs: Any) -> list[Array]:
     """Every result of `op`; GraphError if the operands do not fit."""
-    graph: WireGraph = attrs["then" if op == "cond" else "body"]
+    count = result_count(op, Attrs(attrs))
     tensors = tuple([array.tensor for array in operands])
     types = [tensor.type for tensor in tensors]
     found = []
-    for output in range(len(graph.outputs)):
+    for output in range(count):
         attributes = Attrs({**attrs, "output": output})
         found.append(Array(Tensor(Expression(op, tensors, attributes), infer(Node(op, (), attributes), types))))
     family = tuple([ref(array.tensor) for array in found])

@@ -53,7 +53,11 @@ WORKS, REALISED_ONLY, NOT_YET = "works", "realised only", "not yet"
 REALISED = frozenset({"nonzero", "unique_all", "unique_counts", "unique_inverse", "unique_values"})
 """What has a shape that depends on values: it needs them, so it does not work while a function is traced."""
 
-ON_CPU: frozenset[str] = frozenset()
+ON_CPU = frozenset(
+    f"linalg.{name}"
+    for name in ("cholesky", "det", "eigh", "eigvalsh", "inv", "matrix_rank", "pinv", "qr", "slogdet", "solve", "svd",
+                 "svdvals")
+)  # fmt: skip
 """What runs on cpu workers only, though its dtypes are known to WGSL."""
 
 DIFFERENCES: dict[str, str] = {
@@ -88,8 +92,14 @@ DIFFERENCES: dict[str, str] = {
     "can_cast": "from an integer to any float",
     "take": "computed indices outside are clamped; known ones raise",
     "take_along_axis": "computed indices outside are clamped; known ones raise",
-    "linalg.matrix_norm": "'fro', 1, -1, inf and -inf; those by singular values not yet",
-    "linalg.matrix_power": "powers of 0 or more",
+    "linalg.cholesky": "of the symmetric part; NaN where it is not positive definite",
+    "linalg.eigh": "of the symmetric part",
+    "linalg.eigvalsh": "of the symmetric part",
+    "linalg.inv": "NaN where a matrix is singular",
+    "linalg.solve": "NaN where a matrix is singular",
+    "linalg.matrix_norm": "2, -2 and 'nuc' on cpu workers only",
+    "linalg.matrix_power": "negative powers on cpu workers only",
+    "linalg.matrix_rank": "ranks are int32",
     "__getitem__": "masks need their values; computed indices outside are clamped; parts are no views",
     "__setitem__": "no other array changes; a mask need not be known where every place gets the same",
     "device": "always `mesh`: the planner decides where a graph runs",

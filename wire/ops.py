@@ -35,8 +35,10 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * `after` is its first operand, computed again: no node is merged with it or with what is made of it, so that what
     was kept before its other operands need not be kept for what comes behind it.
   * `constraint` is its operand.  It asks whoever splits the program over a grid for a result that lies as `spec` says.
-  * `cond`, `while` and `scan` have as many results as their graphs have outputs: a node is one of them, `output`, and
-    nodes that differ in `output` only are computed once.  Only the branch that `cond` takes is computed.
+  * `lu`, `qr`, `eigh`, `svd`, `cond`, `while` and `scan` have several results: a node is one of them, `output`, and
+    nodes that differ in `output` only are computed once.
+  * `cond`, `while` and `scan` have as many results as their graphs have outputs.  Only the branch that `cond` takes is
+    computed.
   * `while` takes the carry, then constants; test and body take both, and the body gives the next carry.
   * `scan` takes the carry, constants, and arrays of which its body gets row i in turn (the last first if `reverse` is
     1); it gives the last carry, then the rows that the body gave, stacked in the places of those it got.
@@ -48,6 +50,13 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * `spmd` computes its body once per rank of a grid, on blocks: a spec has for each dimension the axes that split it,
     joined by +, or -.  Results are put together again; along axes that a result's spec does not name, the first rank's
     counts.
+  * `cholesky` and `eigh` read the lower triangle only.  A matrix that cannot be solved or factored (it is singular, not
+    positive definite, or an iteration does not converge) has NaN in all results; the others of its batch have theirs.
+  * `lu` gives L (below the diagonal; on it are ones) and U in one, then which row was swapped with row i at step i, and
+    which row of x each row is.  Of equal pivots the first is taken.  A singular matrix has a 0 on U's diagonal.
+  * `qr`, `eigh` and `svd` have LAPACK's signs on the cpu engine, which are open elsewhere: those of R's diagonal and of
+    singular vectors and eigenvectors.  Singular values descend, eigenvalues ascend.
+  * f16 and bf16 matrices are factored in f32.
   * `random_bits` is threefry2x32 (20 rounds) of the key over the counter (0, element index), first word of the pair;
     so any part of it can be computed alone.
 """
@@ -135,6 +144,19 @@ def _conv_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
     return 2 * out.size * math.prod(types[1].shape[1:])
 
 
+def _factor_flops(thirds: int) -> Flops:
+    """For matrices of (m, n), `thirds` / 3 times m * n * min(m, n)."""
+
+    def flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+        return thirds * types[0].size * min(types[0].shape[-2:]) // 3
+
+    return flops
+
+
+def _solve_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
+    return 2 * types[0].size * types[0].shape[-1] // 3 + 2 * types[0].shape[-1] * out.size
+
+
 def _body_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
     flops: int = attrs["body"].flops
     return flops
@@ -181,6 +203,7 @@ SUMMED = Tolerance(rtol=2e-5, atol=1e-6)  # order of summation; scaled by the op
 MULTIPLIED = Tolerance(rtol=1e-4, atol=1e-6)  # every factor's rounding stays in all later products
 
 COMPLEX = {"abs": FEW_ULP}  # what is exact of real numbers only
+FACTORED = Tolerance(rtol=1e-4, atol=1e-5)  # well-conditioned matrices with elements around 1
 
 OPS: dict[str, Op] = {}
 
@@ -291,6 +314,14 @@ _add("dot", "dot", 2, rules.dot_shape, rules.numeric, _dot_flops, SUMMED,
 _add("conv", "dot", 2, rules.conv_shape, rules.numeric, _conv_flops, SUMMED, stride="ints", low="ints", high="ints",
      lhs_dilation="ints", rhs_dilation="ints", groups="int")  # fmt: skip
 
+# matrices: the last two axes, those ahead are a batch
+_add("cholesky", "matrix", 1, rules.square_matrices, rules.floating, _factor_flops(1), FACTORED)
+_add("solve", "matrix", 2, rules.solved, rules.floating, _solve_flops, FACTORED)
+_add("lu", "matrix", 1, rules.lu_shape, rules.lu_dtype, _factor_flops(2), FACTORED, output="int")
+_add("qr", "matrix", 1, rules.qr_shape, rules.floating, _factor_flops(8), FACTORED, full="int", output="int")
+_add("eigh", "matrix", 1, rules.eigh_shape, rules.floating, _factor_flops(27), FACTORED, output="int")
+_add("svd", "matrix", 1, rules.svd_shape, rules.floating, _factor_flops(66), FACTORED, full="int", output="int")
+
 # indexing
 _add("gather", "index", 2, rules.gather_shape, rules.gathered, _per_output(1), EXACT, axis="int", batch_dims="int")
 _add("scatter", "index", 3, rules.scatter_shape, rules.scattered_in, _per_output(1), SUMMED, axis="int", mode="str")
@@ -348,6 +379,11 @@ def inner_graphs(op: str, attrs: Attrs) -> tuple[Any, ...]:
 def result_graph(op: str, attrs: Attrs) -> Any:
     """The graph inside a node whose outputs its results are."""
     return attrs["then" if op == "cond" else "body"]
+
+
+def result_count(op: str, attrs: Attrs) -> int:
+    """How many results an op of MULTIPLE has."""
+    return rules.MATRICES[op] if op in rules.MATRICES else len(result_graph(op, attrs).outputs)
 
 
 def sent_bytes(op: str, attrs: Attrs, operand: TensorType | None) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .graph import GraphBuilder, Node, WireGraph
 from .limits import DEFAULT, Limits
-from .ops import MULTIPLE, result_graph
+from .ops import result_count
 
 
 class _Kept(NamedTuple):
@@ -25,12 +25,12 @@ class _Kept(NamedTuple):
 
 def prune(graph: WireGraph, limits: Limits = DEFAULT) -> WireGraph:
     """`graph` itself if everything in it is needed."""
-    if not graph.siblings:
+    groups = [(first, group) for first, group in graph.siblings.items() if graph.nodes[first].op in _RULES]
+    if not groups:
         return graph
     kept = _live(graph)
-    groups = graph.siblings.items()
     if all(len(kept[first].operands) == len(graph.nodes[first].inputs) and _is_whole(graph, first, kept[first])
-           for first, _ in groups if first in kept) and len(kept) == len(graph.siblings):  # fmt: skip
+           for first, _ in groups if first in kept) and len(kept) == len(groups):  # fmt: skip
         return graph
     first_of = {index: first for first, group in groups for index in group}
     builder = GraphBuilder(limits)
@@ -51,8 +51,7 @@ def prune(graph: WireGraph, limits: Limits = DEFAULT) -> WireGraph:
 
 
 def _is_whole(graph: WireGraph, first: int, kept: _Kept) -> bool:
-    node = graph.nodes[first]
-    return len(kept.outputs) == len(result_graph(node.op, node.attrs).outputs)
+    return len(kept.outputs) == result_count(graph.nodes[first].op, graph.nodes[first].attrs)
 
 
 def _live(graph: WireGraph) -> dict[int, _Kept]:
@@ -62,7 +61,7 @@ def _live(graph: WireGraph) -> dict[int, _Kept]:
     kept: dict[int, _Kept] = {}
     for index in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[index]
-        if node.op not in MULTIPLE:
+        if node.op not in _RULES:
             live.update(node.inputs if index in live else ())
         elif index not in later:
             used = [graph.nodes[each].attrs["output"] for each in graph.siblings[index] if each in live]

@@ -1,39 +1,255 @@
-"""The standard's extension `linalg`, as far as products, sums and norms go.
+"""The standard's extension `linalg`, and numpy's habits beside it.
 
-    mnp.linalg.vector_norm(x, axis=-1)
+    mnp.linalg.solve(a, b)
+    q, r = mnp.linalg.qr(x)
 
-Everything is of the last two axes (matrices) or of the axes given (vectors), and may be batched.
+Everything is of the last two axes (matrices) or of the axes given (vectors), and may be batched.  What solves or
+factors runs on cpu workers, and so do the functions made of it.
+
+A matrix that has no such factors raises nothing, since it is factored later and elsewhere: one that is singular (solve,
+inv) or not positive definite (cholesky) has NaN in all of its result, and the others of the batch have theirs.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from wire.errors import InputError, ShapeError
 
-from ..array import Array, Operand
-from . import elementwise, manipulation, reductions
+from ..array import Array, Operand, apply
+from ..several import several
+from . import creation, elementwise, manipulation, reductions
 from .contraction import diagonal, matmul, tensordot, vecdot
 from .contraction import outer as _outer
 from .creation import eye
+from .dtypes import finfo
 from .manipulation import matrix_transpose
-from .promotion import asarray, inexact, operands
+from .promotion import asarray, cast, inexact, operands
 from .reductions import Axis, normal_axes
 
 __all__ = [
+    "cholesky",
+    "cond",
     "cross",
+    "det",
     "diagonal",
+    "eigh",
+    "eigvalsh",
+    "inv",
+    "lstsq",
     "matmul",
     "matrix_norm",
     "matrix_power",
+    "matrix_rank",
     "matrix_transpose",
+    "multi_dot",
+    "norm",
     "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "solve_triangular",
+    "svd",
+    "svdvals",
     "tensordot",
     "trace",
     "vecdot",
     "vector_norm",
 ]
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues, ascending, and the eigenvectors as columns."""
+
+    eigenvalues: Array
+    eigenvectors: Array
+
+
+class QRResult(NamedTuple):
+    """Orthonormal columns and an upper triangle."""
+
+    Q: Array
+    R: Array
+
+
+class SlogdetResult(NamedTuple):
+    """A determinant as its sign and the logarithm of its magnitude."""
+
+    sign: Array
+    logabsdet: Array
+
+
+class SVDResult(NamedTuple):
+    """Singular values, descending, between orthonormal columns (U) and rows (Vh)."""
+
+    U: Array
+    S: Array
+    Vh: Array
+
+
+# -- solving ----------------------------------------------------------------------------------------------
+
+
+def solve(x1: Operand, x2: Operand) -> Array:
+    """The x with x1 @ x = x2; x2 is a vector if it has one dimension, else matrices.  Batches broadcast.
+
+    NaN where a matrix of x1 is singular.
+    """
+    a, b = inexact(x1, x2)
+    _check_square("solve", a)
+    if b.ndim == 0 or b.shape[-1 if b.ndim == 1 else -2] != a.shape[-1]:
+        raise ShapeError(f"solve of {a.shape} and {b.shape}: the rows differ")
+    columns = manipulation.expand_dims(b, -1) if b.ndim == 1 else b
+    found = apply("solve", *_one_batch(a, columns))
+    return manipulation.squeeze(found, -1) if b.ndim == 1 else found
+
+
+def solve_triangular(a: Operand, b: Operand, *, lower: bool = False, unit_diagonal: bool = False) -> Array:
+    """The x with a @ x = b, where a is an upper triangle, or with `lower` a lower one: what is beyond it is not read,
+    nor with `unit_diagonal` its diagonal, which is taken as ones.  Shapes as for `solve`."""
+    left, right = inexact(a, b)
+    _check_square("solve_triangular", left)
+    if unit_diagonal:
+        left = elementwise.where(_identity(left, "bool"), 1, left)
+    if not lower:
+        return solve(creation.triu(left), right)
+    axis = -1 if right.ndim == 1 else -2
+    turned = manipulation.flip(creation.tril(left), (-2, -1))  # an upper triangle, which partial pivoting leaves alone
+    return manipulation.flip(solve(turned, manipulation.flip(right, axis)), axis)
+
+
+def inv(x: Operand) -> Array:
+    """The inverses of square matrices; NaN where there is none."""
+    (a,) = inexact(x)
+    _check_square("inv", a)
+    return solve(a, _identity(a))
+
+
+def pinv(x: Operand, *, rtol: Any = None) -> Array:
+    """The pseudo-inverses (Moore and Penrose) of matrices.
+
+    Singular values up to `rtol` times the largest count as 0; by default max(m, n) times the dtype's epsilon.
+    """
+    (a,) = inexact(x)
+    u, s, vh = svd(a, full_matrices=False)
+    kept = _counted(s, a.shape, rtol)
+    inverse = elementwise.where(kept, elementwise.divide(1, elementwise.where(kept, s, 1)), 0)
+    scaled = elementwise.multiply(matrix_transpose(vh), inverse[..., None, :])
+    return matmul(scaled, matrix_transpose(u))
+
+
+def lstsq(a: Operand, b: Operand, rcond: Any = None) -> tuple[Array, Array, Array, Array]:
+    """numpy's least squares of a (m, n) and b (m,) or (m, k): the x of the smallest norm, residuals, rank of a, and its
+    singular values.
+
+    The residuals are sums of squares where m > n, and NaN if then the rank is below n; else there are none, shape (0,).
+    """
+    left, right = inexact(a, b)
+    if left.ndim != 2 or right.ndim not in (1, 2) or right.shape[0] != left.shape[0]:
+        raise ShapeError(f"lstsq needs a (m, n) and b (m,) or (m, k), got {left.shape} and {right.shape}")
+    u, s, vh = svd(left, full_matrices=False)
+    kept = _counted(s, left.shape, rcond)
+    columns = right[:, None] if right.ndim == 1 else right
+    inverse = elementwise.where(kept, elementwise.divide(1, elementwise.where(kept, s, 1)), 0)
+    part = elementwise.multiply(inverse[:, None], matmul(matrix_transpose(u), columns))
+    found = matmul(matrix_transpose(vh), part)
+    rank = reductions.sum(kept)
+    if left.shape[0] > left.shape[1]:
+        missed = elementwise.square(elementwise.subtract(columns, matmul(left, found)))
+        whole = elementwise.equal(rank, left.shape[1])
+        residuals = elementwise.where(whole, reductions.sum(missed, 0), math.nan)
+    else:
+        residuals = creation.zeros((0,), dtype=left.type.dtype)
+    return found[:, 0] if right.ndim == 1 else found, residuals, rank, s
+
+
+# -- factors ----------------------------------------------------------------------------------------------
+
+
+def cholesky(x: Operand, *, upper: bool = False) -> Array:
+    """The lower triangle L with L @ L.mT = x, or with `upper` its transpose, of symmetric positive definite matrices.
+
+    Of others it is that of the symmetric part, (x + x.mT) / 2, so that derivatives are symmetric too; NaN where a
+    matrix is not positive definite.
+    """
+    found = apply("cholesky", _symmetric("cholesky", x))
+    return matrix_transpose(found) if upper else found
+
+
+def qr(x: Operand, *, mode: str = "reduced") -> QRResult:
+    """Q and R with Q @ R = x (..., m, n): Q is (..., m, k) with k = min(m, n), or with "complete" (..., m, m)."""
+    if mode not in ("reduced", "complete"):
+        raise InputError(f"qr knows the modes 'reduced' and 'complete', got {mode!r}")
+    return QRResult(*several("qr", inexact(x), full=int(mode == "complete")))
+
+
+def eigh(x: Operand) -> EighResult:
+    """Eigenvalues w and eigenvectors v of symmetric matrices, x @ v = v * w; of others those of the symmetric part."""
+    return EighResult(*several("eigh", [_symmetric("eigh", x)]))
+
+
+def eigvalsh(x: Operand) -> Array:
+    """The eigenvalues of symmetric matrices, ascending."""
+    return eigh(x).eigenvalues
+
+
+def svd(x: Operand, *, full_matrices: bool = True) -> SVDResult:
+    """U, S and Vh with (U * S) @ Vh = x (..., m, n), where U has min(m, n) columns and Vh as many rows, or with
+    `full_matrices` m and n."""
+    return SVDResult(*several("svd", inexact(x), full=int(full_matrices)))
+
+
+def svdvals(x: Operand) -> Array:
+    """The singular values, descending."""
+    return svd(x, full_matrices=False).S
+
+
+# -- determinants and ranks -------------------------------------------------------------------------------
+
+
+def det(x: Operand) -> Array:
+    """The determinants of square matrices.  Of a singular one the derivative is NaN."""
+    pivots, sign = _pivots("det", x)
+    return elementwise.multiply(sign, reductions.prod(pivots, -1))
+
+
+def slogdet(x: Operand) -> SlogdetResult:
+    """The sign of the determinant and the logarithm of its magnitude: 0 and -inf of a singular matrix."""
+    pivots, sign = _pivots("slogdet", x)
+    signs = reductions.prod(elementwise.sign(pivots), -1)
+    return SlogdetResult(
+        elementwise.multiply(sign, signs), reductions.sum(elementwise.log(elementwise.abs(pivots)), -1)
+    )
+
+
+def _pivots(name: str, x: Operand) -> tuple[Array, Array]:
+    """U's diagonal of the matrices' LU, and the sign that its swaps of rows give the determinant."""
+    (a,) = inexact(x)
+    _check_square(name, a)
+    factors, swapped, _ = several("lu", [a])
+    moved = elementwise.not_equal(swapped, creation.arange(a.shape[-1]))
+    odd = elementwise.remainder(reductions.sum(moved, -1), 2)
+    return diagonal(factors), cast(elementwise.subtract(1, elementwise.multiply(odd, 2)), a.type.dtype)
+
+
+def matrix_rank(x: Operand, *, rtol: Any = None) -> Array:
+    """How many singular values are above `rtol` times the largest; by default max(m, n) times the dtype's epsilon."""
+    (a,) = inexact(x)
+    return reductions.sum(_counted(svdvals(a), a.shape, rtol), -1)
+
+
+def cond(x: Operand, p: Any = None) -> Array:
+    """The condition number: the norm `p` of matrices times that of their inverses; None and 2 by singular values."""
+    if p not in (None, 2, -2):
+        return elementwise.multiply(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
+    s = svdvals(x)
+    return elementwise.divide(s[..., -1], s[..., 0]) if p == -2 else elementwise.divide(s[..., 0], s[..., -1])
+
+
+# -- products ---------------------------------------------------------------------------------------------
 
 
 def cross(x1: Operand, x2: Operand, *, axis: int = -1) -> Array:
@@ -48,26 +264,32 @@ def cross(x1: Operand, x2: Operand, *, axis: int = -1) -> Array:
 
 
 def matrix_norm(x: Operand, *, keepdims: bool = False, ord: Any = "fro") -> Array:
-    """The norm of matrices: "fro" (Frobenius), 1 or -1 (of columns), inf or -inf (of rows)."""
+    """The norm of matrices: "fro" (Frobenius), 1 or -1 (of columns), inf or -inf (of rows), 2 or -2 (the largest or
+    smallest singular value), or "nuc" (their sum)."""
     (array,) = inexact(x)
     if array.ndim < 2:
         raise ShapeError(f"matrix_norm needs two dimensions or more, got shape {array.shape}")
     if ord == "fro":
         return vector_norm(array, axis=(-2, -1), keepdims=keepdims)
+    if ord in (2, -2, "nuc"):
+        reduce = {2: reductions.max, -2: reductions.min, "nuc": reductions.sum}[ord]
+        found = reduce(svdvals(array), -1)
+        return found[..., None, None] if keepdims else found
     if ord not in (1, -1, math.inf, -math.inf):
-        raise InputError(f"the matrix norm {ord!r} is not known", next_step="Known: 'fro', 1, -1, inf, -inf")
+        raise InputError(
+            f"the matrix norm {ord!r} is not known", next_step="Known: 'fro', 'nuc', 1, -1, 2, -2, inf, -inf"
+        )
     along, extreme = (-2 if abs(ord) == 1 else -1), (reductions.max if ord > 0 else reductions.min)
     found = extreme(reductions.sum(elementwise.abs(array), along, keepdims=True), -3 - along, keepdims=True)
     return found if keepdims else manipulation.squeeze(found, (-2, -1))
 
 
 def matrix_power(x: Operand, n: int) -> Array:
-    """Square matrices multiplied with themselves, n times 0 or more."""
+    """Square matrices multiplied with themselves n times, or their inverses -n times."""
     array = asarray(x)
-    if array.ndim < 2 or array.shape[-1] != array.shape[-2]:
-        raise ShapeError(f"matrix_power needs square matrices, got shape {array.shape}")
+    _check_square("matrix_power", array)
     if n < 0:
-        raise InputError(f"matrix_power takes powers of 0 or more, got {n}")
+        array, n = inv(array), -n
     result = manipulation.broadcast_to(eye(array.shape[-1], dtype=array.type.dtype), array.shape)
     square, started = array, False
     while n:
@@ -76,6 +298,62 @@ def matrix_power(x: Operand, n: int) -> Array:
         n >>= 1
         square = matmul(square, square) if n else square
     return result
+
+
+def multi_dot(arrays: Sequence[Operand]) -> Array:
+    """The product of two matrices or more, in the order that takes the fewest multiplications; the first may be a row
+    and the last a column."""
+    given = operands(*arrays)
+    if len(given) < 2:
+        raise InputError(f"multi_dot needs two arrays or more, got {len(given)}")
+    ranks = [array.ndim for array in given]
+    if any(rank != 2 for rank in ranks[1:-1]) or not {ranks[0], ranks[-1]} <= {1, 2}:
+        raise ShapeError(f"multi_dot needs matrices, got shapes {', '.join(str(array.shape) for array in given)}")
+    dims = [1 if ranks[0] == 1 else given[0].shape[0], *[array.shape[0] for array in given[1:]], given[-1].shape[-1]]
+    if ranks[-1] == 1:
+        dims[-1] = 1
+    return _chain(given, _splits(dims), 0, len(given) - 1)
+
+
+def _splits(dims: Sequence[int]) -> dict[tuple[int, int], int]:
+    """Behind which matrix each stretch of a chain is best divided, where matrix i is dims[i] by dims[i + 1] (Cormen et
+    al., Introduction to Algorithms, 3rd edition, 15.2)."""
+    count = len(dims) - 1
+    cost = {(at, at): 0 for at in range(count)}
+    best = {}
+    for length in range(1, count):
+        for first in range(count - length):
+            last = first + length
+            costs = {
+                at: cost[first, at] + cost[at + 1, last] + dims[first] * dims[at + 1] * dims[last + 1]
+                for at in range(first, last)
+            }
+            best[first, last] = min(costs, key=lambda at: costs[at])
+            cost[first, last] = costs[best[first, last]]
+    return best
+
+
+def _chain(arrays: Sequence[Array], splits: dict[tuple[int, int], int], first: int, last: int) -> Array:
+    if first == last:
+        return arrays[first]
+    at = splits[first, last]
+    return matmul(_chain(arrays, splits, first, at), _chain(arrays, splits, at + 1, last))
+
+
+def norm(x: Operand, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
+    """numpy's norm: of vectors along one axis, of matrices along two, and without axes of all elements as one vector,
+    or with `ord` of a vector or a matrix."""
+    (array,) = inexact(x)
+    if axis is None and (ord is None or array.ndim == 1):
+        return vector_norm(array, keepdims=keepdims, ord=2 if ord is None else ord)
+    axes = normal_axes(axis, array.ndim)
+    if len(axes) == 1:
+        return vector_norm(array, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
+    if len(axes) != 2:
+        raise ShapeError(f"a norm is of one axis or two, got {len(axes)}")
+    moved = manipulation.moveaxis(array, axes, (-2, -1))
+    found = matrix_norm(moved, ord="fro" if ord is None else ord)
+    return manipulation.expand_dims(found, tuple(sorted(axes))) if keepdims else found
 
 
 def outer(x1: Operand, x2: Operand) -> Array:
@@ -105,3 +383,41 @@ def vector_norm(x: Operand, *, axis: Axis = None, keepdims: bool = False, ord: f
     if ord == 2:
         return elementwise.sqrt(reductions.sum(elementwise.square(size), axes, keepdims=keepdims))
     return elementwise.pow(reductions.sum(elementwise.pow(size, ord), axes, keepdims=keepdims), 1 / ord)
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _check_square(name: str, array: Array) -> None:
+    if array.ndim < 2 or array.shape[-1] != array.shape[-2]:
+        raise ShapeError(f"{name} needs square matrices, got shape {array.shape}")
+
+
+def _identity(like: Array, dtype: Any = None) -> Array:
+    return eye(like.shape[-1], dtype=dtype or like.type.dtype)
+
+
+def _symmetric(name: str, x: Operand) -> Array:
+    (a,) = inexact(x)
+    _check_square(name, a)
+    return elementwise.multiply(elementwise.add(a, matrix_transpose(a)), 0.5)
+
+
+def _one_batch(a: Array, b: Array) -> tuple[Array, Array]:
+    """Both with the same axes ahead of their matrices."""
+    if a.shape[:-2] == b.shape[:-2]:
+        return a, b
+    ahead = manipulation.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return (
+        manipulation.broadcast_to(a, (*ahead, *a.shape[-2:])),
+        manipulation.broadcast_to(b, (*ahead, *b.shape[-2:])),
+    )
+
+
+def _counted(s: Array, shape: tuple[int, ...], rtol: Any) -> Array:
+    """Which singular values of matrices of `shape` count."""
+    if s.shape[-1] == 0:
+        return elementwise.greater(s, 0)
+    least = max(shape[-2:]) * finfo(s.type.dtype.numpy).eps if rtol is None else rtol
+    bound = elementwise.multiply(asarray(least) if rtol is not None else least, reductions.max(s, -1))
+    return elementwise.greater(s, bound[..., None])

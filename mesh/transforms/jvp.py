@@ -20,7 +20,7 @@ from .. import numpy as mnp
 from ..array import Array, apply
 from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast
-from . import convolutions, loops, programs, scattering
+from . import convolutions, loops, matrices, programs, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 from .slopes import SLOPES, Slope, choose, zero_like
 from .vjp import dot_labels, is_continuous, missing, product, spread
@@ -175,6 +175,7 @@ JVPS: dict[str, Row] = {
     "constraint": _linear("constraint"),
     "dot": _dot,
     "conv": convolutions.tangent,
+    **{op: Whole(partial(matrices.jvp, op)) for op in matrices.TANGENTS},
     "gather": _linear("gather"),
     "scatter": _scatter,
     "dynamic_slice": _linear("dynamic_slice"),

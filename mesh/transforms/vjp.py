@@ -29,7 +29,7 @@ from ..array import Array, apply
 from ..expression import Tensor
 from ..numpy.contraction import Labelled, Labels, contract
 from ..numpy.promotion import cast
-from . import convolutions, loops, programs, scattering
+from . import convolutions, loops, matrices, programs, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 from .slopes import SLOPES, choose, zero_like
 
@@ -310,6 +310,11 @@ VJPS: dict[str, Row] = {
     "reverse": (lambda g, z, x, axes: apply("reverse", g, axes=axes),),
     "dot": (_dot_left, _dot_right),
     "conv": (convolutions.of_x, convolutions.of_w),
+    "solve": (
+        lambda g, z, a, b: -mnp.matmul(apply("solve", matrices.t(a), g), matrices.t(z)),
+        lambda g, z, a, b: apply("solve", matrices.t(a), g),
+    ),
+    **{op: Whole(partial(matrices.vjp, backward, op)) for op in matrices.TANGENTS if op != "solve"},
     "gather": (scattering.gathered, None),
     "scatter": (scattering.scattered_data, None, scattering.scattered_updates),
     "dynamic_slice": (lambda g, z, x, at, sizes: apply("dynamic_update_slice", mnp.zeros_like(x), g, at), None),

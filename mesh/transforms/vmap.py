@@ -24,7 +24,7 @@ from .. import numpy as mnp
 from ..array import Array, apply, literal
 from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast, index_dtype, like
-from . import convolutions, loops, randomness
+from . import convolutions, loops, matrices, randomness
 from .inner import Function, Inner, Whole, call_graph, looked_up, rebuilt, run, run_like
 from .scattering import clamped, flattened, inside
 from .vjp import dot_labels, missing, product
@@ -249,6 +249,8 @@ VMAPS: dict[str, Row] = {
     "after": Whole(lambda size, inputs, batched: ([apply("after", *inputs)], [batched[0]])),
     "dot": _dot,
     "conv": convolutions.batched,
+    **{op: Whole(partial(matrices.vmap, op)) for op in matrices.TANGENTS},
+    "solve": matrices.solve_vmap,
     "gather": _gather,
     "scatter": _scatter,
     "dynamic_slice": _dynamic_slice,

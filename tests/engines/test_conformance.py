@@ -122,7 +122,7 @@ def check_random(engine: Engine, seeds: range) -> None:
 def check_random_by_node(engine: Engine, seeds: range) -> None:
     dtypes = [BY_NAME[name] for name in engine.info.dtypes_by_op["add"]]
     for seed in seeds:
-        random = random_graph(seed, dtypes=dtypes)
+        random = random_graph(seed, dtypes=dtypes, matrices=engine.info.engine == "cpu")
         judge(engine, random.graph, {**random.inputs, **random.params})
 
 

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ I = RANDOM.integers(-9, 10, (3, 4)).astype(np.int32)  # noqa: E741
 B = RANDOM.random((3, 4)) > 0.5
 S = np.array([0.0, -0.0, 1, -8, 2.5, np.inf, -np.inf, np.nan, 1e-30], np.float32)
 PAIRS = tuple(np.meshgrid(S, S))
+REGULAR = np.stack([RANDOM.standard_normal((3, 3)) + 3 * np.eye(3) for _ in range(2)]).astype(np.float32)
+DEFINITE = (REGULAR @ REGULAR.swapaxes(1, 2)).astype(np.float32)
 HOLES = np.array([[1, np.nan, 3], [np.nan, np.nan, np.nan], [5, 0, -2]], np.float32)
 
 
@@ -107,6 +110,30 @@ LINALG = [
     Row("vector_norm", [(T3,)], {"axis": (0, 2), "keepdims": True}, rtol=1e-5), Row("vector_norm", [(F,)], {"axis": 1}),
     *[Row("matrix_power", [(F[:, :3], n), (I[:, :3] % 3, n), (T3[:, :, :3], n)], rtol=1e-4, atol=1e-4)
       for n in (0, 1, 2, 5)],
+    Row("matrix_power", [(REGULAR, n) for n in (-1, -3)], rtol=1e-4, atol=1e-4),
+    *[Row("matrix_norm", [(F,), (T3,)], {"ord": ord, "keepdims": ord == 2}, rtol=1e-5) for ord in (2, -2, "nuc")],
+    *[Row("norm", [(F, ord), (T3, ord, (0, 2)), (T3, ord, (2, 1), True)], rtol=1e-5)
+      for ord in ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)],
+    Row("norm", [(F,), (V,), (T3,), (V, 3), (T3, None, 1), (T3, 1, -1, True), (T3, None, (0, 1)), (V, 0)], rtol=1e-5),
+    Row("cholesky", [(DEFINITE,), (DEFINITE[0],)], rtol=1e-5), Row("cholesky", [(DEFINITE,)], {"upper": True}, 1e-5),
+    *[Row(name, [(REGULAR,), (REGULAR[0],), (np.zeros((0, 0)),)], rtol=1e-4)
+      for name in ("det", "inv", "slogdet", "svd", "svdvals", "qr")],
+    Row("det", [(np.ones((3, 3), np.float32),)]), Row("slogdet", [(np.zeros((2, 2)),)]),
+    *[Row(name, [(F,), (T3,), (F.T,)], rtol=1e-4) for name in ("svd", "svdvals", "qr", "pinv", "matrix_rank")],
+    Row("svd", [(T3,)], {"full_matrices": False}, rtol=1e-4), Row("qr", [(T3,)], {"mode": "complete"}, rtol=1e-4),
+    Row("pinv", [(REGULAR @ np.diag([1, 1e-3, 0]),), (np.ones((3, 2)),)], {"rtol": 1e-2}, rtol=1e-4),
+    Row("matrix_rank", [(np.outer(W, V),), (np.zeros((2, 3)),), (np.zeros((0, 3)),), (T3[:, :1],)]),
+    Row("matrix_rank", [(DEFINITE @ np.diag([1, 1e-3, 0]),)], {"rtol": 1e-2}),
+    *[Row(name, [(DEFINITE,), (DEFINITE[0],)], rtol=1e-4) for name in ("eigh", "eigvalsh")],
+    Row("solve", [(REGULAR, W), (REGULAR, F), (REGULAR[0], T3), (REGULAR, T3[:1]), (REGULAR[0], F[:, 0])], rtol=1e-4),
+    Row("solve_triangular", [(REGULAR, W), (REGULAR[0], T3)], rtol=1e-4, reference=lambda a, b: np.linalg.solve(np.triu(
+        a), b)),
+    Row("solve_triangular", [(REGULAR, W), (REGULAR[0], F)], {"lower": True, "unit_diagonal": True}, rtol=1e-4,
+        reference=lambda a, b, **_: np.linalg.solve(np.tril(a, -1) + np.eye(3), b)),
+    Row("lstsq", [(F.T, V[:4]), (F.T, G.T), (F, W), (np.ones((2, 3), np.float32), V[:2])], rtol=1e-4),
+    *[Row("cond", [(REGULAR, p), (REGULAR[0], p)], rtol=1e-4) for p in (None, 2, -2, 1, "fro", math.inf)],
+    Row("cond", [(F,)], rtol=1e-4),
+    Row("multi_dot", [([F, G.T],), ([V[:3], F, G.T, W],), ([F, G.T, F, V[:4]],), ([V, V],)], rtol=1e-4, atol=1e-5),
 ]  # fmt: skip
 BITS_64 = {"float64": "float32", "int64": "int32"}
 
@@ -140,8 +167,14 @@ def test_a_habit_equals_numpys(row: Row) -> None:
 @pytest.mark.parametrize("row", LINALG, ids=lambda row: f"{row.name}{row.kwargs or ''}")
 def test_a_function_of_linalg_equals_numpys(row: Row) -> None:
     for args in row.calls:
-        expected = getattr(np.linalg, row.name)(*args, **row.kwargs)
+        expected = (row.reference or getattr(np.linalg, row.name))(*args, **row.kwargs)
         same(getattr(mnp.linalg, row.name)(*args, **row.kwargs), expected, row, args)
+
+
+def test_least_squares_of_few_ranks_have_residuals_that_are_nan() -> None:
+    x, residuals, rank, _ = mnp.linalg.lstsq(np.ones((3, 2)), np.array([1.0, 2, 3]))
+    assert int(rank) == 1 and np.isnan(np.asarray(residuals)).tolist() == [True]
+    np.testing.assert_allclose(np.asarray(x), [1, 1])
 
 
 REALISED = {"argwhere", "array_equal", "bincount", "compress", "extract", "flatnonzero"}
@@ -217,8 +250,16 @@ def test_unique_gives_what_is_asked_for() -> None:
     lambda: mnp.cross(V, V), lambda: mnp.cov(T3), lambda: mnp.bincount(I[0] - 99), lambda: mnp.bincount(F),
     lambda: mnp.fill_diagonal(mnp.asarray(V), 0), lambda: mnp.put_along_axis(mnp.asarray(F), [[9]], 0, 1),
     lambda: mnp.select([B], [I, I]), lambda: mnp.gradient(F[:1], 0), lambda: mnp.linalg.outer(F, V), lambda: mnp.kron(
-    np.zeros((1,) * 5), V), lambda: mnp.linalg.matrix_power(F, 2), lambda: mnp.linalg.matrix_power(F[:, :3], -1),
+    np.zeros((1,) * 5), V), lambda: mnp.linalg.matrix_power(F, 2), lambda: mnp.linalg.matrix_power(F, -1),
     lambda: mnp.linalg.matrix_norm(V), lambda: mnp.linalg.matrix_norm(F, ord="max"), lambda: mnp.dot(F, F),
+    *[partial(getattr(mnp.linalg, name), F) for name in ("cholesky", "det", "eigh", "eigvalsh", "inv", "slogdet")],
+    *[partial(getattr(mnp.linalg, name), V) for name in ("cholesky", "det", "eigh", "inv", "qr", "svd", "svdvals",
+      "matrix_rank", "pinv")],
+    lambda: mnp.linalg.qr(F, mode="raw"), lambda: mnp.linalg.solve(F, W), lambda: mnp.linalg.solve(F[:, :3], V),
+    lambda: mnp.linalg.solve(REGULAR, REGULAR[:, :2]), lambda: mnp.linalg.solve(REGULAR, np.ones((5, 3, 1))),
+    lambda: mnp.linalg.solve_triangular(F, W), lambda: mnp.linalg.lstsq(T3, W), lambda: mnp.linalg.lstsq(F, V),
+    lambda: mnp.linalg.multi_dot([F]), lambda: mnp.linalg.multi_dot([F, F]), lambda: mnp.linalg.multi_dot([F, V, F]),
+    lambda: mnp.linalg.norm(T3, 2), lambda: mnp.linalg.norm(T3, axis=(0, 1, 2)), lambda: mnp.linalg.norm(F, "max"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(wrong: Callable[[], Any]) -> None:
     with pytest.raises((InputError, ShapeError)):

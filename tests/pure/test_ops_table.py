@@ -16,11 +16,22 @@ from wire import ops, rules
 from wire.dtypes import BOOL, C64, DTYPES, F32, F64, I32, U32, DType
 from wire.errors import AttrError, DTypeError, GraphError, LimitExceeded, ShapeError, UnknownOp
 from wire.graph import GraphBuilder, Node, infer
-from wire.ops import GRAPH_ATTRS, LEAVES, OPS, check_attrs, op_named, row_hash, table_hash, tolerance_for
+from wire.ops import (
+    GRAPH_ATTRS,
+    LEAVES,
+    MULTIPLE,
+    OPS,
+    check_attrs,
+    op_named,
+    result_count,
+    row_hash,
+    table_hash,
+    tolerance_for,
+)
 from wire.ops_doc import FAMILIES, OPERANDS, markdown
 from wire.types import Attrs, TensorType
 from worker.cpu.control import CONTROL
-from worker.cpu.engine import KERNELS
+from worker.cpu.engine import KERNELS, SEVERAL
 
 SHAPE = (2, 3)
 
@@ -139,6 +150,12 @@ GOOD: dict[str, tuple[tuple[TensorType, ...], dict[str, Any], TensorType]] = {
     "conv": ((f32(2, 6, 9, 5), f32(8, 3, 3, 2)),
              {"stride": (2, 1), "low": (1, 0), "high": (0, 2), "lhs_dilation": (1, 2), "rhs_dilation": (2, 3),
               "groups": 2}, f32(2, 8, 3, 8)),
+    "cholesky": ((f32(2, 3, 3),), {}, f32(2, 3, 3)),
+    "solve": ((f32(2, 3, 3), f32(2, 3, 4)), {}, f32(2, 3, 4)),
+    "lu": ((f32(2, 3, 4),), {"output": 1}, i32(2, 3)),
+    "qr": ((f32(2, 4, 3),), {"full": 0, "output": 1}, f32(2, 3, 3)),
+    "eigh": ((f32(2, 3, 3),), {"output": 0}, f32(2, 3)),
+    "svd": ((f32(2, 4, 3),), {"full": 1, "output": 2}, f32(2, 3, 3)),
     "gather": ((f32(2, 3, 4), i32(2, 5)), {"axis": 1, "batch_dims": 1}, f32(2, 5, 4)),
     "scatter": ((f32(2, 3), i32(5), f32(2, 5)), {"axis": 1, "mode": "add"}, f32(2, 3)),
     "dynamic_slice": ((f32(2, 3), i32(2)), {"sizes": (1, 2)}, f32(1, 2)),
@@ -184,10 +201,10 @@ def test_every_row_stands_in_the_docs() -> None:
 
 
 def test_every_op_has_exactly_one_cpu_row() -> None:
-    assert KERNELS.keys() == OPS.keys() - LEAVES - GRAPH_ATTRS.keys() - ops.COLLECTIVES, (
+    assert KERNELS.keys() == OPS.keys() - LEAVES - GRAPH_ATTRS.keys() - MULTIPLE - ops.COLLECTIVES, (
         "the engine itself places leaves and inner graphs, and no rank is alone"
     )
-    assert CONTROL.keys() == ops.CONTROL
+    assert SEVERAL.keys() == MULTIPLE - {"spmd"} and CONTROL.keys() == ops.CONTROL
 
 
 def test_names_are_keys_and_every_rule_belongs_to_the_rules() -> None:
@@ -272,7 +289,7 @@ ACCEPTED = {
 
 
 REAL_DTYPES = [dtype for dtype in DTYPES if dtype.kind != "c"]
-ROLES = OPERANDS.keys() - {"dot", "atan2"}  # operands of different kinds: rows of WRONG_DTYPES
+ROLES = OPERANDS.keys() - {"dot", "atan2", "solve"}  # operands of different kinds: rows of WRONG_DTYPES
 
 
 @pytest.mark.parametrize("op", [name for name in OPS if OPS[name].inputs and name not in ROLES])
@@ -335,6 +352,15 @@ WRONG_DTYPES = [
     ("dynamic_update_slice", (f32(2, 3), f32(1, 2), f32(2)), {}, "expected an integer dtype"),
     ("dynamic_update_slice", (f32(2, 3), i32(1, 2), i32(2)), {}, "operands must have one dtype"),
 ]
+
+
+def test_there_are_as_many_results_as_the_table_says() -> None:
+    for op in MULTIPLE:
+        types, attrs, _ = GOOD[op]
+        count = result_count(op, Attrs(attrs))
+        assert [inferred(op, types, {**attrs, "output": place}) for place in range(count)]
+        with pytest.raises(AttrError, match=f"output {count} of {count}"):
+            inferred(op, types, {**attrs, "output": count})
 
 
 @pytest.mark.parametrize(("op", "types", "changes", "said"), WRONG_DTYPES)
@@ -462,6 +488,14 @@ WRONG_SHAPES: list[tuple[str, tuple[TensorType, ...], dict[str, Any], type[Graph
     ("composite", (f32(2, 3),), {"name": "c", "body": with_param()}, AttrError),
     ("composite", (f32(2, 3),), {"name": "c", "body": with_large_constant()}, AttrError),
     ("composite", (f32(2, 3),), {"name": "c", "body": replace(body(F32), outputs=(), output_names=())}, AttrError),
+    *[(op, (f32(*shape),), GOOD[op][1], ShapeError) for op in ("cholesky", "eigh") for shape in ((3,), (), (2, 3))],
+    *[(op, (f32(*shape),), GOOD[op][1], ShapeError) for op in ("lu", "qr", "svd") for shape in ((3,), ())],
+    *[(op, (f32(3, 3),), {**GOOD[op][1], "output": output}, AttrError)
+      for op in ("lu", "qr", "eigh", "svd") for output in (-1, 3, 1 << 62)],
+    *[(op, (f32(3, 3),), {**GOOD[op][1], "full": full}, AttrError) for op in ("qr", "svd") for full in (-1, 2)],
+    *[("solve", (f32(*a), f32(*b)), {}, ShapeError)
+      for a, b in (((2, 3), (2, 3)), ((3, 3), (3,)), ((3, 3), (4, 3)), ((2, 3, 3), (3, 3)), ((2, 3, 3), (1, 3, 3)),
+                   ((3,), (3, 1)))],
     ("cond", (), {**COND, "output": 0}, ShapeError),
     ("cond", (TensorType((1,), BOOL), f32(2, 3)), {**COND, "output": 0}, ShapeError),
     ("cond", (f32(), f32(2, 3)), {**COND, "output": 0}, ShapeError),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from coordinator.cost import needs
 from coordinator.plan import Plan
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles, worker_profile
@@ -141,7 +142,8 @@ def worker_reports(folder: Path) -> Target:
     """What a worker says of its devices: it is refused, or there is a plan with it beside a good one."""
     graph = random_graph(3, 4, 8).graph
     ops = frozenset(OPS)
-    dtypes = {op: tuple(dtype.name for dtype in DTYPES) for op in {node.op for node in graph}}
+    every = {op for index in range(len(graph)) for op, _ in needs(graph, index)}
+    dtypes = {op: tuple(dtype.name for dtype in DTYPES) for op in every}
     cpu = DeviceReport(0, "cpu", "", "numpy", "", True, 1 << 30, {}, dtypes, 5.0, 10.0, 1e-4)
     second = msgspec.structs.replace(cpu, index=1)
     gpu = DeviceReport(0, "wgsl", "card", "Vulkan", "1", False, 1 << 32, {"x": 1}, {"add": ("f32",)}, 900.0, 90.0, 1e-4)

@@ -23,6 +23,7 @@ from wire.dtypes import BOOL, C128, DTYPES, F32, F64, I32, PARTS, U32, DType, dt
 from wire.graph import GraphBuilder, WireGraph
 
 from . import control_cases, spmd_cases
+from .matrix_cases import EXAMPLES, SIGNED
 from .values import all_tuples, all_values, any_bits, ordinary, special
 
 LARGE = 70_003  # more than 65,535 and no multiple of 4
@@ -94,6 +95,8 @@ def _case(op: str, dtype: DType, example: Example) -> Case:
     else:
         sources = [builder.input(name, a.shape, dtype_of(a)) for name, a in zip(names, operands, strict=True)]
         index = builder.add(op, *sources, **example.attrs)
+        if (op, example.attrs.get("output")) in SIGNED:
+            index = builder.add("abs", index)
     inputs = dict(zip(names, operands, strict=False))
     return Case(f"{op}/{dtype.name}/{example.label}", op, dtype, builder.build([index]), inputs)
 
@@ -567,6 +570,13 @@ def _extreme_starts() -> Iterator[tuple[str, NDArray[Any]]]:
             yield f"{index.name}-{name}", np.full(2, getattr(np.iinfo(index.numpy), name), index.numpy)
 
 
+# -- matrices ---------------------------------------------------------------------------------------------
+
+
+def _of_matrices(op: str) -> Row:
+    return lambda dtype: (Example(*each) for each in EXAMPLES[op](dtype))
+
+
 # -- leaves -----------------------------------------------------------------------------------------------
 
 
@@ -642,6 +652,7 @@ ROWS: dict[str, tuple[str, Row]] = {  # op -> (kinds of dtype, examples)
     "after": ("biufc", _after),
     "dot": ("iufc", _dot),
     "conv": ("iufc", _conv),
+    **{op: ("f", _of_matrices(op)) for op in EXAMPLES},
     "gather": ("biufc", _gather),
     "scatter": ("biufc", _scatter),
     "dynamic_slice": ("biufc", _dynamic_slice),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from wire.dtypes import BF16, BOOL, C64, C128, DTYPES, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 from wire.graph import GraphBuilder, WireGraph
+from wire.rules import MATRICES
 from wire.types import TensorType
 
 from .control_cases import counted, graph_of, siblings
@@ -33,12 +34,14 @@ class RandomGraph:
     params: dict[str, NDArray[Any]]
 
 
-def random_graph(seed: int, least: int = 12, most: int = 60, dtypes: Sequence[DType] = DTYPES) -> RandomGraph:
+def random_graph(
+    seed: int, least: int = 12, most: int = 60, dtypes: Sequence[DType] = DTYPES, matrices: bool = True
+) -> RandomGraph:
     """A graph of `least` to `most` nodes that compute something, and values for its inputs and params.
 
-    Every tensor has one of `dtypes`.
+    Every tensor has one of `dtypes`; without `matrices` nothing in it needs a cpu engine.
     """
-    return _Grower(np.random.default_rng(seed), dtypes).grow(least, most)
+    return _Grower(np.random.default_rng(seed), dtypes, matrices).grow(least, most)
 
 
 def big_graph(nodes: int = 10_000) -> WireGraph:
@@ -65,7 +68,8 @@ def big_graph(nodes: int = 10_000) -> WireGraph:
 
 
 class _Grower:
-    def __init__(self, rng: np.random.Generator, dtypes: Sequence[DType]) -> None:
+    def __init__(self, rng: np.random.Generator, dtypes: Sequence[DType], matrices: bool) -> None:
+        self.matrices = matrices
         self.rng = rng
         self.dtypes = dtypes
         self.builder = GraphBuilder()
@@ -326,6 +330,24 @@ def _conv(grower: _Grower) -> int | None:
     return grower.add("conv", source, weight, groups=groups, **attrs, **steps)
 
 
+def _matrices(grower: _Grower) -> int | None:
+    """What solves or factors matrices; every result of a factorisation is there to be picked."""
+    if not grower.matrices:
+        return None
+    op = grower.one_of("cholesky", "solve", "lu", "qr", "eigh", "svd")
+    square = op in ("cholesky", "solve", "eigh")
+    source = grower.pick(lambda kind: _float(kind) and len(kind.shape) > 1 and (
+        not square or kind.shape[-1] == kind.shape[-2]))  # fmt: skip
+    if source is None:
+        return None
+    if op in ("cholesky", "solve"):
+        shape = grower.type(source).shape
+        given = [grower.constant((*shape[:-1], 2), grower.type(source).dtype)] if op == "solve" else []
+        return grower.add(op, source, *given)
+    attrs = {"full": grower.one_of(0, 1)} if op in ("qr", "svd") else {}
+    return siblings(grower.builder, op, source, count=MATRICES[op], **attrs)[0]
+
+
 def _indices(grower: _Grower, shape: tuple[int, ...]) -> int:
     found = grower.pick(lambda kind: kind.dtype.kind in "iu" and kind.shape == shape)
     return grower.constant(shape, I32) if found is None else found
@@ -440,5 +462,5 @@ def _step(grower: _Grower, kind: TensorType) -> WireGraph:
 
 ROWS: tuple[Callable[[_Grower], int | None], ...] = (
     _unary, _unary, _unary, _binary, _binary, _binary, _binary, _select, _convert, _reduce, _along, _view, _view, _view,
-    _dot, _dot, _conv, _gather, _scatter, _window, _made_up, _after, _composite, _control,
+    _dot, _dot, _conv, _gather, _scatter, _window, _made_up, _after, _composite, _control, _matrices,
 )  # fmt: skip

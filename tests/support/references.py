@@ -25,6 +25,7 @@ from wire.graph import Node, WireGraph, const_value
 from wire.ops import COLLECTIVES
 from wire.types import Attrs, TensorType
 
+from .matrix_references import MATRICES
 from .rank_references import Rank, collective, spmd
 
 Array = NDArray[Any]
@@ -582,6 +583,7 @@ def _random_bits(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
 # -- the table --------------------------------------------------------------------------------------------
 
 REFERENCES: dict[str, Reference] = {
+    **MATRICES,
     "iota": _iota,
     "random_bits": _random_bits,
     "neg": _by_kind(_float(lambda x: -x), _whole(lambda x: -x)),

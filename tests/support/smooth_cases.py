@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .matrix_cases import apart as matrix
+from .matrix_cases import definite
+
 Array = NDArray[Any]
 
 
@@ -87,6 +90,10 @@ def _along(make: Any) -> tuple[Smooth, ...]:
 def _dot(left: tuple[int, ...], right: tuple[int, ...], *axes: tuple[int, ...]) -> Smooth:
     names = ("lhs_batch", "rhs_batch", "lhs_contract", "rhs_contract")
     return Smooth((any_(*left), any_(*right)), dict(zip(names, axes, strict=True)))
+
+
+def _factored(make: Any, outputs: int, *shapes: tuple[int, ...], **attrs: int) -> tuple[Smooth, ...]:
+    return tuple(Smooth((make(*shape),), {**attrs, "output": output}) for shape in shapes for output in range(outputs))
 
 
 def _with_zeros(array: Array, count: int) -> Array:
@@ -192,6 +199,16 @@ REAL: dict[str, tuple[Smooth, ...]] = {
         Smooth((any_(3), any_(3), ints(2, dtype=np.int64))),
         Smooth((any_(), any_(), ints())),
     ),
+    "cholesky": (Smooth((definite(3, 3),)), Smooth((definite(2, 2, 2),)), Smooth((definite(0, 0),))),
+    "solve": (
+        Smooth((matrix(3, 3), any_(3, 2))),
+        Smooth((matrix(2, 2, 2), any_(2, 2, 1))),
+        Smooth((matrix(2, 2), any_(2, 0))),
+    ),
+    "lu": _factored(matrix, 1, (3, 3), (4, 2), (2, 4), (2, 2, 2)),
+    "qr": (*_factored(matrix, 2, (3, 3), (4, 2), (2, 4), (2, 3, 2), full=0), *_factored(matrix, 2, (2, 3), full=1)),
+    "eigh": _factored(definite, 2, (3, 3), (2, 2, 2)),
+    "svd": (*_factored(matrix, 3, (3, 3), (4, 2), (2, 4), (2, 3, 2), full=0), *_factored(matrix, 3, (2, 2), full=1)),
 }  # fmt: skip
 
 COMPLEX: dict[str, tuple[Smooth, ...]] = {

@@ -16,7 +16,8 @@ from wire.types import Attrs
 from .elementwise import Array
 
 Run = Callable[[str, list[Array]], list[Array]]
-Control = Callable[[Attrs, list[Array], Run], list[Array]]
+Several = Callable[[Attrs, list[Array], Run], list[Array]]
+"""What gives every result of a node."""
 
 
 def _cond(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
@@ -47,4 +48,4 @@ def _scan(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
     return [*carry, *stacked]
 
 
-CONTROL: dict[str, Control] = {"cond": _cond, "while": _while, "scan": _scan}
+CONTROL: dict[str, Several] = {"cond": _cond, "while": _while, "scan": _scan}

@@ -20,19 +20,21 @@ from numpy.typing import NDArray
 from wire.dtypes import DTYPES, F32
 from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
 from wire.graph import GraphBuilder, Node, WireGraph, const_value
-from wire.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, OPS
+from wire.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, MULTIPLE, OPS
 from wire.types import TensorType
 from wire.unroll import unroll
 
 from ..engine import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from ..inline import inline_composites
 from ..levels import levels
-from .control import CONTROL, Control
+from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, Kernel
+from .matrices import FACTORISATIONS, MATRICES
 from .process import keep_memory, one_thread
 from .structural import STRUCTURAL
 
-KERNELS: dict[str, Kernel] = {**ELEMENTWISE, **STRUCTURAL}
+KERNELS: dict[str, Kernel] = {**ELEMENTWISE, **STRUCTURAL, **MATRICES}
+SEVERAL: dict[str, Several] = {**CONTROL, **FACTORISATIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,12 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A branch or a loop: `outputs` are the values that somebody needs and their places among the results."""
+    """A node with several results: `outputs` are the values that somebody needs and their places among the results.
 
-    control: Control
+    `graphs` are those of a branch or a loop.
+    """
+
+    kernel: Several
     node: Node
     graphs: Mapping[str, CpuExecutable]
     outputs: tuple[tuple[int, int], ...]
@@ -171,7 +176,7 @@ def compile_graph(graph: WireGraph) -> CpuExecutable:
         frees = tuple({each for each in held if last_use[each] == index and each not in kept})
         if node.op == "const":
             constants.append((index, _canonical(const_value(node, flat.blobs))))
-        elif node.op in CONTROL:
+        elif node.op in MULTIPLE:
             calls.append(_turn(flat, index, frees))
         elif node.op in COLLECTIVES:
             following = computed[place + 1][1].inputs if place + 1 < len(computed) else (index,)
@@ -206,9 +211,9 @@ def _same_memory(graph: WireGraph) -> list[int]:
 def _turn(graph: WireGraph, index: int, frees: tuple[int, ...]) -> _Turn:
     """What is computed where the first of some siblings stands, for all of them."""
     node = graph.nodes[index]
-    graphs = {name: compile_graph(node.attrs[name]) for name in GRAPH_ATTRS[node.op]}
+    graphs = {name: compile_graph(node.attrs[name]) for name in GRAPH_ATTRS.get(node.op, ())}
     outputs = tuple((each, graph.nodes[each].attrs["output"]) for each in graph.siblings[index])
-    return _Turn(CONTROL[node.op], node, graphs, outputs, frees)
+    return _Turn(SEVERAL[node.op], node, graphs, outputs, frees)
 
 
 def _arguments(graph: WireGraph, flat: WireGraph) -> tuple[int | None, ...]:
@@ -251,7 +256,7 @@ def _computed(
             under_way[call.index] = _met(call, operands, collectives)
         else:
             results = _turned(call, operands, stopped, collectives)
-            values.update({index: results[output] for index, output in call.outputs})
+            values.update({index: _canonical(results[output]) for index, output in call.outputs})
         for source in call.frees:
             values.pop(source, None)
     _settle(executable.outputs, under_way, values)
@@ -280,9 +285,13 @@ def _turned(
         return _computed(call.graphs[name], [_canonical(array) for array in given], stopped, collectives)
 
     try:
-        return call.control(call.node.attrs, operands, perform)
+        return call.kernel(call.node.attrs, operands, perform)
+    except MeshError:
+        raise
     except MemoryError as error:
         raise OutOfMemory("no memory for what a loop collects", op=call.node.op, cause=str(error)) from None
+    except Exception as error:
+        raise _failed(call, error) from error
 
 
 def _perform(call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
@@ -293,9 +302,11 @@ def _perform(call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
     except MemoryError as error:
         raise OutOfMemory(f"no memory for {call.result}", op=call.node.op, cause=str(error)) from None
     except Exception as error:
-        raise ExecuteFailed(
-            "a numpy kernel failed", op=call.node.op, cause=f"{type(error).__name__}: {error}"
-        ) from error
+        raise _failed(call, error) from error
+
+
+def _failed(call: _Call | _Turn, error: Exception) -> ExecuteFailed:
+    return ExecuteFailed("a numpy kernel failed", op=call.node.op, cause=f"{type(error).__name__}: {error}")
 
 
 def _canonical(array: NDArray[Any]) -> NDArray[Any]:
@@ -331,7 +342,8 @@ def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting]) -> 
     alive = peak = 0
     for call in calls:
         made = graph.siblings[call.outputs[0][0]] if isinstance(call, _Turn) else (call.index,)
-        inner = max(each.memory_bytes for each in call.graphs.values()) if isinstance(call, _Turn) else 0
+        graphs = call.graphs.values() if isinstance(call, _Turn) else ()
+        inner = max((each.memory_bytes for each in graphs), default=0)
         alive += sum(graph.types[index].size_bytes for index in made if graph.nodes[index].op != "after")
         peak = max(peak, alive + inner)
         alive -= sum(graph.types[index].size_bytes for index in call.frees if graph.nodes[index].op != "after")

@@ -35,7 +35,9 @@ class DeviceLimits:
         return DeviceLimits(**{name: min(value, override.get(name, value)) for name, value in values.items()})
 
 
-CPU_ONLY = frozenset({"real", "imag", "complex", "fft"})  # ops that the planner places on a cpu engine
+CPU_ONLY = frozenset({"real", "imag", "complex", "fft", "cholesky", "solve", "lu", "qr", "eigh", "svd"})
+"""Ops without a kernel here: the planner places them on a cpu engine."""
+
 WEBGPU_MINIMUM: Mapping[str, int] = asdict(DeviceLimits())
 
 

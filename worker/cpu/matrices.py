@@ -1,0 +1,117 @@
+"""Matrices solved and factored by numpy's LAPACK, one row each; of (..., m, n), where what is ahead is a batch.
+
+numpy raises for the whole batch if one matrix has no factors; here that one has NaN (`_each`).  f16 and bf16 are
+factored in f32.  numpy has no LU of its own: `_lu` is one by blocks, so that most of its work is products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.types import Attrs, TensorType
+
+from .control import Run, Several
+from .elementwise import Array, Kernel
+
+PANEL = 32  # columns that are factored one by one
+
+
+def _wide(array: Array) -> Array:
+    """What LAPACK knows."""
+    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
+
+
+def _each(function: Callable[..., Sequence[Array]], *operands: Array) -> list[Array]:
+    """`function` of whole batches, or if it refuses of each matrix by itself, with NaN for those it refuses."""
+    try:
+        return list(function(*operands))
+    except np.linalg.LinAlgError:
+        ahead = operands[0].shape[:-2]
+        flat = [array.reshape(math.prod(ahead), *array.shape[len(ahead) :]) for array in operands]
+        rows = [_or_nan(function, [array[at] for array in flat]) for at in range(math.prod(ahead))]
+        return [np.stack(column).reshape(*ahead, *column[0].shape) for column in zip(*rows, strict=True)]
+
+
+def _or_nan(function: Callable[..., Sequence[Array]], operands: list[Array]) -> list[Array]:
+    try:
+        return list(function(*operands))
+    except np.linalg.LinAlgError:
+        harmless = np.eye(operands[0].shape[-2], operands[0].shape[-1], dtype=operands[0].dtype)
+        return [np.full_like(array, np.nan) for array in function(harmless, *operands[1:])]
+
+
+def _cholesky(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    (found,) = _each(lambda x: [np.linalg.cholesky(x)], _wide(operands[0]))
+    return found.astype(out.dtype.numpy, copy=False)
+
+
+def _solve(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    (found,) = _each(lambda a, b: [np.linalg.solve(a, b)], *map(_wide, operands))
+    return found.astype(out.dtype.numpy, copy=False)
+
+
+def _qr(x: Array, attrs: Attrs) -> Sequence[Array]:
+    return np.linalg.qr(x, "complete" if attrs["full"] else "reduced")
+
+
+def _eigh(x: Array, attrs: Attrs) -> Sequence[Array]:
+    return np.linalg.eigh(x)
+
+
+def _svd(x: Array, attrs: Attrs) -> Sequence[Array]:
+    return np.linalg.svd(x, full_matrices=bool(attrs["full"]))
+
+
+def _lu(x: Array, attrs: Attrs) -> Sequence[Array]:
+    """Golub and Van Loan, Matrix Computations, 4th edition, algorithm 3.4.1 in panels, over all matrices at once."""
+    ahead, (m, n) = x.shape[:-2], x.shape[-2:]
+    factors = x.reshape(math.prod(ahead), m, n).copy()
+    every = np.arange(len(factors))
+    swapped = np.zeros((len(factors), min(m, n)), np.int32)
+    rows = np.tile(np.arange(m, dtype=np.int32), (len(factors), 1))
+    for first in range(0, min(m, n), PANEL):
+        last = min(first + PANEL, m, n)
+        for at in range(first, last):
+            pivot = at + np.argmax(np.abs(factors[:, at:, at]), axis=1)
+            swapped[:, at] = pivot
+            for array in (factors, rows):
+                array[every, at], array[every, pivot] = array[every, pivot], array[every, at]
+            divisor = factors[:, at, at, None]
+            factors[:, at + 1 :, at] /= np.where(divisor == 0, 1, divisor)
+            factors[:, at + 1 :, at + 1 : last] -= factors[:, at + 1 :, at, None] * factors[:, at, None, at + 1 : last]
+        _behind(factors, first, last)
+    shapes = (x.shape, (*ahead, min(m, n)), (*ahead, m))
+    return [array.reshape(shape) for array, shape in zip((factors, swapped, rows), shapes, strict=True)]
+
+
+def _behind(factors: NDArray[Any], first: int, last: int) -> None:
+    """What the panel from column `first` to `last` does to the columns behind it."""
+    for at in range(first + 1, last):
+        factors[:, at, None, last:] -= factors[:, at, None, first:at] @ factors[:, first:at, last:]
+    factors[:, last:, last:] -= factors[:, last:, first:last] @ factors[:, first:last, last:]
+
+
+def _several(function: Callable[[Array, Attrs], Sequence[Array]]) -> Several:
+    """The row of a factorisation; its results have the operand's precision, indices aside."""
+
+    def row(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
+        (x,) = operands
+        found = _each(lambda matrices: function(matrices, attrs), _wide(x))
+        return [array.astype(x.dtype, copy=False) if x.dtype.itemsize == 2 and array.dtype.kind == "f" else array
+                for array in found]  # fmt: skip
+
+    return row
+
+
+MATRICES: dict[str, Kernel] = {"cholesky": _cholesky, "solve": _solve}
+FACTORISATIONS: dict[str, Several] = {
+    "lu": _several(_lu),
+    "qr": _several(_qr),
+    "eigh": _several(_eigh),
+    "svd": _several(_svd),
+}
