@@ -15,7 +15,7 @@ from coordinator.profile import CLIENT, Link, Profiles
 
 @pytest.mark.parametrize("strategy", ["single", "pipeline", "auto"])
 def test_a_plan_is_priced_about_as_it_was_predicted_and_slower_where_devices_are(strategy: str) -> None:
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(5)
     for seed in range(20):
         graph = random_graph(seed, 6, 24).graph
         profiles = random_profiles(rng, 3)
