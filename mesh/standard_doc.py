@@ -57,8 +57,12 @@ ON_CPU = frozenset(
     f"linalg.{name}"
     for name in ("cholesky", "det", "eigh", "eigvalsh", "inv", "matrix_rank", "pinv", "qr", "slogdet", "solve", "svd",
                  "svdvals")
+) | frozenset(
+    name
+    for name in ("complex64", "complex128", "conj", "imag", "real", *STANDARD["Extension: fft"].split())
+    if not name.endswith(("freq", "shift"))
 )  # fmt: skip
-"""What runs on cpu workers only, though its dtypes are known to WGSL."""
+"""What runs on cpu workers only: WGSL has no matrix decompositions and no complex numbers."""
 
 DIFFERENCES: dict[str, str] = {
     "argmax": "indices are int32",
@@ -74,7 +78,20 @@ DIFFERENCES: dict[str, str] = {
     "unique_values": "in order",
     "arange": "int32 or float32 by default",
     "linspace": "float32 by default",
-    "asarray": "Python numbers and lists become bool, int32 (int64 where a number needs it) or float32",
+    "asarray": "Python numbers and lists become bool, int32 (int64 where a number needs it), float32 or complex64",
+    "astype": "from complex to real raises: take `real`, `imag` or `abs`",
+    "conj": "of real arrays too",
+    "imag": "of real arrays zeros",
+    "real": "of real arrays too",
+    "std": "of complex arrays too",
+    "var": "of complex arrays too",
+    "finfo": "of a complex dtype that of its parts",
+    **dict.fromkeys(
+        ("fft.fft", "fft.ifft", "fft.fftn", "fft.ifftn", "fft.hfft", "fft.irfft", "fft.irfftn"),
+        "of real arrays too; complex64, of 64-bit input complex128",
+    ),
+    "fft.fftfreq": "float32 by default",
+    "fft.rfftfreq": "float32 by default",
     "empty": "filled with 0",
     "empty_like": "filled with 0",
     "from_dlpack": "memory that somebody could still change is copied, unless copy=False",
@@ -115,7 +132,7 @@ HEAD = """\
 `python -m mesh.standard_doc > docs/array-api.md`.
 
 * **works**: with values and while a function is traced, on every engine that has the dtype: the cpu engine has all,
-  WGSL has float32, int32, uint32, bool, and float16 where the device does.
+  WGSL has float32, int32, uint32, bool, and float16 where the device does; complex numbers are on cpu workers.
 * **realised only**: the result's shape depends on values, so they must be known: not while a function is traced.
 * **cpu only**: the planner gives it to cpu workers.
 * **not yet**: it is not there.
@@ -125,8 +142,8 @@ and refusals with numpy's namespace, and with `array-api-strict` where that is i
 
 What holds for all of it:
 
-* Default dtypes are float32 and int32; indices and counts are int32. An integer array with a float array takes the
-  float's dtype (the standard leaves that open). Beside the standard's dtypes there are float16 and bfloat16.
+* Default dtypes are float32, int32 and complex64; indices and counts are int32. An integer array with a float array
+  takes the float's dtype (the standard leaves that open). Beside the standard's dtypes there are float16 and bfloat16.
 * Arrays are lazy: a function gives an array with a shape and a dtype at once, and its values when somebody looks.
   Wrong shapes and dtypes raise at the call.
 * There are no views: a part of an array is an array of its own. `x[key] = v` and `x += y` give the name `x`, which is

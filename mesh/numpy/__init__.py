@@ -13,7 +13,7 @@ To add a function: write it in the module of its kind; it appears here by its mo
 import math as _math
 
 from .. import array as _array
-from . import linalg, random
+from . import fft, linalg, random
 from .complexes import angle, conj, imag, iscomplex, iscomplexobj, isreal, isrealobj, real
 from .contraction import diagonal, einsum, matmul, outer, tensordot, trace, vecdot
 from .creation import (
@@ -384,6 +384,7 @@ __all__ = [
     "extract",
     "eye",
     "fabs",
+    "fft",
     "fill_diagonal",
     "finfo",
     "fix",

@@ -395,16 +395,17 @@ INDICES = {"argmax", "argmin", "argsort", "lexsort", "nonzero", "searchsorted", 
 ALIASES = {
     "absolute": "abs", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin",
     "arcsinh": "asinh", "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "around": "round",
-    "bitwise_not": "bitwise_invert", "concatenate": "concat", "fabs": "abs", "fix": "trunc",
+    "bitwise_not": "bitwise_invert", "concatenate": "concat", "conjugate": "conj", "fabs": "abs", "fix": "trunc",
     "invert": "bitwise_invert", "left_shift": "bitwise_left_shift", "mod": "remainder", "power": "pow",
     "right_shift": "bitwise_right_shift", "transpose": "permute_dims", "true_divide": "divide",
 }  # fmt: skip
-MODULES = {"linalg", "random"}  # test_random.py
+MODULES = {"fft", "linalg", "random"}  # test_fft.py, test_linalg.py, test_random.py
 HABITS = {name for name in vars(habits) if getattr(vars(habits)[name], "__module__", "") == habits.__name__}
 HABITS |= {"degrees", "radians", "row_stack", "trapz"}  # test_numpy_habits.py
+COMPLEX = {"angle", "conj", "imag", "iscomplex", "iscomplexobj", "isreal", "isrealobj", "real"}  # test_complex.py
 CONSTANTS = {"e", "inf", "nan", "newaxis", "pi"}
 DTYPES = {
-    "bfloat16", "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "bfloat16", "bool", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
     "uint64",
 }  # fmt: skip
 ABOUT_DTYPES = {"can_cast", "finfo", "iinfo", "isdtype", "promote_types", "result_type"}  # test_numpy_dtypes.py
@@ -416,6 +417,7 @@ def test_every_function_has_a_row() -> None:
         | {"copy", "from_dlpack", "topk", "unique", "union1d", "intersect1d", "setdiff1d", "setxor1d"}
         | set(ALIASES)
         | MODULES
+        | COMPLEX
         | {name for name in HABITS if not name.startswith("_")}
         | CONSTANTS
         | DTYPES
