@@ -399,14 +399,14 @@ ALIASES = {
     "invert": "bitwise_invert", "left_shift": "bitwise_left_shift", "mod": "remainder", "power": "pow",
     "right_shift": "bitwise_right_shift", "transpose": "permute_dims", "true_divide": "divide",
 }  # fmt: skip
-MODULES = {"fft", "linalg", "random"}  # test_fft.py, test_linalg.py, test_random.py
+MODULES = {"fft", "linalg", "random"}  # test_fft.py, test_random.py
 HABITS = {name for name in vars(habits) if getattr(vars(habits)[name], "__module__", "") == habits.__name__}
 HABITS |= {"degrees", "radians", "row_stack", "trapz"}  # test_numpy_habits.py
 COMPLEX = {"angle", "conj", "imag", "iscomplex", "iscomplexobj", "isreal", "isrealobj", "real"}  # test_complex.py
 CONSTANTS = {"e", "inf", "nan", "newaxis", "pi"}
 DTYPES = {
-    "bfloat16", "bool", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
-    "uint64",
+    "bfloat16", "bool", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
+    "uint8", "uint16", "uint32", "uint64",
 }  # fmt: skip
 ABOUT_DTYPES = {"can_cast", "finfo", "iinfo", "isdtype", "promote_types", "result_type"}  # test_numpy_dtypes.py
 
