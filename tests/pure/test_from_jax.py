@@ -25,6 +25,7 @@ K = np.array([2, 0, -1, 9], np.int32)
 IMAGE = RNG.normal(size=(2, 8, 8, 4)).astype(np.float32)
 FILTERS = RNG.normal(size=(3, 3, 4, 6)).astype(np.float32)
 KEY = np.array([0, 7], np.uint32)
+Z = (RNG.normal(size=(2, 3)) + 1j * RNG.normal(size=(2, 3))).astype(np.complex64)
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
@@ -152,6 +153,32 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "gradients of pools": (
         jax.grad(lambda x: (pooled(x, "max", 3, 2, "SAME") ** 2).sum() + (pooled(x, "sum", 2, 2, "SAME") ** 2).sum()),
         (IMAGE,),
+    ),
+    "complex numbers": (
+        lambda x, z: [
+            z * z.conj(), z / (1 + z), jnp.exp(z), jnp.log(z), jnp.sqrt(z), jnp.tanh(z), z**3, z ** (0.5 + 1j), abs(z),
+            jnp.angle(z), z.real, z.imag, jax.lax.complex(x, x + 1), jnp.sinh(z), jnp.arcsin(z), jnp.log1p(z),
+            jnp.sign(z), jnp.expm1(z), z @ z.T, jnp.vdot(z, z), z.sum(0), z.prod(1), jnp.cumsum(z, 1), z.mean(), z == z, z != 0,
+            -z, jnp.where(x > 0, z, 1j), z.at[1].add(2j), z[jnp.array([1, 0])], x + 2j, jax.lax.conj(x), jnp.var(z),
+            jnp.isnan(z), jax.lax.convert_element_type(x, jnp.complex64), jnp.roll(z, 1), jnp.arctan(z), jnp.arccosh(z),
+        ],
+        (X[:2, :3], Z),
+    ),
+    "gradients of complex numbers": (
+        lambda x, z: [
+            jax.grad(lambda z: (abs(z * x) ** 2).sum())(z), jax.grad(lambda x: jnp.real(jnp.exp(1j * x * z)).sum())(x),
+            jax.jvp(lambda z: z * z.conj(), (z,), (1j * z,))[1], jax.vjp(lambda z: abs(z) * z, z)[1](z)[0],
+        ],
+        (X[:2, :3], Z),
+    ),
+    "transforms": (
+        lambda x, z: [
+            jnp.fft.fft(z), jnp.fft.ifft(z, axis=0), jnp.fft.rfft(x), jnp.fft.irfft(z), jnp.fft.irfft(z, 5),
+            jnp.fft.fft2(z), jnp.fft.rfftn(x), jnp.fft.irfft2(z), jnp.fft.fft(z, 8, norm="ortho"), jnp.fft.hfft(z),
+            jax.grad(lambda x: (abs(jnp.fft.rfft(x)) ** 2).sum())(x),
+            jax.grad(lambda x: (jnp.fft.irfft(jnp.fft.rfft(x) * z[:, :2]) ** 2).sum())(x),
+        ],
+        (X[:2, :3], Z),
     ),
     "hessian": (jax.hessian(lambda x: jnp.sum(jnp.tanh(x) ** 3)), (X[0],)),
     "vmap of grad": (jax.vmap(jax.grad(lambda w, x: jnp.tanh(x @ w).sum()), (None, 0)), (W, X[:, None])),

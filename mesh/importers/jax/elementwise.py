@@ -78,7 +78,9 @@ def _select_n(equation: Equation, which: Array, *cases: Array) -> Array:
 
 
 def _convert(equation: Equation, x: Array) -> Array:
-    return cast(x, dtype_of(equation["new_dtype"]))
+    """From complex to real numbers what is imaginary is lost."""
+    target = dtype_of(equation["new_dtype"])
+    return cast(x if target.kind in "bc" else mnp.real(x), target)
 
 
 def _bitcast(equation: Equation, x: Array) -> Array:
@@ -184,8 +186,8 @@ ROWS: dict[str, Row] = {
     "erf_inv": lambda equation, x: erfinv(x),
     "erfc": lambda equation, x: 1 - apply("erf", x),
     "exp": _op("exp"),
-    "exp2": _op("exp2"),
-    "expm1": _op("expm1"),
+    "exp2": _fn(mnp.exp2),
+    "expm1": _fn(mnp.expm1),
     "floor": _op("floor"),
     "ge": _op("ge"),
     "gt": _op("gt"),
@@ -195,7 +197,7 @@ ROWS: dict[str, Row] = {
     "le_to": _total(False),
     "lgamma": _lgamma,
     "log": _op("log"),
-    "log1p": _op("log1p"),
+    "log1p": _fn(mnp.log1p),
     "logistic": _logistic,
     "lt": _op("lt"),
     "lt_to": _total(True),
@@ -217,7 +219,7 @@ ROWS: dict[str, Row] = {
     "shift_left": lambda equation, x, by: apply("shl", x, by),
     "shift_right_arithmetic": lambda equation, x, by: apply("shr", x, by),
     "shift_right_logical": _shift_logical,
-    "sign": _op("sign"),
+    "sign": _fn(mnp.sign),
     "sin": _op("sin"),
     "sinh": _fn(mnp.sinh),
     "sqrt": _op("sqrt"),

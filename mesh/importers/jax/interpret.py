@@ -12,7 +12,7 @@ from wire.types import TensorType
 
 from ... import numpy as mnp
 from ...array import Array, literal
-from . import control, elementwise, indexing, randomness, structure, windows
+from . import complexes, control, elementwise, indexing, randomness, structure, windows
 from .rows import Equation, Row
 
 PRIMITIVES: dict[str, Row] = {
@@ -22,6 +22,7 @@ PRIMITIVES: dict[str, Row] = {
     **windows.ROWS,
     **randomness.ROWS,
     **control.ROWS,
+    **complexes.ROWS,
 }
 
 
