@@ -158,8 +158,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, z: [
             z * z.conj(), z / (1 + z), jnp.exp(z), jnp.log(z), jnp.sqrt(z), jnp.tanh(z), z**3, z ** (0.5 + 1j), abs(z),
             jnp.angle(z), z.real, z.imag, jax.lax.complex(x, x + 1), jnp.sinh(z), jnp.arcsin(z), jnp.log1p(z),
-            jnp.sign(z), jnp.expm1(z), z @ z.T, jnp.vdot(z, z), z.sum(0), z.prod(1), jnp.cumsum(z, 1), z.mean(), z == z, z != 0,
-            -z, jnp.where(x > 0, z, 1j), z.at[1].add(2j), z[jnp.array([1, 0])], x + 2j, jax.lax.conj(x), jnp.var(z),
+            jnp.sign(z), jnp.expm1(z), z @ z.T, jnp.vdot(z, z), z.sum(0), z.prod(1), jnp.cumsum(z, 1), z.mean(), z == z,
+            z != 0, -z, jnp.where(x > 0, z, 1j), z.at[1].add(2j), z[jnp.array([1, 0])], x + 2j, jax.lax.conj(x), jnp.var(z),
             jnp.isnan(z), jax.lax.convert_element_type(x, jnp.complex64), jnp.roll(z, 1), jnp.arctan(z), jnp.arccosh(z),
         ],
         (X[:2, :3], Z),
