@@ -33,7 +33,7 @@ from .array import Array, value_array
 from .compiled import CompiledFunction
 from .expression import computable
 from .realise import current_evaluator
-from .trace import Part
+from .trace import Part, positional
 
 SIZES: tuple[int, ...] = tuple(1 << power for power in range(31))
 
@@ -49,8 +49,9 @@ class Function:
         self._compiled = CompiledFunction(fn, "auto", "auto")
         self._buckets = _Buckets(fn, buckets, sorted(sizes), out_axes) if buckets else None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
         """The result as Arrays with values; errors as for `mesh.trace` and `Mesh.run`."""
+        args = positional(self._fn, args, keywords)
         leaves = tree.leaves(args)
         if any(isinstance(leaf, Array) and not computable(leaf.tensor) for leaf in leaves):
             return self._fn(*args)

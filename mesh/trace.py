@@ -214,6 +214,25 @@ def named_arguments(fn: Callable[..., Any], examples: Sequence[Any]) -> tuple[tu
     return tuple([_argument(name, leaf) for name, leaf in zip(names, leaves, strict=True)]), in_tree
 
 
+def positional(fn: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+    """`args` and `keywords` as one row of arguments by place; InputError for a keyword that has no place in it."""
+    if not keywords:
+        return args
+    places = [p for p in inspect.signature(fn).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    names = [p.name for p in places]
+    for name in keywords:
+        if name not in names[len(args) :]:
+            why = "is given twice" if name in names else f"is not known. It takes: {', '.join(names)}"
+            raise InputError(f"the argument {name!r} of {getattr(fn, '__name__', 'the function')} {why}")
+    filled = []
+    for place in places[len(args) : 1 + max(map(names.index, keywords))]:
+        value = keywords.get(place.name, place.default)
+        if value is inspect.Parameter.empty:
+            raise InputError(f"the argument {place.name!r} of {getattr(fn, '__name__', 'the function')} is missing")
+        filled.append(value)
+    return (*args, *filled)
+
+
 def evaluate(fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)` computed as one graph, by the mesh in use or in this process; the leaves are numpy arrays."""
     traced = trace_full(fn, *args)

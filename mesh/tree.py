@@ -79,20 +79,23 @@ def map(fn: Callable[..., Any], value: Any, *others: Any) -> Any:
     return _unflatten(structure, iter([fn(*row) for row in zip(*columns, strict=True)]))
 
 
-def spread(prefix: Any, structure: Tree) -> list[Any]:
-    """One value for each leaf of `structure`: a leaf of `prefix`, or a None in it, stands for all leaves below it.
+def spread(prefix: Any, structure: Tree, leaves: bool = True) -> list[Any]:
+    """One value for each leaf of `structure`: a None in `prefix`, and if `leaves` a leaf too, stands for all below it.
 
-    InputError if `prefix` has a container that `structure` has not there.
+    InputError if `prefix` has a container that `structure` has not there, or a leaf where it may have none.
     """
     if structure.kind is None:
         return [prefix]
     container = None if prefix is None else _container_of(type(prefix))
-    if container is None:
+    if container is None and (leaves or prefix is None):
         return [prefix] * structure.leaf_count
+    if container is None:
+        raise InputError(f"trees differ: {LEAF} and {structure}")
     keys, children, _ = container.split(prefix)
     if keys != structure.keys:
         raise InputError(f"trees differ: {_flatten(prefix, [])} and {structure}")
-    return [each for child, below in zip(children, structure.children, strict=True) for each in spread(child, below)]
+    pairs = zip(children, structure.children, strict=True)
+    return [each for child, below in pairs for each in spread(child, below, leaves)]
 
 
 def leaves(value: Any) -> list[Any]:

@@ -37,7 +37,7 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
         per_argument = in_axes if isinstance(in_axes, tuple | list) else (in_axes,) * len(args)
         if len(per_argument) != len(args):
             raise InputError(f"in_axes has {len(per_argument)} entries, but there are {len(args)} arguments")
-        axes = same_structure(flat.in_tree, (*per_argument, 0), "in_axes")
+        axes = same_structure(flat.in_tree, (*per_argument, 0), "in_axes", prefix=True)
         axes = [_normal(axis, array, name) for axis, array, name in zip(axes, flat.arrays, flat.names, strict=True)]
         size = _size(axes, flat)
         rows = [
@@ -45,7 +45,7 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
             for array, axis in zip(flat.arrays, axes, strict=True)
         ]
         results, batched = batch(flat, size, rows, [axis is not None for axis in axes], flat.names)
-        places = same_structure(flat.out_tree, out_axes, "out_axes")
+        places = same_structure(flat.out_tree, out_axes, "out_axes", prefix=True)
         placed = [
             _placed(result, each, axis, size, name)
             for result, each, axis, name in zip(results, batched, places, flat.out_names, strict=True)

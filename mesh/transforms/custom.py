@@ -17,6 +17,7 @@ from wire.errors import InputError, UnknownOp
 from .. import numpy as mnp
 from .. import tree
 from ..array import Array
+from ..trace import positional
 from .flat import Flat, as_array, fitting, same_structure, zeros_for_none
 from .inner import Inner, captured_by, marked, run, run_like
 from .jvp import Tangents
@@ -41,8 +42,8 @@ def custom_vjp(fn: Function, forward: Function, backward: Function) -> Function:
     """
 
     @wraps(fn)
-    def function(*args: Any) -> Any:
-        flat = Flat(fn, args)
+    def function(*args: Any, **keywords: Any) -> Any:
+        flat = Flat(fn, positional(fn, args, keywords))
         primal = run_like(flat, flat.arrays, flat.names)
         passes = _Passes(flat, forward, backward)
         ahead = run_like(passes.ahead, flat.arrays, flat.names)
@@ -66,8 +67,8 @@ def custom_jvp(fn: Function, tangent: Function) -> Function:
     """
 
     @wraps(fn)
-    def function(*args: Any) -> Any:
-        flat = Flat(fn, args)
+    def function(*args: Any, **keywords: Any) -> Any:
+        flat = Flat(fn, positional(fn, args, keywords))
         primal = run_like(flat, flat.arrays, flat.names)
         moving = tuple([place for place, array in enumerate(flat.arrays) if is_continuous(array.type)])
         both = [*flat.arrays, *[flat.arrays[place] for place in moving]]

@@ -93,6 +93,8 @@ def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: 
     Tangents have the structure and types of the primals; a None in them is zero.  With `has_aux`, fn returns a pair
     (result, aux), and aux comes third.
     """
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise InputError("jvp takes a tuple of primals and one of tangents", next_step="jvp(f, (x,), (t,))")
     flat = Flat(fn, primals, has_aux=has_aux)
     given = same_structure(flat.in_tree, tuple(tangents), "the tangents")
     moving = [

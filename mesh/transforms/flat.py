@@ -106,10 +106,11 @@ def fitting(value: Any, like: Array, what: str) -> Array:
     return array
 
 
-def same_structure(expected: Tree, value: Any, what: str) -> list[Any]:
-    """The leaves of `value`, None standing for all leaves below it; InputError if it has another structure."""
+def same_structure(expected: Tree, value: Any, what: str, prefix: bool = False) -> list[Any]:
+    """The leaves of `value`, None standing for all below it, and with `prefix` any leaf; InputError if it has another
+    structure."""
     try:
-        return tree.spread(value, expected)
+        return tree.spread(value, expected, prefix)
     except InputError as error:
         raise InputError(f"{what} differs in structure: {error.message}") from error
 

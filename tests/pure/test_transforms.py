@@ -94,6 +94,21 @@ def test_a_python_scalar_that_is_given_its_own_dtype_is_still_the_argument() -> 
     assert mesh.scan(lambda carry, x: (square(carry), x), 1.5, np.ones(2, np.float32))[0] == 1.5**4
 
 
+def test_keywords_are_arguments_by_another_name() -> None:
+    def scaled(x: Any, by: Any = 2.0) -> Any:
+        return (x * by).sum()
+
+    custom = mesh.custom_vjp(scaled, lambda x, by: (scaled(x, by), by), lambda by, g: (g * by * mnp.ones(3), None))
+    for fn in (scaled, mesh.remat(scaled), mesh.function(scaled), custom):
+        assert np.array_equal(mesh.grad(lambda x, fn=fn: fn(x, by=3.0))(np.ones(3, np.float32)), [3, 3, 3])
+    assert mesh.function(scaled)(by=4.0, x=np.ones(3, np.float32)) == 12
+    for wrong, said in (({"of": 1.0}, "'of' of scaled is not known"), ({"x": 1.0}, "'x' of scaled is given twice")):
+        with pytest.raises(InputError, match=said):
+            mesh.function(scaled)(X, **wrong)
+    with pytest.raises(InputError, match="'x' of scaled is missing"):
+        mesh.remat(scaled)(by=1.0)
+
+
 def test_argnums_choose_and_aux_comes_along() -> None:
     def fn(a: Any, b: Any, flag: str, *, scale: Any) -> Any:
         return mnp.sum(a["x"] * b * scale), {"seen": a["x"] + 1, "flag": mnp.asarray(len(flag))}
@@ -449,6 +464,11 @@ def leak(x: Any) -> Any:
 KEPT: list[Any] = []
 
 
+def pull_one(residual: Any, cotangent: Any) -> Any:
+    """A backward pass that forgets the tuple."""
+    return residual * cotangent
+
+
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
@@ -463,7 +483,16 @@ KEPT: list[Any] = []
         (lambda: mesh.grad(lambda x: float(x))(1.0), InputError, "float\\(\\) needs the value of 'x'"),
         (lambda: mesh.jvp(mnp.sin, (X,), (X[0],)), InputError, "tangent of 'x' is f64\\[3\\], expected f64\\[5,3\\]"),
         (lambda: mesh.jvp(mnp.sin, (X,), ({"a": X},)), InputError, "differs in structure|is a dict"),
+        (lambda: mesh.jvp(mnp.sin, X, X), InputError, "a tuple of primals and one of tangents"),
         (lambda: mesh.vjp(mnp.sin, X)[1](X[0]), InputError, "cotangent of 'output' is"),
+        (lambda: mesh.vjp(lambda x: (x, x), X)[1](X), InputError, "the cotangent differs in structure"),
+        (
+            lambda: mesh.grad(mesh.custom_vjp(lambda x, y: (x * y).sum(), lambda x, y: ((x * y).sum(), x), pull_one))(
+                X, X
+            ),
+            InputError,
+            "what the backward pass gives differs in structure",
+        ),
         (lambda: mesh.jacobian(lambda x: x > 0)(X), InputError, "gives floats, got bool"),
         (lambda: mesh.jacobian(mnp.sin, mode="sideways"), InputError, "'forward' or 'reverse'"),
         (lambda: mesh.custom_vjp(mnp.sin, lambda x: x, lambda r, g: (g,))(X), InputError, "returns a pair"),
