@@ -12,12 +12,13 @@ from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.messages import Deploy, Deployed, Drop, MissingGraphs, PlanKey
 
 from . import dispatch
-from .plan import Plan
+from .plan import FromParam, FromState, Plan
 from .prober import Prober
 from .records import Member
 from .slices import Slices
 
 log = logging.getLogger("graph_mesh.coordinator")
+NO_STATE: dispatch.State = {}
 
 
 class Deploying:
@@ -28,25 +29,48 @@ class Deploying:
         self._prober = prober
         self._slices = slices
 
-    async def deploy(self, plan: Plan, node: str, key: PlanKey, bindings: dispatch.Bindings) -> Deployed:
-        """Have a worker ready for its parts; its own MeshError, or NodeLost."""
+    async def deploy(
+        self, plan: Plan, node: str, key: PlanKey, bindings: dispatch.Bindings, state: dispatch.State = NO_STATE
+    ) -> Deployed:
+        """Have a worker ready for its parts; its own MeshError, or NodeLost.  Who holds the first values of the state,
+        `state` says; where it does not, they are the bindings'."""
         member = self._members.get(node)
         if member is None:
             raise NodeLost("the worker is gone")
-        params = await self.params(plan, node, bindings)
-        answer = await member.link.request(self._message(plan, member, key, params))
+        params = await self.params(plan, node, bindings, state)
+        answer = await member.link.request(self._message(plan, member, key, params, state))
         if isinstance(answer, MissingGraphs):
             member.graphs -= set(answer.graphs)
-            answer = await member.link.request(self._message(plan, member, key, params))
+            answer = await member.link.request(self._message(plan, member, key, params, state))
         if not isinstance(answer, Deployed):
             raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
         for other in answer.unreached:
             self._prober.doubt(node, other)
         return answer
 
-    async def params(self, plan: Plan, node: str, bindings: dispatch.Bindings) -> dispatch.Params:
-        """What a worker needs of the plan's params: which content that is; BlobMissing where it cannot be known."""
-        return await self._slices.params(dispatch.params_of(plan, node), bindings)
+    async def keep(self, node: str, key: PlanKey, state: dispatch.State) -> None:
+        """Have a worker hold content that others have, until this plan without parts is dropped; MeshError."""
+        member = self._members.get(node)
+        if member is None:
+            raise NodeLost("the worker is gone")
+        where = {address: holders for (address, _), holders in state.values()}
+        kinds = dict(content for content, _ in state.values())
+        blobs = tuple(dispatch.spec_of(blob, kinds[blob], tuple(sorted(where[blob])), keep=False) for blob in where)
+        answer = await member.link.request(Deploy(key, (), {}, blobs, self._addresses(node)))
+        if not isinstance(answer, Deployed):
+            raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
+
+    async def params(
+        self, plan: Plan, node: str, bindings: dispatch.Bindings, state: dispatch.State = NO_STATE
+    ) -> dispatch.Params:
+        """What a worker needs of the plan's params and of its state: which content that is; BlobMissing where it cannot
+        be known."""
+        found: dict[FromParam | FromState, dispatch.Content] = {}
+        for source, content in (await self._slices.params(dispatch.params_of(plan, node), bindings)).items():
+            found[source] = content
+        first = {piece: FromParam(piece.name, piece.window) for piece in dispatch.states_of(plan, node)}
+        given = await self._slices.params([each for piece, each in first.items() if piece not in state], bindings)
+        return found | {piece: state[piece][0] if piece in state else given[each] for piece, each in first.items()}
 
     async def drop(self, node: str, key: PlanKey) -> None:
         """Have a worker forget a plan."""
@@ -58,12 +82,20 @@ class Deploying:
         except MeshError as error:
             log.debug("dropping generation %d on %s: %s", key.generation, member.profile.name, error)
 
-    def _message(self, plan: Plan, member: Member, key: PlanKey, params: dispatch.Params) -> Deploy:
+    def _message(
+        self, plan: Plan, member: Member, key: PlanKey, params: dispatch.Params, state: dispatch.State
+    ) -> Deploy:
         own = member.profile.node_id
         holders = {node: other.blobs for node, other in self._members.items() if node != own}
-        cut = self._prober.pairs.relayed(own)
-        addresses = {node: () if node in cut else other.link.peer.addresses for node, other in self._members.items()}
-        message = dispatch.deploy(plan, own, key, params, member.graphs, holders, addresses)
+        for (address, _), nodes in state.values():
+            for node in nodes & holders.keys():
+                holders[node] = holders[node] | {address}
+        message = dispatch.deploy(plan, own, key, params, member.graphs, holders, self._addresses(own))
         member.graphs.update(message.graphs)
-        member.blobs.update(spec.blob for spec in message.blobs)
+        member.blobs.update(spec.blob for spec in message.blobs if spec.keep)
         return message
+
+    def _addresses(self, own: str) -> dict[str, tuple[str, ...]]:
+        """Where all workers listen, none for those that this one cannot reach."""
+        cut = self._prober.pairs.relayed(own)
+        return {node: () if node in cut else other.link.peer.addresses for node, other in self._members.items()}

@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 from wire.errors import BlobMissing
 from wire.graph import WireGraph, const_value
 from wire.messages import BlobSpec, Deploy, PartSpec, PlanKey, Target, Working
+from wire.messages import Carry as WireCarry
 from wire.messages import Source as WireSource
 from wire.ops import LEAVES, inner_graphs
 from wire.types import TensorType
 
-from .plan import FromConst, FromInput, FromParam, FromPart, Output, Part, Pieces, Plan, Source, Window
+from .plan import FromConst, FromInput, FromParam, FromPart, FromState, Output, Part, Pieces, Plan, Source, Window
 from .profile import CLIENT
 
 Content = tuple[bytes, TensorType]  # its address and type
 Bindings = Mapping[str, Content]
-Params = Mapping[FromParam, Content]
+Params = Mapping[FromParam | FromState, Content]
+State = Mapping[FromState, tuple[Content, frozenset[str]]]  # what pieces of a state are, and who holds them
 Fed = tuple[int, int, FromInput]  # part, slot, and what it gets
 HOLDERS_MAX = 8
 COMPILE_S = 0.03  # per node of a graph, of a slow driver: llvmpipe took 0.014 with nothing cached
@@ -101,6 +103,17 @@ def params_of(plan: Plan, node: str | None = None) -> dict[FromParam, None]:
     return dict.fromkeys(source for part in mine for source in part.sources if isinstance(source, FromParam))
 
 
+def states_of(plan: Plan, node: str) -> dict[FromState, None]:
+    """The pieces of the state that a worker needs to begin with; each once, in order."""
+    mine = (part for part in plan.parts if part.node == node)
+    return dict.fromkeys(source for part in mine for source in part.sources if isinstance(source, FromState))
+
+
+def pieces_of(plan: Plan) -> dict[tuple[int, int], FromState]:
+    """By part and output: which piece of the state that is."""
+    return {(carry.source.part, carry.source.slot): carry.state for carry in plan.carries}
+
+
 def deploy(
     plan: Plan,
     node: str,
@@ -112,7 +125,7 @@ def deploy(
 ) -> Deploy:
     """What `node` is told of a plan: its parts, the graphs it does not have, the content it needs and who holds it."""
     mine = [part for part in plan.parts if part.node == node]
-    targets = _targets(plan)
+    targets, carries = _targets(plan), _carries(plan)
     specs = tuple(
         PartSpec(
             part.index,
@@ -120,6 +133,7 @@ def deploy(
             part.graph.hash,
             tuple(_wire_source(source, params, plan) for source in part.sources),
             tuple(tuple(targets.get((part.index, slot), ())) for slot in range(len(part.graph.outputs))),
+            tuple(carries.get(part.index, ())),
         )
         for part in mine
     )
@@ -168,6 +182,8 @@ def _output(
             return _window(params[name], window).copy()
         case FromConst(index):
             return _constant(graph, index)
+        case FromState(name):
+            raise BlobMissing(f"the state {name!r} is an output, and its value is on the workers")
 
 
 def assembled(kind: TensorType, pieces: Iterable[tuple[Window, NDArray[Any]]]) -> NDArray[Any]:
@@ -191,14 +207,19 @@ def _constant(graph: WireGraph, index: int) -> NDArray[Any]:
     return np.broadcast_to(line, kind.shape).copy()
 
 
-def _targets(plan: Plan) -> dict[tuple[int, int], list[Target]]:
-    targets: dict[tuple[int, int], list[Target]] = {}
-    for edge in plan.edges:
-        target = Target(plan.parts[edge.part].node, edge.part, edge.slot)
-        targets.setdefault((edge.source.part, edge.source.slot), []).append(target)
-    for position, source in plan.arrivals.items():
-        targets.setdefault((source.part, source.slot), []).append(Target(CLIENT, 0, position))
-    return targets
+def _carries(plan: Plan) -> dict[int, list[WireCarry]]:
+    """What every part leaves for the next step, and for whom: parts on the same device."""
+    carries: dict[int, list[WireCarry]] = {}
+    for carry in plan.carries:
+        maker = plan.parts[carry.source.part]
+        carries.setdefault(maker.index, []).extend(
+            WireCarry(carry.source.slot, part.index, slot)
+            for part in plan.parts
+            if (part.node, part.device) == (maker.node, maker.device)
+            for slot, source in enumerate(part.sources)
+            if source == carry.state
+        )
+    return carries
 
 
 def _wire_source(source: Source, params: Params, plan: Plan) -> WireSource:
@@ -207,24 +228,29 @@ def _wire_source(source: Source, params: Params, plan: Plan) -> WireSource:
             return WireSource("input")
         case FromPart(part, slot):
             return WireSource("edge", part, slot, node=plan.parts[part].node)
-        case FromParam():
+        case FromParam() | FromState():
             return WireSource("param", blob=params[source][0])
 
 
 def _blobs(parts: Iterable[Part], params: Params, holders: Mapping[str, Any]) -> tuple[BlobSpec, ...]:
     wanted: dict[bytes, TensorType] = {}
+    kept: set[bytes] = set()
     for part in parts:
         for source in part.sources:
-            if isinstance(source, FromParam):
+            if isinstance(source, FromParam | FromState):
                 address, kind = params[source]
                 wanted[address] = kind
+                kept |= {address} if isinstance(source, FromParam) else set()
         for index, node in enumerate(part.graph.nodes):
             if node.op == "const" and "blob" in node.attrs:
                 wanted[node.attrs["blob"]] = part.graph.types[index]
-    return tuple(
-        BlobSpec(blob, kind.size_bytes, kind.dtype.name, kind.shape, _holders(blob, holders))
-        for blob, kind in wanted.items()
-    )
+                kept.add(node.attrs["blob"])
+    return tuple(spec_of(blob, kind, _holders(blob, holders), blob in kept) for blob, kind in wanted.items())
+
+
+def spec_of(blob: bytes, kind: TensorType, holders: tuple[str, ...], keep: bool) -> BlobSpec:
+    """What a worker is told of content that it needs."""
+    return BlobSpec(blob, kind.size_bytes, kind.dtype.name, kind.shape, holders, keep)
 
 
 def _holders(blob: bytes, holders: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from wire.errors import PlacementError
 
-from .plan import Part, Plan
+from .plan import FromState, Part, Plan
 from .profile import Profiles
 from .working_set import DUPLICATED, working_set
 
@@ -18,7 +18,8 @@ from .working_set import DUPLICATED, working_set
 def memory_by_site(parts: Iterable[Part]) -> dict[tuple[str, int], int]:
     """Per (worker, device) the most bytes held at once by one call.
 
-    All that its parts read stays, each tensor once; of what they make, the largest working set of a part is added.
+    All that its parts read stays, each tensor once, and of a state as many values as steps may need; of what they make,
+    the largest working set of a part is added.
     """
     held: dict[tuple[str, int], dict[object, int]] = {}
     made: dict[tuple[str, int], int] = {}
@@ -27,7 +28,9 @@ def memory_by_site(parts: Iterable[Part]) -> dict[tuple[str, int], int]:
         mine = held.setdefault(site, {})
         for index, node in enumerate(part.graph.nodes):
             if node.op == "input":
-                mine[part.sources[int(node.attrs["name"])]] = part.graph.types[index].size_bytes
+                source = part.sources[int(node.attrs["name"])]
+                times = source.values if isinstance(source, FromState) else 1
+                mine[source] = times * part.graph.types[index].size_bytes
             elif node.op in DUPLICATED:
                 mine[node] = part.graph.types[index].size_bytes
         made[site] = max(made.get(site, 0), working_set(part.graph))

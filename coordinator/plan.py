@@ -48,6 +48,16 @@ class FromParam:
 
 
 @dataclass(frozen=True, slots=True)
+class FromState:
+    """What a part of the step before left on this device, or a window of the whole; at the first step, given as a param
+    is.  So many `values` of it are held while steps are under way."""
+
+    name: str
+    window: Window | None = None
+    values: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class FromPart:
     """Output `slot` of another part."""
 
@@ -69,9 +79,9 @@ class Pieces:
     pieces: tuple[tuple[FromPart, Window], ...]
 
 
-Source = FromInput | FromParam | FromPart
+Source = FromInput | FromParam | FromState | FromPart
 Output = Source | FromConst | Pieces
-S = TypeVar("S", FromInput, FromParam, FromPart)
+S = TypeVar("S", FromInput, FromParam, FromState, FromPart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,14 @@ class Edge:
     part: int
     slot: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """An output that is `state` at the next step, for every part on its device that takes that."""
+
+    state: FromState
+    source: FromPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +174,15 @@ class Plan:
     reasons: tuple[str, ...]
     audit: Audit | None = None
     ordered: bool = False  # whether a device runs its parts as they stand here, and its steps in turn
+    carries: tuple[Carry, ...] = ()  # a session's; its last outputs, which nobody is sent, are not among `outputs`
+
+    @property
+    def owners(self) -> dict[FromState, frozenset[str]]:
+        """Who makes each piece of the state."""
+        found: dict[FromState, frozenset[str]] = {}
+        for carry in self.carries:
+            found[carry.state] = found.get(carry.state, frozenset()) | {self.parts[carry.source.part].node}
+        return found
 
     @property
     def arrivals(self) -> dict[int, FromPart]:
@@ -206,5 +233,6 @@ class Plan:
             "nodes": len(part.graph),
             "flops": part.graph.flops,
             "weight_bytes": sum(part.sizes(FromParam).values()),
+            "state_bytes": sum(part.sizes(FromState).values()),
             "graph": part.graph.hash.hex()[:16],
         }

@@ -17,11 +17,13 @@ from wire.graph import WireGraph
 
 from .plan import (
     Audit,
+    Carry,
     Edge,
     FromConst,
     FromInput,
     FromParam,
     FromPart,
+    FromState,
     ParamPlace,
     Part,
     Pieces,
@@ -34,7 +36,7 @@ from .profile import DeviceProfile, Link, Profiles, WorkerProfile
 
 _CLASSES: tuple[type[Any], ...] = (
     FromInput, FromParam, FromPart, FromConst, Part, Edge, WorkerShare, ParamPlace, Audit, Plan,
-    DeviceProfile, WorkerProfile, Link, Profiles, Question, Window, Pieces,
+    DeviceProfile, WorkerProfile, Link, Profiles, Question, Window, Pieces, FromState, Carry,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}

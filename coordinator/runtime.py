@@ -67,12 +67,13 @@ from .feeding import send_apart, with_run
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
 from .members import PAUSED_BY, all_paused, lack_of, member_called, name_for, state_of, view_of
+from .opinions import Opinions
 from .outputs import tensor_of, type_of
 from .pacing import Lent, Pacing, trial_plan
 from .plan import Plan
 from .planner_process import Answerer, PlannerProcess
 from .planning import Planning
-from .prober import Prober, second_opinion
+from .prober import Prober
 from .profile import CLIENT, worker_profile
 from .program import Program, Sampled, Trial, program_of
 from .records import Call, Deployment, Member, work_by_plan
@@ -80,6 +81,7 @@ from .rehearsing import Rehearsing
 from .relays import Relays
 from .report import CallReport, NodeView, PairView
 from .samples import TRUSTED, Auditor, audited
+from .sessioning import Sessions, Surroundings
 from .slices import Slices
 from .state import CoordinatorState
 from .stragglers import Stragglers
@@ -160,6 +162,7 @@ class Coordinator:
             answerer or PlannerProcess(),
             self._rehearsing.changed,
         )
+        self.sessions = Sessions(self._sessions_surroundings())
         self._pacing = Pacing(config.follow_pace, self._stragglers, self._lent())
         self._perform: dict[type, Callable[[Any], None]] = {
             ev.MakePlan: self._make_plan,
@@ -171,10 +174,11 @@ class Coordinator:
             ev.Resolve: self._resolve,
             ev.Reject: self._reject,
         }
+        opinions = Opinions(self._members, self._tell, self._probed, self._self_probed)
         self._judged: dict[type, Callable[[Any], object]] = {
             Transition: self._changed,
-            AskPeer: lambda ask: self._spawn(self._ask_peer(ask)),
-            ProbeSelf: lambda probe: self._spawn(self._probe_self(probe)),
+            AskPeer: lambda ask: self._spawn(opinions.ask_peer(ask)),
+            ProbeSelf: lambda probe: self._spawn(opinions.probe_self(probe)),
         }
         self._notified: dict[type, Callable[[Link, Any], None]] = {
             Beat: self._on_beat,
@@ -319,6 +323,7 @@ class Coordinator:
     async def close(self) -> None:
         """Drop every link and end every wait."""
         self._closing = True
+        self.sessions.close()
         for call in list(self._calls):
             self.cancel(call)
         for task in list(self._tasks):
@@ -476,7 +481,8 @@ class Coordinator:
         node = link.peer.node_id
         self._judge(self._detector.heard(node, body.incarnation, self._now()))
         if body.working or node in self._state.stuck:
-            mine = (run for run in body.working if run.plan.epoch == self.epoch)
+            epoch, foreign = self.epoch, self.sessions.has
+            mine = (run for run in body.working if run.plan.epoch == epoch and not foreign(run.plan.generation))
             runs = tuple(dispatch.working(run) for run in mine)
             was = self._state.stuck
             self._feed(ev.Working(node, runs))
@@ -510,23 +516,11 @@ class Coordinator:
             self._feed(ev.NodeGone(change.node, error, work_by_plan(self._deployments, change.node) if crashed else {}))
             self._tell_what_lacks()
 
-    async def _ask_peer(self, ask: AskPeer) -> None:
-        """Have a worker try to reach one that is silent to us."""
-        peer, member = self._members.get(ask.peer), self._members.get(ask.node)
-        if member is None:
-            return
-        reached, text = await second_opinion(self._link_to(ask.peer), member.link, ask.wait_s)
-        self._tell("probed", ask.node, f"{peer.profile.name if peer else 'a peer that left'} {text}")
+    def _probed(self, ask: AskPeer, reached: bool | None) -> None:
         self._judge(self._detector.probed(ask, reached, self._now()))
         self._wake.set()
 
-    async def _probe_self(self, probe: ProbeSelf) -> None:
-        """Most workers went silent at once: see whether the rest still answer before anybody is blamed."""
-        links = [self._members[peer].link for peer in probe.peers if peer in self._members]
-        answers = await asyncio.gather(*(link.ping(probe.wait_s) for link in links), return_exceptions=True)
-        well = any(isinstance(answer, float) for answer in answers)
-        found = "the others answer" if well else "nobody else answers, so this may be our own fault"
-        log.warning("at least half of the workers fell silent together; %s", found)
+    def _self_probed(self, well: bool) -> None:
         self._judge(self._detector.self_probed(well, self._now()))
         self._wake.set()
 
@@ -557,6 +551,7 @@ class Coordinator:
         self._rehearsing.calls(not self._state.idle)
         if type(event) in ev.NEWS_OF_NODES:
             self._planning.changed()
+            self.sessions.nodes_changed(event.error if isinstance(event, ev.NodeGone) else None)
 
     def _make_plan(self, action: ev.MakePlan) -> None:
         program = program_of(action.job)
@@ -594,6 +589,23 @@ class Coordinator:
             lambda generation: self._feed(ev.Outdated(generation)),
             lambda trial: self.submit(trial.program, {}, trial=trial)[1],
             lambda kind, node, text: self._tell(kind, node, text),
+        )
+
+    def _sessions_surroundings(self) -> Surroundings:
+        """What sessions need."""
+        return Surroundings(
+            self.epoch,
+            self._members,
+            self._deploying,
+            self._planning.profiles,
+            lambda: self._state.nodes,
+            self._held,
+            self.blobs,
+            self._shared,
+            self._state.spare_generation,
+            self._spawn,
+            self._tell,
+            self.config.alone_s,
         )
 
     # -- ways between nodes
@@ -695,6 +707,8 @@ class Coordinator:
             self._output(body.plan.generation, body.step, body.slot, tensor_of(link, body.value))
 
     def _output(self, generation: int, step: int, slot: int, array: NDArray[Any]) -> None:
+        if self.sessions.output(generation, step, slot, array):
+            return
         self._feed(ev.OutputArrived(generation, step, slot, array))
 
     def _resolve(self, action: ev.Resolve) -> None:

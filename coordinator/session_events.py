@@ -8,13 +8,13 @@ of `Sessions` in `sessioning.py`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from wire.errors import MeshError
 
-Piece = Hashable
+Piece = Any  # hashable
 Contents = Mapping[Piece, bytes]  # addresses
 Holders = Mapping[Piece, frozenset[str]]  # who has them; "" is this process
 

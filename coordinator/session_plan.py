@@ -1,0 +1,275 @@
+"""The plan of a session: as that of a call, and what of the state is where.  Pure.
+
+A tensor of the state has to be made on the device where the next step reads it.  A plan for one worker has it so; where
+the best plan over several workers has it otherwise, the nodes that read or make one tensor are kept together, and the
+best way to share out these groups is looked for: whole groups in the order of the graph, cut where the slowest worker
+has least to do, and then single groups moved while that helps.  What belongs to no group goes where its operands are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from wire.errors import InputError, PlacementError
+from wire.graph import WireGraph
+from wire.ops import LEAVES
+from wire.simplify import simplify
+
+from .cost import CostModel, Prediction
+from .memory import does_not_fit, memory_by_site, missing
+from .parts import edges_of, output_source, param_places, parts_of
+from .plan import Carry, FromParam, FromPart, FromState, Part, Plan, WorkerShare
+from .planner import make_plan
+from .profile import Profiles
+
+ORDERS_MAX = 24  # of workers, that are tried
+MOVES_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Stateful:
+    """Which params of a graph are a state: by name the output that is the next value of it.  The outputs before `told`
+    are told to the caller.  So many `values` of the state are held while steps are under way."""
+
+    carries: tuple[tuple[str, int], ...]
+    told: int
+    values: int = 2
+
+
+def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful) -> Plan:
+    """The plan for the steps of a session; PlacementError if nothing fits, or nothing that has the state in place."""
+    graph = simplify(graph)
+    refusal: PlacementError
+    try:
+        plan = make_plan(graph, profiles, strategy)
+        found = _with_state(plan, state)
+        if found is not None and not any(missing(found, profiles)):
+            return _counted(found)
+        refusal = PlacementError("the state would not be made where it is read, or needs more memory than there is")
+    except PlacementError as error:
+        refusal = error
+    if strategy not in ("auto", "single", "pipeline"):
+        raise refusal
+    return _counted(_Together(graph, profiles, state).plan(strategy))
+
+
+def check_carried(graph: WireGraph, state: Stateful) -> None:
+    """InputError unless every next value is computed, and every state is read."""
+    simple = simplify(graph)
+    names = {node.attrs["name"] for node in simple.nodes if node.op == "param"}
+    for name, position in state.carries:
+        if simple.nodes[simple.outputs[position]].op in LEAVES or name not in names:
+            raise InputError(f"the state {name!r} is not read, or its next value is not computed")
+
+
+def _with_state(plan: Plan, state: Stateful) -> Plan | None:
+    """A call's plan as one of a session; None if some of the state is not made where it is read."""
+    carries = dict(state.carries)
+
+    def stateful(part: Part) -> Part:
+        sources = (
+            FromState(source.name, source.window, state.values)
+            if isinstance(source, FromParam) and source.name in carries
+            else source
+            for source in part.sources
+        )
+        return replace(part, sources=tuple(sources))
+
+    parts = tuple(stateful(part) for part in plan.parts)
+    made: dict[FromState, FromPart] = {}
+    for name, position in carries.items():
+        source = plan.outputs[position]
+        if not isinstance(source, FromPart):
+            return None
+        made[FromState(name, None, state.values)] = source
+    for part in parts:
+        for source in part.sources:
+            if isinstance(source, FromState):
+                maker = made.get(source)
+                if maker is None or _site(parts[maker.part]) != _site(part):
+                    return None
+    found = tuple(Carry(piece, source) for piece, source in made.items())
+    params = tuple(place for place in plan.params if place.name not in carries)
+    return replace(plan, parts=parts, outputs=plan.outputs[: state.told], params=params, carries=found)
+
+
+def _site(part: Part) -> tuple[str, int]:
+    return part.node, part.device
+
+
+def _counted(plan: Plan) -> Plan:
+    """With what the workers hold of the state."""
+    memory = memory_by_site(plan.parts)
+    totals: dict[str, int] = {}
+    for (node, _), size in memory.items():
+        totals[node] = totals.get(node, 0) + size
+    return replace(plan, workers=tuple(replace(w, memory_bytes=totals.get(w.node, 0)) for w in plan.workers))
+
+
+class _Together:
+    """Assignments that keep together what has to be."""
+
+    def __init__(self, graph: WireGraph, profiles: Profiles, state: Stateful) -> None:
+        self._graph = graph
+        self._profiles = profiles
+        self._state = state
+        self.model = CostModel(graph, profiles)
+        carries = dict(state.carries)
+        for index, node in enumerate(graph.nodes):
+            if node.op == "param" and node.attrs["name"] in carries:
+                self.model.leaf_bytes[index] *= state.values
+        self._given_back = set(self.model.outputs)
+        told = set(graph.outputs[: state.told])
+        self._told = {unit for unit in self._given_back if told & set(self.model.members[unit])}
+        self._groups = self._find_groups(carries)
+        self._group_of = {unit: group for group in self._groups for unit in group}
+        self._able = {group: self._able_of(group) for group in self._groups}
+
+    def plan(self, strategy: str) -> Plan:
+        model = self.model
+        model.outputs = self._told  # the rest is not sent back
+        proposals = {tuple(each) for each in self._proposals(strategy)}
+        if not proposals:
+            raise PlacementError("no worker has one device that computes all that reads or makes one tensor of a state")
+        best = min(((model.predict(each), list(each)) for each in proposals), key=lambda each: each[0].objective)
+        prediction, assignment = self._refined(*best) if strategy == "auto" else best
+        prediction, sketches = model.arrange(assignment)
+        model.outputs = self._given_back
+        parts, place = parts_of(model, sketches)
+        workers = self._profiles.workers
+        used = sorted({workers[worker].name for worker in assignment})
+        names, took_ms = ", ".join(used), prediction.seconds * 1e3
+        whole = Plan(
+            strategy,
+            self._graph,
+            parts,
+            edges_of(parts),
+            tuple(output_source(self._graph, index, place) for index in self._graph.outputs),
+            param_places(self._graph, parts),
+            tuple(self._share(index, parts, prediction) for index in range(len(workers))),
+            prediction.seconds,
+            prediction.cut_bytes,
+            (
+                f"{len(used)} of {len(workers)} workers ({names}), predicted {took_ms:.3g} ms per step",
+                f"{len(self._groups)} groups of nodes stay together, so that the state is made where it is read",
+            ),
+        )
+        plan = _with_state(whole, self._state)
+        assert plan is not None, "the groups are together"
+        short = missing(plan, self._profiles)
+        if any(short):
+            raise does_not_fit(_counted(plan), short)
+        return plan
+
+    def _share(self, index: int, parts: Sequence[Part], prediction: Prediction) -> WorkerShare:
+        worker = self._profiles.workers[index]
+        mine = sum(part.node == worker.node_id for part in parts)
+        busy_s, bytes_in = prediction.busy_s[index], prediction.bytes_in[index]
+        return WorkerShare(worker.node_id, worker.name, mine, busy_s, 0, worker.memory_bytes, bytes_in)
+
+    def _find_groups(self, carries: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """The units that read or make one tensor of the state; groups that share a unit are one."""
+        model, graph = self.model, self._graph
+        place = {node: unit for unit, members in enumerate(model.members) for node in members}
+        root = list(range(len(model.units)))
+
+        def find(unit: int) -> int:
+            while root[unit] != unit:
+                root[unit] = unit = root[root[unit]]
+            return unit
+
+        bound: set[int] = set()
+        names = {index: node.attrs["name"] for index, node in enumerate(graph.nodes) if node.op == "param"}
+        members: dict[str, list[int]] = {name: [place[graph.outputs[at]]] for name, at in carries.items()}
+        for unit, leaves in enumerate(model.leaves):
+            for leaf in leaves:
+                if names.get(leaf) in members:
+                    members[names[leaf]].append(unit)
+        for units in members.values():
+            bound.update(units)
+            for unit in units[1:]:
+                root[find(unit)] = find(units[0])
+        groups: dict[int, list[int]] = {}
+        for unit in sorted(bound):
+            groups.setdefault(find(unit), []).append(unit)
+        return [tuple(group) for group in groups.values()]
+
+    def _able_of(self, group: Iterable[int]) -> list[int]:
+        """The workers one device of which computes all of it."""
+        found = []
+        for worker in range(len(self._profiles.workers)):
+            sites = {self.model.site[worker][unit] for unit in group}
+            if len(sites) == 1 and -1 not in sites:
+                found.append(worker)
+        return found
+
+    def _proposals(self, strategy: str) -> Iterator[list[int]]:
+        """Groups in the order of the graph, shared out over some workers."""
+        model = self.model
+        count = len(self._profiles.workers)
+        most = min(count, len(self._groups))
+        counts = {"single": [1], "pipeline": [most]}.get(strategy, list(range(1, most + 1)))
+        weight = [min(sum(model.seconds[w][unit] for unit in group) for w in range(count)) for group in self._groups]
+        for several in counts:
+            for order in itertools.islice(itertools.permutations(model.by_speed[: max(several, 1)]), ORDERS_MAX):
+                yield from self._placed([order[at] for at in _even(weight, several)])
+
+    def _placed(self, chosen: Sequence[int]) -> Iterator[list[int]]:
+        """The groups on these workers, or on others where they cannot be; nothing if they can be nowhere."""
+        model = self.model
+        assignment = [-1] * len(model.units)
+        for group, worker in zip(self._groups, chosen, strict=True):
+            able = self._able[group]
+            if not able:
+                return
+            for unit in group:
+                assignment[unit] = worker if worker in able else able[0]
+        for unit in range(len(assignment)):  # after their operands, and what has none before its readers
+            if assignment[unit] < 0:
+                assignment[unit] = self._near(unit, [assignment[each] for each in model.operands[unit]])
+        for unit in reversed(range(len(assignment))):
+            if assignment[unit] < 0:
+                assignment[unit] = self._near(unit, [assignment[each] for each in model.consumers[unit]])
+        if all(worker >= 0 for worker in assignment):
+            yield assignment
+
+    def _near(self, unit: int, neighbours: Sequence[int]) -> int:
+        there = [worker for worker in neighbours if worker >= 0]
+        fit = [worker for worker in there if self.model.device[worker][unit] >= 0]
+        if not there:
+            return -1
+        return max(fit, key=fit.count) if fit else self.model.able[unit][0]
+
+    def _refined(self, prediction: Prediction, assignment: list[int]) -> tuple[Prediction, list[int]]:
+        """Move groups, and single units of none, while that helps."""
+        model, moves = self.model, 0
+        loose = [(unit,) for unit in range(len(assignment)) if unit not in self._group_of]
+        for group in (*self._groups, *loose):
+            able = self._able.get(group, model.able[group[0]])
+            near = {assignment[other] for unit in group for other in (*model.operands[unit], *model.consumers[unit])}
+            for worker in sorted(near & set(able) - {assignment[group[0]]}):
+                moved = list(assignment)
+                for unit in group:
+                    moved[unit] = worker
+                candidate = model.predict(moved)
+                moves += 1
+                if candidate.objective < prediction.objective:
+                    prediction, assignment = candidate, moved
+            if moves >= MOVES_MAX:
+                break
+        return prediction, assignment
+
+
+def _even(weights: Sequence[float], count: int) -> list[int]:
+    """Which of `count` slices each of these is in, slices being about equally heavy and none empty."""
+    total, before = sum(weights) or 1.0, 0.0
+    slices: list[int] = []
+    for index, weight in enumerate(weights):
+        wanted = min(int((before + weight / 2) / total * count), count - 1)
+        least = count - (len(weights) - index)  # what is left has to fill what is left
+        following = slices[-1] + 1 if slices else 0
+        slices.append(max(min(wanted, following), least))
+        before += weight
+    return slices

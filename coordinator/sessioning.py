@@ -1,0 +1,513 @@
+"""Sessioning: the shell around sessions.  It performs what `sessions.py` decides, over the links to workers.
+
+It owns what a session's caller gave and waits for: feeds, futures, the values that this process holds of a state.  It
+decides nothing about plans, copies or deaths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.codec import hash_array, tensor_from
+from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, ProtocolError
+from wire.exchange import BlobExchange, off_loop
+from wire.limits import MIB
+from wire.messages import PlanKey, Ran, Run, Snapshot, Snapshotted
+from wire.sharedmem import SharedDir
+from wire.types import TensorType
+
+from . import dispatch
+from . import session_events as ev
+from .deploying import Deploying
+from .explain import explain
+from .feeding import send_apart, with_run
+from .held import HeldTensors
+from .outputs import tensor_of
+from .plan import FromParam, FromState, Plan, Window
+from .profile import CLIENT, Profiles
+from .program import Program
+from .records import Member
+from .session_plan import Stateful, check_carried, session_plan
+from .sessions import Policy, SessionState
+
+log = logging.getLogger("graph_mesh.coordinator")
+
+FEEDS_BYTES_MAX = 64 * MIB  # held for a state that nobody copies
+BETTER = 0.8  # of the present plan's time per step: what is worth a move
+AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
+SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
+Contents = Mapping[FromState, bytes]
+Holders = Mapping[FromState, frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What sessions need of their coordinator."""
+
+    epoch: int
+    members: Mapping[str, Member]
+    deploying: Deploying
+    profiles: Callable[[Iterable[str]], Profiles]
+    usable: Callable[[], frozenset[str]]
+    held: HeldTensors
+    blobs: BlobExchange
+    shared: SharedDir | None
+    generation: Callable[[], int]
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    tell: Callable[[str, str, str, int], None]
+    alone_s: float
+
+
+class Sessions:
+    """All sessions of a coordinator."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._open: list[Session] = []
+
+    def open(self, program: Program, state: Stateful, policy: Policy) -> Session:
+        """Begin a session; InputError if the program's state is not one."""
+        check_carried(program.graph, state)
+        session = Session(self._around, program, state, policy, self._open.remove)
+        self._open.append(session)
+        session.begin()
+        return session
+
+    def nodes_changed(self, error: MeshError | None) -> None:
+        """Other workers may be given work than before, perhaps because of an error."""
+        for session in list(self._open):
+            session.nodes_changed(error)
+
+    def has(self, generation: int) -> bool:
+        """Whether a plan is a session's."""
+        return any(generation in session.plans for session in self._open)
+
+    def output(self, generation: int, step: int, slot: int, value: NDArray[Any]) -> bool:
+        """An output came by itself; whether it was a session's."""
+        session = next((session for session in self._open if generation in session.plans), None)
+        if session is not None:
+            session.feed(ev.OutputArrived(generation, step, slot, value))
+        return session is not None
+
+    def close(self) -> None:
+        for session in list(self._open):
+            session.feed(ev.CloseAsked())
+
+
+@dataclass(slots=True)
+class _Deployment:
+    """A plan of a session, and where its first values are."""
+
+    contents: Contents | None
+    holders: Holders
+    plan: Plan | None = None
+    feeds: dict[str, tuple[dispatch.Fed, ...]] = field(default_factory=dict)
+    pieces: Mapping[tuple[int, int], FromState] = field(default_factory=dict)
+    gathered: dict[str, dispatch.Content] = field(default_factory=dict)  # of a state that was cut in another way
+
+
+class Session:
+    """A session as its caller has it; all on the coordinator's loop."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        program: Program,
+        state: Stateful,
+        policy: Policy,
+        forget: Callable[[Session], None],
+    ) -> None:
+        self.plans: dict[int, _Deployment] = {}
+        self._around = around
+        self._program = program
+        self._stateful = state
+        self._policy = policy
+        self._forget = forget
+        self._loop = asyncio.get_running_loop()
+        self._machine = SessionState(policy, around.usable(), around.generation, around.alone_s)
+        self._feeds: dict[int, Mapping[str, NDArray[Any]]] = {}
+        self._feeds_bytes = 0
+        self._steps: dict[int, asyncio.Future[list[NDArray[Any]]]] = {}
+        self._ran_by: dict[int, Plan] = {}
+        self._reads: dict[int, asyncio.Future[dict[str, NDArray[Any]]]] = {}
+        self._next_read = 1
+        self._copies: dict[int, dict[FromState, bytes] | None] = {}  # what this process holds; None: not any more
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._goodbyes: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._error: MeshError | None = None
+        self._perform: dict[type, Callable[[Any], object]] = {
+            ev.MakePlan: self._make_plan,
+            ev.SendDeploy: lambda action: self._spawn(self._deploy(action)),
+            ev.SendRun: self._start_run,
+            ev.SendDrop: lambda action: self._let_go(action.node, action.generation),
+            ev.ForgetPlan: self._forget_plan,
+            ev.TakeSnapshot: lambda action: self._spawn(self._snapshot(action)),
+            ev.Keep: lambda action: self._spawn(self._keep(action)),
+            ev.LetGo: self._release,
+            ev.ForgetFeeds: self._forget_feeds,
+            ev.Resolve: self._resolve,
+            ev.Reject: self._reject,
+            ev.GiveState: self._give_state,
+            ev.RefuseState: self._refuse_state,
+            ev.Ended: self._end,
+        }
+
+    # -- what the caller uses
+
+    def begin(self) -> None:
+        self._do(self._machine.begin(self._loop.time()))
+
+    def step(self, inputs: Mapping[str, NDArray[Any]]) -> asyncio.Future[list[NDArray[Any]]]:
+        """Do one more step: a future of its outputs, in graph order.  `inputs` are as those of a call, and held."""
+        future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
+        if self._machine.over:
+            future.set_exception(self._error or Cancelled("the session is closed"))
+            return future
+        number = self._machine.next_number
+        self._steps[number], self._feeds[number] = future, inputs
+        self._feeds_bytes += _bytes_of(inputs)
+        self.feed(ev.StepAsked())
+        if self._policy.copies == "none" and self._feeds_bytes > FEEDS_BYTES_MAX:
+            self.feed(ev.ForgetFirst())
+        return future
+
+    def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
+        """A future of the state after all steps that were asked for before, by the params' names."""
+        future: asyncio.Future[dict[str, NDArray[Any]]] = self._loop.create_future()
+        if self._machine.over:
+            future.set_exception(self._error or Cancelled("the session is closed"))
+            return future
+        request, self._next_read = self._next_read, self._next_read + 1
+        self._reads[request] = future
+        future.add_done_callback(lambda _: self._unread(request))
+        self.feed(ev.StateAsked(request))
+        return future
+
+    async def close(self) -> None:
+        """End it, and return once its workers have let everything go, as far as they are there."""
+        self.feed(ev.CloseAsked())
+        await asyncio.shield(self._ended)
+        if self._goodbyes:
+            await asyncio.wait(self._goodbyes)
+
+    @property
+    def plan(self) -> Plan | None:
+        """What it goes by now."""
+        return next((each.plan for each in reversed(self.plans.values()) if each.plan is not None), None)
+
+    @property
+    def committed(self) -> int:
+        """How many steps are done for good."""
+        return self._machine.committed
+
+    # -- what happens
+
+    def feed(self, event: ev.Event) -> None:
+        """Something happened."""
+        self._do(self._machine.handle(event, self._loop.time()))
+
+    def nodes_changed(self, error: MeshError | None) -> None:
+        """As Sessions has it."""
+        self.feed(ev.NodesChanged(self._around.usable(), error))
+        if self._looking is None and error is None:
+            self._looking = self._spawn(self._look_for_better())
+
+    def _do(self, actions: Iterable[ev.Action]) -> None:
+        for action in actions:
+            self._perform[type(action)](action)
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self._machine.next_deadline()
+        self._timer = None if due is None else self._loop.call_at(due, self.feed, ev.Tick())
+
+    def _unread(self, request: int) -> None:
+        """Whoever asked for the state has it, or waits no more."""
+        if self._reads.pop(request, None) is not None and not self._machine.over:
+            self.feed(ev.StateUnasked(request))
+
+    async def _look_for_better(self) -> None:
+        """A worker came: see whether the steps would be faster with it."""
+        try:
+            await asyncio.sleep(SETTLE_S)
+            now, nodes = self.plan, self._around.usable()
+            if now is None or self._machine.over:
+                return
+            other = await self._planned(nodes)
+            wider = now.strategy == "pipeline" and len(dispatch.nodes(other)) > len(dispatch.nodes(now))
+            if self.plan is now and (wider or other.seconds < BETTER * now.seconds):
+                self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
+                self.feed(ev.BetterPlan())
+        except MeshError as error:
+            log.debug("no better plan: %s", error)
+        finally:
+            self._looking = None
+
+    # -- plans
+
+    def _make_plan(self, action: ev.MakePlan) -> None:
+        self.plans[action.generation] = _Deployment(action.contents, action.holders)
+        self._spawn(self._plan(action))
+
+    async def _planned(self, nodes: Iterable[str]) -> Plan:
+        program, profiles = self._program, self._around.profiles(nodes)
+        return await asyncio.to_thread(session_plan, program.graph, profiles, program.strategy, self._stateful)
+
+    async def _plan(self, action: ev.MakePlan) -> None:
+        deployment = self.plans[action.generation]
+        try:
+            plan = await self._planned(action.nodes)
+            wanted = {piece for node in dispatch.nodes(plan) for piece in dispatch.states_of(plan, node)}
+            if deployment.contents is not None and not wanted <= deployment.contents.keys():
+                await self._gather(deployment)
+        except MeshError as error:
+            self.feed(ev.PlanFailed(action.generation, error))
+            return
+        except Exception as error:  # a fault of the planner must end the session, not leave it waiting
+            log.exception("planning a session failed")
+            failure = MeshError("planning failed", cause=f"{type(error).__name__}: {error}")
+            self.feed(ev.PlanFailed(action.generation, failure))
+            return
+        if action.generation not in self.plans:
+            self._let_gathered_go(deployment)
+            return
+        deployment.plan, deployment.feeds = plan, dispatch.feeds(plan)
+        deployment.pieces = dispatch.pieces_of(plan)
+        self._around.tell("planned", "", "; ".join(plan.reasons), action.generation)
+        self.feed(ev.PlanMade(action.generation, dispatch.nodes(plan), plan.owners, dispatch.output_count(plan)))
+
+    async def _gather(self, deployment: _Deployment) -> None:
+        """The new plan cuts the state in another way than the old one, so all of it passes here."""
+        assert deployment.contents is not None
+        arrays = {}
+        for piece, address in deployment.contents.items():
+            arrays[piece] = await self._fetched(piece, address, deployment.holders[piece])
+        for name, array in self._whole(arrays).items():
+            address = await off_loop(array.nbytes, hash_array, array)
+            self._around.held.hold(address, array)
+            deployment.gathered[name] = address, self._program.bindings[name][1]
+
+    def _let_gathered_go(self, deployment: _Deployment) -> None:
+        for address, _ in deployment.gathered.values():
+            self._around.held.release(address)
+        deployment.gathered.clear()
+
+    async def _deploy(self, action: ev.SendDeploy) -> None:
+        deployment, member = self.plans.get(action.generation), self._around.members.get(action.node)
+        if deployment is None or deployment.plan is None:
+            return
+        key = PlanKey(self._around.epoch, action.generation)
+        bindings = {**self._program.bindings, **deployment.gathered}
+        first = deployment.contents if deployment.contents and not deployment.gathered else {}
+        state = {piece: ((at, self._kind(piece)), deployment.holders[piece]) for piece, at in first.items()}
+        try:
+            await self._around.deploying.deploy(deployment.plan, action.node, key, bindings, state)
+        except MeshError as error:
+            explain(error, member.profile.name if member else "", action.node, deployment.plan)
+            self.feed(ev.DeployFailed(action.generation, action.node, error))
+        else:
+            self._around.tell("deployed", action.node, "a session's parts", action.generation)
+            self.feed(ev.DeployDone(action.generation, action.node))
+
+    def _forget_plan(self, action: ev.ForgetPlan) -> None:
+        deployment = self.plans.pop(action.generation, None)
+        if deployment is not None:
+            self._let_gathered_go(deployment)
+
+    # -- steps
+
+    def _start_run(self, action: ev.SendRun) -> None:
+        deployment = self.plans[action.generation]
+        assert deployment.plan is not None
+        self._ran_by[action.number] = deployment.plan
+        self._spawn(self._run(action, deployment))
+
+    async def _run(self, action: ev.SendRun, deployment: _Deployment) -> None:
+        member, inputs = self._around.members.get(action.node), self._feeds.get(action.number)
+        if inputs is None:
+            return  # it was rejected
+        try:
+            if member is None:
+                raise NodeLost("the worker is gone")
+            key = PlanKey(self._around.epoch, action.generation)
+            feeds, apart = with_run(deployment.feeds.get(action.node, ()), inputs)
+            request = member.link.request(Run(key, action.step, feeds, action.committed))
+            if apart:
+                ran = self._loop.create_task(request)
+                try:
+                    await send_apart(member.link, self._around.shared, key, action.step, apart, inputs)
+                    answer = await ran
+                finally:
+                    ran.cancel()
+            else:
+                answer = await request
+            if not isinstance(answer, Ran):
+                raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=member.profile.name)
+            for output in answer.outputs:
+                if output.value.data is not None or output.value.shared:
+                    value = tensor_of(member.link, output.value)
+                    self.feed(ev.OutputArrived(action.generation, action.step, output.slot, value))
+        except MeshError as error:
+            explain(error, member.profile.name if member else "", action.node, deployment.plan)
+            self.feed(ev.RunFailed(action.generation, action.step, action.node, error))
+        else:
+            self.feed(ev.NodeRan(action.generation, action.step, action.node))
+
+    def _resolve(self, action: ev.Resolve) -> None:
+        plan, inputs = self._ran_by.pop(action.number), self._feeds[action.number]
+        future = self._steps.pop(action.number)
+        bindings, held = self._program.bindings, self._around.held
+        passed = [bindings[each.name] for each in plan.outputs if isinstance(each, FromParam)]
+        params = {name: held.of(*content) for name, content in bindings.items() if content in passed}
+        if not future.done():
+            future.set_result(dispatch.outputs(plan, action.outputs, inputs, params))
+
+    def _reject(self, action: ev.Reject) -> None:
+        self._ran_by.pop(action.number, None)
+        self._feeds_bytes -= _bytes_of(self._feeds.pop(action.number, {}))
+        future = self._steps.pop(action.number, None)
+        if future is not None and not future.done():
+            future.set_exception(action.error)
+
+    def _forget_feeds(self, action: ev.ForgetFeeds) -> None:
+        for number in [number for number in self._feeds if number < action.below]:
+            self._feeds_bytes -= _bytes_of(self._feeds.pop(number))
+        for number in [number for number in self._ran_by if number < action.below]:
+            del self._ran_by[number]
+
+    # -- copies
+
+    async def _snapshot(self, action: ev.TakeSnapshot) -> None:
+        deployment, member = self.plans.get(action.generation), self._around.members.get(action.node)
+        try:
+            if member is None or deployment is None:
+                raise NodeLost("the worker is gone")
+            key = PlanKey(self._around.epoch, action.generation)
+            answer = await member.link.request(Snapshot(key, action.step))
+            if not isinstance(answer, Snapshotted):
+                raise ProtocolError(f"expected Snapshotted, got {type(answer).__name__}", node=member.profile.name)
+        except MeshError as error:
+            self.feed(ev.CopyFailed(action.copy, action.node, error))
+            return
+        made = {(value.part, value.output): value.blob for value in answer.values}
+        contents = {piece: made[at] for at, piece in deployment.pieces.items() if at in made}
+        self.feed(ev.SnapshotDone(action.copy, action.node, contents))
+
+    async def _keep(self, action: ev.Keep) -> None:
+        contents, holders = action.contents, action.holders
+        try:
+            if action.node == CLIENT:
+                await self._hold(action.copy, contents, holders)
+            else:
+                state = {piece: ((at, self._kind(piece)), holders[piece]) for piece, at in contents.items()}
+                await self._around.deploying.keep(action.node, PlanKey(self._around.epoch, action.copy), state)
+        except MeshError as error:
+            self.feed(ev.CopyFailed(action.copy, action.node, error))
+        else:
+            self.feed(ev.KeepDone(action.copy, action.node))
+
+    async def _hold(self, copy: int, contents: Contents, holders: Holders) -> None:
+        """Have these pieces in this process."""
+        mine = self._copies.setdefault(copy, {})
+        for piece, address in contents.items():
+            array = await self._fetched(piece, address, holders[piece])
+            mine = self._copies.get(copy)
+            if mine is None:
+                raise Cancelled("this copy is not wanted any more")
+            if piece not in mine:
+                self._around.held.hold(address, array)
+                mine[piece] = address
+
+    async def _fetched(self, piece: FromState, address: bytes, holders: Iterable[str]) -> NDArray[Any]:
+        """A piece, from whoever has it."""
+        kind, held = self._kind(piece), self._around.held
+        if address in held:
+            return held.of(address, kind)
+        error: MeshError = BlobMissing("nobody holds a piece of the state")
+        for node in sorted(set(holders) - {CLIENT}):
+            member = self._around.members.get(node)
+            if member is None:
+                continue
+            try:
+                return tensor_from(await self._around.blobs.fetch(member.link, address, kind.size_bytes), kind)
+            except MeshError as failure:
+                error = failure
+        raise error
+
+    def _release(self, action: ev.LetGo) -> None:
+        if action.node != CLIENT:
+            self._let_go(action.node, action.copy)
+            return
+        for address in (self._copies.get(action.copy) or {}).values():
+            self._around.held.release(address)
+        self._copies[action.copy] = None
+
+    def _let_go(self, node: str, generation: int) -> None:
+        """Have a worker forget a plan."""
+        task = self._spawn(self._around.deploying.drop(node, PlanKey(self._around.epoch, generation)))
+        self._goodbyes.add(task)
+        task.add_done_callback(self._goodbyes.discard)
+
+    # -- the state, and the end
+
+    def _give_state(self, action: ev.GiveState) -> None:
+        future = self._reads.pop(action.request, None)
+        if future is None or future.done():
+            return
+        contents = action.contents
+        if contents is None:
+            pieces = {FromState(name): self._program.bindings[name] for name, _ in self._stateful.carries}
+            arrays = {piece: self._around.held.of(*content).copy() for piece, content in pieces.items()}
+        else:
+            arrays = {piece: self._around.held.of(at, self._kind(piece)).copy() for piece, at in contents.items()}
+        future.set_result(self._whole(arrays))
+
+    def _refuse_state(self, action: ev.RefuseState) -> None:
+        future = self._reads.pop(action.request, None)
+        if future is not None and not future.done():
+            future.set_exception(action.error)
+
+    def _end(self, action: ev.Ended) -> None:
+        self._error = action.error
+        self._feeds.clear()
+        if action.error is not None:
+            self._around.tell("session", "", f"a session ended: {action.error}", 0)
+        self._forget(self)
+        self._ended.set_result(None)
+
+    # -- helpers
+
+    def _kind(self, piece: FromState) -> TensorType:
+        kind = self._program.bindings[piece.name][1]
+        return kind if piece.window is None else TensorType(piece.window.sizes, kind.dtype)
+
+    def _whole(self, arrays: Mapping[FromState, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The tensors of the state, put together where they were cut."""
+        pieces: dict[str, list[tuple[Window, NDArray[Any]]]] = {}
+        found = {}
+        for piece, array in arrays.items():
+            if piece.window is None:
+                found[piece.name] = array
+            else:
+                pieces.setdefault(piece.name, []).append((piece.window, array))
+        kinds = {name: self._program.bindings[name][1] for name in pieces}
+        return found | {name: dispatch.assembled(kinds[name], windows) for name, windows in pieces.items()}
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._around.spawn(work)
+
+
+def _bytes_of(inputs: Mapping[str, NDArray[Any]]) -> int:
+    return sum(array.nbytes for array in inputs.values())
+
+
+def ahead_for(state_bytes: int) -> int:
+    """How many steps may be under way: of a small state more, as each needs a value of its own."""
+    return max(AHEAD_MIN, min(AHEAD_MAX, AHEAD_BYTES // max(state_bytes, 1)))
