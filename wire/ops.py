@@ -70,7 +70,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from . import rules
+from . import matrix_rules, rules
 from .dtypes import DType
 from .errors import AttrError, UnknownOp
 from .rules import DTypeRule, ShapeRule, Types
@@ -315,12 +315,12 @@ _add("conv", "dot", 2, rules.conv_shape, rules.numeric, _conv_flops, SUMMED, str
      lhs_dilation="ints", rhs_dilation="ints", groups="int")  # fmt: skip
 
 # matrices: the last two axes, those ahead are a batch
-_add("cholesky", "matrix", 1, rules.square_matrices, rules.floating, _factor_flops(1), FACTORED)
-_add("solve", "matrix", 2, rules.solved, rules.floating, _solve_flops, FACTORED)
-_add("lu", "matrix", 1, rules.lu_shape, rules.lu_dtype, _factor_flops(2), FACTORED, output="int")
-_add("qr", "matrix", 1, rules.qr_shape, rules.floating, _factor_flops(8), FACTORED, full="int", output="int")
-_add("eigh", "matrix", 1, rules.eigh_shape, rules.floating, _factor_flops(27), FACTORED, output="int")
-_add("svd", "matrix", 1, rules.svd_shape, rules.floating, _factor_flops(66), FACTORED, full="int", output="int")
+_add("cholesky", "matrix", 1, matrix_rules.square_matrices, rules.floating, _factor_flops(1), FACTORED)
+_add("solve", "matrix", 2, matrix_rules.solved, rules.floating, _solve_flops, FACTORED)
+_add("lu", "matrix", 1, matrix_rules.lu_shape, matrix_rules.lu_dtype, _factor_flops(2), FACTORED, output="int")
+_add("qr", "matrix", 1, matrix_rules.qr_shape, rules.floating, _factor_flops(8), FACTORED, full="int", output="int")
+_add("eigh", "matrix", 1, matrix_rules.eigh_shape, rules.floating, _factor_flops(27), FACTORED, output="int")
+_add("svd", "matrix", 1, matrix_rules.svd_shape, rules.floating, _factor_flops(66), FACTORED, full="int", output="int")
 
 # indexing
 _add("gather", "index", 2, rules.gather_shape, rules.gathered, _per_output(1), EXACT, axis="int", batch_dims="int")
@@ -383,7 +383,7 @@ def result_graph(op: str, attrs: Attrs) -> Any:
 
 def result_count(op: str, attrs: Attrs) -> int:
     """How many results an op of MULTIPLE has."""
-    return rules.MATRICES[op] if op in rules.MATRICES else len(result_graph(op, attrs).outputs)
+    return matrix_rules.MATRICES[op] if op in matrix_rules.MATRICES else len(result_graph(op, attrs).outputs)
 
 
 def sent_bytes(op: str, attrs: Attrs, operand: TensorType | None) -> int:

@@ -120,6 +120,7 @@ PURE = (
     "wire/pairing.py",
     "wire/protocol.py",
     "wire/prune.py",
+    "wire/matrix_rules.py",
     "wire/rules.py",
     "wire/sharding/bodies.py",
     "wire/sharding/factors.py",

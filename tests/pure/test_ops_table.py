@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.control_cases import graph_of
 
-from wire import ops, rules
+from wire import matrix_rules, ops, rules
 from wire.dtypes import BOOL, C64, DTYPES, F32, F64, I32, U32, DType
 from wire.errors import AttrError, DTypeError, GraphError, LimitExceeded, ShapeError, UnknownOp
 from wire.graph import GraphBuilder, Node, infer
@@ -210,8 +210,8 @@ def test_every_op_has_exactly_one_cpu_row() -> None:
 def test_names_are_keys_and_every_rule_belongs_to_the_rules() -> None:
     for name, op in OPS.items():
         assert op.name == name
-        assert getattr(rules, op.shape.__name__) is op.shape
-        assert getattr(rules, op.dtype.__name__) is op.dtype
+        for rule in (op.shape, op.dtype):
+            assert rule in [getattr(module, rule.__name__, None) for module in (rules, matrix_rules)]
 
 
 def test_attribute_kinds_are_known_and_what_a_type_says_is_the_attribute() -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from wire.dtypes import BF16, BOOL, C64, C128, DTYPES, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 from wire.graph import GraphBuilder, WireGraph
-from wire.rules import MATRICES
+from wire.matrix_rules import MATRICES
 from wire.types import TensorType
 
 from .control_cases import counted, graph_of, siblings
