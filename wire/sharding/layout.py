@@ -15,8 +15,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import InputError
-
 Dims = tuple[tuple[str, ...], ...]
 """The axes that split each dimension."""
 
@@ -100,16 +98,3 @@ def padding(dim: int, shards: int) -> int:
 def is_padded(shape: Sequence[int], dims: Dims, axes: Axes) -> bool:
     """Whether some rank has elements behind the end."""
     return any(padding(dim, axes.size(split)) for dim, split in zip(shape, dims, strict=True))
-
-
-def check_dims(shape: Sequence[int], dims: Dims, axes: Axes) -> None:
-    """InputError unless a tensor of this shape can be split so."""
-    if len(dims) != len(shape):
-        raise InputError(f"a spec for {len(dims)} dimensions does not fit a tensor of shape {tuple(shape)}")
-    named = [axis for split in dims for axis in split]
-    for axis in named:
-        if axis not in axes.names:
-            raise InputError(f"the grid has no axis {axis!r}", next_step=f"It has: {', '.join(axes.names)}")
-    if len(set(named)) != len(named):
-        twice = next(axis for axis in named if named.count(axis) > 1)
-        raise InputError(f"the axis {twice!r} splits a tensor twice", next_step="An axis splits one dimension at most")

@@ -100,7 +100,9 @@ class Path:
 
 @lru_cache(maxsize=65536)
 def path(shape: tuple[int, ...], item_bytes: int, axes: Axes, source: Layout, target: Layout) -> Path:
-    """The moves of fewest bytes, and of those the fewest collectives, from `source` to `target`, which is complete."""
+    """The moves of fewest bytes, and of those the fewest collectives, from `source` to `target`.
+
+    A target that is partial is reached from layouts that are so over the same axes."""
     if source == target:
         return Path(())
     search = _Search(shape, item_bytes, axes, target)
@@ -176,9 +178,11 @@ class _Search:
 
     def _permutation(self, layout: Layout) -> Iterator[Step]:
         """Straight to the target, where it has blocks of the same sizes."""
-        if layout.partial or [self.axes.size(split) for split in layout.dims] != [
-            self.axes.size(split) for split in self.target.dims
-        ]:
+        if (
+            layout.partial
+            or self.target.partial
+            or [self.axes.size(split) for split in layout.dims] != [self.axes.size(split) for split in self.target.dims]
+        ):
             return
         pairs = _pairs(layout.dims, self.target.dims, self.axes)
         yield Step(Permute(pairs), self.target, self._local_bytes(layout))

@@ -1,0 +1,90 @@
+"""Assignment: which axes split which factors of a node, and what that means for the layouts of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from .layout import Axes, Dims
+from .rule import Made, Rule
+
+Assignment = Mapping[int, tuple[str, ...]]
+"""The axes that split each factor; a factor that is not there is whole."""
+
+
+def projected(rule: Rule, made: Made, dims: Dims, axes: Axes) -> dict[int, tuple[str, ...]]:
+    """The factors that a tensor's layout splits; axes that fit none are left out."""
+    found: dict[int, tuple[str, ...]] = {}
+    for factors, split in zip(made, dims, strict=True):
+        left = split
+        for factor in factors:
+            taken = _taken(rule, factor, left, axes)
+            if taken:
+                found[factor] = taken
+            left = left[len(taken) :]
+            if not left or axes.size(taken) != rule.sizes[factor]:
+                break
+    return found
+
+
+def _taken(rule: Rule, factor: int, split: tuple[str, ...], axes: Axes) -> tuple[str, ...]:
+    """The first axes, as many as can split the factor."""
+    for count in range(len(split), 0, -1):
+        if rule.may_split(factor, axes.size(split[:count])):
+            return split[:count]
+    return ()
+
+
+def dims_of(rule: Rule, made: Made, assignment: Assignment, axes: Axes) -> Dims:
+    """The layout of a tensor whose factors are split so."""
+    found = []
+    for factors in made:
+        split: tuple[str, ...] = ()
+        for factor in factors:
+            split = (*split, *assignment.get(factor, ()))
+            if axes.size(assignment.get(factor, ())) != rule.sizes[factor]:
+                break
+        found.append(split)
+    return tuple(found)
+
+
+def shards_of(rule: Rule, assignment: Assignment, axes: Axes) -> list[int]:
+    """Into how many shards each factor is split."""
+    return [axes.size(assignment.get(factor, ())) for factor in range(len(rule.sizes))]
+
+
+def merged(parts: Iterable[Assignment]) -> dict[int, tuple[str, ...]]:
+    """What the parts agree on, the first first: an axis splits one factor, and longer splits extend shorter ones."""
+    found: dict[int, tuple[str, ...]] = {}
+    taken: dict[str, int] = {}
+    for part in parts:
+        for factor, split in part.items():
+            had = found.get(factor, ())
+            if had != split[: len(had)] or any(taken.get(axis, factor) != factor for axis in split):
+                continue
+            found[factor] = split
+            taken.update(dict.fromkeys(split, factor))
+    return found
+
+
+def agreements(rule: Rule, parts: Sequence[Assignment], axes: Axes) -> list[dict[int, tuple[str, ...]]]:
+    """What can be made of the parts, each of them first in turn; one only if they do not disagree."""
+    found: dict[frozenset[tuple[int, tuple[str, ...]]], dict[int, tuple[str, ...]]] = {}
+    for place in range(len(parts)):
+        offer = merged([parts[place], *parts[:place], *parts[place + 1 :]])
+        if is_sound(rule, offer, axes):
+            found.setdefault(frozenset(offer.items()), offer)
+    return list(found.values())
+
+
+def is_sound(rule: Rule, assignment: Assignment, axes: Axes) -> bool:
+    """Whether every dimension can be written as a layout: what stands behind a factor that is not split to single
+    elements is not split."""
+    for made in (*rule.operands, *rule.results):
+        for factors in made:
+            open_before = False
+            for factor in factors:
+                split = assignment.get(factor, ())
+                if split and open_before:
+                    return False
+                open_before |= axes.size(split) != rule.sizes[factor]
+    return True

@@ -1,0 +1,60 @@
+"""Program: a graph, a grid, and the rules of its nodes; what propagation and partitioning both read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from ..graph import Node, WireGraph
+from ..types import Attrs, TensorType
+from .factors import rule_of
+from .layout import Axes, Dims
+from .rule import Rule
+
+
+class Program:
+    """A graph over whole tensors, to be split over `axes`; `fixed` are the layouts that somebody asked for, by node."""
+
+    def __init__(self, graph: WireGraph, axes: Axes, fixed: Mapping[int, Dims]) -> None:
+        self.graph = graph
+        self.axes = axes
+        self.fixed = fixed
+
+    def types(self, index: int) -> list[TensorType]:
+        """The types of a node's operands."""
+        return [self.graph.types[source] for source in self.graph.nodes[index].inputs]
+
+    @cached_property
+    def groups(self) -> dict[int, tuple[int, ...]]:
+        """Of every node that is computed together with others, or alone: all of them, by the first."""
+        found: dict[Node | int, list[int]] = {}
+        for index, (op, inputs, attrs) in enumerate(self.graph.nodes):
+            shared = Attrs({name: value for name, value in attrs.items() if name != "output"})
+            found.setdefault(Node(op, inputs, shared) if "output" in attrs else index, []).append(index)
+        return {group[0]: tuple(group) for group in found.values()}
+
+    @cached_property
+    def rules(self) -> tuple[Rule | None, ...]:
+        """The rule of every node; nodes that are computed together share one.  None for leaves."""
+        found: list[Rule | None] = [None] * len(self.graph.nodes)
+        for first, group in self.groups.items():
+            op, _, attrs = self.graph.nodes[first]
+            results = 1 + max(self.output(index) for index in group)
+            rule = rule_of(op, attrs, self.types(first), results)
+            for index in group:
+                found[index] = rule
+        return tuple(found)
+
+    def output(self, index: int) -> int:
+        """Which of its op's results a node is."""
+        output: int = self.graph.nodes[index].attrs.get("output", 0)
+        return output
+
+    @cached_property
+    def users(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """Who takes each node: nodes, and the place among their operands."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.graph.nodes]
+        for index, node in enumerate(self.graph.nodes):
+            for place, source in enumerate(node.inputs):
+                found[source].append((index, place))
+        return found
