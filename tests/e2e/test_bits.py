@@ -9,7 +9,7 @@ import pytest
 from support.commands import PATIENT_S
 
 import mesh.numpy as mnp
-from mesh import Array, Mesh
+from mesh import Array, Mesh, evaluate
 from wire.dtypes import BF16, DTYPES, DType
 
 SHAPES = {"empty": (0, 3), "0-d": (), "small": (5, 7), "larger than a message": (257, 311)}
@@ -50,6 +50,22 @@ def test_bits_survive_the_way_there_and_back(two: Mesh, kind: DType, shape: str)
     assert turned.dtype == both.dtype == x.dtype
     assert turned.tobytes() == flat[::-1].tobytes()
     assert both.tobytes() == flat[::-1].tobytes() + flat.tobytes()
+
+
+def filtered(x: Array, w: Array) -> tuple[Array, Array]:
+    """Real layers around a complex one."""
+    spectrum = mnp.fft.rfft(mnp.tanh(x), n=126) @ w
+    turned = mnp.exp(1j * mnp.angle(spectrum)) * mnp.log1p(mnp.abs(spectrum))
+    return mnp.tanh(mnp.fft.irfft(turned)) * 2, spectrum
+
+
+def test_a_complex_program_cut_in_two_gives_the_bits_of_a_whole_one(two: Mesh) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((48, 64)).astype(np.float32)
+    w = (rng.standard_normal((64, 64)) + 1j * rng.standard_normal((64, 64))).astype(np.complex64)
+    found = two.run(filtered, x, w, strategy="pipeline", mode="on")
+    assert len(two.report().workers) == 2
+    assert [array.tobytes() for array in found] == [array.tobytes() for array in evaluate(filtered, x, w)]
 
 
 def test_a_pipeline_of_views_is_cut_across_both(two: Mesh) -> None:
