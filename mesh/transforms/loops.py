@@ -17,14 +17,30 @@ from typing import Any
 
 from wire.errors import UnknownOp
 from wire.graph import WireGraph
-from wire.types import TensorType
 
 from .. import numpy as mnp
 from ..array import Array, apply
 from ..several import several
 from .inner import Function, Inner, call_graph, captured_by, run
+from .inside import (
+    Maybe,
+    are_known,
+    either,
+    filled,
+    function_of,
+    function_of_some,
+    graphs_of,
+    is_smooth,
+    picked,
+    put_back,
+    row_of,
+    split,
+    spread_all,
+    spread_some,
+    types_of,
+    zeros_unless,
+)
 
-Maybe = Sequence[Array | None]
 Transform = Callable[..., Any]
 
 
@@ -34,7 +50,7 @@ Transform = Callable[..., Any]
 def cond_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **attrs: WireGraph) -> Any:
     """A cond of the branches' backward passes, each of which computes its branch again."""
     asked, *operands = inputs
-    chosen = [place for place, want in enumerate(wanted[1:]) if want and _continuous(operands[place].type)]
+    chosen = [place for place, want in enumerate(wanted[1:]) if want and is_smooth(operands[place].type)]
     results = several("cond", inputs, **attrs)
 
     def pull(cotangents: Maybe) -> list[Array | None]:
@@ -43,9 +59,9 @@ def cond_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **att
         def of(graph: WireGraph) -> Function:
             def branch(*arrays: Array) -> list[Array]:
                 own, told = list(arrays[: len(operands)]), dict(zip(given, arrays[len(operands) :], strict=True))
-                _, pull_branch = backward(_of_some(graph, own, chosen), [own[place] for place in chosen])
+                _, pull_branch = backward(function_of_some(graph, own, chosen), [own[place] for place in chosen])
                 found = pull_branch([told.get(place) for place in range(len(results))])
-                return _filled(found, [own[place] for place in chosen])
+                return filled(found, [own[place] for place in chosen])
 
             return branch
 
@@ -60,13 +76,13 @@ def cond_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, **attrs: 
     """A cond of the branches with their tangents."""
     asked, *operands = inputs
     moving = [place for place, tangent in enumerate(tangents[1:]) if tangent is not None]
-    floats = [place for place, kind in enumerate(_types(attrs["then"])) if _continuous(kind)]
+    floats = [place for place, kind in enumerate(types_of(attrs["then"])) if is_smooth(kind)]
 
     def of(graph: WireGraph) -> Function:
         def branch(*arrays: Array) -> list[Array]:
             own, told = arrays[: len(operands)], dict(zip(moving, arrays[len(operands) :], strict=True))
-            outputs, found = forward(_of(graph), own, [told.get(place) for place in range(len(operands))])
-            return [*outputs, *_filled([found[place] for place in floats], [outputs[place] for place in floats])]
+            outputs, found = forward(function_of(graph), own, [told.get(place) for place in range(len(operands))])
+            return [*outputs, *filled([found[place] for place in floats], [outputs[place] for place in floats])]
 
         return branch
 
@@ -82,19 +98,19 @@ def cond_vmap(batch: Transform, size: int, inputs: list[Array], batched: Sequenc
     asked, *operands = inputs
 
     def of(graph: WireGraph) -> Function:
-        return lambda *arrays: _spread(size, *batch(_of(graph), size, arrays, batched[1:]))
+        return lambda *arrays: spread_all(size, *batch(function_of(graph), size, arrays, batched[1:]))
 
     branches = {name: of(graph) for name, graph in attrs.items()}
     if batched[0]:
         both = zip(branches["then"](*operands), branches["otherwise"](*operands), strict=True)
-        results = [_chosen(asked, left, right) for left, right in both]
+        results = [either(asked, left, right) for left, right in both]
     else:
         results = _cond(asked, operands, branches)
     return results, [True] * len(results)
 
 
 def _cond(asked: Array, operands: Sequence[Array], branches: dict[str, Function]) -> list[Array]:
-    graphs, captured = _graphs(branches, [array.type for array in operands])
+    graphs, captured = graphs_of(branches, [array.type for array in operands])
     return several("cond", [asked, *operands, *captured], **graphs)
 
 
@@ -118,29 +134,31 @@ def while_vjp(inputs: list[Array], wanted: list[bool], **attrs: WireGraph) -> An
 def while_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, test: WireGraph, body: WireGraph) -> Any:
     """A while over values and their tangents; only the values are asked."""
     count = len(body.outputs)
-    constants = [*inputs[count:], *_where(tangents[count:], _known(tangents[count:]))]
-    still = _known(tangents[count:])
-    moves = [_zeros_unless(each, like) for each, like in zip(tangents[:count], inputs, strict=False)]
+    constants = [*inputs[count:], *picked(tangents[count:], are_known(tangents[count:]))]
+    still = are_known(tangents[count:])
+    moves = [zeros_unless(each, like) for each, like in zip(tangents[:count], inputs, strict=False)]
 
     def turned(moving: list[bool]) -> Any:
         seen: list[bool] = []
-        carry = [*inputs[:count], *_where(moves, moving)]
+        carry = [*inputs[:count], *picked(moves, moving)]
 
         def turn(*arrays: Array) -> list[Array]:
-            own, told, fixed, beside = _split(arrays, [count, sum(moving), len(still), sum(still)])
-            outputs, found = forward(_of(body), [*own, *fixed], [*_placed(told, moving), *_placed(beside, still)])
-            seen[:] = _known(found)
-            return [*outputs, *_filled(_where(found, moving), _where(outputs, moving))]
+            own, told, fixed, beside = split(arrays, [count, sum(moving), len(still), sum(still)])
+            outputs, found = forward(
+                function_of(body), [*own, *fixed], [*put_back(told, moving), *put_back(beside, still)]
+            )
+            seen[:] = are_known(found)
+            return [*outputs, *filled(picked(found, moving), picked(outputs, moving))]
 
         return run(turn, [array.type for array in (*carry, *constants)]), seen, carry
 
-    moving, (inner, _, carry) = _settled(_known(tangents[:count]), turned)
+    moving, (inner, _, carry) = _settled(are_known(tangents[:count]), turned)
 
     def ask(*arrays: Array) -> list[Array]:
         return call_graph(test, *arrays[:count], *arrays[len(carry) : len(carry) + len(still)])
 
     found = _while(run(ask, [array.type for array in (*carry, *constants)]), inner, carry, constants)
-    return found[:count], _placed(found[count:], moving)
+    return found[:count], put_back(found[count:], moving)
 
 
 def while_vmap(
@@ -153,13 +171,13 @@ def while_vmap(
 
     def turned(flags: list[bool]) -> Any:
         every = [*flags, *batched[count:]]
-        first = _spread_some(size, inputs[:count], batched[:count], flags)
+        first = spread_some(size, inputs[:count], batched[:count], flags)
         seen: list[bool] = []
 
         def turn(*arrays: Array) -> list[Array]:
-            outputs, found = batch(_of(body), size, arrays, every)
+            outputs, found = batch(function_of(body), size, arrays, every)
             seen[:] = found
-            return _spread_some(size, outputs, found, flags)
+            return spread_some(size, outputs, found, flags)
 
         return run(turn, [array.type for array in (*first, *constants)]), seen, first, every
 
@@ -169,7 +187,7 @@ def while_vmap(
 
     def ask(*arrays: Array) -> list[Array]:
         nonlocal differs
-        (answer,), (differs,) = batch(_of(test), size, arrays, every)
+        (answer,), (differs,) = batch(function_of(test), size, arrays, every)
         return [answer]
 
     asked = run(ask, types)
@@ -183,16 +201,16 @@ def _until_all(
 ) -> list[Array]:
     """The loop over whole batches with one more carry: who is not done."""
     count = len(body.outputs)
-    first = _spread(size, inputs[:count], batched[:count])
+    first = spread_all(size, inputs[:count], batched[:count])
     constants = inputs[count:]
     every = [*[True] * count, *batched[count:]]
 
     def going(arrays: Sequence[Array]) -> Array:
-        return _spread(size, *batch(_of(test), size, arrays, every))[0]
+        return spread_all(size, *batch(function_of(test), size, arrays, every))[0]
 
     def turn(active: Array, *arrays: Array) -> list[Array]:
-        turned = _spread(size, *batch(_of(body), size, arrays, every))
-        carry = [_chosen(active, new, old) for new, old in zip(turned, arrays[:count], strict=True)]
+        turned = spread_all(size, *batch(function_of(body), size, arrays, every))
+        carry = [either(active, new, old) for new, old in zip(turned, arrays[:count], strict=True)]
         return [apply("and", active, going([*carry, *arrays[count:]])), *carry]
 
     state = [going([*first, *constants]), *first]
@@ -215,35 +233,35 @@ def scan_jvp(
     forward: Transform, inputs: list[Array], tangents: Maybe, body: WireGraph, carry: int, consts: int, **attrs: int
 ) -> Any:
     """A scan of values and their tangents."""
-    own = _split(inputs, [carry, consts, len(inputs) - carry - consts])
-    moves, *told = _split(tangents, [carry, consts, len(inputs) - carry - consts])
-    fixed, rows = map(_known, told)
-    floats = [_continuous(kind) for kind in _types(body)[carry:]]
+    own = split(inputs, [carry, consts, len(inputs) - carry - consts])
+    moves, *told = split(tangents, [carry, consts, len(inputs) - carry - consts])
+    fixed, rows = map(are_known, told)
+    floats = [is_smooth(kind) for kind in types_of(body)[carry:]]
 
     def turned(moving: list[bool]) -> Any:
         seen: list[bool] = []
-        begun = _filled(_where(moves, moving), _where(own[0], moving))
-        groups = [own[0], begun, own[1], _where(told[0], fixed), own[2], _where(told[1], rows)]
+        begun = filled(picked(moves, moving), picked(own[0], moving))
+        groups = [own[0], begun, own[1], picked(told[0], fixed), own[2], picked(told[1], rows)]
 
         def turn(*arrays: Array) -> list[Array]:
-            at, at_told, by, by_told, of, of_told = _split(arrays, [len(group) for group in groups])
-            given = [*_placed(at_told, moving), *_placed(by_told, fixed), *_placed(of_told, rows)]
-            outputs, found = forward(_of(body), [*at, *by, *of], given)
-            seen[:] = _known(found[:carry])
-            kept = [_filled(_where(found[part], flags), _where(outputs[part], flags))
+            at, at_told, by, by_told, of, of_told = split(arrays, [len(group) for group in groups])
+            given = [*put_back(at_told, moving), *put_back(by_told, fixed), *put_back(of_told, rows)]
+            outputs, found = forward(function_of(body), [*at, *by, *of], given)
+            seen[:] = are_known(found[:carry])
+            kept = [filled(picked(found[part], flags), picked(outputs[part], flags))
                     for part, flags in ((slice(carry), moving), (slice(carry, None), floats))]  # fmt: skip
             return [*outputs[:carry], *kept[0], *outputs[carry:], *kept[1]]
 
         types = [[array.type for array in group] for group in groups[:4]]
-        types += [[_row(array.type) for array in group] for group in groups[4:]]
+        types += [[row_of(array.type) for array in group] for group in groups[4:]]
         return run(turn, [kind for group in types for kind in group]), seen, groups
 
-    moving, (inner, _, groups) = _settled(_known(moves), turned)
+    moving, (inner, _, groups) = _settled(are_known(moves), turned)
     operands = [array for group in groups for array in group]
     found = _scan(inner, operands, carry + sum(moving), consts + sum(fixed), **attrs)
     ends = [carry, sum(moving), len(floats), sum(floats)]
-    last, last_told, stacked, stacked_told = _split(found, ends)
-    return [*last, *stacked], [*_placed(last_told, moving), *_placed(stacked_told, floats)]
+    last, last_told, stacked, stacked_told = split(found, ends)
+    return [*last, *stacked], [*put_back(last_told, moving), *put_back(stacked_told, floats)]
 
 
 def scan_vmap(
@@ -257,15 +275,15 @@ def scan_vmap(
 
     def turned(flags: list[bool]) -> Any:
         seen: list[bool] = []
-        given = _spread_some(size, inputs[:carry], batched[:carry], flags)
+        given = spread_some(size, inputs[:carry], batched[:carry], flags)
 
         def turn(*arrays: Array) -> list[Array]:
-            outputs, found = batch(_of(body), size, arrays, [*flags, *batched[carry:]])
+            outputs, found = batch(function_of(body), size, arrays, [*flags, *batched[carry:]])
             seen[:] = found
-            return _spread_some(size, outputs, found, [*flags, *found[carry:]])
+            return spread_some(size, outputs, found, [*flags, *found[carry:]])
 
         types = [array.type for array in (*given, *inputs[carry:first])]
-        return run(turn, [*types, *[_row(array.type) for array in rows]]), seen, given
+        return run(turn, [*types, *[row_of(array.type) for array in rows]]), seen, given
 
     flags, (inner, seen, given) = _settled(list(batched[:carry]), turned)
     found = _scan(inner, [*given, *inputs[carry:first], *rows], carry, consts, **attrs)
@@ -295,28 +313,28 @@ class _Reverse:
     ) -> None:
         self.inputs, self.carry, self.consts = inputs, carry, consts
         first = carry + consts
-        kinds = [*[array.type for array in inputs[:first]], *[_row(array.type) for array in inputs[first:]]]
-        outputs = _types(body)
-        self.carried = [place for place in range(carry) if _continuous(kinds[place])]
-        self.constant = [place for place in range(carry, first) if wanted[place] and _continuous(kinds[place])]
-        self.rows = [place for place in range(first, len(inputs)) if wanted[place] and _continuous(kinds[place])]
-        self.given = [place for place in range(carry, len(outputs)) if _continuous(outputs[place])]
+        kinds = [*[array.type for array in inputs[:first]], *[row_of(array.type) for array in inputs[first:]]]
+        outputs = types_of(body)
+        self.carried = [place for place in range(carry) if is_smooth(kinds[place])]
+        self.constant = [place for place in range(carry, first) if wanted[place] and is_smooth(kinds[place])]
+        self.rows = [place for place in range(first, len(inputs)) if wanted[place] and is_smooth(kinds[place])]
+        self.given = [place for place in range(carry, len(outputs)) if is_smooth(outputs[place])]
         chosen = [*self.carried, *self.constant, *self.rows]
         pull: Any = None
 
         def ahead(*arrays: Array) -> list[Array]:
             nonlocal pull
-            found, pull = backward(_of_some(body, list(arrays), chosen), [arrays[place] for place in chosen])
+            found, pull = backward(function_of_some(body, list(arrays), chosen), [arrays[place] for place in chosen])
             return list(found)
 
         self.ahead = run(ahead, kinds)
 
         def back(*arrays: Array) -> list[Array]:
-            carried, sums, told = _split(arrays, [len(self.carried), len(self.constant), len(self.given)])
+            carried, sums, told = split(arrays, [len(self.carried), len(self.constant), len(self.given)])
             cotangents = dict(zip((*self.carried, *self.given), (*carried, *told), strict=True))
             found = pull([cotangents.get(place) for place in range(len(outputs))])
-            full = _filled(found, [Array(self.ahead.arguments[place]) for place in chosen])
-            ahead, more, rows = _split(full, [len(self.carried), len(self.constant), len(self.rows)])
+            full = filled(found, [Array(self.ahead.arguments[place]) for place in chosen])
+            ahead, more, rows = split(full, [len(self.carried), len(self.constant), len(self.rows)])
             return [*ahead, *[apply("add", a, b) for a, b in zip(sums, more, strict=True)], *rows]
 
         told = [kinds[place] for place in (*self.carried, *self.constant)] + [outputs[place] for place in self.given]
@@ -342,9 +360,9 @@ class _Reverse:
 
     def backward_scan(self, results: list[Array], cotangents: Maybe, length: int, reverse: int) -> list[Array | None]:
         kept = results[len(self.ahead.outputs) :]
-        start = [_zeros_unless(cotangents[place], results[place]) for place in self.carried]
+        start = [zeros_unless(cotangents[place], results[place]) for place in self.carried]
         sums = [mnp.zeros_like(self.inputs[place]) for place in self.constant]
-        told = [_zeros_unless(cotangents[place], results[place]) for place in self.given]
+        told = [zeros_unless(cotangents[place], results[place]) for place in self.given]
         state = len(start) + len(sums)
         own = self.back.arguments
         arguments = [*own[:state], *[a for a, _ in self.fixed], *own[state:], *self.kept, *[a for a, _ in self.again]]
@@ -377,86 +395,3 @@ def _settled(flags: list[bool], turned: Callable[[list[bool]], Any]) -> tuple[li
         if found == flags:
             return flags, made
         flags = found
-
-
-def _of(graph: WireGraph) -> Function:
-    return lambda *arrays: call_graph(graph, *arrays)
-
-
-def _of_some(graph: WireGraph, arrays: list[Array], chosen: Sequence[int]) -> Function:
-    """The graph as a function of some of its arguments."""
-
-    def fn(*some: Array) -> list[Array]:
-        given = list(arrays)
-        for place, array in zip(chosen, some, strict=True):
-            given[place] = array
-        return call_graph(graph, *given)
-
-    return fn
-
-
-def _graphs(fns: dict[str, Function], types: Sequence[TensorType]) -> tuple[dict[str, WireGraph], list[Array]]:
-    """The functions as graphs of the same arguments, which follow what any of them refers to besides."""
-    inners = {name: run(fn, types) for name, fn in fns.items()}
-    captured = captured_by(*inners.values())
-    return {name: inner.taking(captured).graph() for name, inner in inners.items()}, list(map(Array, captured))
-
-
-def _types(graph: WireGraph) -> list[TensorType]:
-    return [graph.types[index] for index in graph.outputs]
-
-
-def _row(kind: TensorType) -> TensorType:
-    return TensorType(kind.shape[1:], kind.dtype)
-
-
-def _continuous(kind: TensorType) -> bool:
-    return kind.dtype.kind in "fc"
-
-
-def _known(values: Maybe) -> list[bool]:
-    return [value is not None for value in values]
-
-
-def _zeros_unless(array: Array | None, like: Array) -> Array:
-    return mnp.zeros_like(like) if array is None else array
-
-
-def _filled(found: Maybe, like: Sequence[Array]) -> list[Array]:
-    return [_zeros_unless(each, other) for each, other in zip(found, like, strict=True)]
-
-
-def _where(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
-    return [value for value, flag in zip(values, flags, strict=False) if flag]
-
-
-def _placed(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
-    """The values at the places that have a flag, None at others."""
-    rest = iter(values)
-    return [next(rest) if flag else None for flag in flags]
-
-
-def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
-    found, at = [], 0
-    for count in counts:
-        found.append(list(values[at : at + count]))
-        at += count
-    return found
-
-
-def _spread(size: int, arrays: Sequence[Array], batched: Sequence[bool]) -> list[Array]:
-    return _spread_some(size, arrays, batched, [True] * len(arrays))
-
-
-def _spread_some(size: int, arrays: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool]) -> list[Array]:
-    """Those that are wanted as batches repeated where they are none."""
-    return [
-        mnp.broadcast_to(array, (size, *array.shape)) if want and not each else array
-        for array, each, want in zip(arrays, batched, wanted, strict=True)
-    ]
-
-
-def _chosen(asked: Array, left: Array, right: Array) -> Array:
-    """By a predicate for each element of a batch."""
-    shape = (asked.shape[0], *[1] * (left.ndim - 1))
-    return apply("select", mnp.reshape(asked, shape), left, right)
