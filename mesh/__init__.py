@@ -14,13 +14,14 @@ from . import neighbours  # first: it explains why one of the imports below woul
 from wire.graph import WireGraph
 from wire.strategies import Auto, DeviceMap, Pipeline, Single, Strategy
 
-from . import errors, nn, numpy, optim, tree
+from . import collectives, errors, nn, numpy, optim, tree
 from .aio import AsyncMesh
 from .array import Array
 from .client import Mesh
 from .control import cond, fori_loop, map, scan, while_loop  # noqa: A004  # users write mesh.map
 from .errors import MeshError
 from .function import Function, function
+from .grid import Grid, PartitionSpec
 from .handle import Handle
 from .importers.jax import from_jax
 from .importers.torch import from_torch
@@ -29,6 +30,7 @@ from .model import InputSpec, Model
 from .numpy import random
 from .realise import realise
 from .safetensors import load_safetensors, save_safetensors
+from .shard_map import shard_map
 from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
 from .transforms.batching import vmap
 from .transforms.custom import custom_jvp, custom_vjp, stop_gradient
@@ -41,17 +43,20 @@ __all__ = [
     "Auto",
     "DeviceMap",
     "Function",
+    "Grid",
     "Handle",
     "InputSpec",
     "Mesh",
     "MeshError",
     "Model",
+    "PartitionSpec",
     "Pipeline",
     "ShapeDtype",
     "Single",
     "Strategy",
     "Traced",
     "WireGraph",
+    "collectives",
     "cond",
     "custom_jvp",
     "custom_vjp",
@@ -77,6 +82,7 @@ __all__ = [
     "remat",
     "save_safetensors",
     "scan",
+    "shard_map",
     "stop_gradient",
     "trace",
     "trace_full",

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from wire.errors import InputError
 from wire.graph import GraphBuilder
+from wire.verify import check_bound
 
 from .array import Array
 from .assemble import assemble
@@ -109,6 +110,7 @@ def _compute(wanted: Sequence[Tensor]) -> None:
     distinct = list({id(tensor): tensor for tensor in wanted}.values())
     outputs = assemble(builder, distinct, leaf)
     graph = builder.build(outputs)
+    check_bound(graph)
     used = graph.param_types
     work = Work(graph, {name: params[name] for name in params if name in used}, "auto")
     results = current_evaluator()(work, inputs)

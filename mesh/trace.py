@@ -24,6 +24,7 @@ from wire.dtypes import DType, dtype_of, promote
 from wire.errors import DTypeError, InputError
 from wire.graph import GraphBuilder, WireGraph
 from wire.types import TensorType
+from wire.verify import check_bound
 
 from . import tree
 from .array import Array, argument, handle_array
@@ -272,7 +273,9 @@ def graph_of(
 
     mine.update({id(tensor): declare(tensor) for tensor in arguments})
     placed = assemble(builder, [array.tensor for array in outputs], leaf)
-    return builder.build(placed, output_names, name), handles
+    graph = builder.build(placed, output_names, name)
+    check_bound(graph)
+    return graph, handles
 
 
 def argument_names(fn: Callable[..., Any], in_tree: Tree) -> list[str]:

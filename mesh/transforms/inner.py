@@ -227,7 +227,11 @@ def _steps(arguments: Sequence[Tensor], outputs: Sequence[Tensor], born: int) ->
 
 
 def _reached(
-    outputs: Sequence[Tensor], arguments: Collection[int], born: int, below: Callable[[Expression], tuple[Tensor, ...]]
+    outputs: Sequence[Tensor],
+    arguments: Collection[int],
+    born: int,
+    below: Callable[[Expression], tuple[Tensor, ...]],
+    again: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> Iterator[tuple[Tensor, Expression]]:
     """Every expression from `outputs` down to the arguments and to what is older than `born`, operands first."""
     seen = set(arguments)
@@ -239,7 +243,9 @@ def _reached(
             yield tensor, ready
             continue
         expression = tensor.expression
-        if id(tensor) in seen or tensor.born < born or expression is None or tensor.value is not None:
+        if id(tensor) in seen or expression is None or tensor.value is not None:
+            continue
+        if tensor.born < born and not again(tensor):
             continue
         seen.add(id(tensor))
         alive.append(tensor)
@@ -247,14 +253,18 @@ def _reached(
         stack.extend([(operand, None) for operand in reversed(below(expression))])
 
 
-def captured_by(*inners: Inner) -> list[Tensor]:
-    """What else the functions refer to: older Tensors, tensors on the mesh, and large values."""
+def captured_by(*inners: Inner, again: Callable[[Tensor], bool] = lambda tensor: False) -> list[Tensor]:
+    """What else the functions refer to: older Tensors, tensors on the mesh, and large values.
+
+    Older Tensors that are made `again` inside are not among it, but what they are made of.
+    """
     found: dict[int, Tensor] = {}
     for inner in inners:
         own = {id(tensor) for tensor in inner.arguments}
-        reached = _reached(inner.outputs, own, inner.born, _both)
+        reached = _reached(inner.outputs, own, inner.born, _both, again)
         for tensor in (*inner.outputs, *[operand for _, expression in reached for operand in _both(expression)]):
-            outside = tensor.born < inner.born or tensor.value is not None or _on_mesh(tensor)
+            older = tensor.born < inner.born and not again(tensor)
+            outside = older or tensor.value is not None or _on_mesh(tensor)
             if outside and id(tensor) not in own and not _is_small(tensor):
                 found[id(tensor)] = tensor
     return list(found.values())

@@ -20,7 +20,7 @@ from .. import numpy as mnp
 from ..array import Array, apply
 from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast
-from . import convolutions, loops, matrices, programs, scattering
+from . import convolutions, loops, matrices, programs, ranks, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 from .slopes import SLOPES, Slope, choose, zero_like
 from .vjp import dot_labels, is_continuous, missing, product, spread
@@ -184,4 +184,11 @@ JVPS: dict[str, Row] = {
     "cond": Whole(partial(loops.cond_jvp, forward)),
     "while": Whole(partial(loops.while_jvp, forward)),
     "scan": Whole(partial(loops.scan_jvp, forward)),
+    "spmd": Whole(partial(ranks.spmd_jvp, forward)),
+    "all_reduce": partial(ranks.all_reduce_jvp, _by_program(ranks.reduced_program)),
+    "all_gather": _linear("all_gather"),
+    "reduce_scatter": partial(ranks.reduce_scatter_jvp, _by_program(ranks.scattered_program)),
+    "all_to_all": _linear("all_to_all"),
+    "permute": _linear("permute"),
+    "broadcast_from": _linear("broadcast_from"),
 }

@@ -29,7 +29,7 @@ from ..array import Array, apply
 from ..expression import Tensor
 from ..numpy.contraction import Labelled, Labels, contract
 from ..numpy.promotion import cast
-from . import convolutions, loops, matrices, programs, scattering
+from . import convolutions, loops, matrices, programs, ranks, scattering
 from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 from .slopes import SLOPES, choose, zero_like
 
@@ -327,4 +327,11 @@ VJPS: dict[str, Row] = {
     "cond": Whole(partial(loops.cond_vjp, backward)),
     "while": Whole(loops.while_vjp),
     "scan": Whole(partial(loops.scan_vjp, backward)),
+    "spmd": Whole(partial(ranks.spmd_vjp, backward)),
+    "all_reduce": (partial(ranks.all_reduce_vjp, _by_program(ranks.reduced_program)),),
+    "all_gather": (ranks.all_gather_vjp,),
+    "reduce_scatter": (partial(ranks.reduce_scatter_vjp, _by_program(ranks.scattered_program)),),
+    "all_to_all": (ranks.all_to_all_vjp,),
+    "permute": (ranks.permute_vjp,),
+    "broadcast_from": (ranks.broadcast_from_vjp,),
 }

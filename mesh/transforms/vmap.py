@@ -24,7 +24,7 @@ from .. import numpy as mnp
 from ..array import Array, apply, literal
 from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast, index_dtype, like
-from . import convolutions, loops, matrices, randomness
+from . import convolutions, loops, matrices, randomness, ranks
 from .inner import Function, Inner, Whole, call_graph, looked_up, rebuilt, run, run_like
 from .scattering import clamped, flattened, inside
 from .vjp import dot_labels, missing, product
@@ -259,4 +259,11 @@ VMAPS: dict[str, Row] = {
     "cond": Whole(partial(loops.cond_vmap, batch)),
     "while": Whole(partial(loops.while_vmap, batch)),
     "scan": Whole(partial(loops.scan_vmap, batch)),
+    "spmd": Whole(partial(ranks.spmd_vmap, batch)),
+    "all_reduce": ranks.batched("all_reduce"),
+    "all_gather": ranks.batched("all_gather", "axis"),
+    "reduce_scatter": ranks.batched("reduce_scatter", "axis"),
+    "all_to_all": ranks.batched("all_to_all", "split_axis", "concat_axis"),
+    "permute": ranks.batched("permute"),
+    "broadcast_from": ranks.batched("broadcast_from"),
 }

@@ -145,6 +145,7 @@ PURE = (
     "wire/tokens.py",
     "wire/types.py",
     "wire/unroll.py",
+    "wire/varying.py",
     "wire/verify.py",
     "wire/versions.py",
     "wire/waking.py",
