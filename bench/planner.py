@@ -20,7 +20,7 @@ from support.random_graphs import big_graph, random_graph
 from coordinator.planner import make_plan
 from wire.graph import WireGraph
 from wire.ops import inner_graphs
-from wire.strategies import STRATEGIES
+from wire.strategies import FOR_ANY_GRAPH
 
 GOAL_S = 2.0
 
@@ -44,7 +44,7 @@ def main() -> None:
     }
     for shape, graph in graphs.items():
         for kind, profiles in machines.items():
-            for strategy in STRATEGIES:
+            for strategy in FOR_ANY_GRAPH:
                 times_s = []
                 for _ in range(chosen.rounds):
                     began_s = time.perf_counter()

@@ -359,7 +359,7 @@ class CostModel:
 
     def _work(self, index: int) -> Work:
         flops = self.graph.flops_of(index)
-        return flops, _moved(self.graph, index), _turns(self.graph.nodes[index])
+        return flops, _moved(self.graph, index), turns(self.graph.nodes[index])
 
 
 def _moved(graph: WireGraph, index: int) -> int:
@@ -372,7 +372,7 @@ def _moved(graph: WireGraph, index: int) -> int:
         moved[0] = types[index].size_bytes
     if node.op in CONTROL:
         each = max(map(_moved_inside, inner_graphs(node.op, node.attrs)))
-        moved.append(max(_turns(node), 1) * each)
+        moved.append(max(turns(node), 1) * each)
     return sum(moved)
 
 
@@ -382,7 +382,7 @@ def _moved_inside(graph: WireGraph) -> int:
     return sum(_moved(graph, i) for i, n in enumerate(graph.nodes) if n.op not in DUPLICATED and i not in again)
 
 
-def _turns(node: Node) -> int:
+def turns(node: Node) -> int:
     """How often a loop turns, each time with a dispatch of its own."""
     if node.op == "scan":
         length: int = node.attrs["length"]
@@ -405,6 +405,13 @@ def needs(graph: WireGraph, index: int) -> Needs:
 def _body_needs(body: WireGraph) -> Needs:
     inner = (index for index, node in enumerate(body.nodes) if node.op not in LEAVES)
     return frozenset().union(*(needs(body, index) for index in inner))
+
+
+def graph_seconds(graph: WireGraph, device: DeviceProfile) -> float:
+    """What a device needs for all of a graph, without its own dispatch."""
+    again = {index for first, group in graph.siblings.items() for index in group if index != first}
+    units = (i for i, node in enumerate(graph.nodes) if node.op not in DUPLICATED and i not in again)
+    return sum(_roofline(device, graph.flops_of(i), _moved(graph, i), turns(graph.nodes[i])) for i in units)
 
 
 def _roofline(device: DeviceProfile, flops: int, moved: int, turns: int) -> float:

@@ -86,7 +86,7 @@ class Pacing:
 
     def late(self, deployment: Deployment, part: int, took_s: float, calls: int) -> None:
         """A part runs for so long and is not done."""
-        if self._on and deployment.plan is not None:
+        if self._on and deployment.plan is not None and part not in deployment.plan.ranks:
             load = 0 if deployment.trial else calls - self.trials
             changes = self.stragglers.late(deployment.plan.parts[part], took_s, load)
             self._changed(changes, deployment.plan, (part,))

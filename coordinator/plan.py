@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from wire.graph import WireGraph
+from wire.grids import coordinates, groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,18 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
+class Gang:
+    """Parts of one graph that run at the same time, one per rank of a grid, `parts` by rank.  Seconds are those that
+    its collectives are predicted to take, bytes what all ranks send each other."""
+
+    parts: tuple[int, ...]
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    seconds: float
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Carry:
     """An output that is `state` at the next step, for every part on its device that takes that."""
 
@@ -184,6 +197,13 @@ class Plan:
             found[carry.state] = found.get(carry.state, frozenset()) | {self.parts[carry.source.part].node}
         return found
 
+    gangs: tuple[Gang, ...] = ()
+
+    @property
+    def ranks(self) -> dict[int, Gang]:
+        """The parts that are ranks, and of which gang."""
+        return {part: gang for gang in self.gangs for part in gang.parts}
+
     @property
     def arrivals(self) -> dict[int, FromPart]:
         """What comes back from workers, under the numbers by which they send it: of what is in pieces, the first has
@@ -221,6 +241,26 @@ class Plan:
                 }
                 for place in self.params
             ],
+            "gangs": [self._describe_gang(gang, names) for gang in self.gangs],
+        }
+
+    def _describe_gang(self, gang: Gang, names: dict[str, str]) -> dict[str, Any]:
+        """Who is which rank, and who are the groups over each axis."""
+        places = coordinates(gang.sizes)
+        return {
+            "axes": dict(zip(gang.axes, gang.sizes, strict=True)),
+            "ranks": [
+                {
+                    "part": part,
+                    "worker": names[self.parts[part].node],
+                    "device": self.parts[part].device,
+                    "at": list(at),
+                }
+                for part, at in zip(gang.parts, places, strict=True)
+            ],
+            "groups": {axis: [list(group) for group in groups(gang.axes, gang.sizes, (axis,))] for axis in gang.axes},
+            "seconds": gang.seconds,
+            "sent_bytes": gang.sent_bytes,
         }
 
     def _describe_part(self, part: Part, names: dict[str, str]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from .plan import (
     FromParam,
     FromPart,
     FromState,
+    Gang,
     ParamPlace,
     Part,
     Pieces,
@@ -36,7 +37,7 @@ from .profile import DeviceProfile, Link, Profiles, WorkerProfile
 
 _CLASSES: tuple[type[Any], ...] = (
     FromInput, FromParam, FromPart, FromConst, Part, Edge, WorkerShare, ParamPlace, Audit, Plan,
-    DeviceProfile, WorkerProfile, Link, Profiles, Question, Window, Pieces, FromState, Carry,
+    DeviceProfile, WorkerProfile, Link, Profiles, Question, Window, Pieces, FromState, Carry, Gang,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from wire.errors import PlacementError
 from wire.graph import WireGraph
 from wire.simplify import simplify
-from wire.strategies import DeviceMap, Pipeline, strategy_of
+from wire.strategies import Auto, DeviceMap, Pipeline, Ranks, Strategy, strategy_of
+from wire.unroll import unroll
 
 from .cost import CostModel, PartSketch, Prediction
 from .memory import does_not_fit, memory_by_site, missing
@@ -20,6 +21,7 @@ from .parts import edges_of, output_source, param_places, parts_of
 from .placement import named, placed
 from .plan import Edge, Part, Plan, WorkerShare
 from .profile import Profiles
+from .ranks import plan_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,27 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     graph = simplify(graph)
+    if not graph.has_spmd:
+        return _whole(graph, profiles, asked)
+    why = "nobody asked for ranks apart"
+    if isinstance(asked, Auto | Ranks) and any(node.op == "spmd" for node in graph.nodes):
+        try:
+            return plan_ranks(graph, profiles, asked.text)
+        except PlacementError as error:
+            if isinstance(asked, Ranks):
+                raise
+            why = error.message
+    plan = _whole(simplify(unroll(graph)), profiles, asked)
+    return replace(plan, reasons=(*plan.reasons, f"all ranks are computed as one program, since {why}"))
+
+
+def _whole(graph: WireGraph, profiles: Profiles, asked: Strategy) -> Plan:
+    """The plan of a graph without ranks."""
+    strategy = asked.text
+    if isinstance(asked, Ranks):
+        raise PlacementError(
+            "this program has no ranks", next_step="Make it of mesh.shard_map, or choose another strategy"
+        )
     if isinstance(asked, DeviceMap):
         return _fitting(graph, named(profiles, asked), strategy, len(profiles.workers))
     count = len(profiles.workers) if isinstance(asked, Pipeline) else CANDIDATES_MAX

@@ -41,11 +41,12 @@ DRIFT_MAX = 0.05  # tolerances that add up to more say nothing
 
 def audited(plan: Plan, variant: int, profiles: Profiles) -> Plan:
     """The plan with one of its parts audited, `variant` says which and by whom; the plan itself if nobody can."""
-    if not plan.parts:
+    alone = [part for part in plan.parts if part.index not in plan.ranks]  # a rank cannot be computed by itself
+    if not alone:
         return plan
-    part = plan.parts[variant % len(plan.parts)]
+    part = alone[variant % len(alone)]
     others = [worker for worker in profiles.workers if worker.node_id != part.node]
-    turn = variant // len(plan.parts) % max(len(others), 1)
+    turn = variant // len(alone) % max(len(others), 1)
     parts: list[Part] = []
     for worker in (*others[turn:], *others[:turn]):
         index = len(plan.parts) + len(parts)

@@ -12,7 +12,7 @@ from . import neighbours  # first: it explains why one of the imports below woul
 
 # isort: split
 from wire.graph import WireGraph
-from wire.strategies import Auto, DeviceMap, Pipeline, Single, Strategy
+from wire.strategies import Auto, DeviceMap, Pipeline, Ranks, Single, Strategy
 
 from . import collectives, errors, nn, numpy, optim, tree
 from .aio import AsyncMesh
@@ -51,6 +51,7 @@ __all__ = [
     "Model",
     "PartitionSpec",
     "Pipeline",
+    "Ranks",
     "ShapeDtype",
     "Single",
     "Strategy",

@@ -47,6 +47,13 @@ class PlanPreview:
         deaths: Sequence[Mapping[str, Any]] = self.data.get("deaths", ())
         return deaths
 
+    @property
+    def gangs(self) -> Sequence[Mapping[str, Any]]:
+        """One entry per grid whose ranks have a device each: axes (sizes by name), ranks (part, worker, device, place
+        on the grid), groups (ranks by axis), seconds and sent_bytes of its collectives."""
+        gangs: Sequence[Mapping[str, Any]] = self.data.get("gangs", ())
+        return gangs
+
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("part", "worker", "device", "engine", "nodes", "GFLOP", "weights")]
         rows += [
@@ -64,7 +71,14 @@ class PlanPreview:
             f"predicted {each['seconds'] * 1e3:.3g} ms per call"
             for each in self.deaths
         ]
-        return "\n".join([*lines, *self.reasons, *deaths])
+        return "\n".join([*lines, *map(_ranks_text, self.gangs), *self.reasons, *deaths])
+
+
+def _ranks_text(gang: Mapping[str, Any]) -> str:
+    """Who is which rank: "grid dp 2 x tp 2: (0,0) anna, (0,1) berta, ..."."""
+    grid = " x ".join(f"{axis} {size}" for axis, size in gang["axes"].items())
+    ranks = (f"({','.join(map(str, rank['at']))}) {rank['worker']}" for rank in gang["ranks"])
+    return f"grid {grid}: {', '.join(ranks)}"
 
 
 def size_text(size_bytes: float) -> str:

@@ -1,6 +1,7 @@
 """Strategies: how a program is to be placed, as values.  Pure data, with a text form that travels.
 
 `Auto()` is the cheapest way known.  `Single()` is the best one worker.  `Pipeline()` cuts across every worker.
+`Ranks()` gives each rank of an `spmd` program a device of its own.
 `DeviceMap()` says itself which layer is where.  A strategy never means something else silently: what cannot be done is
 an error.  To add one: a class with its `word`, a row in `_ALL`, and what it means in coordinator/planner.py.
 """
@@ -47,6 +48,14 @@ class Pipeline(Strategy):
     """Cut across every worker, so that the slowest slice is as fast as can be."""
 
     word = "pipeline"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks(Strategy):
+    """A device for each rank of the program's grids; with too few of them an error.  Where a program has ranks, this is
+    also what Auto does, if there are devices enough; else one program computes all ranks, and the plan says so."""
+
+    word = "ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +132,9 @@ class DeviceMap(Strategy):
         return None
 
 
-_ALL: dict[str, type[Strategy]] = {each.word: each for each in (Auto, Single, Pipeline, DeviceMap)}
+_ALL: dict[str, type[Strategy]] = {each.word: each for each in (Auto, Single, Pipeline, Ranks, DeviceMap)}
 STRATEGIES = tuple(word for word, kind in _ALL.items() if kind is not DeviceMap)  # those that a name says all of
+FOR_ANY_GRAPH = tuple(word for word in STRATEGIES if word != Ranks.word)
 
 
 def text_of(strategy: str | Strategy) -> str:

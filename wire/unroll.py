@@ -63,7 +63,7 @@ def _spmd(builder: GraphBuilder, operands: Sequence[int], attrs: Attrs) -> Value
         blocks: dict[tuple[int, ...], int] = {}
         for value, at in zip(values, ranks, strict=True):
             blocks.setdefault(block(spec, axes, sizes, at), value)
-        results.append(_joined(builder, blocks, parts(spec, axes, sizes)))
+        results.append(joined(builder, blocks, parts(spec, axes, sizes)))
     return results
 
 
@@ -76,7 +76,7 @@ def _block(builder: GraphBuilder, operand: int, number: tuple[int, ...], shape: 
     return builder.add("slice", operand, start=start, stop=stop, step=(1,) * len(shape))
 
 
-def _joined(builder: GraphBuilder, blocks: dict[tuple[int, ...], int], counts: tuple[int, ...]) -> int:
+def joined(builder: GraphBuilder, blocks: dict[tuple[int, ...], int], counts: tuple[int, ...]) -> int:
     """One tensor of its blocks, joined from the last dimension to the first."""
     for axis in reversed(range(len(counts))):
         rows: dict[tuple[int, ...], Values] = {}
@@ -273,4 +273,4 @@ def _cut(builder: GraphBuilder, value: int, axis: int, count: int) -> Values:
     return found
 
 
-__all__ = ["unroll"]
+__all__ = ["joined", "unroll"]

@@ -18,7 +18,7 @@ from coordinator.program import Program
 from wire.dtypes import F32
 from wire.errors import PlacementError
 from wire.graph import GraphBuilder, WireGraph
-from wire.strategies import STRATEGIES
+from wire.strategies import FOR_ANY_GRAPH
 from wire.types import TensorType
 
 WORKERS = near(*(worker(number, device(0, 10.0 + number, 10.0)) for number in range(4)))
@@ -201,7 +201,7 @@ def test_one_worker_or_none_has_no_death_to_plan_for() -> None:
 def test_plans_and_questions_survive_as_bytes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     made = random_graph(seed, 6, 40).graph
-    for strategy in STRATEGIES:
+    for strategy in FOR_ANY_GRAPH:
         question = Question(made, strategy, random_profiles(rng, 3))
         assert question_from(question_bytes(question)) == question
         try:

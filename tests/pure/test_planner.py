@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from support.compare import same_bits
-from support.profiles import alike_profiles, device, near, random_profiles, worker
+from support.profiles import NARROW, alike_profiles, device, near, random_profiles, worker
 from support.random_graphs import big_graph, random_graph
 from support.run_plan import memory_by_device, run_plan
 
@@ -21,7 +21,7 @@ from coordinator.working_set import DUPLICATED
 from wire.dtypes import F32, F64
 from wire.errors import InputError, PlacementError
 from wire.graph import GraphBuilder
-from wire.strategies import STRATEGIES
+from wire.strategies import FOR_ANY_GRAPH
 from worker.cpu import evaluate
 
 GRAPHS = 60
@@ -86,7 +86,7 @@ def sweep(seed: int, workers: int) -> tuple[int, int]:
     budget = int(rng.uniform(0.2, 2.0) * sum(kind.size_bytes for kind in graph.types))
     profiles = random_profiles(rng, workers, budget)
     possible = refused = 0
-    for strategy in STRATEGIES:
+    for strategy in FOR_ANY_GRAPH:
         try:
             plan = make_plan(graph, profiles, strategy)
         except PlacementError as error:
@@ -136,13 +136,13 @@ def test_auto_is_never_slower_than_the_other_strategies() -> None:
     for seed in range(40):
         graph = random_graph(seed).graph
         profiles = random_profiles(np.random.default_rng([seed, 3]), 3)
-        seconds = {strategy: make_plan(graph, profiles, strategy).seconds for strategy in STRATEGIES}
+        seconds = {strategy: make_plan(graph, profiles, strategy).seconds for strategy in FOR_ANY_GRAPH}
         assert seconds["auto"] <= min(seconds.values()) * (1 + 1e-9), seed
 
 
 def test_the_same_question_gets_the_same_plan() -> None:
     graph = random_graph(7).graph
-    for strategy in STRATEGIES:
+    for strategy in FOR_ANY_GRAPH:
         plans = [make_plan(graph, random_profiles(np.random.default_rng(7), 4), strategy) for _ in range(2)]
         assert plans[0] == plans[1]
 
@@ -158,6 +158,20 @@ def test_what_a_device_lacks_goes_to_one_that_has_it() -> None:
     assert {node.op for part in plan.parts if part.node == "node-1" for node in part.graph} >= {"exp", "cast"}
     with pytest.raises(PlacementError, match=r"no worker can compute exp on f64\[8\].*Add a worker"):
         make_plan(graph, Profiles((some,)), "auto")
+
+
+def test_the_complex_part_of_a_program_goes_to_the_cpu_engine_beside_a_gpu() -> None:
+    made = GraphBuilder()
+    x = made.input("x", (512, 512), F32)
+    real = made.add("dot", x, x, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
+    spectrum = made.add("fft", made.add("complex", real, made.add("tanh", real)), axis=1, inverse=0)
+    size = made.add("abs", spectrum)
+    last = made.add("dot", size, x, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
+    profiles = near(worker(0, device(0, 1e4, 1e3, NARROW), device(1, 10.0, 10.0)))
+    plan = make_plan(made.build([last]), profiles)
+    placed = {node.op: part.device for part in plan.parts for node in part.graph}
+    assert (placed["dot"], placed["complex"], placed["fft"], placed["abs"]) == (0, 1, 1, 1)
+    assert any("computes fft on c64" in reason for reason in plan.reasons)
 
 
 def test_a_graph_that_fits_nowhere_says_need_and_have() -> None:
@@ -202,7 +216,7 @@ def test_a_graph_too_large_for_one_worker_is_cut() -> None:
     check(plan, profiles)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", FOR_ANY_GRAPH)
 def test_ten_thousand_nodes_are_planned(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is bench/planner.py's to measure; a prediction is what takes it, so they are counted."""
     predictions = []
@@ -220,7 +234,7 @@ def test_ten_thousand_nodes_are_planned(strategy: str, monkeypatch: pytest.Monke
 def test_of_many_workers_the_best_are_looked_at(make: Callable[..., Profiles]) -> None:
     graph = random_graph(5, 6, 24).graph
     profiles = make(np.random.default_rng(0), 200)
-    for strategy in STRATEGIES:
+    for strategy in FOR_ANY_GRAPH:
         plan = make_plan(graph, profiles, strategy)
         check(plan, profiles)
         chosen = any("fastest and roomiest" in reason for reason in plan.reasons)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.dispatch import counts, outputs
-from coordinator.plan import FromInput, FromParam, FromPart, Plan, Source
+from coordinator.plan import FromInput, FromParam, FromPart, Gang, Part, Plan, Source
 from coordinator.working_set import DUPLICATED
-from wire.graph import WireGraph
+from wire.graph import GraphBuilder, WireGraph
 from wire.ops import CONTROL, inner_graphs
+from wire.unroll import _Ranks
 from worker.cpu import evaluate
 
 Arrays = Mapping[str, NDArray[Any]]
+Value = Callable[[int, int, Source], NDArray[Any]]  # of a part's input
 
 
 def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
@@ -33,13 +35,38 @@ def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
                 assert (source, part, slot) in edges, "a part reads what no edge brings"
                 return made[source]
 
+    gangs = {part: gang for gang in plan.gangs for part in gang.parts}
+
     for part in plan.parts:
+        if part.index in gangs:
+            if part.index == gangs[part.index].parts[0]:
+                made.update(_together([plan.parts[each] for each in gangs[part.index].parts], gangs[part.index], value))
+            continue
         names = [part.graph.nodes[index].attrs["name"] for index in part.graph.inputs]
         given = {name: value(part.index, int(name), part.sources[int(name)]) for name in names}
         for slot, array in enumerate(evaluate(part.graph, given)):
             made[FromPart(part.index, slot)] = array
     arrived = {position: made[source] for position, source in plan.arrivals.items()}
     return [*outputs(plan, arrived, inputs, params), *(np.array(count) for count in counts(plan, arrived))]
+
+
+def _together(parts: Sequence[Part], gang: Gang, value: Value) -> dict[FromPart, NDArray[Any]]:
+    """What the ranks of a gang make, all in one graph."""
+    graph, builder = parts[0].graph, GraphBuilder()
+    assert all(part.graph == graph for part in parts), "ranks have unlike graphs"
+    assert len({(part.node, part.device) for part in parts}) == len(parts), "two ranks on one device"
+    given: dict[str, NDArray[Any]] = {}
+    placed: list[list[int]] = []
+    for slot, index in enumerate(graph.inputs):
+        placed.append([])
+        for part in parts:
+            name = f"{part.index}.{slot}"
+            given[name] = value(part.index, slot, part.sources[slot])
+            placed[-1].append(builder.input(name, *graph.types[index]))
+    found = _Ranks(builder, gang.axes, gang.sizes).place(graph, placed)
+    flat = [FromPart(part.index, slot) for slot in range(len(found)) for part in parts]
+    whole = builder.build([node for nodes in found for node in nodes])
+    return dict(zip(flat, evaluate(whole, given), strict=True))
 
 
 def memory_by_device(plan: Plan) -> dict[tuple[str, int], int]:

@@ -1,0 +1,421 @@
+"""Ranks: the plan of a graph with `spmd` nodes, each rank on a device of its own.  A pure function.
+
+Nodes are taken level by level: what is ordinary is placed as any graph is, on the workers of the ranks, and then come
+the ranks of every spmd node of that level, as one gang.  All ranks have the same graph; who they are is told beside it.
+A rank gets the block of an operand that its spec says: a window of an input or a param, what a rank of before made of
+exactly that block, or what an ordinary part cuts for it.  Plans with gangs are ordered: see worker/lanes.py.
+
+An spmd inside a branch or a loop is computed by one device, as the nodes around it are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from wire.graph import GraphBuilder, WireGraph
+from wire.grids import Axes, Sizes, block, coordinates, parts, spec_of
+from wire.ops import GRAPH_ATTRS
+from wire.types import Attrs
+from wire.unroll import joined, unroll
+
+from .collectives import exchange_s, exchanged_bytes
+from .cost import CostModel
+from .grid_sites import Site, sites_for
+from .memory import does_not_fit, memory_by_site, missing
+from .partition import Partitioner
+from .parts import edges_of, output_source, param_places, parts_of
+from .plan import (
+    FromConst,
+    FromInput,
+    FromParam,
+    FromPart,
+    Gang,
+    Output,
+    Part,
+    Pieces,
+    Plan,
+    Source,
+    Window,
+    WorkerShare,
+)
+from .profile import CLIENT, Profiles
+from .varying import varying_axes
+from .working_set import DUPLICATED
+
+Wanted = tuple[int, Window | None]  # a node's value, or a window of it
+
+
+def plan_ranks(graph: WireGraph, profiles: Profiles, strategy: str) -> Plan:
+    """The plan; PlacementError with need and have where there are too few devices or too little memory."""
+    return _Draft(_without_inner_ranks(graph), profiles).plan(strategy)
+
+
+def _without_inner_ranks(graph: WireGraph) -> WireGraph:
+    builder = GraphBuilder()
+    builder.blobs.update(graph.blobs)
+    placed: list[int] = []
+    for node in graph.nodes:
+        inner = {} if node.op == "spmd" else {name: unroll(node.attrs[name]) for name in GRAPH_ATTRS.get(node.op, ())}
+        placed.append(builder.add(node.op, *(placed[i] for i in node.inputs), **{**node.attrs, **inner}))
+    return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
+
+
+# -- how tensors lie on a grid ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """How a tensor lies on a grid: into how many blocks each dimension is cut, and which block every rank has."""
+
+    shape: tuple[int, ...]
+    counts: tuple[int, ...]
+    numbers: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], spec: str, attrs: Attrs) -> _Blocks:
+        axes, sizes, dims = attrs["axes"], attrs["sizes"], spec_of(spec)
+        numbers = tuple(block(dims, axes, sizes, at) for at in coordinates(sizes))
+        return cls(shape, parts(dims, axes, sizes), numbers)
+
+    @property
+    def windows(self) -> tuple[Window | None, ...]:
+        """By rank; None is the whole."""
+        if set(self.counts) <= {1}:
+            return (None,) * len(self.numbers)
+        size = tuple(dim // count for dim, count in zip(self.shape, self.counts, strict=True))
+        return tuple(Window(tuple(n * dim for n, dim in zip(each, size, strict=True)), size) for each in self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A result of a gang: what every rank has of it."""
+
+    blocks: _Blocks
+    parts: tuple[FromPart, ...]
+    alike: tuple[int, ...]  # by rank, the first of those that have the very same
+
+    def of(self, window: Window | None) -> list[FromPart]:
+        """Who has a block, the first in front."""
+        first = self.blocks.windows.index(window)
+        return [part for part, other in zip(self.parts, self.alike, strict=True) if other == self.alike[first]]
+
+    def first(self) -> dict[tuple[int, ...], FromPart]:
+        """Every block from the first rank that has it."""
+        return dict(reversed(list(zip(self.blocks.numbers, self.parts, strict=True))))
+
+    def pieces(self) -> Output:
+        """The whole, for the client."""
+        first = dict(reversed(list(zip(self.blocks.windows, self.parts, strict=True))))
+        if None in first:
+            return first[None]
+        return Pieces(tuple((part, window) for window, part in reversed(first.items()) if window is not None))
+
+
+# -- the plan ---------------------------------------------------------------------------------------------
+
+
+class _Draft:
+    """Parts as they are made, and where each value is that others need."""
+
+    def __init__(self, graph: WireGraph, profiles: Profiles) -> None:
+        self._graph = graph
+        self._profiles = profiles
+        self._levels = _levels(graph)
+        self._gangs_of: list[_Ranks] = [
+            _Ranks(graph, group) for first, group in graph.siblings.items() if graph.nodes[first].op == "spmd"
+        ]
+        self._sites = _sites(self._gangs_of, profiles)
+        nodes = {site.worker.node_id for sites in self._sites.values() for site in sites}
+        near = tuple(each for each in profiles.workers if each.node_id in nodes)
+        self._near = replace(profiles, workers=near)
+        self._parts: list[Part] = []
+        self._gangs: list[Gang] = []
+        self._made: dict[Wanted, FromPart] = {}  # by ordinary parts
+        self._held: dict[int, _Held] = {}
+        self._seconds = 0.0
+
+    def plan(self, strategy: str) -> Plan:
+        graph = self._graph
+        for level in range(max(self._levels, default=0) + 1):
+            self._place_ordinary(level)
+            for ranks in self._gangs_of:
+                if self._levels[ranks.first] == level:
+                    self._place_ranks(ranks)
+        made = tuple(self._parts)
+        shares, cut_bytes, feeding_s = self._traffic()
+        plan = Plan(
+            strategy,
+            graph,
+            made,
+            edges_of(made),
+            tuple(self._output(index) for index in graph.outputs),
+            param_places(graph, made),
+            shares,
+            self._seconds + feeding_s,
+            cut_bytes,
+            (),
+            ordered=True,
+            gangs=tuple(self._gangs),
+        )
+        short = missing(plan, self._profiles)
+        if any(short):
+            raise does_not_fit(plan, short)
+        return replace(plan, reasons=self._reasons(plan))
+
+    # -- ordinary nodes
+
+    def _place_ordinary(self, level: int) -> None:
+        """Place the ordinary nodes of a level, with all that others want of them."""
+        wanted = list(dict.fromkeys(self._wanted_of(level)))
+        if not wanted:
+            return
+        graph, came = self._region(level, wanted)
+        model = CostModel(graph, self._near)
+        prediction, sketches = model.arrange(Partitioner(model).best("auto")[1])
+        found, place = parts_of(model, sketches, len(self._parts))
+        self._seconds += prediction.seconds
+        self._parts += [replace(part, sources=tuple(_met(each, came) for each in part.sources)) for part in found]
+        for key, index in zip(wanted, graph.outputs, strict=True):
+            source = output_source(graph, index, place)
+            assert isinstance(source, FromPart), "what is merely passed on is not asked for"
+            self._made[key] = source
+
+    def _wanted_of(self, level: int) -> Iterator[Wanted]:
+        """What an ordinary part of this level is to make for parts of later levels, ranks and the client."""
+        nodes, levels = self._graph.nodes, self._levels
+        mine = {i for i, node in enumerate(nodes) if levels[i] == level and node.op not in (*DUPLICATED, "spmd")}
+        yield from ((index, None) for index in self._graph.outputs if index in mine)
+        for index, node in enumerate(nodes):
+            if node.op not in ("spmd", *DUPLICATED) and levels[index] > level:
+                yield from ((source, None) for source in node.inputs if source in mine)
+        for ranks in self._gangs_of:
+            for source, window in ranks.wanted:
+                here = levels[ranks.first] == level
+                held = self._held.get(source)
+                cut = held is not None and window not in held.blocks.windows
+                if source in mine or (here and (cut or nodes[source].op in ("const", "iota"))):
+                    yield source, window
+
+    def _region(self, level: int, wanted: Sequence[Wanted]) -> tuple[WireGraph, Mapping[str, FromPart]]:
+        """A graph of what is wanted, and which of its inputs come from parts."""
+        graph, builder = self._graph, GraphBuilder()
+        builder.blobs.update(graph.blobs)
+        came: dict[str, FromPart] = {}
+        local: dict[int, int] = {}
+
+        def given(index: int, number: str, part: FromPart) -> int:
+            name = f"#{index}{number}"  # no input of a program is called so
+            came[name] = part
+            kind = self._parts[part.part].graph
+            return builder.input(name, *kind.types[kind.outputs[part.slot]])
+
+        def value(index: int) -> int:
+            node = graph.nodes[index]
+            if node.op == "spmd":
+                held = self._held[index]
+                blocks = {number: given(index, f".{number}", part) for number, part in held.first().items()}
+                return joined(builder, blocks, held.blocks.counts)
+            if (index, None) in self._made:
+                return given(index, "", self._made[index, None])
+            operands = [local[each] if each in local else local.setdefault(each, value(each)) for each in node.inputs]
+            return builder.add(node.op, *operands, **node.attrs)
+
+        for index, node in enumerate(graph.nodes):
+            if self._levels[index] == level and node.op not in (*DUPLICATED, "spmd"):
+                local[index] = value(index)
+        made = []
+        for index, window in wanted:
+            whole = local[index] if index in local else local.setdefault(index, value(index))
+            made.append(whole if window is None else _cut(builder, whole, window))
+        return builder.build(made), came
+
+    # -- ranks
+
+    def _place_ranks(self, ranks: _Ranks) -> None:
+        sites = self._sites[ranks.axes, ranks.sizes]
+        seconds = [site.seconds(ranks.graph) for site in sites]
+        first = len(self._parts)
+        for rank, site in enumerate(sites):
+            sources = tuple(self._source(each, site) for each in ranks.operands[rank])
+            worker, device = site.worker, site.device
+            self._parts.append(
+                Part(
+                    first + rank, worker.node_id, device.index, device.engine, ranks.graph, sources, seconds[rank],
+                    device.slower,
+                )
+            )  # fmt: skip
+        numbers = range(first, first + len(sites))
+        for slot, index in enumerate(ranks.group):
+            made = tuple(FromPart(number, slot) for number in numbers)
+            self._held[index] = _Held(ranks.results[slot], made, ranks.alike[slot])
+        sent = exchanged_bytes(ranks.graph, len(sites))
+        nodes = [site.worker.node_id for site in sites]
+        shared_s = exchange_s(ranks.graph, ranks.axes, ranks.sizes, nodes, self._profiles)
+        self._gangs.append(Gang(tuple(numbers), ranks.axes, ranks.sizes, shared_s, sent))
+        self._seconds += max(seconds) + shared_s
+
+    def _source(self, wanted: Wanted, site: Site) -> Source:
+        """Where a rank on this site gets what it wants; what it has there already is not sent to it."""
+        index, window = wanted
+        node = self._graph.nodes[index]
+        if node.op == "input":
+            return FromInput(node.attrs["name"], window)
+        if node.op == "param":
+            return FromParam(node.attrs["name"], window)
+        if wanted in self._made:
+            return self._made[wanted]
+        having = self._held[index].of(window)
+        there = site.worker.node_id, site.device.index
+        return next((each for each in having if self._place_of(each) == there), having[0])
+
+    def _place_of(self, source: FromPart) -> tuple[str, int]:
+        part = self._parts[source.part]
+        return part.node, part.device
+
+    # -- the rest of a plan
+
+    def _output(self, index: int) -> Output:
+        node = self._graph.nodes[index]
+        if node.op == "spmd":
+            return self._held[index].pieces()
+        if (index, None) in self._made:
+            return self._made[index, None]
+        if node.op in ("const", "iota"):
+            return FromConst(index)
+        return FromInput(node.attrs["name"]) if node.op == "input" else FromParam(node.attrs["name"])
+
+    def _traffic(self) -> tuple[tuple[WorkerShare, ...], int, float]:
+        """Every worker's share, the bytes that cross between nodes, and the seconds until what the ranks are fed is
+        there and what they made is back."""
+        sent = dict.fromkeys((worker.node_id for worker in self._profiles.workers), 0)
+        ranks = {index for gang in self._gangs for index in gang.parts}
+        fed: dict[str, int] = {}
+        for part in self._parts:
+            size_bytes = sum(part.sizes(FromInput).values())
+            edges = part.sizes(FromPart).items()
+            sent[part.node] += size_bytes + sum(size for each, size in edges if self._place_of(each)[0] != part.node)
+            if part.index in ranks and size_bytes:
+                fed[part.node] = fed.get(part.node, 0) + size_bytes
+        back: dict[str, int] = {}
+        outputs = [self._output(index) for index in self._graph.outputs]
+        arriving = [each for each in outputs if isinstance(each, FromPart)]
+        arriving += [part for each in outputs if isinstance(each, Pieces) for part, _ in each.pieces]
+        for source in arriving:
+            graph, node = self._parts[source.part].graph, self._parts[source.part].node
+            back[node] = back.get(node, 0) + graph.types[graph.outputs[source.slot]].size_bytes
+        link = self._profiles.link
+        feeding_s = max((link(CLIENT, node).seconds(size) for node, size in fed.items()), default=0.0)
+        returning_s = max((link(node, CLIENT).seconds(size) for node, size in back.items()), default=0.0)
+        memory = memory_by_site(self._parts)
+        shares = tuple(
+            WorkerShare(
+                worker.node_id,
+                worker.name,
+                sum(part.node == worker.node_id for part in self._parts),
+                sum(part.seconds for part in self._parts if part.node == worker.node_id),
+                sum(size for (node, _), size in memory.items() if node == worker.node_id),
+                worker.memory_bytes,
+                sent[worker.node_id],
+            )
+            for worker in self._profiles.workers
+        )
+        exchanged = sum(gang.sent_bytes for gang in self._gangs)
+        return shares, sum(sent.values()) + sum(back.values()) + exchanged, feeding_s + returning_s
+
+    def _reasons(self, plan: Plan) -> tuple[str, ...]:
+        names = {worker.node_id: worker.name for worker in self._profiles.workers}
+        used = dict.fromkeys(names[part.node] for part in plan.parts)
+        reasons = [
+            f"{len(used)} of {len(names)} workers ({', '.join(used)}), predicted {plan.seconds * 1e3:.3g} ms per call"
+        ]
+        for gang in plan.gangs:
+            grid = " x ".join(f"{axis} {size}" for axis, size in zip(gang.axes, gang.sizes, strict=True))
+            where = ", ".join(dict.fromkeys(names[plan.parts[part].node] for part in gang.parts))
+            reasons.append(
+                f"the ranks of the grid {grid} each have a device, on {where}; they send each other "
+                f"{gang.sent_bytes} bytes per call, predicted {gang.seconds * 1e3:.3g} ms"
+            )
+        return tuple(reasons[:REASONS_MAX])
+
+
+REASONS_MAX = 8
+
+
+class _Ranks:
+    """An spmd node: its results' nodes, what each rank computes, what it is given, and how results lie."""
+
+    def __init__(self, graph: WireGraph, group: Sequence[int]) -> None:
+        node = graph.nodes[group[0]]
+        attrs, body = node.attrs, node.attrs["body"]
+        self.group, self.first = tuple(group), group[0]
+        self.axes, self.sizes = attrs["axes"], attrs["sizes"]
+        self.operands: list[list[Wanted]] = [[] for _ in coordinates(self.sizes)]
+        builder = GraphBuilder()
+        builder.blobs.update(graph.blobs)
+        bindings: dict[str, int] = {}
+        for operand, spec, inner in zip(node.inputs, attrs["in_specs"], body.inputs, strict=True):
+            name, source = body.nodes[inner].attrs["name"], graph.nodes[operand]
+            windows = _Blocks.of(graph.types[operand].shape, spec, attrs).windows
+            if source.op in ("const", "iota") and None in windows:  # every rank has it with its graph
+                bindings[name] = builder.add(source.op, **source.attrs)
+                continue
+            bindings[name] = builder.input(str(len(self.operands[0])), *body.types[inner])
+            for mine, window in zip(self.operands, windows, strict=True):
+                mine.append((operand, window))
+        made = builder.graph(body, bindings)
+        used = [graph.nodes[index].attrs["output"] for index in group]
+        self.graph = builder.build([made[output] for output in used])
+        outs = [attrs["out_specs"][output] for output in used]
+        self.results = [_Blocks.of(graph.types[at].shape, out, attrs) for at, out in zip(group, outs, strict=True)]
+        varying = varying_axes(body, attrs["in_specs"])
+        self.alike = [self._alike(varying[output], out) for output, out in zip(used, outs, strict=True)]
+
+    def _alike(self, varying: frozenset[str], out: str) -> tuple[int, ...]:
+        """By rank, the first rank that differs from it only along axes that change nothing."""
+        telling = varying.union(*spec_of(out))
+        first: dict[tuple[int, ...], int] = {}
+        found = []
+        for rank, at in enumerate(coordinates(self.sizes)):
+            place = tuple(number for axis, number in zip(self.axes, at, strict=True) if axis in telling)
+            found.append(first.setdefault(place, rank))
+        return tuple(found)
+
+    @property
+    def wanted(self) -> Iterator[Wanted]:
+        """What any rank is given."""
+        return (each for operands in self.operands for each in operands)
+
+    @property
+    def need_bytes(self) -> int:
+        """What a rank holds."""
+        alone = Part(0, "", 0, "", self.graph, tuple(FromInput(str(slot)) for slot in range(len(self.operands[0]))))
+        return sum(memory_by_site([alone]).values())
+
+
+def _sites(gangs: Sequence[_Ranks], profiles: Profiles) -> dict[tuple[Axes, Sizes], tuple[Site, ...]]:
+    """A device for every rank of each grid, the same for all that a grid computes."""
+    by_grid: dict[tuple[Axes, Sizes], list[_Ranks]] = {}
+    for ranks in gangs:
+        by_grid.setdefault((ranks.axes, ranks.sizes), []).append(ranks)
+    return {
+        grid: sites_for([each.graph for each in mine], *grid, profiles, max(each.need_bytes for each in mine))
+        for grid, mine in by_grid.items()
+    }
+
+
+def _levels(graph: WireGraph) -> list[int]:
+    """How many gangs must be done one after another before a node can be computed."""
+    levels: list[int] = []
+    for node in graph.nodes:
+        levels.append(max((levels[i] + (graph.nodes[i].op == "spmd") for i in node.inputs), default=0))
+    return levels
+
+
+def _cut(builder: GraphBuilder, value: int, window: Window) -> int:
+    stop = tuple(start + size for start, size in zip(window.starts, window.sizes, strict=True))
+    return builder.add("slice", value, start=window.starts, stop=stop, step=(1,) * len(stop))
+
+
+def _met(source: Source, came: Mapping[str, FromPart]) -> Source:
+    return came.get(source.name, source) if isinstance(source, FromInput) else source
