@@ -71,14 +71,16 @@ def shard_map(
         per_argument = in_specs if isinstance(in_specs, tuple | list) else (in_specs,) * len(args)
         if len(per_argument) != len(args):
             raise InputError(f"in_specs has {len(per_argument)} entries, but there are {len(args)} arguments")
-        specs = _specs(same_structure(flat.in_tree, tuple(per_argument), "in_specs"), flat.names, "in_specs")
+        specs = _specs(
+            same_structure(flat.in_tree, tuple(per_argument), "in_specs", prefix=True), flat.names, "in_specs"
+        )
         given = list(zip(specs, flat.arrays, flat.names, strict=True))
         types = [spec.local(grid, array.type, f"the argument {name!r}") for spec, array, name in given]
         with _ranks_of(grid):
             inner = run(flat, types, [array.weak for array in flat.arrays], flat.names)
         captured = captured_by(inner, again=is_of_ranks)
         body = inner.taking(captured).graph()
-        placed = _specs(same_structure(flat.out_tree, out_specs, "out_specs"), flat.out_names, "out_specs")
+        placed = _specs(same_structure(flat.out_tree, out_specs, "out_specs", prefix=True), flat.out_names, "out_specs")
         over = varying(body, [*[frozenset(spec.axes) for spec in specs], *[frozenset[str]()] * len(captured)])
         texts = []
         for tensor, spec, name, differs in zip(inner.outputs, placed, flat.out_names, over, strict=True):
