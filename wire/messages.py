@@ -248,6 +248,32 @@ class Relay(Message, frozen=True, array_like=True, tag=True):
     data: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]
 
 
+class Letter(Message, frozen=True, array_like=True, tag=True):
+    """Worker to worker, one-way: what lies in place `number` of a mailbox between two ranks of a gang (counted from 0
+    for as long as the mailbox is there).  The bytes are in `data`, or follow as a stream that has this for its header.
+    """
+
+    mailbox: Name
+    number: Count
+    data: Inline | None = None
+
+
+class LettersRead(Message, frozen=True, array_like=True, tag=True):
+    """Worker to worker, one-way: the reader of a mailbox is done with so many letters; their places are free."""
+
+    mailbox: Name
+    count: Count
+
+
+class GaveUp(Message, frozen=True, array_like=True, tag=True):
+    """Worker to worker, one-way: the rank that writes to a mailbox gave up step `tag` (counted from 1), and why: an
+    error's fields as JSON."""
+
+    mailbox: Name
+    tag: Count
+    error: Inline
+
+
 class Began(Message, frozen=True, array_like=True, tag=True):
     """Worker to coordinator: the first part of a step started (it tells how soon work goes on after a fault)."""
 
@@ -591,7 +617,8 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
 
 
 AnyMessage = (
-    Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Began | CancelStep | Snapshot | Snapshotted
+    Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Letter | LettersRead | GaveUp
+    | Began | CancelStep | Snapshot | Snapshotted
     | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Revocations | Suspected | Probe | Probed
     | Ballast | Landed | Leaving | Pause | Paused
     | TailLog | LogLines

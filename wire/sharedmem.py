@@ -88,9 +88,9 @@ class SharedDir:
             os.close(handle)
         return name
 
-    def allocate(self, size_bytes: int) -> Segment:
-        """A new file of `size_bytes` zeros to write into.  OutOfMemory if it does not fit."""
-        name, handle = self._new_file(os.O_RDWR)
+    def allocate(self, size_bytes: int, name: str = "") -> Segment:
+        """A new file of `size_bytes` zeros to write into, named so or by chance.  OutOfMemory if it has no room."""
+        name, handle = self._new_file(os.O_RDWR, name)
         try:
             if size_bytes == 0:
                 return Segment(name, memoryview(bytearray()))
@@ -115,8 +115,8 @@ class SharedDir:
             raise OutOfMemory("shared memory takes no further file", cause=str(error)) from None
         return tuple(names)
 
-    def _new_file(self, mode: int) -> tuple[str, int]:
-        name = secrets.token_hex(16)
+    def _new_file(self, mode: int, name: str = "") -> tuple[str, int]:
+        name = name or secrets.token_hex(16)
         try:
             return name, os.open(self._file(name), mode | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
         except FileNotFoundError:
@@ -171,6 +171,24 @@ def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True)
     if unlink:
         _unlink(path)
     return view
+
+
+def share(directory: str | Path, name: str) -> memoryview:
+    """Map a file that several processes write to, whole; its owner removes it.  Raises as `take` does."""
+    path = _file(directory, name)
+    try:
+        handle = os.open(path, os.O_RDWR | _NO_LINKS)
+    except OSError as error:
+        raise BlobMissing(f"shared file {name} cannot be opened", cause=str(error)) from None
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+            raise BlobCorrupt(f"shared file {name} is no file, or empty")
+        return memoryview(mmap.mmap(handle, found.st_size))
+    except OSError as error:
+        raise OutOfMemory(f"shared file {name} cannot be mapped", cause=str(error)) from None
+    finally:
+        os.close(handle)
 
 
 def remove(directory: str | Path, name: str) -> None:

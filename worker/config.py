@@ -38,6 +38,7 @@ class WorkerConfig:
     cache_bytes_max: int = 20 * GIB  # of weights on disk: a handful of 7B models in 8 bits, or hundreds of small ones
     blob_memory_bytes_max: int = 4 * GIB  # of content that is not kept on disk
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
+    share_memory: bool = True  # False: as if all other nodes were on other machines; for tests and measurements
     discoverable: bool = True  # announce this worker by mDNS
     alone_s: float = ALONE_S  # without a coordinator for so long: one warning that says what to do
     announce_json: bool = False  # print one line of JSON on stdout once ready: for programs that start workers

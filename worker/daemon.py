@@ -48,10 +48,13 @@ from wire.messages import (
     Done,
     Drop,
     FetchBlob,
+    GaveUp,
     Join,
     Joined,
     Landed,
     Leaving,
+    Letter,
+    LettersRead,
     LogLines,
     Message,
     Pause,
@@ -78,6 +81,7 @@ from . import events as ev
 from . import folder as state_folder
 from . import host_messages as hm
 from .blobs import BlobStore
+from .collectives.bridge import Bridge
 from .config import WorkerConfig
 from .devices import BEST, selections
 from .fetching import Fetching
@@ -150,7 +154,8 @@ class Daemon:
         if not config.host:
             self._config = config = replace(config, host="::" if credentials else "127.0.0.1")
         node_id = credentials.node_id if credentials else self._folder.node_id
-        self._identity = identity_here("worker", config.mesh_name, self._folder.name, self._shared, node_id)
+        shared = self._shared if config.share_memory else None
+        self._identity = identity_here("worker", config.mesh_name, self._folder.name, shared, node_id)
         self._endpoint = surroundings.endpoint(self._identity, self, credentials)
         self._vigil = Vigil(self._endpoint)
         self._patience_s = LINK_S
@@ -158,6 +163,7 @@ class Daemon:
         self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
         content = self._endpoint, self._store, self._exchange
         self._fetching = Fetching(*content, self._owner_id, self._feed, self._neighbours.linked)
+        self._bridge = Bridge(self._endpoint.links, self._shared)
         self._pushing = Pushing(self._endpoint, self._neighbours.relay, self._feed)
         self._returning = Returning(self._endpoint)
         self._snapshotting = Snapshotting(self._store, str(self._shared.path), self._tell_host, self._feed)
@@ -199,7 +205,7 @@ class Daemon:
             ev.DiscardBlobs: lambda action: self._store.discard(action.blobs),
             ev.UnpinBlobs: lambda action: self._store.unpin(action.blobs),
             ev.Prepare: self._prepare,
-            ev.Unprepare: lambda action: self._hosts[action.device].send(hm.Unprepare(action.prepared)),
+            ev.Unprepare: self._unprepare,
             ev.Execute: self._execute,
             ev.Unbind: self._unbind,
             ev.MakeBlob: self._snapshotting.begin,
@@ -352,6 +358,7 @@ class Daemon:
             task.cancel()
         self._fetching.close()
         self._pushing.close()
+        self._bridge.close()
         self._returning.close()
         self._snapshotting.close()
         with contextlib.suppress(TimeoutError):
@@ -481,6 +488,8 @@ class Daemon:
             case CancelStep():
                 self._neighbours.forget(body.plan, body.step)
                 self._feed(ev.CancelAsked(node, body.plan, body.step))
+            case Letter() | LettersRead() | GaveUp():
+                self._bridge.take(link, body)
             case Landed():
                 self._neighbours.meter.landed(link, body)
             case Suspected():
@@ -492,6 +501,8 @@ class Daemon:
         match header:
             case BlobStream():
                 return self._exchange.open_stream(header, size_bytes)
+            case Letter():
+                return self._bridge.open_stream(link, header, size_bytes)
             case Ballast():
                 return self._neighbours.meter.open_stream(size_bytes)
             case Push(plan, _, _, _, value):
@@ -512,6 +523,8 @@ class Daemon:
         match header:
             case BlobStream():
                 self._exchange.stream_done(header, buffer, error)
+            case Letter():
+                self._bridge.stream_done(header, error)
             case Ballast():
                 self._neighbours.meter.stream_done(link, header, error)
             case Push(plan, step, part, slot, value):
@@ -524,6 +537,7 @@ class Daemon:
 
     def on_linked(self, link: Link) -> None:
         log.info("linked to %s %s", link.peer.role, link.peer.name)
+        self._bridge.linked(link.peer.node_id)
         self._feed(ev.NodeLinked(link.peer.node_id))
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
@@ -680,18 +694,28 @@ class Daemon:
     def _prepare(self, action: ev.Prepare) -> None:
         try:
             paths = {blob: self._store.path(blob) for blob in action.blobs}
+            gang = self._bridge.prepare(action.prepared, *action.gang) if action.gang else None
         except MeshError as error:
             self._feed(ev.PrepareFailed(action.prepared, error))
             return
         params = tuple(hm.BoundParam(position, blob, paths[blob]) for position, blob in action.params)
         counts = action.inputs, action.outputs
-        prepare = hm.PreparePart(action.prepared, action.graph, action.encoded, *counts, params, paths, action.force)
-        self._hosts[action.device].send(prepare)
+        what = action.prepared, action.graph, action.encoded
+        self._hosts[action.device].send(hm.PreparePart(*what, *counts, params, paths, action.force, gang))
+
+    def _unprepare(self, action: ev.Unprepare) -> None:
+        self._bridge.unprepare(action.prepared)
+        self._hosts[action.device].send(hm.Unprepare(action.prepared))
 
     def _execute(self, action: ev.Execute) -> None:
         inputs = tuple(host_input_of(use) for use in action.inputs)
         wanted = tuple(hm.Wanted(wish.keep, wish.copies) for wish in action.outputs)
-        self._hosts[action.device].send(hm.ExecutePart(action.run, action.prepared, inputs, wanted))
+        try:
+            gang = action.step + 1, self._bridge.inboxes(action.prepared)
+        except MeshError as error:
+            self._feed(ev.ExecuteFailed(action.run, error))
+            return
+        self._hosts[action.device].send(hm.ExecutePart(action.run, action.prepared, inputs, wanted, *gang))
 
     def _tell_host(self, device: int, message: hm.ToHost) -> None:
         self._hosts[device].send(message)
@@ -709,6 +733,8 @@ class Daemon:
     def _host_said(self, host: EngineHost, message: hm.FromHost) -> None:
         device = host.device
         match message:
+            case hm.Rang():
+                self._bridge.rang(device)
             case hm.Executed(run, compute_s, outputs):
                 made = tuple(made_of(output, device, str(self._shared.path)) for output in outputs)
                 self._feed(ev.PartExecuted(run, made, compute_s))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from wire.dtypes import dtype_named
 from wire.errors import MeshError
-from wire.messages import Began, Deploy, Message, PartRun, PlanKey
+from wire.messages import Began, Deploy, Gang, Message, PartRun, PlanKey
 
 # -- tensors: where bytes are -----------------------------------------------------------------------------
 
@@ -444,7 +444,8 @@ class DiscardBlobs:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Compile a part and bind its params, (input position, blob) each.  Any of `blobs` may be a constant of it."""
+    """Compile a part and bind its params, (input position, blob) each.  Any of `blobs` may be a constant of it.  With a
+    gang, it is a rank of that."""
 
     device: int
     prepared: int
@@ -455,6 +456,7 @@ class Prepare:
     params: tuple[tuple[int, bytes], ...]
     blobs: frozenset[bytes]
     force: bool
+    gang: tuple[PlanKey, Gang] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,6 +507,7 @@ class Execute:
     prepared: int
     inputs: tuple[Use, ...]
     outputs: tuple[Wish, ...]
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ from wire.sharedmem import SharedDir, remove, take
 from wire.types import TensorType
 
 from . import host_messages as messages
+from .collectives.opening import ranks_of
+from .collectives.ranks import Ranks
 from .devices import open_engine
-from .engine import Engine, Executable
+from .engine import Engine, Executable, Stopped
 from .host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
 from .measure import measured
 
@@ -64,7 +67,8 @@ def main() -> None:
         channel.send(messages.Opened(None))
         return
     stop_cell = take(opening.shared_dir, opening.stop_file, STOP_BYTES)
-    host = Host(engine, SharedDir.attach(Path(opening.shared_dir)), stop_cell, opening.memory_bytes)
+    shared, ring = SharedDir.attach(Path(opening.shared_dir)), partial(channel.send, messages.Rang())
+    host = Host(engine, shared, stop_cell, opening.memory_bytes, ring)
     channel.send(messages.Opened(messages.Device(engine.info, measured(engine, Path(opening.measured_dir)))))
     for message in incoming:
         answer = host.handle(message)
@@ -121,13 +125,23 @@ class _Prepared:
     types: tuple[TensorType, ...]  # of the inputs, then the params
     executable: Executable
     params: dict[int, tuple[bytes, TensorType]]  # input position -> key of the resident tensor
+    gang: messages.RankOf | None = None
+    ranks: tuple[tuple[str, ...], Ranks] | None = None  # the directories of its inboxes, and what maps them
 
 
 class Host:
-    """What is compiled, what is resident, and how a part is run."""
+    """What is compiled, what is resident, and how a part is run.  `ring` tells the daemon of mailboxes it carries."""
 
-    def __init__(self, engine: Engine, shared: SharedDir, stop_cell: memoryview, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        shared: SharedDir,
+        stop_cell: memoryview,
+        memory_bytes: int,
+        ring: Callable[[], None] = lambda: None,
+    ) -> None:
         self.lost = False
+        self._ring = ring
         self._engine = engine
         self._shared = shared
         self._stop_cell = stop_cell
@@ -203,7 +217,7 @@ class Host:
             found = f"{len(types)} inputs and params and {len(graph.outputs)} outputs"
             raise InputError(f"the graph has {found}, the part says {message.inputs} and {message.outputs}")
         keys: dict[int, tuple[bytes, TensorType]] = {}
-        prepared = _Prepared(graph, types, executable, keys)
+        prepared = _Prepared(graph, types, executable, keys, message.gang)
         self._prepared[message.prepared] = prepared
         try:
             for param in message.params:
@@ -263,19 +277,44 @@ class Host:
     # -- execute
 
     def _execute(self, message: messages.ExecutePart) -> messages.FromHost:
-        number = message.run.to_bytes(STOP_BYTES, "little")
+        number, ranks = message.run.to_bytes(STOP_BYTES, "little"), None
+
+        def stopped() -> bool:
+            return self._stop_cell == number
+
         try:
             prepared = self._prepared[message.prepared]
+            ranks = self._ranks(message, prepared, stopped)
             inputs = self._gather(message, prepared)
             started = time.perf_counter()
-            results = self._engine.run(prepared.executable, inputs, lambda: self._stop_cell == number)
+            results = self._run(prepared.executable, inputs, stopped, ranks)
             compute_s = time.perf_counter() - started
             del inputs
             outputs = self._deliver_all(results, message.outputs)
         except Exception as error:
             self._discard(message.inputs)
-            return messages.ExecuteFailed(message.run, self._as_mesh_error(error).to_fields())
+            known = self._as_mesh_error(error)
+            if ranks is not None:
+                ranks.fail(known)
+            return messages.ExecuteFailed(message.run, known.to_fields())
         return messages.Executed(message.run, compute_s, outputs)
+
+    def _run(self, executable: Executable, inputs: Sequence[Any], stopped: Stopped, ranks: Ranks | None) -> list[Any]:
+        if ranks is None:
+            return self._engine.run(executable, inputs, stopped)
+        results = self._engine.run(executable, inputs, stopped, ranks)
+        ranks.end()
+        return results
+
+    def _ranks(self, message: messages.ExecutePart, prepared: _Prepared, stopped: Stopped) -> Ranks | None:
+        """What reaches the other ranks of a part's gang, if it has one, for this step."""
+        if prepared.gang is None:
+            return None
+        if prepared.ranks is None or prepared.ranks[0] != message.inboxes:
+            opened = ranks_of(prepared.gang, str(self._shared.path), message.inboxes, self._ring)
+            prepared.ranks = message.inboxes, opened
+        prepared.ranks[1].begin(message.tag, stopped)
+        return prepared.ranks[1]
 
     def _gather(self, message: messages.ExecutePart, prepared: _Prepared) -> list[Any]:
         inputs: list[Any] = [None] * len(prepared.types)

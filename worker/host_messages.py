@@ -61,6 +61,23 @@ class BoundParam(Struct, frozen=True, array_like=True):
     path: str
 
 
+class RankPeer(Struct, frozen=True, array_like=True):
+    """Another rank of a gang: the files of the mailboxes to and from it, and its worker, for people."""
+
+    outbox: str
+    inbox: str
+    name: str
+
+
+class RankOf(Struct, frozen=True, array_like=True):
+    """Which rank of which grid a part is; `peers` are by rank, None for itself."""
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    rank: int
+    peers: tuple[RankPeer | None, ...]
+
+
 class PreparePart(_Message, frozen=True, array_like=True, tag=True):
     """Compile a graph and bind its params; `consts` gives the file of every blob that may be a constant of it."""
 
@@ -72,6 +89,7 @@ class PreparePart(_Message, frozen=True, array_like=True, tag=True):
     params: tuple[BoundParam, ...]
     consts: dict[bytes, str]
     force: bool
+    gang: RankOf | None = None
 
 
 class Unprepare(_Message, frozen=True, array_like=True, tag=True):
@@ -109,10 +127,15 @@ class Wanted(Struct, frozen=True, array_like=True):
 
 
 class ExecutePart(_Message, frozen=True, array_like=True, tag=True):
+    """Run a part.  For one of a gang, `tag` is the step's number, from 1, and `inboxes` says for every rank in whose
+    directory the mailbox from it is; "" for those on other machines, whose mailboxes the daemons carry."""
+
     run: int
     prepared: int
     inputs: tuple[Input, ...]
     outputs: tuple[Wanted, ...]
+    tag: int = 0
+    inboxes: tuple[str, ...] = ()
 
 
 class Forget(_Message, frozen=True, array_like=True, tag=True):
@@ -192,11 +215,15 @@ class Exported(_Message, frozen=True, array_like=True, tag=True):
     error: dict[str, str] = {}
 
 
+class Rang(_Message, frozen=True, array_like=True, tag=True):
+    """Mailboxes that the daemon carries have changed: slots to send, or slots that are free again."""
+
+
 class Alive(_Message, frozen=True, array_like=True, tag=True):
     """Sent every `beat_s` of Open, also while the host computes."""
 
 
-FromHost = Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Exported | Alive
+FromHost = Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Exported | Rang | Alive
 
 _encoder = msgspec.msgpack.Encoder()
 _to_host: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)

@@ -162,7 +162,8 @@ class Plan:
         bound = tuple((position, blob) for position, blob in params if blob is not None)
         counts = len(part.sources), len(part.targets)
         encoded = self.graphs[part.graph]
-        return Prepare(part.device, number, part.graph, encoded, *counts, bound, self.blobs, self.force)
+        gang = (self.key, part.gang) if part.gang else None
+        return Prepare(part.device, number, part.graph, encoded, *counts, bound, self.blobs, self.force, gang)
 
     def refusal(self, step: int) -> MeshError | None:
         """Why a step cannot begin."""

@@ -514,7 +514,7 @@ class WorkerState:
         inputs = step.take(part, plan.fed_at(part, number))
         wishes = tuple(ev.Wish(self._number() if route.kept else 0, route.copies) for route in plan.routes[part])
         device.start(run, inputs, now)
-        execute = ev.Execute(index, run, plan.prepared[part], device.inputs, wishes)
+        execute = ev.Execute(index, run, plan.prepared[part], device.inputs, wishes, number)
         if step.began or self.owner is None:
             return [execute]
         step.began = True

@@ -271,9 +271,9 @@ def test_a_mailbox_hands_slots_over_in_order_and_no_others() -> None:
         for envelope in envelopes[round_ : round_ + 3]:
             assert not outbox.full
             outbox.slot(F32.numpy)[:2] = envelope.tag
-            outbox.publish(envelope.pack())
+            outbox.publish(envelope.pack(), 8)
         assert outbox.full
-        assert inbox.waiting == 3
+        assert inbox.written == round_ + 3
         for envelope in envelopes[round_ : round_ + 3]:
             assert Envelope.unpack(inbox.envelope) == envelope
             assert inbox.payload(F32.numpy)[:2].tolist() == [envelope.tag] * 2

@@ -138,10 +138,11 @@ class Coordinator:
         blobs: Sequence[tuple[NDArray[Any], Sequence[str]]] = (),
         peers: dict[str, tuple[str, ...]] | None = None,
         keep: bool = True,
+        ordered: bool = False,
     ) -> Deployed:
         graphs = {graph.hash: graph.encoded for _, graph in parts}
         specs = tuple(self.blob_spec(array, holders, keep) for array, holders in blobs)
-        message = Deploy(plan, tuple(part for part, _ in parts), graphs, specs, peers or {})
+        message = Deploy(plan, tuple(part for part, _ in parts), graphs, specs, peers or {}, ordered=ordered)
         answer = await link.request(message, timeout_s=HANGS_S)
         assert isinstance(answer, Deployed)
         return answer

@@ -74,6 +74,9 @@ class Wires:
     def begin(self, tag: int, stopped: Callable[[], bool]) -> None:
         """A new step: tags grow, from 1."""
         self.tag, self.stopped = tag, stopped
+        for wire in self.wires.values():
+            wire.outbox.resume()
+            wire.inbox.resume()
 
     def fail(self, error: MeshError) -> None:
         """Tell everybody that this end gives the step up."""
@@ -293,7 +296,7 @@ class _Run:
         if stop > start:
             data = self._made if made else self._given
             np.copyto(outbox.slot(self._given.dtype)[: stop - start], data[start:stop], casting="same_kind")
-        outbox.publish(self._envelope)
+        outbox.publish(self._envelope, (stop - start) * self._given.itemsize)
         self._used.add(to)
 
     def combine(self, start: int, stop: int, of: tuple[int, ...], own_start: int, own_stop: int, made: bool) -> None:

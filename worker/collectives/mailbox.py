@@ -28,15 +28,18 @@ from numpy.typing import NDArray
 
 from wire.dtypes import DTYPES, DType
 from wire.errors import BlobCorrupt
-from wire.limits import KIB
+from wire.limits import KIB, MIB
 
 SLOTS = 8  # what a rank may be ahead of another
 SLOT_BYTES = 256 * KIB  # less costs more steps, and more leaves the cache: measured by bench/collectives.py
+MAILBOXES_BYTES_MAX = 16 * MIB
+SLOT_BITS_MIN = 12
 PAGE_BYTES = 4096  # of counters and failure
 ENVELOPE_BYTES = 128
 ERROR_BYTES_MAX = 3072
 
-_WRITTEN, _READ, _SHAPE, _FAILED, _ERROR = 0, 16, 32, 48, 64  # in words of 8 bytes: a cache line or two apart
+_WRITTEN, _READ, _SHAPE, _FAILED, _ERROR, _LENGTHS = 0, 16, 32, 48, 64, 80  # in words of 8 bytes: cache lines apart
+SLOTS_MAX = 32  # for whose lengths there is room
 _ERROR_AT = 1024
 _ENVELOPE = struct.Struct("<QIBBBB8Q")  # tag, group, operation, reduction, dtype, dimensions, and these
 
@@ -81,6 +84,12 @@ def size_of(slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> int:
     return PAGE_BYTES + slots * (ENVELOPE_BYTES + slot_bytes)
 
 
+def slot_bytes_for(ranks: int) -> int:
+    """A rank writes to a mailbox per other rank: 16 MiB of them at most, whatever their number."""
+    share = MAILBOXES_BYTES_MAX // (SLOTS * max(ranks - 1, 1))
+    return min(SLOT_BYTES, 1 << max(share.bit_length() - 1, SLOT_BITS_MIN))
+
+
 def lay_out(buffer: memoryview, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
     """Make an empty mailbox of `buffer`, which has `size_of` zeros."""
     words = buffer[:PAGE_BYTES].cast("Q")
@@ -93,13 +102,14 @@ class _Ring:
     def __init__(self, buffer: memoryview) -> None:
         self._words = buffer[:PAGE_BYTES].cast("Q")
         self.slots, self.slot_bytes = self._words[_SHAPE], self._words[_SHAPE + 1]
-        if not self.slots or len(buffer) != size_of(self.slots, self.slot_bytes):
+        if not 0 < self.slots <= SLOTS_MAX or len(buffer) != size_of(self.slots, self.slot_bytes):
             raise BlobCorrupt(f"a file of {len(buffer)} bytes is no mailbox of {self.slots} x {self.slot_bytes}")
         self._page = buffer[:PAGE_BYTES]
         stride = ENVELOPE_BYTES + self.slot_bytes
         starts = [PAGE_BYTES + slot * stride for slot in range(self.slots)]
         self._envelopes = [buffer[start : start + ENVELOPE_BYTES] for start in starts]
         self._payloads = [buffer[start + ENVELOPE_BYTES : start + stride] for start in starts]
+        self._places = [buffer[start : start + stride] for start in starts]
         self._views: dict[np.dtype[Any], list[NDArray[Any]]] = {}
         self._lock = threading.Lock()
         self._lock.acquire()
@@ -127,6 +137,10 @@ class Outbox(_Ring):
         super().__init__(buffer)
         self.written: int = self._words[_WRITTEN]
 
+    def resume(self) -> None:
+        """Go on where the ring stands: another end of the same process may have used it."""
+        self.written = self._words[_WRITTEN]
+
     @property
     def full(self) -> bool:
         return bool(self.written - self._words[_READ] >= self.slots)
@@ -135,13 +149,11 @@ class Outbox(_Ring):
         """The payload of the next slot, to be written to while the ring is not full."""
         return self._typed(dtype)[self.written % self.slots]
 
-    def raw(self) -> memoryview:
-        """The next slot's payload as bytes."""
-        return self._payloads[self.written % self.slots]
-
-    def publish(self, envelope: bytes) -> None:
-        """Give the slot that was written to the reader."""
-        self._envelopes[self.written % self.slots][:] = envelope
+    def publish(self, envelope: bytes, size_bytes: int) -> None:
+        """Give the slot, of which so many bytes were written, to the reader."""
+        slot = self.written % self.slots
+        self._envelopes[slot][:] = envelope
+        self._words[_LENGTHS + slot] = size_bytes
         self._fence()
         self.written += 1
         self._words[_WRITTEN] = self.written
@@ -159,6 +171,17 @@ class Outbox(_Ring):
         """How many slots the reader is done with."""
         return self._words[_READ]
 
+    def place(self, number: int, size_bytes: int) -> memoryview | None:
+        """Where a copy of slot `number` of another ring goes, envelope included; None if that is not free."""
+        free = self.read <= number < self.read + self.slots
+        fits = ENVELOPE_BYTES <= size_bytes <= ENVELOPE_BYTES + self.slot_bytes
+        return self._places[number % self.slots][:size_bytes] if free and fits else None
+
+    def placed(self, written: int) -> None:
+        """All slots before number `written` are copied."""
+        self._fence()
+        self.written = self._words[_WRITTEN] = written
+
 
 class Inbox(_Ring):
     """The reading end."""
@@ -166,6 +189,10 @@ class Inbox(_Ring):
     def __init__(self, buffer: memoryview) -> None:
         super().__init__(buffer)
         self.read: int = self._words[_READ]
+
+    def resume(self) -> None:
+        """As Outbox has it."""
+        self.read = self._words[_READ]
 
     @property
     def empty(self) -> bool:
@@ -183,11 +210,6 @@ class Inbox(_Ring):
         """The next slot's, to be read until it is released."""
         return self._typed(dtype)[self.read % self.slots]
 
-    def raw(self, ahead: int = 0) -> tuple[bytes, memoryview]:
-        """Envelope and payload of the slot that comes `ahead` slots after the next."""
-        slot = (self.read + ahead) % self.slots
-        return bytes(self._envelopes[slot]), self._payloads[slot]
-
     def release(self) -> None:
         """Done with the next slot."""
         self._fence()
@@ -195,9 +217,27 @@ class Inbox(_Ring):
         self._words[_READ] = self.read
 
     @property
-    def waiting(self) -> int:
-        """Slots that are written and not released."""
-        return self._words[_WRITTEN] - self.read
+    def written(self) -> int:
+        """How many slots were written so far."""
+        written = self._words[_WRITTEN]
+        self._fence()
+        return written
+
+    def copied(self, number: int) -> memoryview:
+        """What there is of slot `number`, envelope included."""
+        slot = number % self.slots
+        return self._places[slot][: ENVELOPE_BYTES + min(self._words[_LENGTHS + slot], self.slot_bytes)]
+
+    def released(self, count: int) -> None:
+        """The reader of the copies is done with so many."""
+        if self.read < count <= self._words[_WRITTEN]:
+            self._fence()
+            self.read = self._words[_READ] = count
+
+    @property
+    def failed(self) -> int:
+        """The last step that the writer gave up; 0: none."""
+        return self._words[_FAILED]
 
     def failure(self, tag: int) -> bytes | None:
         """Why the writer gave up step `tag`, if it did."""

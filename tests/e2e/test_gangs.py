@@ -1,0 +1,184 @@
+"""Gangs on real daemons: ranks of one machine read each other's mailboxes, those of others are carried by the daemons.
+
+Three workers, of which the third shares no memory with the others, as if it were on another machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from numpy.typing import NDArray
+from support.worker_process import Coordinator, Fleet, gone, worker
+
+from wire.codec import tensor_bytes
+from wire.dtypes import F32
+from wire.errors import MeshError
+from wire.graph import GraphBuilder, WireGraph
+from wire.messages import (
+    Began,
+    CancelStep,
+    Drop,
+    Gang,
+    Member,
+    PartSpec,
+    PlanKey,
+    Push,
+    Source,
+    Target,
+    Value,
+)
+
+LARGE = (3, 200_000)  # 2.4 MB: letters that are streams
+GROUP: dict[str, Any] = {"axes": ("dp",), "sizes": (3,)}
+
+
+def part_graph(shape: tuple[int, ...]) -> WireGraph:
+    """The sum over all ranks, what the rank before has, and the rank's number."""
+    builder = GraphBuilder()
+    x = builder.input("x", shape, F32)
+    total = builder.add("all_reduce", x, **GROUP, reduction="sum")
+    before = builder.add("permute", builder.add("neg", x), **GROUP, pairs=(0, 1, 1, 2, 2, 0))
+    return builder.build([total, before, builder.add("axis_index", **GROUP)], names=["total", "before", "rank"])
+
+
+@pytest_asyncio.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    coordinator = Coordinator()
+    async with AsyncExitStack() as stack:
+        made = Fleet(coordinator)
+        starting = [
+            stack.enter_async_context(worker(tmp_path, name, share_memory=name != "three"))
+            for name in ("one", "two", "three")
+        ]
+        made.workers = list(await asyncio.gather(*starting))
+        for each in made.workers:
+            made.links.append((await coordinator.join(each))[0])
+        yield made
+    await coordinator.close()
+
+
+class Ranks:
+    """A gang over the fleet, of one plan."""
+
+    def __init__(self, fleet: Fleet, plan: PlanKey, shape: tuple[int, ...]) -> None:
+        self.fleet, self.plan, self.graph = fleet, plan, part_graph(shape)
+        self.members = tuple(Member(each.node_id, rank, 0) for rank, each in enumerate(fleet.workers))
+
+    def spec(self, rank: int) -> PartSpec:
+        targets = tuple((Target("", 0, 3 * rank + output),) for output in range(3))
+        gang = Gang(GROUP["axes"], GROUP["sizes"], rank, self.members)
+        return PartSpec(rank, 0, self.graph.hash, (Source("input"),), targets, gang=gang)
+
+    async def deploy(self) -> None:
+        for rank, link in enumerate(self.fleet.links):
+            part = [(self.spec(rank), self.graph)]
+            await self.fleet.coordinator.deploy(link, part, self.plan, peers=self.fleet.peers, ordered=True)
+
+    async def run(self, step: int, arrays: list[NDArray[Any]]) -> dict[int, NDArray[Any]]:
+        """The outputs, three per rank; MeshError."""
+        every = await asyncio.gather(*(self.run_rank(rank, step, array) for rank, array in enumerate(arrays)))
+        return {slot: array for outputs in every for slot, array in outputs.items()}
+
+    async def run_rank(self, rank: int, step: int, array: NDArray[Any]) -> dict[int, NDArray[Any]]:
+        coordinator, link = self.fleet.coordinator, self.fleet.links[rank]
+        feed = coordinator.feed(rank, 0, array, "inline" if array.nbytes < 10_000 else "stream")
+        asked = asyncio.create_task(coordinator.run(link, self.plan, step, feed))
+        if feed.value.data is None:
+            header = Push(self.plan, step, rank, 0, Value("f32", array.shape))
+            await link.send_stream(header, tensor_bytes(array))
+        return (await asked)[1]
+
+
+def right(outputs: dict[int, NDArray[Any]], arrays: list[NDArray[Any]]) -> None:
+    total = arrays[0] + arrays[1] + arrays[2]
+    for rank in range(3):
+        assert outputs[3 * rank].tobytes() == total.tobytes()
+        assert outputs[3 * rank + 1].tobytes() == (-arrays[rank - 1]).tobytes()
+        assert int(outputs[3 * rank + 2]) == rank
+
+
+def drawn(shape: tuple[int, ...], seed: int) -> list[NDArray[Any]]:
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(shape).astype(np.float32) for _ in range(3)]
+
+
+async def test_gangs_on_workers_of_one_machine_and_of_two(fleet: Fleet) -> None:
+    await ranks_reach_each_other(fleet)
+    await a_step_that_is_given_up_leaves_nothing_for_the_next_one(fleet)
+    await when_a_rank_dies_the_others_wait_until_the_plan_is_dropped(fleet)
+
+
+async def ranks_reach_each_other(fleet: Fleet) -> None:
+    for generation, shape in ((1, (5, 7)), (2, LARGE)):
+        ranks = Ranks(fleet, PlanKey(1, generation), shape)
+        await ranks.deploy()
+        for step in range(3):
+            arrays = drawn(shape, step)
+            right(await ranks.run(step, arrays), arrays)
+        for link in fleet.links:
+            await link.request(Drop(ranks.plan))
+    for each in fleet.workers:
+        left = {path.name for path in shared_folder(each.process.pid).iterdir()}
+        assert left <= {"blobs", "lock"}, "mailboxes go with their plan"
+
+
+def shared_folder(pid: int) -> Path:
+    """The shared-memory directory of a worker: the one whose lock file it has open."""
+    opened = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    return next(Path(path).parent for path in opened if "/graph-mesh-" in path and path.endswith("/lock"))
+
+
+async def a_step_that_is_given_up_leaves_nothing_for_the_next_one(fleet: Fleet) -> None:
+    ranks = Ranks(fleet, PlanKey(1, 3), LARGE)
+    await ranks.deploy()
+    arrays = drawn(LARGE, 1)
+    began = len(fleet.coordinator.of(Began))
+    waiting = [asyncio.create_task(ranks.run_rank(rank, 0, arrays[rank])) for rank in (0, 2)]
+    await fleet.coordinator.until(lambda: len(fleet.coordinator.of(Began)) == began + 2)
+    fleet.links[0].notify(CancelStep(ranks.plan, 0))
+    for task in waiting:  # the second hears of it from the first
+        with pytest.raises(MeshError):
+            await task
+    for step in (10, 11):  # as no plan before
+        right(await ranks.run(step, arrays), arrays)
+    for link in fleet.links:
+        await link.request(Drop(ranks.plan))
+
+
+async def when_a_rank_dies_the_others_wait_until_the_plan_is_dropped(fleet: Fleet) -> None:
+    ranks = Ranks(fleet, PlanKey(1, 4), (5, 7))
+    await ranks.deploy()
+    arrays = drawn((5, 7), 1)
+    right(await ranks.run(0, arrays), arrays)
+    began = len(fleet.coordinator.of(Began))
+    waiting = asyncio.create_task(ranks.run_rank(0, 1, arrays[0]))
+    await fleet.coordinator.until(lambda: len(fleet.coordinator.of(Began)) == began + 1)
+    fleet.workers[1].process.kill()
+    assert await gone(fleet.workers[1].process.pid)
+    await fleet.links[0].request(Drop(ranks.plan))
+    with pytest.raises(MeshError):
+        await waiting
+    await with_others(fleet, arrays)
+
+
+async def with_others(fleet: Fleet, arrays: list[NDArray[Any]]) -> None:
+    """The host of the first worker is as good as before."""
+    graph = double_graph()
+    spec = PartSpec(0, 0, graph.hash, (Source("input"),), ((Target("", 0, 0),),))
+    await fleet.coordinator.deploy(fleet.links[0], [(spec, graph)], PlanKey(1, 5))
+    feed = fleet.coordinator.feed(0, 0, arrays[0])
+    outputs = (await fleet.coordinator.run(fleet.links[0], PlanKey(1, 5), 0, feed))[1]
+    assert outputs[0].tobytes() == (arrays[0] + arrays[0]).tobytes()
+
+
+def double_graph() -> WireGraph:
+    builder = GraphBuilder()
+    x = builder.input("x", (5, 7), F32)
+    return builder.build([builder.add("add", x, x)])

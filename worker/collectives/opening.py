@@ -1,0 +1,31 @@
+"""Opening the mailboxes of a part of a gang in an engine host: files that the daemons made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from wire.sharedmem import share
+
+from ..host_messages import RankOf
+from .group import Wire, Wires
+from .mailbox import Inbox, Outbox, short_sleeps
+from .ranks import Ranks
+
+
+def ranks_of(gang: RankOf, own: str, inboxes: Sequence[str], ring: Callable[[], None]) -> Ranks:
+    """Outboxes are in the directory `own`; the inbox from rank r is in `inboxes[r]`, or where that is "" in `own`, and
+    then the daemon carries both.  BlobMissing where the other end is gone."""
+    wires = {}
+    for rank, (peer, directory) in enumerate(zip(gang.peers, inboxes, strict=True)):
+        if peer is not None:
+            outbox, inbox = Outbox(share(own, peer.outbox)), Inbox(share(directory or own, peer.inbox))
+            wires[rank] = Wire(outbox, inbox, peer.name, bridged=not directory)
+    slot_bytes = {wire.outbox.slot_bytes for wire in wires.values()}
+    short_sleeps()
+    ringing = ring if any(wire.bridged for wire in wires.values()) else _silence
+    together = Wires(wires, ringing, slot_bytes=min(slot_bytes)) if wires else Wires(wires)
+    return Ranks(together, gang.axes, gang.sizes, gang.rank)
+
+
+def _silence() -> None:
+    """No daemon carries anything."""
