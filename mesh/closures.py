@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from wire.graph import WireGraph
 from . import tree
 from .array import Array
 from .expression import Tensor, pending
+
+DEPTH = 2  # how far into the attributes of objects
 
 
 def check_kept(fn: Callable[..., Any], arguments: Sequence[Tensor]) -> None:
@@ -58,15 +62,49 @@ def _alike(array: np.ndarray[Any, Any], blob: np.ndarray[Any, Any]) -> bool:
     return (array.shape, array.dtype) == (blob.shape, blob.dtype)
 
 
+@contextmanager
+def watching_chance(fn: Callable[..., Any]) -> Iterator[None]:
+    """Warn if numpy's or Python's random numbers are drawn within: they are drawn once, and part of the graph then."""
+    before = _chance()
+    yield
+    if before != _chance():
+        warnings.warn(
+            f"{getattr(fn, '__name__', 'the function')} draws random numbers that are no part of the graph: every call "
+            "has those of the trace; take mesh.random, with a key as an argument",
+            stacklevel=2,
+        )
+
+
+def _chance() -> Any:
+    _, words, *rest = np.random.get_state(legacy=True)
+    return np.asarray(words).tobytes(), rest, random.getstate()
+
+
 def _referred(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """The leaves of the variables that `fn` refers to, with names that say where they are."""
+    """The arrays in the variables that `fn` refers to, with names that say where they are."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     try:
         found = inspect.getclosurevars(fn)
     except TypeError:  # a callable that is no Python function
         return
-    for root, value in {**found.globals, **found.nonlocals}.items():
-        if not inspect.ismodule(value) and not callable(value):
-            for path, leaf in tree.flatten_with_paths(value)[0]:
-                yield tree.join(root, path), leaf
+    for root, value in {"self": getattr(fn, "__self__", None), **found.globals, **found.nonlocals}.items():
+        yield from _arrays_in(root, value, DEPTH)
+
+
+def _arrays_in(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Those in pytrees, and in the attributes of objects, to some depth: whole programs may hang on one."""
+    try:
+        leaves = tree.flatten_with_paths(value)[0]
+    except InputError:  # a dict that cannot be taken apart
+        return
+    for path, leaf in leaves:
+        if isinstance(leaf, (Array, np.ndarray)):
+            yield tree.join(name, path), leaf
+        elif depth and hasattr(leaf, "__dict__") and not _is_code(leaf):
+            for attribute, inner in list(vars(leaf).items()):
+                yield from _arrays_in(f"{tree.join(name, path)}.{attribute}", inner, depth - 1)
+
+
+def _is_code(value: Any) -> bool:
+    return inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value)

@@ -44,6 +44,8 @@ class Function:
     def __init__(
         self, fn: Callable[..., Any], buckets: Mapping[str, int], sizes: Sequence[int], out_axes: int | None
     ) -> None:
+        if not callable(fn):
+            raise InputError(f"{fn!r:.40} is no function")
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._compiled = CompiledFunction(fn, "auto", "auto")

@@ -30,7 +30,7 @@ from . import tree
 from .array import Array, argument, handle_array
 from .assemble import assemble
 from .backend import Work
-from .closures import check_kept, warn_of_constants
+from .closures import check_kept, warn_of_constants, watching_chance
 from .expression import Tensor, traced_argument, tracing
 from .handle import Handle
 from .numpy.promotion import as_numpy, asarray, is_python_scalar, to_dtype
@@ -195,7 +195,8 @@ def trace_full(fn: Callable[..., Any], *examples: Any) -> Traced:
             argument("param" if each.by_handle else "input", each.name, each.type, each.weak) for each in arguments
         ]
         declared = [tracer.tensor for tracer in tracers]  # before `fn`, which may give the names to other tensors
-        result = fn(*tree.unflatten(in_tree, tracers))
+        with watching_chance(fn):
+            result = fn(*tree.unflatten(in_tree, tracers))
     found, out_tree = tree.flatten_with_paths(result)
     outputs = [_output(path, leaf) for path, leaf in found]
     output_names = [path or OUTPUT for path, _ in found]
@@ -223,7 +224,7 @@ def positional(fn: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[
     names = [p.name for p in places]
     for name in keywords:
         if name not in names[len(args) :]:
-            why = "is given twice" if name in names else f"is not known. It takes: {', '.join(names)}"
+            why = "is given twice" if name in names else f"has no place among its arguments ({', '.join(names)})"
             raise InputError(f"the argument {name!r} of {getattr(fn, '__name__', 'the function')} {why}")
     filled = []
     for place in places[len(args) : 1 + max(map(names.index, keywords))]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -147,6 +149,33 @@ def _scaled(table: Any, small: Any) -> Any:
     return scaled
 
 
+class Box:
+    """An object that a function may leave things in."""
+
+    def __init__(self) -> None:
+        self.inner = SimpleNamespace(last=None)
+        self.last: list[Any] = []
+
+    def remembers(self, x: Any) -> Any:
+        self.last.append(x)
+        return x
+
+
+@pytest.mark.parametrize("draw", [np.random.rand, random.random])
+def test_random_numbers_that_are_drawn_while_tracing_are_told(draw: Any) -> None:
+    with pytest.warns(UserWarning, match="draws random numbers that are no part of the graph"):
+        mesh.function(lambda x: x + draw())(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw()
+        mesh.function(lambda x: x + mesh.random.uniform(mesh.random.key(0), ()))(X)
+
+
+def test_what_is_no_function_is_refused_at_once() -> None:
+    with pytest.raises(InputError, match="3 is no function"):
+        mesh.function(3)  # type: ignore[call-overload]
+
+
 def test_traced_arrays_that_are_left_behind_are_named() -> None:
     history: list[Any] = []
     state = {"last": mnp.zeros(3)}
@@ -163,6 +192,16 @@ def test_traced_arrays_that_are_left_behind_are_named() -> None:
         mesh.function(leaves_in_a_list)(X)
     with pytest.raises(InputError, match="keeps a traced array in 'state/last'"):
         mesh.function(leaves_in_a_dict)(X)
+    box = Box()
+
+    def leaves_in_an_object(x: Any) -> Any:
+        box.inner.last = x * 2
+        return x
+
+    with pytest.raises(InputError, match=r"keeps a traced array in 'box\.inner\.last'"):
+        mesh.function(leaves_in_an_object)(X)
+    with pytest.raises(InputError, match=r"keeps a traced array in 'self\.last/0'"):
+        mesh.function(Box().remembers)(X)
     seen: list[Any] = []
 
     def looks(x: Any) -> Any:

@@ -102,7 +102,7 @@ def test_keywords_are_arguments_by_another_name() -> None:
     for fn in (scaled, mesh.remat(scaled), mesh.function(scaled), custom):
         assert np.array_equal(mesh.grad(lambda x, fn=fn: fn(x, by=3.0))(np.ones(3, np.float32)), [3, 3, 3])
     assert mesh.function(scaled)(by=4.0, x=np.ones(3, np.float32)) == 12
-    for wrong, said in (({"of": 1.0}, "'of' of scaled is not known"), ({"x": 1.0}, "'x' of scaled is given twice")):
+    for wrong, said in (({"of": 1.0}, "'of' of scaled has no place among its arguments"), ({"x": 1.0}, "'x' of scaled is given twice")):
         with pytest.raises(InputError, match=said):
             mesh.function(scaled)(X, **wrong)
     with pytest.raises(InputError, match="'x' of scaled is missing"):
