@@ -357,9 +357,9 @@ def nanmin(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
 
 def nanvar(x: Operand, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Array:
     """The mean squared distance from their mean of what is not NaN, divided by how many there are - ddof."""
-    (array,) = floats(x)
-    apart = elementwise.square(array - nanmean(array, axis, keepdims=True))
-    there = cast(elementwise.logical_not(elementwise.isnan(array)), array.type.dtype)
+    (array,) = inexact(x)
+    apart = elementwise.squared_size(array - nanmean(array, axis, keepdims=True))
+    there = cast(elementwise.logical_not(elementwise.isnan(array)), apart.type.dtype)
     return nansum(apart, axis, keepdims=keepdims) / (reductions.sum(there, axis, keepdims=keepdims) - ddof)
 
 
@@ -480,7 +480,7 @@ def digitize(x: Operand, bins: Operand, right: bool = False) -> Array:
 
 def gradient(x: Operand, axis: int = -1) -> Array:
     """The slope along `axis` in steps of 1: half the distance of both neighbours, at the ends that to the only one."""
-    (array,) = floats(x)
+    (array,) = inexact(x)
     rows = manipulation.moveaxis(array, normal_axis(axis, array.ndim), -1)
     if rows.shape[-1] < 2:
         raise ShapeError(f"gradient needs two elements or more along an axis, got {rows.shape[-1]}")
@@ -509,11 +509,11 @@ def convolve(x1: Operand, x2: Operand, mode: str = "full") -> Array:
 
 def cov(m: Operand, *, ddof: int = 1) -> Array:
     """The covariances of the rows of a matrix, each row a variable and each column an observation."""
-    (rows,) = floats(manipulation.atleast_2d(m))
+    (rows,) = inexact(manipulation.atleast_2d(m))
     if rows.ndim > 2:
         raise ShapeError(f"cov needs a matrix, got shape {rows.shape}")
     apart = rows - reductions.mean(rows, 1, keepdims=True)
-    found = contraction.matmul(apart, manipulation.matrix_transpose(apart)) / (rows.shape[1] - ddof)
+    found = contraction.matmul(apart, complexes.conj(manipulation.matrix_transpose(apart))) / (rows.shape[1] - ddof)
     return manipulation.squeeze(found)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..array import Array, Operand, value_array
-from . import elementwise, indexing, manipulation, sorting
+from . import elementwise, indexing, manipulation, reductions, sorting
 from .promotion import asarray, concrete, operands
 
 
@@ -107,6 +107,9 @@ def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> Array:
     asked, among = operands(x1, x2)
     if among.size == 0:
         found = elementwise.not_equal(asked, asked) & False
+    elif among.type.dtype.kind == "c":  # which has no order
+        every = elementwise.equal(manipulation.expand_dims(asked, -1), manipulation.ravel(among))
+        found = reductions.any(every, -1)
     else:
         ordered = sorting.sort(manipulation.ravel(among))
         places = elementwise.minimum(indexing.searchsorted(ordered, asked), among.size - 1)

@@ -64,6 +64,16 @@ def test_norms_and_spreads_are_real() -> None:
     assert mnp.isclose(z, z + 1e-9).all() and not mnp.isclose(z, z * 1j).any()
 
 
+def test_sets_and_statistics_of_numpy() -> None:
+    same(mnp.isin(Z, np.array([0.25, 3], np.complex64)), np.isin(Z, [0.25, 3]))
+    same(mnp.intersect1d(Z, Z[0]), np.intersect1d(Z, Z[0]))
+    same(mnp.cov(Z), np.cov(Z).astype(np.complex64))
+    same(mnp.gradient(Z), np.gradient(Z, axis=-1))
+    holed = np.where(Z == 0.25, np.complex64(np.nan), Z)
+    same(mnp.nanvar(holed), np.nanvar(holed))
+    same(mnp.nanmean(holed), np.nanmean(holed))
+
+
 def test_values_leave_to_python_numpy_and_dlpack() -> None:
     z = mnp.asarray(Z)
     assert complex(z[0, 0]) == z[0, 0].item() == 1 + 2j
