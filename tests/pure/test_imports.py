@@ -130,6 +130,7 @@ PURE = (
     "wire/sharding/asking.py",
     "wire/sharding/assignment.py",
     "wire/sharding/bodies.py",
+    "wire/sharding/cost.py",
     "wire/sharding/emit.py",
     "wire/sharding/factors.py",
     "wire/sharding/layout.py",
