@@ -56,7 +56,7 @@ def _spmd(builder: GraphBuilder, operands: Sequence[int], attrs: Attrs) -> Value
         spec = spec_of(text)
         shape = local_shape(builder.types[operand].shape, spec, axes, sizes)
         given.append([_block(builder, operand, block(spec, axes, sizes, at), shape) for at in ranks])
-    found = _Ranks(builder, axes, sizes).place(attrs["body"], given)
+    found = Ranks(builder, axes, sizes).place(attrs["body"], given)
     results = []
     for values, text in zip(found, attrs["out_specs"], strict=True):
         spec = spec_of(text)
@@ -86,7 +86,7 @@ def joined(builder: GraphBuilder, blocks: dict[tuple[int, ...], int], counts: tu
     return blocks[()]
 
 
-class _Ranks:
+class Ranks:
     """A grid's ranks, whose values stand in one builder."""
 
     def __init__(self, builder: GraphBuilder, axes: Axes, sizes: Sizes) -> None:
@@ -147,7 +147,7 @@ class _Ranks:
         if (graph, over) not in self._together:
             sizes = tuple(size for axis, size in zip(self.axes, self.sizes, strict=True) if axis in over)
             inner = GraphBuilder()
-            ranks = _Ranks(inner, over, sizes)
+            ranks = Ranks(inner, over, sizes)
             kinds = [graph.types[index] for index in graph.inputs]
             given: list[Values] = [[] for _ in kinds]
             first = 1 if node.op == "cond" else 0

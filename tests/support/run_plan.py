@@ -13,7 +13,7 @@ from coordinator.plan import FromInput, FromParam, FromPart, Gang, Part, Plan, S
 from coordinator.working_set import DUPLICATED
 from wire.graph import GraphBuilder, WireGraph
 from wire.ops import CONTROL, inner_graphs
-from wire.unroll import _Ranks
+from wire.unroll import Ranks
 from worker.cpu import evaluate
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -63,7 +63,7 @@ def _together(parts: Sequence[Part], gang: Gang, value: Value) -> dict[FromPart,
             name = f"{part.index}.{slot}"
             given[name] = value(part.index, slot, part.sources[slot])
             placed[-1].append(builder.input(name, *graph.types[index]))
-    found = _Ranks(builder, gang.axes, gang.sizes).place(graph, placed)
+    found = Ranks(builder, gang.axes, gang.sizes).place(graph, placed)
     flat = [FromPart(part.index, slot) for slot in range(len(found)) for part in parts]
     whole = builder.build([node for nodes in found for node in nodes])
     return dict(zip(flat, evaluate(whole, given), strict=True))
