@@ -5,9 +5,9 @@ As in `rules.py`, whose file would be too long with these: a rule's name and doc
 
 from __future__ import annotations
 
-from .dtypes import I32, DType
+from .dtypes import I32, PARTS, DType
 from .errors import AttrError, ShapeError
-from .rules import Types, floating
+from .rules import Types, inexact
 from .types import Attrs, TensorType
 
 MATRICES = {"lu": 3, "qr": 2, "eigh": 2, "svd": 3}
@@ -15,9 +15,21 @@ MATRICES = {"lu": 3, "qr": 2, "eigh": 2, "svd": 3}
 
 
 def lu_dtype(attrs: Attrs, types: Types) -> DType:
-    """The operand's dtype, a float; i32 for outputs 1 and 2."""
-    dtype = floating(attrs, types)
+    """The operand's dtype, float or complex; i32 for outputs 1 and 2."""
+    dtype = inexact(attrs, types)
     return I32 if attrs["output"] else dtype
+
+
+def eigh_dtype(attrs: Attrs, types: Types) -> DType:
+    """The operand's dtype, float or complex; of complex, output 0 has the dtype of its parts."""
+    dtype = inexact(attrs, types)
+    return dtype if attrs["output"] else PARTS.get(dtype, dtype)
+
+
+def svd_dtype(attrs: Attrs, types: Types) -> DType:
+    """The operand's dtype, float or complex; of complex, output 1 has the dtype of its parts."""
+    dtype = inexact(attrs, types)
+    return PARTS.get(dtype, dtype) if attrs["output"] == 1 else dtype
 
 
 def square_matrices(attrs: Attrs, types: Types) -> tuple[int, ...]:

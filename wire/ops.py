@@ -53,9 +53,11 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * `cholesky` and `eigh` read the lower triangle only.  A matrix that cannot be solved or factored (it is singular, not
     positive definite, or an iteration does not converge) has NaN in all results; the others of its batch have theirs.
   * `lu` gives L (below the diagonal; on it are ones) and U in one, then which row was swapped with row i at step i, and
-    which row of x each row is.  Of equal pivots the first is taken.  A singular matrix has a 0 on U's diagonal.
+    which row of x each row is.  Of equal pivots the first is taken; complex ones are as large as their parts together.
+    A singular matrix has a 0 on U's diagonal.
   * `qr`, `eigh` and `svd` have LAPACK's signs on the cpu engine, which are open elsewhere: those of R's diagonal and of
-    singular vectors and eigenvectors.  Singular values descend, eigenvalues ascend.
+    singular vectors and eigenvectors, and where these are complex their angles.  Singular values descend, eigenvalues
+    ascend.
   * f16 and bf16 matrices are factored in f32.
   * `random_bits` is threefry2x32 (20 rounds) of the key over the counter (0, element index), first word of the pair;
     so any part of it can be computed alone.
@@ -315,12 +317,22 @@ _add("conv", "dot", 2, rules.conv_shape, rules.numeric, _conv_flops, SUMMED, str
      lhs_dilation="ints", rhs_dilation="ints", groups="int")  # fmt: skip
 
 # matrices: the last two axes, those ahead are a batch
-_add("cholesky", "matrix", 1, matrix_rules.square_matrices, rules.floating, _factor_flops(1), FACTORED)
-_add("solve", "matrix", 2, matrix_rules.solved, rules.floating, _solve_flops, FACTORED)
+_add("cholesky", "matrix", 1, matrix_rules.square_matrices, rules.inexact, _factor_flops(1), FACTORED)
+_add("solve", "matrix", 2, matrix_rules.solved, rules.inexact, _solve_flops, FACTORED)
 _add("lu", "matrix", 1, matrix_rules.lu_shape, matrix_rules.lu_dtype, _factor_flops(2), FACTORED, output="int")
-_add("qr", "matrix", 1, matrix_rules.qr_shape, rules.floating, _factor_flops(8), FACTORED, full="int", output="int")
-_add("eigh", "matrix", 1, matrix_rules.eigh_shape, rules.floating, _factor_flops(27), FACTORED, output="int")
-_add("svd", "matrix", 1, matrix_rules.svd_shape, rules.floating, _factor_flops(66), FACTORED, full="int", output="int")
+_add("qr", "matrix", 1, matrix_rules.qr_shape, rules.inexact, _factor_flops(8), FACTORED, full="int", output="int")
+_add("eigh", "matrix", 1, matrix_rules.eigh_shape, matrix_rules.eigh_dtype, _factor_flops(27), FACTORED, output="int")
+_add(
+    "svd",
+    "matrix",
+    1,
+    matrix_rules.svd_shape,
+    matrix_rules.svd_dtype,
+    _factor_flops(66),
+    FACTORED,
+    full="int",
+    output="int",
+)
 
 # indexing
 _add("gather", "index", 2, rules.gather_shape, rules.gathered, _per_output(1), EXACT, axis="int", batch_dims="int")

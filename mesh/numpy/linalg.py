@@ -21,6 +21,7 @@ from wire.errors import InputError, ShapeError
 from ..array import Array, Operand, apply
 from ..several import several
 from . import creation, elementwise, manipulation, reductions
+from .complexes import conj
 from .contraction import diagonal, matmul, tensordot, vecdot
 from .contraction import outer as _outer
 from .creation import eye
@@ -137,8 +138,7 @@ def pinv(x: Operand, *, rtol: Any = None) -> Array:
     u, s, vh = svd(a, full_matrices=False)
     kept = _counted(s, a.shape, rtol)
     inverse = elementwise.where(kept, elementwise.divide(1, elementwise.where(kept, s, 1)), 0)
-    scaled = elementwise.multiply(matrix_transpose(vh), inverse[..., None, :])
-    return matmul(scaled, matrix_transpose(u))
+    return matmul(elementwise.multiply(_adjoint(vh), inverse[..., None, :]), _adjoint(u))
 
 
 def lstsq(a: Operand, b: Operand, rcond: Any = None) -> tuple[Array, Array, Array, Array]:
@@ -154,15 +154,15 @@ def lstsq(a: Operand, b: Operand, rcond: Any = None) -> tuple[Array, Array, Arra
     kept = _counted(s, left.shape, rcond)
     columns = right[:, None] if right.ndim == 1 else right
     inverse = elementwise.where(kept, elementwise.divide(1, elementwise.where(kept, s, 1)), 0)
-    part = elementwise.multiply(inverse[:, None], matmul(matrix_transpose(u), columns))
-    found = matmul(matrix_transpose(vh), part)
+    part = elementwise.multiply(inverse[:, None], matmul(_adjoint(u), columns))
+    found = matmul(_adjoint(vh), part)
     rank = reductions.sum(kept)
     if left.shape[0] > left.shape[1]:
-        missed = elementwise.square(elementwise.subtract(columns, matmul(left, found)))
+        missed = elementwise.square(elementwise.abs(elementwise.subtract(columns, matmul(left, found))))
         whole = elementwise.equal(rank, left.shape[1])
         residuals = elementwise.where(whole, reductions.sum(missed, 0), math.nan)
     else:
-        residuals = creation.zeros((0,), dtype=left.type.dtype)
+        residuals = creation.zeros((0,), dtype=s.type.dtype)
     return found[:, 0] if right.ndim == 1 else found, residuals, rank, s
 
 
@@ -170,13 +170,13 @@ def lstsq(a: Operand, b: Operand, rcond: Any = None) -> tuple[Array, Array, Arra
 
 
 def cholesky(x: Operand, *, upper: bool = False) -> Array:
-    """The lower triangle L with L @ L.mT = x, or with `upper` its transpose, of symmetric positive definite matrices.
+    """The lower triangle L with L @ L^H = x, or with `upper` its adjoint L^H, of positive definite matrices.
 
-    Of others it is that of the symmetric part, (x + x.mT) / 2, so that derivatives are symmetric too; NaN where a
-    matrix is not positive definite.
+    x is taken to be Hermitian (real: symmetric); of others it is that of (x + x^H) / 2, so that derivatives are
+    Hermitian too.  NaN where a matrix is not positive definite.
     """
-    found = apply("cholesky", _symmetric("cholesky", x))
-    return matrix_transpose(found) if upper else found
+    found = apply("cholesky", _hermitian("cholesky", x))
+    return _adjoint(found) if upper else found
 
 
 def qr(x: Operand, *, mode: str = "reduced") -> QRResult:
@@ -187,12 +187,13 @@ def qr(x: Operand, *, mode: str = "reduced") -> QRResult:
 
 
 def eigh(x: Operand) -> EighResult:
-    """Eigenvalues w and eigenvectors v of symmetric matrices, x @ v = v * w; of others those of the symmetric part."""
-    return EighResult(*several("eigh", [_symmetric("eigh", x)]))
+    """Eigenvalues w and eigenvectors v of Hermitian (real: symmetric) matrices, x @ v = v * w; of others those of
+    (x + x^H) / 2."""
+    return EighResult(*several("eigh", [_hermitian("eigh", x)]))
 
 
 def eigvalsh(x: Operand) -> Array:
-    """The eigenvalues of symmetric matrices, ascending."""
+    """The eigenvalues of Hermitian (real: symmetric) matrices, ascending."""
     return eigh(x).eigenvalues
 
 
@@ -217,7 +218,8 @@ def det(x: Operand) -> Array:
 
 
 def slogdet(x: Operand) -> SlogdetResult:
-    """The sign of the determinant and the logarithm of its magnitude: 0 and -inf of a singular matrix."""
+    """The sign of the determinant (complex: its direction) and the logarithm of its magnitude: 0 and -inf of a singular
+    matrix."""
     pivots, sign = _pivots("slogdet", x)
     signs = reductions.prod(elementwise.sign(pivots), -1)
     return SlogdetResult(
@@ -397,10 +399,14 @@ def _identity(like: Array, dtype: Any = None) -> Array:
     return eye(like.shape[-1], dtype=dtype or like.type.dtype)
 
 
-def _symmetric(name: str, x: Operand) -> Array:
+def _adjoint(array: Array) -> Array:
+    return matrix_transpose(conj(array))
+
+
+def _hermitian(name: str, x: Operand) -> Array:
     (a,) = inexact(x)
     _check_square(name, a)
-    return elementwise.multiply(elementwise.add(a, matrix_transpose(a)), 0.5)
+    return elementwise.multiply(elementwise.add(a, _adjoint(a)), 0.5)
 
 
 def _one_batch(a: Array, b: Array) -> tuple[Array, Array]:

@@ -28,6 +28,11 @@ Backward = Callable[..., Any]
 t, solve_triangular = mnp.matrix_transpose, mnp.linalg.solve_triangular
 
 
+def h(x: Array) -> Array:
+    """The adjoint: transposed and conjugated."""
+    return t(mnp.conj(x))
+
+
 def results_of(op: str, inputs: Sequence[Array], **attrs: Any) -> list[Array]:
     """Every result of the op."""
     return several(op, inputs, **attrs) if op in MULTIPLE else [apply(op, *inputs, **attrs)]
@@ -131,23 +136,23 @@ def _qr(inputs: Sequence[Array], results: Sequence[Array], tangents: Tangents, f
             next_step="Take mode='reduced'",
         )
     inner = t(solve_triangular(t(r[..., :m]), t(moved[..., :m]), lower=True))  # dx R^-1
-    turned = mnp.matmul(t(q), inner)
+    turned = mnp.matmul(h(q), inner)
     below = mnp.tril(turned, -1)
-    skew = below - t(below)
+    skew = below - h(below) + _imaginary_diagonal(turned)  # so that R's diagonal stays real
     of_q = mnp.matmul(q, skew - turned) + inner
     of_r = mnp.matmul(turned - skew, r[..., :m])
     if n > m:
-        rest = mnp.matmul(t(of_q), x[..., m:]) + mnp.matmul(t(q), moved[..., m:])
+        rest = mnp.matmul(h(of_q), x[..., m:]) + mnp.matmul(h(q), moved[..., m:])
         of_r = mnp.concat([of_r, rest], axis=-1)
     return [of_q, of_r]
 
 
 def _eigh(inputs: Sequence[Array], results: Sequence[Array], tangents: Tangents) -> list[Array | None]:
-    """Giles, Collected matrix derivative results (2008), section 3.1: v.mT dx v has dw on its diagonal."""
+    """Giles, Collected matrix derivative results (2008), section 3.1: v^H dx v has dw on its diagonal."""
     (w, v), (moved,) = results, tangents
     assert moved is not None
-    inner = mnp.matmul(t(v), mnp.matmul(_of_lower(moved), v))
-    return [mnp.linalg.diagonal(inner), mnp.matmul(v, inner * _reciprocal_differences(w))]
+    inner = mnp.matmul(h(v), mnp.matmul(_of_lower(moved), v))
+    return [mnp.real(mnp.linalg.diagonal(inner)), mnp.matmul(v, inner * _reciprocal_differences(w))]
 
 
 def _svd(inputs: Sequence[Array], results: Sequence[Array], tangents: Tangents, full: int) -> list[Array | None]:
@@ -161,18 +166,18 @@ def _svd(inputs: Sequence[Array], results: Sequence[Array], tangents: Tangents, 
             op="svd",
             next_step="Take full_matrices=False",
         )
-    inner = mnp.matmul(t(u), mnp.matmul(moved, t(vh)))
+    inner = mnp.matmul(h(u), mnp.matmul(moved, h(vh)))
     across, down = inner * s[..., None, :], s[..., :, None] * inner
     apart = _reciprocal_differences(s * s)
-    of_u = mnp.matmul(u, apart * (across + t(across)))
-    of_v = mnp.matmul(t(vh), apart * (down + t(down)))
+    turned = apart * (across + h(across)) + _imaginary_diagonal(inner) / s[..., None, :]
+    of_u, of_v = mnp.matmul(u, turned), mnp.matmul(h(vh), apart * (down + h(down)))
     if m > n:
-        image = mnp.matmul(moved, t(vh))
-        of_u = of_u + (image - mnp.matmul(u, mnp.matmul(t(u), image))) / s[..., None, :]
+        image = mnp.matmul(moved, h(vh))
+        of_u = of_u + (image - mnp.matmul(u, mnp.matmul(h(u), image))) / s[..., None, :]
     if n > m:
-        image = mnp.matmul(t(moved), u)
-        of_v = of_v + (image - mnp.matmul(t(vh), mnp.matmul(vh, image))) / s[..., None, :]
-    return [of_u, mnp.linalg.diagonal(inner), t(of_v)]
+        image = mnp.matmul(h(moved), u)
+        of_v = of_v + (image - mnp.matmul(h(vh), mnp.matmul(vh, image))) / s[..., None, :]
+    return [of_u, mnp.real(mnp.linalg.diagonal(inner)), h(of_v)]
 
 
 TANGENTS: dict[str, Rule] = {
@@ -193,13 +198,19 @@ def _identity(like: Array) -> Array:
 
 
 def _of_lower(x: Array) -> Array:
-    """The symmetric matrices that have the lower triangles of x."""
-    return mnp.tril(x) + t(mnp.tril(x, -1))
+    """The Hermitian matrices that have the lower triangles of x."""
+    below = mnp.tril(x, -1)
+    return below + h(below) + mnp.where(mnp.eye(x.shape[-1], dtype="bool"), mnp.real(x), 0)
+
+
+def _imaginary_diagonal(x: Array) -> Array | float:
+    """What a complex x has on its diagonal besides real numbers, as a matrix."""
+    return mnp.where(mnp.eye(x.shape[-1], dtype="bool"), x - mnp.real(x), 0) if mnp.iscomplexobj(x) else 0.0
 
 
 def _within(lower: Array, x: Array) -> Array:
-    """L^-1 x L^-T, of a symmetric x."""
-    return solve_triangular(lower, t(solve_triangular(lower, x, lower=True)), lower=True)
+    """L^-1 x L^-H, of a Hermitian x."""
+    return solve_triangular(lower, h(solve_triangular(lower, x, lower=True)), lower=True)
 
 
 def _reciprocal_differences(values: Array) -> Array:

@@ -275,6 +275,7 @@ ACCEPTED = {
     **dict.fromkeys(("neg", "abs", "add", "mul", "div", "pow"), NUMBER),
     **dict.fromkeys(("reduce_sum", "reduce_prod", "cumsum", "cumprod", "dot", "conv"), NUMBER),
     **dict.fromkeys(("recip", "sqrt", "sin", "cos", "tan", "tanh", "exp", "log", "round", "is_nan"), INEXACT),
+    **dict.fromkeys((name for name, op in OPS.items() if op.family == "matrix"), INEXACT),
     **dict.fromkeys(("sign", "max", "min", "rem", "argmax", "cummax", "cummin"), REAL),
     **dict.fromkeys(("not", "and", "or", "xor"), BITS),
     **dict.fromkeys(("shl", "shr"), INTEGER),
@@ -361,6 +362,15 @@ def test_there_are_as_many_results_as_the_table_says() -> None:
         assert [inferred(op, types, {**attrs, "output": place}) for place in range(count)]
         with pytest.raises(AttrError, match=f"output {count} of {count}"):
             inferred(op, types, {**attrs, "output": count})
+
+
+def test_values_of_complex_matrices_are_real() -> None:
+    for op, place in (("eigh", 0), ("svd", 1)):
+        given = TensorType((3, 3), C64)
+        found = [
+            inferred(op, (given,), {**GOOD[op][1], "output": each}).dtype for each in range(result_count(op, Attrs()))
+        ]
+        assert found == [F32 if each == place else C64 for each in range(len(found))]
 
 
 @pytest.mark.parametrize(("op", "types", "changes", "said"), WRONG_DTYPES)

@@ -652,7 +652,7 @@ ROWS: dict[str, tuple[str, Row]] = {  # op -> (kinds of dtype, examples)
     "after": ("biufc", _after),
     "dot": ("iufc", _dot),
     "conv": ("iufc", _conv),
-    **{op: ("f", _of_matrices(op)) for op in EXAMPLES},
+    **{op: ("fc", _of_matrices(op)) for op in EXAMPLES},
     "gather": ("biufc", _gather),
     "scatter": ("biufc", _scatter),
     "dynamic_slice": ("biufc", _dynamic_slice),

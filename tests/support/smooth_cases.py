@@ -7,6 +7,7 @@ differentiated by; others are given.  To add an op: its row in REAL, and one in 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,12 @@ COMPLEX: dict[str, tuple[Smooth, ...]] = {
     ),
     "dynamic_slice": (Smooth((complex_(4, 5), ints(-1, 3)), {"sizes": (2, 3)}),),
     "dynamic_update_slice": (Smooth((complex_(4, 5), complex_(2, 3), ints(-1, 3))),),
+    "cholesky": (Smooth((definite(3, 3, kind="c"),)),),
+    "solve": (Smooth((matrix(3, 3, kind="c"), complex_(3, 2))),),
+    "lu": _factored(partial(matrix, kind="c"), 1, (3, 3), (3, 2), (2, 3)),
+    "qr": _factored(partial(matrix, kind="c"), 2, (3, 3), (3, 2), (2, 3), full=0),
+    "eigh": (Smooth((definite(3, 3, kind="c"),), {"output": 0}),),  # vectors, whose angles are open: test_linalg.py
+    "svd": (Smooth((matrix(3, 2, kind="c"),), {"full": 0, "output": 1}),),
 }  # fmt: skip
 
 SMOOTH = {op: REAL.get(op, ()) + COMPLEX.get(op, ()) for op in (REAL | COMPLEX)}

@@ -77,7 +77,7 @@ def _lu(x: Array, attrs: Attrs) -> Sequence[Array]:
     for first in range(0, min(m, n), PANEL):
         last = min(first + PANEL, m, n)
         for at in range(first, last):
-            pivot = at + np.argmax(np.abs(factors[:, at:, at]), axis=1)
+            pivot = at + np.argmax(_size(factors[:, at:, at]), axis=1)
             swapped[:, at] = pivot
             for array in (factors, rows):
                 array[every, at], array[every, pivot] = array[every, pivot], array[every, at]
@@ -87,6 +87,13 @@ def _lu(x: Array, attrs: Attrs) -> Sequence[Array]:
         _behind(factors, first, last)
     shapes = (x.shape, (*ahead, min(m, n)), (*ahead, m))
     return [array.reshape(shape) for array, shape in zip((factors, swapped, rows), shapes, strict=True)]
+
+
+def _size(array: Array) -> Array:
+    """The magnitude by which LAPACK chooses pivots."""
+    if array.dtype.kind == "c":
+        return np.asarray(np.abs(array.real) + np.abs(array.imag))
+    return np.asarray(np.abs(array))
 
 
 def _behind(factors: NDArray[Any], first: int, last: int) -> None:
