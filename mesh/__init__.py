@@ -31,6 +31,7 @@ from .numpy import random
 from .realise import realise
 from .safetensors import load_safetensors, save_safetensors
 from .shard_map import shard_map
+from .sharding import on_grid, reshard, shard
 from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
 from .transforms.batching import vmap
 from .transforms.custom import custom_jvp, custom_vjp, stop_gradient
@@ -77,12 +78,15 @@ __all__ = [
     "neighbours",
     "nn",
     "numpy",
+    "on_grid",
     "optim",
     "random",
     "realise",
     "remat",
+    "reshard",
     "save_safetensors",
     "scan",
+    "shard",
     "shard_map",
     "stop_gradient",
     "trace",

@@ -43,6 +43,11 @@ def current_grid(asker: str) -> Grid:
     return found
 
 
+def inside_ranks() -> bool:
+    """Whether a function is being traced that the ranks of a grid run."""
+    return _GRID.get() is not None
+
+
 @contextmanager
 def _ranks_of(grid: Grid) -> Iterator[None]:
     if _GRID.get() is not None:
@@ -118,4 +123,4 @@ def _may_differ(name: str, spec: PartitionSpec, over: list[str]) -> InputError:
     )
 
 
-__all__ = ["current_grid", "shard_map"]
+__all__ = ["current_grid", "inside_ranks", "shard_map"]
