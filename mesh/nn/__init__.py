@@ -46,11 +46,13 @@ from .layers import (
 )
 from .losses import binary_cross_entropy, cross_entropy, huber, kl_divergence, mae, mse
 from .normalisation import batch_norm, batch_statistics, group_norm, instance_norm, layer_norm, rms_norm
+from .parallel import AllToShardedLinear, ShardedToAllLinear
 from .pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, global_avg_pool, global_max_pool, lp_pool, max_pool
 from .transformer import Attention, KVCache, TransformerBlock, causal_mask, rotary
 
 __all__ = [
     "MLP",
+    "AllToShardedLinear",
     "Attention",
     "BatchNorm",
     "BatchStatistics",
@@ -64,6 +66,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "RMSNorm",
+    "ShardedToAllLinear",
     "TransformerBlock",
     "adaptive_avg_pool",
     "adaptive_max_pool",

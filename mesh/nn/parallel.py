@@ -1,0 +1,116 @@
+"""Tensor parallelism: linear maps whose weights are split over an axis of a grid.
+
+    up = AllToShardedLinear.init(keys[0], width, hidden, grid=grid, axis="tp")
+    down = ShardedToAllLinear.init(keys[1], hidden, width, grid=grid, axis="tp")
+    y = down(gelu(up(x)))          # every rank has a share of the hidden features; one all_reduce, of y
+
+The first splits its output features, the second its input features, so that between them nothing is exchanged: Shoeybi
+et al., 2019, "Megatron-LM" (arXiv 1909.08053).  The names are MLX's.  They compute what `Linear` does, and only ask
+(`mesh.shard`) for their weights to be split; sizes need not divide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from wire.errors import ShapeError
+
+from .. import numpy as mnp
+from ..array import Array, Operand
+from ..grid import Grid, PartitionSpec
+from ..numpy.contraction import Labelled, contract
+from ..numpy.promotion import asarray, operands
+from ..sharding import shard
+from . import functions, initialisers
+from .initialisers import Initialiser
+from .layers import STATIC, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class AllToShardedLinear:
+    """x @ weight^T + bias, of which every rank along `axis` has some features.
+
+    weight (out, in) and bias (out,); or in segments, weight (segments, out, in) and bias (segments, out): then each of
+    them is split, and the result is a tuple of arrays (..., out), such as query, key and value of the same heads.
+    """
+
+    weight: Operand
+    bias: Operand | None
+    grid: Grid = field(metadata=STATIC)
+    axis: str = field(metadata=STATIC)
+
+    @classmethod
+    def init(
+        cls, key: Operand, inputs: int, outputs: int, *, grid: Grid, axis: str, segments: int = 1, bias: bool = True,
+        initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
+    ) -> AllToShardedLinear:  # fmt: skip
+        """From `inputs` to `outputs` features, all segments together."""
+        linear = Linear.init(key, inputs, outputs, bias=bias, initialiser=initialiser, dtype=dtype)
+        return cls.of(linear, grid=grid, axis=axis, segments=segments)
+
+    @classmethod
+    def of(cls, linear: Linear, *, grid: Grid, axis: str, segments: int = 1) -> AllToShardedLinear:
+        """A Linear that is there already, its output features cut into `segments`; ShapeError unless they divide."""
+        grid.axes(axis)
+        weight, bias = asarray(linear.weight), None if linear.bias is None else asarray(linear.bias)
+        outputs, inputs = weight.shape
+        if segments < 1 or outputs % segments:
+            raise ShapeError(f"{outputs} features are not cut into {segments} segments")
+        if segments > 1:
+            weight = mnp.reshape(weight, (segments, outputs // segments, inputs))
+            bias = None if bias is None else mnp.reshape(bias, (segments, outputs // segments))
+        return cls(weight, bias, grid, axis)
+
+    def __call__(self, x: Operand) -> Any:
+        rows, weight = operands(x, self.weight)
+        if rows.ndim < 1 or rows.shape[-1] != weight.shape[-1]:
+            raise ShapeError(f"expected x (..., {weight.shape[-1]}), got {rows.shape}")
+        labels = ("segment", "out")[3 - weight.ndim :]
+        split = PartitionSpec(*[self.axis if label == "out" else None for label in labels])
+        free = tuple(range(rows.ndim - 1))
+        made = contract(
+            Labelled(rows, (*free, "in")),
+            Labelled(shard(weight, split, self.grid), (*labels, "in")),
+            (*free, *labels),
+        )
+        if self.bias is not None:
+            made = made + shard(asarray(self.bias), split, self.grid)
+        return made if weight.ndim == 2 else tuple([made[..., place, :] for place in range(weight.shape[0])])
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedToAllLinear:
+    """x @ weight^T + bias, where every rank along `axis` has some features of x: the sum of what they make of them.
+
+    weight (out, in), bias (out,) or None.
+    """
+
+    weight: Operand
+    bias: Operand | None
+    grid: Grid = field(metadata=STATIC)
+    axis: str = field(metadata=STATIC)
+
+    @classmethod
+    def init(
+        cls, key: Operand, inputs: int, outputs: int, *, grid: Grid, axis: str, bias: bool = True,
+        initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
+    ) -> ShardedToAllLinear:  # fmt: skip
+        """From `inputs` to `outputs` features."""
+        linear = Linear.init(key, inputs, outputs, bias=bias, initialiser=initialiser, dtype=dtype)
+        return cls.of(linear, grid=grid, axis=axis)
+
+    @classmethod
+    def of(cls, linear: Linear, *, grid: Grid, axis: str) -> ShardedToAllLinear:
+        """A Linear that is there already."""
+        grid.axes(axis)
+        return cls(linear.weight, linear.bias, grid, axis)
+
+    def __call__(self, x: Operand) -> Array:
+        weight = shard(asarray(self.weight), PartitionSpec(None, self.axis), self.grid)
+        return functions.linear(x, weight, self.bias)
+
+
+__all__ = ["AllToShardedLinear", "ShardedToAllLinear"]
