@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from wire.errors import BlobMissing
 from wire.graph import WireGraph, const_value
-from wire.messages import BlobSpec, Deploy, PartSpec, PlanKey, Target, Working
+from wire.messages import BlobSpec, Deploy, Member, PartSpec, PlanKey, Target, Working
 from wire.messages import Carry as WireCarry
+from wire.messages import Gang as WireGang
 from wire.messages import Source as WireSource
 from wire.ops import LEAVES, inner_graphs
 from wire.types import TensorType
@@ -37,8 +38,12 @@ def nodes(plan: Plan) -> frozenset[str]:
 
 
 def part_seconds(plan: Plan) -> dict[int, float]:
-    """What every part is predicted to take: anything at all where values decide how much there is to do."""
-    return {part.index: math.inf if part.graph.work_varies else part.seconds for part in plan.parts}
+    """What every part is predicted to take: anything at all where values decide how much there is to do, or others when
+    it can go on."""
+    waiting = plan.ranks
+    return {
+        part.index: math.inf if part.graph.work_varies or part.index in waiting else part.seconds for part in plan.parts
+    }
 
 
 def prepare_seconds(plan: Plan) -> dict[int, float]:
@@ -134,6 +139,7 @@ def deploy(
             tuple(_wire_source(source, params, plan) for source in part.sources),
             tuple(tuple(targets.get((part.index, slot), ())) for slot in range(len(part.graph.outputs))),
             tuple(carries.get(part.index, ())),
+            _gang(plan, part.index),
         )
         for part in mine
     )
@@ -205,6 +211,16 @@ def _constant(graph: WireGraph, index: int) -> NDArray[Any]:
     shape = [-1 if axis == node.attrs["axis"] else 1 for axis in range(len(kind.shape))]
     line = np.arange(kind.shape[node.attrs["axis"]]).astype(kind.dtype.numpy).reshape(shape)
     return np.broadcast_to(line, kind.shape).copy()
+
+
+def _gang(plan: Plan, part: int) -> WireGang | None:
+    """The ranks that a part is one of, if it is."""
+    gang = plan.ranks.get(part)
+    if gang is None:
+        return None
+    members = (plan.parts[each] for each in gang.parts)
+    told = tuple(Member(each.node, each.index, each.device) for each in members)
+    return WireGang(gang.axes, gang.sizes, gang.parts.index(part), told)
 
 
 def _targets(plan: Plan) -> dict[tuple[int, int], list[Target]]:

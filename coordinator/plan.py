@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from wire.graph import WireGraph
@@ -17,14 +18,19 @@ from wire.grids import coordinates, groups
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A box of a tensor: where it begins and how large it is, per axis."""
+    """A box of a tensor: where it begins and how large it is, per axis.  What of it is behind the tensor is zeros."""
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
 
     def of(self, array: NDArray[Any]) -> NDArray[Any]:
-        """That box of an array, a view of it."""
-        return array[self.index]
+        """That box of an array, a view of it unless it goes beyond."""
+        found = array[self.index]
+        if found.shape == self.sizes:
+            return found
+        padded = np.zeros(self.sizes, array.dtype)
+        padded[tuple(map(slice, found.shape))] = found
+        return padded
 
     @property
     def index(self) -> tuple[slice, ...]:

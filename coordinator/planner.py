@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from wire.errors import PlacementError
 from wire.graph import WireGraph
+from wire.sharding.partition import partition
 from wire.simplify import simplify
-from wire.strategies import Auto, DeviceMap, Pipeline, Ranks, Strategy, strategy_of
+from wire.strategies import Auto, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
 from wire.unroll import unroll
 
 from .cost import CostModel, PartSketch, Prediction
@@ -22,6 +23,7 @@ from .placement import named, placed
 from .plan import Edge, Part, Plan, WorkerShare
 from .profile import Profiles
 from .ranks import plan_ranks
+from .splitting import counts, rates_of, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     graph = simplify(graph)
+    if isinstance(asked, Split):
+        return _split(graph, profiles, asked)
+    if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
+        graph = simplify(partition(graph, rates=rates_of(profiles)))
     if not graph.has_spmd:
         return _whole(graph, profiles, asked)
     why = "nobody asked for ranks apart"
@@ -58,6 +64,24 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
             why = error.message
     plan = _whole(simplify(unroll(graph)), profiles, asked)
     return replace(plan, reasons=(*plan.reasons, f"all ranks are computed as one program, since {why}"))
+
+
+def _split(graph: WireGraph, profiles: Profiles, asked: Split) -> Plan:
+    """The fastest plan for any number of ranks that may be tried; PlacementError if none fits."""
+    found: list[Plan] = []
+    refusals: list[PlacementError] = []
+    for ranks in counts(asked, profiles):
+        try:
+            found.append(plan_ranks(simplify(split(graph, asked, ranks, profiles)), profiles, asked.text))
+        except PlacementError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    best = min(found, key=lambda plan: plan.seconds)
+    others = (
+        f"{len(each.gangs[0].parts)} would take {each.seconds * 1e3:.3g} ms" for each in found if each is not best
+    )
+    return replace(best, reasons=(*best.reasons, *others))
 
 
 def _whole(graph: WireGraph, profiles: Profiles, asked: Strategy) -> Plan:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wire.graph import GraphBuilder, WireGraph
+from wire.graph import GraphBuilder, WireGraph, const_value
 from wire.grids import Axes, Sizes, block, coordinates, parts, spec_of
 from wire.ops import GRAPH_ATTRS
 from wire.types import Attrs
@@ -104,12 +104,16 @@ class _Held:
         """Every block from the first rank that has it."""
         return dict(reversed(list(zip(self.blocks.numbers, self.parts, strict=True))))
 
-    def pieces(self) -> Output:
-        """The whole, for the client."""
-        first = dict(reversed(list(zip(self.blocks.windows, self.parts, strict=True))))
-        if None in first:
+    def pieces(self, shape: tuple[int, ...]) -> Output:
+        """The whole, or its first elements along each dimension, for the client."""
+        first: dict[Window | None, FromPart] = {}
+        for window, part in zip(self.blocks.windows, self.parts, strict=True):
+            first.setdefault(window, part)
+        if None in first and shape == self.blocks.shape:
             return first[None]
-        return Pieces(tuple((part, window) for window, part in reversed(first.items()) if window is not None))
+        windows = ((part, window or Window((0,) * len(shape), self.blocks.shape)) for window, part in first.items())
+        clipped = ((part, _clipped(window, shape)) for part, window in windows)
+        return Pieces(tuple((part, window) for part, window in clipped if min(window.sizes, default=1) > 0))
 
 
 # -- the plan ---------------------------------------------------------------------------------------------
@@ -185,7 +189,8 @@ class _Draft:
         """What an ordinary part of this level is to make for parts of later levels, ranks and the client."""
         nodes, levels = self._graph.nodes, self._levels
         mine = {i for i, node in enumerate(nodes) if levels[i] == level and node.op not in (*DUPLICATED, "spmd")}
-        yield from ((index, None) for index in self._graph.outputs if index in mine)
+        outputs = (index for index in self._graph.outputs if _trimmed(self._graph, index) is None)
+        yield from ((index, None) for index in outputs if index in mine)
         for index, node in enumerate(nodes):
             if node.op not in ("spmd", *DUPLICATED) and levels[index] > level:
                 yield from ((source, None) for source in node.inputs if source in mine)
@@ -221,8 +226,12 @@ class _Draft:
             operands = [local[each] if each in local else local.setdefault(each, value(each)) for each in node.inputs]
             return builder.add(node.op, *operands, **node.attrs)
 
-        for index, node in enumerate(graph.nodes):
-            if self._levels[index] == level and node.op not in (*DUPLICATED, "spmd"):
+        needed = {index for index, _ in wanted}
+        for index in reversed(range(len(graph))):
+            if index in needed and self._levels[index] == level and graph.nodes[index].op != "spmd":
+                needed.update(graph.nodes[index].inputs)
+        for index in sorted(needed):
+            if self._levels[index] == level and graph.nodes[index].op != "spmd":
                 local[index] = value(index)
         made = []
         for index, window in wanted:
@@ -276,9 +285,10 @@ class _Draft:
     # -- the rest of a plan
 
     def _output(self, index: int) -> Output:
-        node = self._graph.nodes[index]
-        if node.op == "spmd":
-            return self._held[index].pieces()
+        node, shape = self._graph.nodes[index], self._graph.types[index].shape
+        made = _trimmed(self._graph, index)
+        if node.op == "spmd" or made is not None:
+            return self._held[index if made is None else made].pieces(shape)
         if (index, None) in self._made:
             return self._made[index, None]
         if node.op in ("const", "iota"):
@@ -356,7 +366,12 @@ class _Ranks:
         bindings: dict[str, int] = {}
         for operand, spec, inner in zip(node.inputs, attrs["in_specs"], body.inputs, strict=True):
             name, source = body.nodes[inner].attrs["name"], graph.nodes[operand]
-            windows = _Blocks.of(graph.types[operand].shape, spec, attrs).windows
+            shape = graph.types[operand].shape
+            windows = _Blocks.of(shape, spec, attrs).windows
+            leaf = _padded(graph, operand)
+            if leaf is not None:  # windows that reach beyond it have zeros there
+                windows = tuple(window or Window((0,) * len(shape), shape) for window in windows)
+                operand, source = leaf, graph.nodes[leaf]
             if source.op in ("const", "iota") and None in windows:  # every rank has it with its graph
                 bindings[name] = builder.add(source.op, **source.attrs)
                 continue
@@ -410,6 +425,30 @@ def _levels(graph: WireGraph) -> list[int]:
     for node in graph.nodes:
         levels.append(max((levels[i] + (graph.nodes[i].op == "spmd") for i in node.inputs), default=0))
     return levels
+
+
+def _trimmed(graph: WireGraph, index: int) -> int | None:
+    """The result of ranks of which a node is the first elements along each dimension, which whoever puts it together
+    can leave out as well."""
+    node = graph.nodes[index]
+    if node.op != "slice" or any(node.attrs["start"]) or set(node.attrs["step"]) > {1}:
+        return None
+    return node.inputs[0] if graph.nodes[node.inputs[0]].op == "spmd" else None
+
+
+def _padded(graph: WireGraph, index: int) -> int | None:
+    """The input or param that a node is with zeros behind it."""
+    node = graph.nodes[index]
+    if node.op != "pad" or any(node.attrs["low"]) or any(node.attrs["interior"]) or min(node.attrs["high"]) < 0:
+        return None
+    leaf, value = node.inputs
+    zero = graph.nodes[value].op == "const" and not any(const_value(graph.nodes[value], graph.blobs).tobytes())
+    return leaf if zero and graph.nodes[leaf].op in ("input", "param") else None
+
+
+def _clipped(window: Window, shape: tuple[int, ...]) -> Window:
+    sizes = zip(window.starts, window.sizes, shape, strict=True)
+    return Window(window.starts, tuple(max(0, min(size, dim - start)) for start, size, dim in sizes))
 
 
 def _cut(builder: GraphBuilder, value: int, window: Window) -> int:

@@ -12,7 +12,17 @@ from . import neighbours  # first: it explains why one of the imports below woul
 
 # isort: split
 from wire.graph import WireGraph
-from wire.strategies import Auto, DeviceMap, Pipeline, Ranks, Single, Strategy
+from wire.strategies import (
+    Auto,
+    DataParallel,
+    DeviceMap,
+    FullySharded,
+    Pipeline,
+    Ranks,
+    Single,
+    Strategy,
+    TensorParallel,
+)
 
 from . import collectives, errors, nn, numpy, optim, tree
 from .aio import AsyncMesh
@@ -42,7 +52,9 @@ __all__ = [
     "Array",
     "AsyncMesh",
     "Auto",
+    "DataParallel",
     "DeviceMap",
+    "FullySharded",
     "Function",
     "Grid",
     "Handle",
@@ -56,6 +68,7 @@ __all__ = [
     "ShapeDtype",
     "Single",
     "Strategy",
+    "TensorParallel",
     "Traced",
     "WireGraph",
     "collectives",

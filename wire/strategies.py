@@ -1,17 +1,19 @@
 """Strategies: how a program is to be placed, as values.  Pure data, with a text form that travels.
 
 `Auto()` is the cheapest way known.  `Single()` is the best one worker.  `Pipeline()` cuts across every worker.
-`Ranks()` gives each rank of an `spmd` program a device of its own.
-`DeviceMap()` says itself which layer is where.  A strategy never means something else silently: what cannot be done is
-an error.  To add one: a class with its `word`, a row in `_ALL`, and what it means in coordinator/planner.py.
+`Ranks()` gives each rank of an `spmd` program a device of its own; `DataParallel()`, `TensorParallel()` and
+`FullySharded()` make a program of ranks of one that has none.  `DeviceMap()` says itself which layer is where.
+
+A strategy never means something else silently: what cannot be done is an error.  To add one: a class with its `word`, a
+row in `_KINDS`, and what it means in coordinator/planner.py.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from .errors import InputError
 
@@ -56,6 +58,62 @@ class Ranks(Strategy):
     also what Auto does, if there are devices enough; else one program computes all ranks, and the plan says so."""
 
     word = "ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Strategy):
+    """A program over whole tensors, split over `ranks` devices along one axis of that name; 0 ranks are as many as are
+    predicted to be fastest, 2 at least."""
+
+    ranks: int = 0
+    axis: ClassVar[str]
+
+    @property
+    def text(self) -> str:
+        given = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
+        return f"{self.word} {json.dumps(given, separators=(',', ':'))}" if given else self.word
+
+    def __post_init__(self) -> None:
+        if type(self.ranks) is not int or not (self.ranks == 0 or 2 <= self.ranks <= RANKS_MAX):
+            raise InputError(f"a program is split over 2 to {RANKS_MAX} ranks, or 0 for any number, not {self.ranks!r}")
+
+
+RANKS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallel(Split):
+    """Each rank has a share of the batch and all params.  `inputs` names the arguments that are batches, all inputs
+    where it is empty; they are split along their first dimension."""
+
+    inputs: tuple[str, ...] = ()
+    word = "data"
+    axis = "data"
+
+    def __post_init__(self) -> None:
+        Split.__post_init__(self)
+        _check_names(self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel(Split):
+    """Each rank has a share of every param of two dimensions and more, split along the longest."""
+
+    word = "tensor"
+    axis = "tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class FullySharded(Split):
+    """Each rank has a share of the batch and of every param, which the others send it where it is needed."""
+
+    inputs: tuple[str, ...] = ()
+    word = "fully-sharded"
+    axis = "data"
+
+    def __post_init__(self) -> None:
+        Split.__post_init__(self)
+        _check_names(self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +190,10 @@ class DeviceMap(Strategy):
         return None
 
 
-_ALL: dict[str, type[Strategy]] = {each.word: each for each in (Auto, Single, Pipeline, Ranks, DeviceMap)}
+_KINDS = (Auto, Single, Pipeline, Ranks, DataParallel, TensorParallel, FullySharded, DeviceMap)
+_ALL: dict[str, type[Strategy]] = {each.word: each for each in _KINDS}
 STRATEGIES = tuple(word for word, kind in _ALL.items() if kind is not DeviceMap)  # those that a name says all of
-FOR_ANY_GRAPH = tuple(word for word in STRATEGIES if word != Ranks.word)
+FOR_ANY_GRAPH = tuple(each.word for each in (Auto, Single, Pipeline))
 
 
 def text_of(strategy: str | Strategy) -> str:
@@ -148,6 +207,8 @@ def strategy_of(text: object) -> Strategy:
     known = _ALL.get(word)
     if known is DeviceMap:
         return _device_map(rest)
+    if known is not None and issubclass(known, Split) and rest:
+        return _split(known, rest)
     if known is None or rest:
         names = ", ".join(map(repr, STRATEGIES))
         raise InputError(f"strategy={text!r} is not known", next_step=f"Choose one of {names}, or a DeviceMap")
@@ -163,6 +224,20 @@ def _device_map(rest: str) -> DeviceMap:
     for row in rows:
         made = made._with(row)
     return made
+
+
+def _split(kind: Any, rest: str) -> Split:
+    try:
+        given = json.loads(rest).items()
+        made: Split = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given})
+        return made
+    except (ValueError, TypeError, AttributeError):
+        raise InputError(f"{rest[:200]!r} says nothing to the strategy {kind.word!r}") from None
+
+
+def _check_names(names: object) -> None:
+    if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
+        raise InputError(f"inputs are named by a tuple of texts, not {names!r}")
 
 
 def _words(name: str) -> tuple[str, ...]:

@@ -94,6 +94,7 @@ PURE = (
     "coordinator/ranks.py",
     "coordinator/roster.py",
     "coordinator/samples.py",
+    "coordinator/splitting.py",
     "coordinator/state.py",
     "coordinator/session_events.py",
     "coordinator/session_plan.py",
