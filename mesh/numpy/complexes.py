@@ -130,21 +130,37 @@ def cosh(z: Array) -> Array:
 
 
 def acos(z: Array) -> Array:
-    a, b, c, d = _roots_beside_one(z)
-    return _made(elementwise.atan2(a, c) * 2, elementwise.asinh(c * b - d * a))
+    x, y = _parts(z)
+    large, near = _beyond(z, _SQUARED)
+    a, b, c, d = _roots_beside_one(near)
+    far = elementwise.log(_made(x, elementwise.unsigned(y)))
+    return _either(
+        large,
+        (imag(far), -_doubled(far, y)),
+        (_if_lost(z, math.pi / 2, elementwise.atan2(a, c) * 2), elementwise.asinh(c * b - d * a)),
+    )
 
 
 def asin(z: Array) -> Array:
-    a, b, c, d = _roots_beside_one(z)
-    x, _ = _parts(z)
-    return _made(elementwise.atan2(x, a * c - b * d), elementwise.asinh(a * d - b * c))
+    x, y = _parts(z)
+    large, near = _beyond(z, _SQUARED)
+    a, b, c, d = _roots_beside_one(near)
+    far = elementwise.log(_made(elementwise.unsigned(y), x))
+    turn = elementwise.atan2(real(near), a * c - b * d)
+    return _either(large, (imag(far), _doubled(far, y)), (_if_lost(z, x, turn), elementwise.asinh(a * d - b * c)))
 
 
 def acosh(z: Array) -> Array:
-    x, y = _parts(z)
+    large, near = _beyond(z, _SQUARED)
+    x, y = _parts(near)
     a, b = _parts(elementwise.sqrt(_made(x - 1, y)))
     c, d = _parts(elementwise.sqrt(_made(x + 1, y)))
-    return _made(elementwise.asinh(a * c + b * d), elementwise.atan2(b, c) * 2)
+    far = elementwise.log(z)
+    return _either(
+        large,
+        (real(far) + math.log(2), imag(far)),
+        (elementwise.asinh(a * c + b * d), _if_lost(z, math.pi / 2, elementwise.atan2(b, c) * 2)),
+    )
 
 
 def asinh(z: Array) -> Array:
@@ -153,15 +169,16 @@ def asinh(z: Array) -> Array:
 
 def atanh(z: Array) -> Array:
     x, y = _parts(z)
-    size = elementwise.abs(x)
-    large = elementwise.greater(elementwise.maximum(size, elementwise.abs(y)), _LARGE[z.type.dtype.itemsize])
-    a, b = elementwise.where(large, 2, size), elementwise.where(large, 0, y)
-    near = elementwise.log1p(a * 4 / ((1 - a) * (1 - a) + b * b)) * 0.25
-    far = real(apply("recip", _made(elementwise.where(large, size, 1), elementwise.where(large, y, 0))))
-    far = elementwise.where(isinf(z), 0, far)
+    large, near = _beyond(z, _INVERTED)
+    a, b = elementwise.unsigned(real(near)), imag(near)
+    grown = elementwise.log1p(a * 4 / ((1 - a) * (1 - a) + b * b)) * 0.25
     turn = elementwise.atan2(b * 2, (1 - a) * (1 + a) - b * b) * 0.5
-    x_found = elementwise.copysign(elementwise.where(large, far, near), x)
-    return _made(x_found, elementwise.where(large, elementwise.copysign(math.pi / 2, y), turn))
+    inverse = real(apply("recip", elementwise.where(large, z, 1)))
+    shrunk = elementwise.where(isinf(z), 0, elementwise.unsigned(inverse))
+    quarter = elementwise.where(elementwise.isnan(y), y, elementwise.copysign(math.pi / 2, y))
+    return _either(
+        large, (elementwise.copysign(shrunk, x), quarter), (_if_lost(z, x, elementwise.copysign(grown, x)), turn)
+    )
 
 
 def atan(z: Array) -> Array:
@@ -170,7 +187,8 @@ def atan(z: Array) -> Array:
 
 # -- helpers ----------------------------------------------------------------------------------------------
 
-_LARGE = {8: 1e8, 16: 1e16}  # beyond, atanh(z) is 1/z and a quarter turn to the parts' precision
+_SQUARED = {8: 1e4, 16: 1e8}  # beyond, z*z + 1 is z*z to the precision of parts of so many bytes together
+_INVERTED = {8: 1e8, 16: 1e16}  # beyond, atanh(z) is 1/z and a quarter turn
 
 
 def _parts(z: Array) -> tuple[Array, Array]:
@@ -194,6 +212,28 @@ def _times_i(z: Array) -> Array:
 def _over_i(z: Array) -> Array:
     x, y = _parts(z)
     return _made(y, apply("neg", x))
+
+
+def _beyond(z: Array, bounds: dict[int, float]) -> tuple[Array, Array]:
+    """Where a part of z is beyond its bound, and z with a half for what is: infinities too, which formulas make NaN."""
+    far = [elementwise.greater(elementwise.abs(part), bounds[z.type.dtype.itemsize]) for part in _parts(z)]
+    large = elementwise.logical_or(*far)
+    return large, elementwise.where(large, 0.5, z)
+
+
+def _either(condition: Array, far: tuple[Array, Array], near: tuple[Array, Array]) -> Array:
+    return _made(*(elementwise.where(condition, one, other) for one, other in zip(far, near, strict=True)))
+
+
+def _doubled(logarithm: Array, sign: Array) -> Array:
+    """The logarithm of twice the size, with a sign."""
+    return elementwise.copysign(real(logarithm) + math.log(2), sign)
+
+
+def _if_lost(z: Array, known: Array | float, found: Array) -> Array:
+    """`known` where the imaginary part is NaN and the real part 0, of which a part of the result is known."""
+    x, y = _parts(z)
+    return elementwise.where(elementwise.logical_and(elementwise.isnan(y), elementwise.equal(x, 0)), known, found)
 
 
 def _roots_beside_one(z: Array) -> tuple[Array, Array, Array, Array]:

@@ -380,7 +380,7 @@ def atan2(x1: Operand, x2: Operand) -> Array:
 def sinh(x: Operand) -> Array:
     """Hyperbolic sine."""
     (array,) = floats(x)
-    small, below, above = _parted(_folded(array), 10)
+    small, below, above = _parted(unsigned(array), 10)
     tail = expm1(below)
     near = multiply(add(tail, divide(tail, add(tail, 1))), 0.5)
     return copysign(where(small, near, _half_exp(above)), array)
@@ -400,7 +400,7 @@ def cosh(x: Operand) -> Array:
 def asinh(x: Operand) -> Array:
     """The number whose hyperbolic sine is x."""
     (array,) = floats(x)
-    small, below, above = _parted(_folded(array), _square_bound(array))
+    small, below, above = _parted(unsigned(array), _square_bound(array))
     squared = square(below)
     near = log1p(add(below, divide(squared, add(sqrt(add(squared, 1)), 1))))
     return copysign(where(small, near, _log_twice(above)), array)
@@ -455,6 +455,11 @@ def _everywhere(array: Array, value: bool) -> Array:
 def _folded(array: Array) -> Array:
     """The magnitude with slope 1 at 0, where that of abs is 0: an odd or even function of it keeps its derivatives."""
     return where(less(array, 0), apply("neg", array), array)
+
+
+def unsigned(array: Array) -> Array:
+    """The magnitude, by the sign bit as `copysign` puts it on: with that the slope is 1 again, at -0.0 too."""
+    return where(signbit(array), apply("neg", array), array)
 
 
 def _parted(array: Array, bound: float) -> tuple[Array, Array, Array]:

@@ -120,6 +120,21 @@ def test_branch_cuts_and_the_signs_of_zeros_are_those_of_c(name: str) -> None:
             assert abs(theirs) < 1e-15 or math.copysign(1, mine) == math.copysign(1, theirs), (name, z, found, wanted)
 
 
+PARTS = (0.0, -0.0, 1.0, -2.5, math.inf, -math.inf, math.nan)
+EXTREME = np.array([complex(x, y) for x in PARTS for y in PARTS])
+NUMPYS = {"acos": "arccos", "asin": "arcsin", "atan": "arctan", "acosh": "arccosh", "asinh": "arcsinh",
+          "atanh": "arctanh"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*NUMPYS, "sqrt", "exp", "log", "sinh", "cosh", "tanh", "log1p"])
+def test_infinities_and_nan_give_what_they_give_in_c(name: str) -> None:
+    with np.errstate(all="ignore"):
+        wanted = getattr(np, NUMPYS.get(name, name))(EXTREME)
+    found = np.asarray(getattr(mnp, name)(EXTREME))
+    for mine, theirs in ((found.real, wanted.real), (found.imag, wanted.imag)):
+        np.testing.assert_allclose(mine, theirs, 1e-14, 0)
+
+
 @pytest.mark.parametrize("name", ["acos", "asin", "atan", "acosh", "asinh", "atanh", "expm1", "log1p"])
 def test_compositions_are_accurate_near_and_far(name: str) -> None:
     rng = np.random.default_rng(3)
@@ -128,10 +143,8 @@ def test_compositions_are_accurate_near_and_far(name: str) -> None:
     if name == "expm1":
         z = z[sizes < 10]
     found = np.asarray(getattr(mnp, name)(z))
-    names = {"acos": "arccos", "asin": "arcsin", "atan": "arctan", "acosh": "arccosh", "asinh": "arcsinh",
-             "atanh": "arctanh"}  # fmt: skip
     exact = z.astype(np.clongdouble)
-    wanted = getattr(np, names.get(name, name))(exact)
+    wanted = getattr(np, NUMPYS.get(name, name))(exact)
     if name == "log1p":  # numpy's loses every digit near 0
         x, y = exact.real, exact.imag
         wanted = np.log1p(x * (2 + x) + y * y) / 2 + 1j * np.arctan2(y, 1 + x)

@@ -85,6 +85,28 @@ def test_the_sign_turns_with_its_number() -> None:
     near(mesh.jvp(mnp.sign, (Z,), (2 * Z,))[1], np.zeros(3, np.complex128))
 
 
+SLOPES: dict[str, Callable[[Any], Any]] = {
+    "asin": lambda z: 1 / np.sqrt(1 - z) / np.sqrt(1 + z), "acos": lambda z: -1 / np.sqrt(1 - z) / np.sqrt(1 + z),
+    "atan": lambda z: 1 / (1 + z * z), "acosh": lambda z: 1 / np.sqrt(z - 1) / np.sqrt(z + 1),
+    "asinh": lambda z: 1 / np.sqrt(1 + z * z), "atanh": lambda z: 1 / (1 - z * z), "sinh": np.cosh, "cosh": np.sinh,
+    "expm1": np.exp, "log1p": lambda z: 1 / (1 + z), "log2": lambda z: 1 / z / np.log(2), "exp2": lambda z: np.exp2(z)
+    * np.log(2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_what_is_composed_of_parts_has_its_complex_derivative(name: str) -> None:
+    at = np.concatenate([Z, [0.01 - 0.02j, -0.3j, 20 - 3j]])
+    if name not in ("sinh", "cosh", "expm1", "exp2"):
+        at = np.append(at, [3e10 - 2e9j, -1e5 + 1e3j])
+    wanted = SLOPES[name](at)
+    for direction in (1.0, 1j, 0.6 - 0.8j):
+        moved = mesh.jvp(getattr(mnp, name), (at,), (np.full(at.shape, direction, np.complex128),))[1]
+        np.testing.assert_allclose(np.asarray(moved), direction * wanted, 1e-9, 1e-25)
+    (pulled,) = mesh.vjp(getattr(mnp, name), at)[1](np.full(at.shape, 1j))
+    np.testing.assert_allclose(np.asarray(pulled), 1j * wanted, 1e-9, 1e-25)
+
+
 def test_gradients_go_through_loops_and_batches() -> None:
     def turned(z: Any) -> Any:
         last, _ = mesh.scan(lambda carry, _: (carry * z, None), mnp.asarray(1 + 0j, "complex128"), None, length=4)

@@ -102,7 +102,10 @@ def test_keywords_are_arguments_by_another_name() -> None:
     for fn in (scaled, mesh.remat(scaled), mesh.function(scaled), custom):
         assert np.array_equal(mesh.grad(lambda x, fn=fn: fn(x, by=3.0))(np.ones(3, np.float32)), [3, 3, 3])
     assert mesh.function(scaled)(by=4.0, x=np.ones(3, np.float32)) == 12
-    for wrong, said in (({"of": 1.0}, "'of' of scaled has no place among its arguments"), ({"x": 1.0}, "'x' of scaled is given twice")):
+    for wrong, said in (
+        ({"of": 1.0}, "'of' of scaled has no place among its arguments"),
+        ({"x": 1.0}, "'x' of scaled is given twice"),
+    ):
         with pytest.raises(InputError, match=said):
             mesh.function(scaled)(X, **wrong)
     with pytest.raises(InputError, match="'x' of scaled is missing"):
@@ -524,6 +527,13 @@ def test_a_missing_rule_names_the_op_and_says_what_to_do(monkeypatch: pytest.Mon
     with pytest.raises(UnknownOp, match=r"'tanh' has no vjp rule.*custom_vjp"):
         mesh.grad(loss)(PARAMS, X)
     assert numbers([mesh.jvp(mnp.tanh, (X,), (X,))[1]])
+
+
+@pytest.mark.parametrize("fn", [mnp.sinh, mnp.asinh, mnp.tanh, mnp.atanh])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_odd_functions_have_the_slope_one_at_either_zero(fn: Any, zero: float) -> None:
+    assert float(mesh.grad(fn)(np.float64(zero))) == 1
+    assert np.signbit(np.asarray(fn(np.float64(zero)))) == np.signbit(zero)
 
 
 SMOOTH_AT_BRANCHES: dict[str, Callable[[Any], Any]] = {
