@@ -41,7 +41,7 @@ from .numpy import random
 from .realise import realise
 from .safetensors import load_safetensors, save_safetensors
 from .shard_map import shard_map
-from .sharding import on_grid, reshard, shard
+from .sharding import auto_sharding, on_grid, reshard, shard
 from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
 from .transforms.batching import vmap
 from .transforms.custom import custom_jvp, custom_vjp, stop_gradient
@@ -72,6 +72,7 @@ __all__ = [
     "Traced",
     "WireGraph",
     "collectives",
+    "auto_sharding",
     "cond",
     "custom_jvp",
     "custom_vjp",

@@ -11,18 +11,23 @@ happens.  This file only builds nodes; docs/sharding.md has the rest.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from wire.errors import InputError
 from wire.grids import spec_text
+from wire.sharding.auto import TRIES_MAX, choose
+from wire.sharding.layout import Axes
+from wire.sharding.pricing import Rates
 
 from . import tree
 from .array import Array, apply
 from .grid import Grid, PartitionSpec
 from .shard_map import inside_ranks
+from .trace import trace_full
 from .transforms.flat import as_array, same_structure
 
 _GRID: ContextVar[Grid | None] = ContextVar("mesh_grid_of_whole_tensors", default=None)
@@ -75,4 +80,54 @@ def reshard(x: Any, spec: Any, grid: Grid | None = None) -> Any:
     return shard(x, spec, grid)
 
 
-__all__ = ["on_grid", "reshard", "shard"]
+@dataclass(frozen=True, slots=True)
+class AutoSharding:
+    """Layouts that were chosen for the arguments of a function, in their structure: one PartitionSpec per leaf.
+
+    `seconds` is predicted for a rank, `alone_s` for one device; a rank sends `sent_bytes`, and holds `held_bytes` of the
+    arguments.  `proven` says that all choices were tried, and this is the best of them; else it is the best that a
+    search found, which tried as many as `tried`.
+    """
+
+    specs: tuple[Any, ...]
+    grid: Grid
+    seconds: float
+    alone_s: float
+    sent_bytes: int
+    held_bytes: int
+    tried: int
+    proven: bool
+
+    def applied(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn` with its arguments laid out so."""
+        return lambda *args: fn(*[shard(arg, spec, self.grid) for arg, spec in zip(args, self.specs, strict=True)])
+
+
+def auto_sharding(
+    fn: Callable[..., Any], grid: Grid, *examples: Any, rates: Rates | None = None, memory_bytes: int | None = None,
+    tries_max: int = TRIES_MAX,
+) -> AutoSharding:  # fmt: skip
+    """Which layouts of its arguments make `fn` quickest on the grid, by bytes sent and operations of each rank.
+
+    If there are at most `tries_max` choices all of them are tried, which proves the best; else it is searched for.
+    `rates` are a rank's; `memory_bytes` is what it may hold of the arguments, and PlacementError says how much is
+    needed if nothing fits.  What `fn` asks for by `shard` itself is kept to.
+    """
+    traced = trace_full(fn, *examples)
+    found = choose(traced.graph, Axes(grid.names, grid.sizes), rates, None, memory_bytes, tries_max)
+    specs = [PartitionSpec(*found.specs[each.name]) if each.name in found.specs else PartitionSpec()
+             for each in traced.arguments]  # fmt: skip
+    cost = found.cost
+    return AutoSharding(
+        tree.unflatten(traced.in_tree, specs),
+        grid,
+        found.seconds,
+        found.alone_s,
+        cost.sent_bytes,
+        cost.held_bytes,
+        found.tried,
+        found.proven,
+    )
+
+
+__all__ = ["AutoSharding", "auto_sharding", "on_grid", "reshard", "shard"]

@@ -130,6 +130,7 @@ PURE = (
     "wire/rules.py",
     "wire/sharding/asking.py",
     "wire/sharding/assignment.py",
+    "wire/sharding/auto.py",
     "wire/sharding/bodies.py",
     "wire/sharding/cost.py",
     "wire/sharding/emit.py",
