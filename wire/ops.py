@@ -6,8 +6,8 @@ composed in `mesh` from these.  Every rule table in the project (evaluate, rende
 this one by a test.
 
 To add an op: one row here, one row in `worker/cpu` (elementwise or structural), and either a row in `worker/wgsl` or
-its name in `CPU_ONLY` there (the planner then routes it to cpu).  To change what an op means: raise its `version`; `row_hash` changes and
-nodes that disagree never exchange it.
+its name in `CPU_ONLY` there (the planner then routes it to cpu).  To change what an op means: raise its `version`;
+`row_hash` changes and nodes that disagree never exchange it.
 
 Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine is their reference:
   * elementwise ops broadcast as numpy does and take operands of one dtype; integers wrap.
