@@ -84,7 +84,7 @@ def reshard(x: Any, spec: Any, grid: Grid | None = None) -> Any:
 class AutoSharding:
     """Layouts that were chosen for the arguments of a function, in their structure: one PartitionSpec per leaf.
 
-    `seconds` is predicted for a rank, `alone_s` for one device; a rank sends `sent_bytes`, and holds `held_bytes` of the
+    `seconds` is predicted for a rank, `alone_s` for one device; a rank sends `sent_bytes` and holds `held_bytes` of the
     arguments.  `proven` says that all choices were tried, and this is the best of them; else it is the best that a
     search found, which tried as many as `tried`.
     """
