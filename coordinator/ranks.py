@@ -18,6 +18,7 @@ from wire.grids import Axes, Sizes, block, coordinates, parts, spec_of
 from wire.ops import GRAPH_ATTRS
 from wire.types import Attrs
 from wire.unroll import joined, unroll
+from wire.varying import Over, varying
 
 from .collectives import exchange_s, exchanged_bytes
 from .cost import CostModel
@@ -40,7 +41,6 @@ from .plan import (
     WorkerShare,
 )
 from .profile import CLIENT, Profiles
-from .varying import varying_axes
 from .working_set import DUPLICATED
 
 Wanted = tuple[int, Window | None]  # a node's value, or a window of it
@@ -383,12 +383,12 @@ class _Ranks:
         self.graph = builder.build([made[output] for output in used])
         outs = [attrs["out_specs"][output] for output in used]
         self.results = [_Blocks.of(graph.types[at].shape, out, attrs) for at, out in zip(group, outs, strict=True)]
-        varying = varying_axes(body, attrs["in_specs"])
-        self.alike = [self._alike(varying[output], out) for output, out in zip(used, outs, strict=True)]
+        over = varying(body, [frozenset(axis for dim in spec_of(text) for axis in dim) for text in attrs["in_specs"]])
+        self.alike = [self._alike(over[output], out) for output, out in zip(used, outs, strict=True)]
 
-    def _alike(self, varying: frozenset[str], out: str) -> tuple[int, ...]:
+    def _alike(self, over: Over, out: str) -> tuple[int, ...]:
         """By rank, the first rank that differs from it only along axes that change nothing."""
-        telling = varying.union(*spec_of(out))
+        telling = over.union(*spec_of(out))
         first: dict[tuple[int, ...], int] = {}
         found = []
         for rank, at in enumerate(coordinates(self.sizes)):

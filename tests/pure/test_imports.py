@@ -102,7 +102,6 @@ PURE = (
     "coordinator/stragglers.py",
     "coordinator/strangers.py",
     "coordinator/tokens.py",
-    "coordinator/varying.py",
     "coordinator/working_set.py",
     "mesh/diagnosis.py",
     "wire/address.py",
