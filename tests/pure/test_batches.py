@@ -22,10 +22,10 @@ from mesh.transforms.vmap import VMAPS, batch
 from wire.dtypes import BOOL, F32, I32, U8, U32
 from wire.errors import InputError
 from wire.limits import DEFAULT
-from wire.ops import EXACT, OPS
+from wire.ops import COLLECTIVES, EXACT, OPS
 
 SIZE = 3
-ELSEWHERE = {"composite", "conv", "cond", "while", "scan"}
+ELSEWHERE = {"composite", "conv", "cond", "while", "scan", "spmd", *COLLECTIVES}
 DTYPES = (F32, I32, U8, U32, BOOL)
 ELEMENTS_MAX = 500
 EXAMPLES = 4  # per op and dtype in a quick run

@@ -20,6 +20,7 @@ from mesh.numpy import asarray
 from mesh.transforms.jvp import JVPS, forward
 from mesh.transforms.vjp import VJPS, backward
 from mesh.transforms.vmap import batch
+from wire.ops import COLLECTIVES
 
 FLAT = {
     "floor": "flat", "round": "flat", "sign": "flat", "bitcast": "bits", "not": "no floats", "is_nan": "a test",
@@ -27,7 +28,11 @@ FLAT = {
     **dict.fromkeys(("and", "or", "xor", "shl", "shr", "random_bits"), "no floats"),
     **dict.fromkeys(("argmax", "argsort"), "positions"),
 }  # fmt: skip
-ELSEWHERE = {"composite": "test_transforms.py", **dict.fromkeys(("conv", "cond", "while", "scan"), "by their owners")}
+ELSEWHERE = {
+    "composite": "test_transforms.py",
+    **dict.fromkeys(("conv", "cond", "while", "scan"), "by their owners"),
+    **dict.fromkeys(("spmd", *COLLECTIVES), "test_shard_derivatives.py"),
+}
 CASES = [pytest.param(op, case, id=f"{op}-{case}") for op, cases in SMOOTH.items() for case in cases]
 BATCH = 3
 
