@@ -28,7 +28,7 @@ class Axes:
 
     def size(self, axes: Iterable[str]) -> int:
         """How many ranks there are along these axes together."""
-        return math.prod([self.sizes[self.names.index(axis)] for axis in axes])
+        return math.prod([self.sizes[self.names.index(axis)] for axis in axes]) if axes else 1
 
     @property
     def ranks(self) -> int:

@@ -12,8 +12,6 @@ GSPMD's (arXiv 2105.04663, section 3.5).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..ops import OPS
 from .assignment import agreements, dims_of, projected
 from .layout import Dims
@@ -29,43 +27,48 @@ def propagate(program: Program, prices: Prices) -> list[Dims]:
     found: list[Dims] = [
         program.fixed.get(index, ((),) * len(kind.shape)) for index, kind in enumerate(program.graph.types)
     ]
+    changed = [0] * len(found)  # when each tensor's layout changed last
+    visited = [-1] * len(found)  # when each node was looked at last
+    time = 0
     plain = [index for index, node in enumerate(program.graph.nodes) if OPS[node.op].family in PLAIN]
-    for indices in (plain, list(range(len(found)))):
-        _settle(indices, lambda index: _node(program, prices, found, index))
+    for indices in (plain, range(len(found))):
+        settled = False
+        while not settled:
+            settled = True
+            for order in (indices, reversed(indices)):
+                for index in order:
+                    tensors = (index, *program.graph.nodes[index].inputs)
+                    if max([changed[tensor] for tensor in tensors]) < visited[index]:
+                        continue
+                    time += 1
+                    visited[index] = time
+                    for tensor in _node(program, prices, found, index):
+                        changed[tensor] = time
+                        settled = False
     return found
 
 
-def _settle(indices: list[int], visit: Callable[[int], bool]) -> None:
-    """Visit all, forwards and backwards, until nothing changes."""
-    changed = True
-    while changed:
-        changed = False
-        for order in (indices, reversed(indices)):
-            for index in order:
-                changed |= visit(index)
-
-
-def _node(program: Program, prices: Prices, found: list[Dims], index: int) -> bool:
-    """Let a node's tensors learn of each other; whether one did."""
+def _node(program: Program, prices: Prices, found: list[Dims], index: int) -> list[int]:
+    """Let a node's tensors learn of each other; those that did."""
     rule = program.rules[index]
     if rule is None:
-        return False
+        return []
     operands = zip(program.graph.nodes[index].inputs, rule.operands, strict=True)
     tensors: list[tuple[int, Made]] = [(index, rule.results[program.output(index)]), *operands]
     parts = [projected(rule, made, found[tensor], program.axes) for tensor, made in tensors]
     offers = agreements(rule, [part for part in parts if part], program.axes)
     if not offers:
-        return False
+        return []
     best = offers[0]
     if len(offers) > 1:
         best = min(offers, key=lambda offer: prices.node_s([index], rule, offer, found))
-    changed = False
+    learnt = []
     for tensor, made in tensors:
-        if tensor not in program.fixed:
-            grown = _grown(found[tensor], dims_of(rule, made, best, program.axes))
-            changed |= grown != found[tensor]
+        grown = _grown(found[tensor], dims_of(rule, made, best, program.axes))
+        if tensor not in program.fixed and grown != found[tensor]:
             found[tensor] = grown
-    return changed
+            learnt.append(tensor)
+    return learnt
 
 
 def _grown(had: Dims, offered: Dims) -> Dims:
