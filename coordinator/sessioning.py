@@ -138,7 +138,7 @@ class Session:
         self._reads: dict[int, asyncio.Future[dict[str, NDArray[Any]]]] = {}
         self._next_read = 1
         self._copies: dict[int, dict[FromState, bytes] | None] = {}  # what this process holds; None: not any more
-        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
         self._goodbyes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -194,7 +194,7 @@ class Session:
     async def close(self) -> None:
         """End it, and return once its workers have let everything go, as far as they are there."""
         self.feed(ev.CloseAsked())
-        await asyncio.shield(self._ended)
+        await asyncio.shield(self.ended)
         if self._goodbyes:
             await asyncio.wait(self._goodbyes)
 
@@ -480,7 +480,7 @@ class Session:
         if action.error is not None:
             self._around.tell("session", "", f"a session ended: {action.error}", 0)
         self._forget(self)
-        self._ended.set_result(None)
+        self.ended.set_result(None)
 
     # -- helpers
 

@@ -21,7 +21,7 @@ from wire.graph import WireGraph
 from wire.strategies import Strategy, text_of
 
 from . import tree
-from .backend import Backend, Started, Work
+from .backend import Backend, Started, Stateful, Work
 from .builder import MeshBuilder
 from .compiled import Compiled, CompiledFunction, handle_of
 from .config import MeshConfig
@@ -29,6 +29,8 @@ from .handle import Handle
 from .node import Node
 from .preview import PlanPreview
 from .report import Report
+from .session import AsyncSession, Here, check_choices
+from .stepping import Stepping
 
 if TYPE_CHECKING:
     from .simulation.cluster import Cluster
@@ -116,6 +118,25 @@ class AsyncMesh:
         form = self.form(fn, args, strategy, mode)
         return AsyncJob(form, self.start(form, *form.bind_copies(args)))
 
+    async def session(
+        self,
+        step_fn: Callable[..., Any],
+        state: Any,
+        *examples: Any,
+        copies: str = "buddy",
+        every: int = 10,
+        ahead: int | None = None,
+        strategy: str | Strategy = "auto",
+        mode: str = "auto",
+    ) -> AsyncSession:
+        """Call `step_fn(state, *args) -> (state, outputs)` again and again, with a state that stays on the workers.
+
+        `copies` of the state are made after `every` so many steps: "buddy" on a second worker, "checkpoint" in this
+        process, or "none".  At most `ahead` steps are under way, each with a value of the state of its own (None: 2 of
+        a large state, up to 8 of a small one).  `strategy` and `mode` as for `run`.
+        """
+        return self.open_session(self.stepping(step_fn, state, examples, strategy, mode), copies, every, ahead, mode)
+
     def report(self) -> Report:
         """What the last call that was started on this mesh did where; complete once it has ended."""
         if self._last is None:
@@ -155,6 +176,22 @@ class AsyncMesh:
         """`fn` traced once per shapes and dtypes."""
         _check_mode(mode)
         return CompiledFunction(fn, text_of(strategy), mode)
+
+    def stepping(
+        self, fn: Callable[..., Any], state: Any, examples: tuple[Any, ...], strategy: str | Strategy, mode: str
+    ) -> Stepping:
+        """A step function traced for this state and these arguments."""
+        _check_mode(mode)
+        return Stepping(fn, state, examples, text_of(strategy))
+
+    def open_session(self, stepping: Stepping, copies: str, every: int, ahead: int | None, mode: str) -> AsyncSession:
+        """Begin a session, on the loop."""
+        check_choices(copies, every, ahead)
+        self._check_open()
+        if mode == "off" or (mode == "auto" and not self._backend.live()):
+            return AsyncSession(stepping, Here(stepping))
+        state = Stateful(stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead)
+        return AsyncSession(stepping, self._backend.session(stepping.work, state))
 
     def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:
         """Begin a call, on the loop."""

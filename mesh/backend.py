@@ -34,6 +34,36 @@ class Started:
     cancel: Callable[[], object]
 
 
+@dataclass(frozen=True, slots=True)
+class Stateful:
+    """Which params of a session's graph are its state, by name with the output that is the next value; outputs before
+    `told` are told to the caller.  How it is kept: which `copies` are made after `every` so many steps, and how many
+    steps are under way at most (None: what suits the state's size)."""
+
+    carries: tuple[tuple[str, int], ...]
+    told: int
+    state_bytes: int
+    copies: str
+    every: int
+    ahead: int | None
+
+
+class Running(Protocol):
+    """A session of a backend; everything is called on its loop."""
+
+    def step(self, inputs: Mapping[str, NDArray[Any]]) -> asyncio.Future[Any]:
+        """Do one more step; ends in arrays in graph order, those that are told."""
+        ...
+
+    def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
+        """The carried tensors by name, after all steps asked for before."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything."""
+        ...
+
+
 class Backend(Protocol):
     """Everything is called on the event loop it was made on."""
 
@@ -55,6 +85,10 @@ class Backend(Protocol):
 
     def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
         """Begin a call."""
+        ...
+
+    def session(self, work: Work, state: Stateful) -> Running:
+        """Begin a session; ConfigError where there can be none."""
         ...
 
     def attend(self, started: Started) -> None:

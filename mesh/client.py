@@ -33,6 +33,7 @@ from .node import Node
 from .preview import PlanPreview
 from .realise import Evaluator, reset_evaluator, set_evaluator
 from .report import Report
+from .session import AsyncSession
 
 if TYPE_CHECKING:
     from .simulation.backend import Simulation
@@ -105,7 +106,31 @@ class Mesh:
     ) -> Job:
         """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
         form = self._async.form(fn, args, strategy, mode)
-        return Job(_Waiter(self, form, *form.bind_copies(args)))
+        return Job(form, self._started(form, *form.bind_copies(args)))
+
+    def session(
+        self,
+        step_fn: Callable[..., Any],
+        state: Any,
+        *examples: Any,
+        copies: str = "buddy",
+        every: int = 10,
+        ahead: int | None = None,
+        strategy: str | Strategy = "auto",
+        mode: str = "auto",
+    ) -> Session:
+        """Call `step_fn(state, *args) -> (state, outputs)` again and again, with a state that stays on the workers.
+
+        `copies` of the state are made after `every` so many steps: "buddy" on a second worker, "checkpoint" in this
+        process, or "none".  At most `ahead` steps are under way, each with a value of the state of its own (None: 2 of
+        a large state, up to 8 of a small one).  `strategy` and `mode` as for `run`.
+        """
+        stepping = self._async.stepping(step_fn, state, examples, strategy, mode)
+
+        async def begin() -> AsyncSession:
+            return self._async.open_session(stepping, copies, every, ahead, mode)
+
+        return Session(self, self._loop.wait(begin()))
 
     def report(self) -> Report:
         """What the last call that was started on this mesh did where; complete once it has ended."""
@@ -145,25 +170,32 @@ class Mesh:
 
     def _evaluate(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
         self._loop.check_may_wait()
-        return _Waiter(self, Compiled(work.graph, work.strategy, "auto"), inputs, work).outputs(None)
+        outputs: Sequence[NDArray[Any]] = self._started(
+            Compiled(work.graph, work.strategy, "auto"), inputs, work
+        ).value(None)
+        return outputs
 
     def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
         return self._wait(form, *form.bind(args))
 
     def _wait(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Any:
         self._loop.check_may_wait()
-        return _Waiter(self, form, inputs, work).result(None)
+        return form.unbind(self._started(form, inputs, work).value(None))
+
+    def _started(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> _Waiter:
+        return _Waiter(self, lambda: self._async.start(form, inputs, work))
 
 
 class Job:
     """A call under way."""
 
-    def __init__(self, waiter: _Waiter) -> None:
+    def __init__(self, form: Compiled, waiter: _Waiter) -> None:
+        self._form = form
         self._waiter = waiter
 
     def result(self, timeout_s: float | None = None) -> Any:
         """The value; DeadlineExceeded after `timeout_s` (the job goes on), Cancelled, or the job's own error."""
-        return self._waiter.result(timeout_s)
+        return self._form.unbind(self._waiter.value(timeout_s))
 
     def done(self) -> bool:
         return self._waiter.arrived.done()
@@ -177,20 +209,65 @@ class Job:
         return self._waiter.report()
 
 
-class _Waiter:
-    """A call started from a thread that is not the loop's: one hop there, one hop back."""
+class Session:
+    """A function called again and again whose state stays on the workers.  Made by `Mesh.session`; close it, or use it
+    as a context manager."""
 
-    def __init__(self, mesh: Mesh, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> None:
-        self.arrived: concurrent.futures.Future[Sequence[NDArray[Any]]] = concurrent.futures.Future()
+    def __init__(self, mesh: Mesh, session: AsyncSession) -> None:
         self._mesh = mesh
-        self._form = form
+        self._async = session
+
+    def step(self, *args: Any) -> Step:
+        """Begin one step.  Several may be under way: they are done in the order of these calls.
+
+        The arguments are copied.  A step that fails for good leaves the state as it was, and those that were asked for
+        after it are Cancelled; NodeLost if the state is lost.
+        """
+        inputs = self._async.stepping.bind(args)
+        return Step(_Waiter(self._mesh, lambda: self._async.begin(inputs)))
+
+    def state(self) -> Any:
+        """The state after all steps asked for until now, with numpy arrays as its leaves."""
+        return _Waiter(self._mesh, self._async.begin_state).value(None)
+
+    def close(self) -> None:
+        """End the session and free what it has on the workers; steps under way are Cancelled."""
+        if not self._mesh._loop.stopped:
+            _Waiter(self._mesh, self._async.begin_close).value(None)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Step:
+    """A step under way."""
+
+    def __init__(self, waiter: _Waiter) -> None:
+        self._waiter = waiter
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """What the step tells; DeadlineExceeded after `timeout_s` (it goes on), Cancelled, or its own error."""
+        return self._waiter.value(timeout_s)
+
+    def done(self) -> bool:
+        return self._waiter.arrived.done()
+
+
+class _Waiter:
+    """Something started from a thread that is not the loop's: one hop there, one hop back."""
+
+    def __init__(self, mesh: Mesh, start: Callable[[], Started]) -> None:
+        self.arrived: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._mesh = mesh
         self._started: Started | None = None
-        mesh._loop.soon(self._start, inputs, work)
+        mesh._loop.soon(self._start, start)
 
-    def result(self, timeout_s: float | None) -> Any:
-        return self._form.unbind(self.outputs(timeout_s))
-
-    def outputs(self, timeout_s: float | None) -> Sequence[NDArray[Any]]:
+    def value(self, timeout_s: float | None) -> Any:
         if not self.arrived.done():
             self._mesh._loop.check_may_wait()
             self._mesh._loop.soon(self._attend)
@@ -218,15 +295,15 @@ class _Waiter:
         if self._started is not None:
             self._mesh._async.attend(self._started)
 
-    def _start(self, inputs: Mapping[str, NDArray[Any]], work: Work) -> None:
+    def _start(self, start: Callable[[], Started]) -> None:
         try:
-            self._started = self._mesh._async.start(self._form, inputs, work)
+            self._started = start()
         except Exception as error:  # whatever went wrong belongs to the caller's thread
             self.arrived.set_exception(error)
             return
         self._started.outputs.add_done_callback(self._copy)
 
-    def _copy(self, outputs: asyncio.Future[Sequence[NDArray[Any]]]) -> None:
+    def _copy(self, outputs: asyncio.Future[Any]) -> None:
         if outputs.cancelled():
             self.arrived.cancel()
             self.arrived.set_running_or_notify_cancel()

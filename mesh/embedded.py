@@ -15,8 +15,11 @@ from weakref import WeakKeyDictionary, finalize
 
 from numpy.typing import NDArray
 
+from coordinator import session_plan
 from coordinator.program import Program
 from coordinator.runtime import Coordinator, CoordinatorConfig
+from coordinator.sessioning import Session, ahead_for
+from coordinator.sessions import Policy
 from wire.credentials import Credentials
 from wire.graph import WireGraph
 from wire.identity import identity_here
@@ -24,7 +27,7 @@ from wire.reports import Event
 from wire.sharedmem import SharedDir
 from wire.transport import Endpoint
 
-from .backend import Started, Work
+from .backend import Running, Started, Stateful, Work
 from .handle import Handle
 from .local import LocalWorkers
 from .node import Node, node_from
@@ -50,6 +53,7 @@ class Embedded:
         self._local = local
         self._programs: WeakKeyDictionary[Work, Program] = WeakKeyDictionary()
         self._loop = asyncio.get_running_loop()
+        self._sessions: dict[Session, Work] = {}
         self._held: dict[int, Any] = {}  # finalizers by the id of their living handle
 
     async def nodes(self) -> tuple[Node, ...]:
@@ -72,6 +76,16 @@ class Embedded:
         number, outputs, report = self.coordinator.submit(self._program(work), inputs)
         outputs.add_done_callback(lambda _: work)  # its handles live until the call is over
         return Started(outputs, lambda: dataclasses.asdict(report), lambda: self.coordinator.cancel(number))
+
+    def session(self, work: Work, state: Stateful) -> Running:
+        ahead = state.ahead or ahead_for(state.state_bytes)
+        policy = Policy(state.copies, state.every, ahead)
+        opened = self.coordinator.sessions.open(
+            self._program(work), session_plan.Stateful(state.carries, state.told, ahead), policy
+        )
+        self._sessions[opened] = work  # its handles live until the session is over
+        opened.ended.add_done_callback(lambda _: self._sessions.pop(opened))
+        return opened
 
     def attend(self, started: Started) -> None:
         return  # real time needs nobody

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.cpu import CpuEngine
 from worker.cpu import evaluate as evaluate_on_cpu
 from worker.engine import Stopped, never
 
@@ -26,6 +27,21 @@ def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = 
     """
     params = {name: _local(handle) for name, handle in work.bindings.items()}
     return evaluate_on_cpu(work.graph, inputs, params, stopped)
+
+
+class Evaluating:
+    """A work's graph, compiled once: `run` evaluates it with other params than its bindings where they are given."""
+
+    def __init__(self, work: Work) -> None:
+        self.params = {name: _local(handle) for name, handle in work.bindings.items()}
+        self._names = [work.graph.nodes[index].attrs["name"] for index in (*work.graph.inputs, *work.graph.params)]
+        self._engine = CpuEngine()
+        self._executable = self._engine.compile(work.graph)
+
+    def run(self, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        """The outputs, in graph order."""
+        given = {**self.params, **params, **inputs}
+        return self._engine.run(self._executable, [given[name] for name in self._names])
 
 
 def _local(handle: Handle) -> NDArray[Any]:

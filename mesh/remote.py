@@ -62,7 +62,7 @@ from wire.protocol import Identity
 from wire.sharedmem import SharedDir
 from wire.transport import STARTED, Endpoint
 
-from .backend import Started, Work
+from .backend import Running, Started, Stateful, Work
 from .config import default_name
 from .enrolment import client_membership
 from .handle import Handle
@@ -172,6 +172,12 @@ class Remote:
         task = loop.create_task(self._run(work, submitting, told))
         task.add_done_callback(lambda ended: self._stop(submitting) if ended.cancelled() else None)
         return Started(task, lambda: told, task.cancel)
+
+    def session(self, work: Work, state: Stateful) -> Running:
+        raise ConfigError(
+            "a session needs its coordinator in the same process",
+            next_step="Build the mesh with Mesh.builder() over the workers, not over mesh-coord serve",
+        )
 
     def attend(self, started: Started) -> None:
         return

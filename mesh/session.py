@@ -1,0 +1,172 @@
+"""Sessions: a function called again and again whose state stays on the workers (docs/sessions.md).
+
+    async with await mesh.session(step, state, x, y) as session:
+        losses = [session.step(x, y) for x, y in batches]
+        print(await losses[-1], await session.state())
+
+`Session` (client.py) is the same for programs without a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.errors import Cancelled, InputError
+
+from .backend import Running, Started
+from .stepping import Stepping
+
+COPIES = ("buddy", "checkpoint", "none")
+
+
+class AsyncSession:
+    """Made by `AsyncMesh.session`; used on its loop.  Close it, or use it as an async context manager."""
+
+    def __init__(self, stepping: Stepping, running: Running) -> None:
+        self.stepping = stepping
+        self._running = running
+        self._loop = asyncio.get_running_loop()
+        self._remembered: dict[int, NDArray[Any]] = {}
+        self._closing: asyncio.Future[None] | None = None
+
+    def step(self, *args: Any) -> asyncio.Future[Any]:
+        """Do one step; what it tells, in time.  Several may be under way: they are done in the order of these calls.
+
+        The arguments are copied.  A step that fails for good leaves the state as it was, and those that were asked for
+        after it are Cancelled; NodeLost if the state is lost.
+        """
+        return self.begin(self.stepping.bind(args)).outputs
+
+    async def state(self) -> Any:
+        """The state after all steps asked for until now, with numpy arrays as its leaves."""
+        return await self.begin_state().outputs
+
+    async def close(self) -> None:
+        """End the session and free what it has on the workers; steps under way are Cancelled."""
+        await self.begin_close().outputs
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- what Session shares
+
+    def begin(self, inputs: Mapping[str, NDArray[Any]]) -> Started:
+        """A step of arguments that are bound."""
+        return self._started(self._running.step(inputs), self._told)
+
+    def begin_state(self) -> Started:
+        def whole(carried: Mapping[str, NDArray[Any]]) -> Any:
+            return self.stepping.state(carried, self._remembered)
+
+        return self._started(self._running.state(), whole)
+
+    def begin_close(self) -> Started:
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._running.close())
+        return Started(asyncio.shield(self._closing), dict, lambda: None)
+
+    def _told(self, arrays: Any) -> Any:
+        self._remembered |= self.stepping.remembered(arrays)
+        return self.stepping.outputs(arrays)
+
+    def _started(self, inner: asyncio.Future[Any], convert: Callable[[Any], Any]) -> Started:
+        """What the caller waits for; whoever waits no more changes nothing for the steps."""
+        outer: asyncio.Future[Any] = self._loop.create_future()
+
+        def ended(_: object) -> None:
+            if inner.cancelled():
+                error: BaseException | None = Cancelled("the session was closed")
+            else:
+                error = inner.exception()
+            value = None
+            if error is None:
+                try:
+                    value = convert(inner.result())
+                except Exception as wrong:  # it belongs to whoever waits
+                    error = wrong
+            if outer.done():
+                return
+            if error is None:
+                outer.set_result(value)
+            else:
+                outer.set_exception(error)
+                outer.exception()  # a step that nobody waits for may fail without a word
+
+        inner.add_done_callback(ended)
+        return Started(outer, dict, outer.cancel)
+
+
+class Here:
+    """A session in this process, on the cpu: `Running` without workers."""
+
+    def __init__(self, stepping: Stepping) -> None:
+        from .inprocess import Evaluating
+
+        self._evaluating = Evaluating(stepping.work)
+        self._carries = stepping.carries
+        self._told = stepping.told
+        self._values = {name: self._evaluating.params[name] for name, _ in stepping.carries}
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()
+        self._failures = 0
+        self._closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def step(self, inputs: Mapping[str, NDArray[Any]]) -> asyncio.Future[Any]:
+        return self._task(self._step(inputs, self._failures))
+
+    def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
+        return self._task(self._state())
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._values.clear()
+
+    async def _step(self, inputs: Mapping[str, NDArray[Any]], failures: int) -> list[NDArray[Any]]:
+        async with self._turn:
+            if self._closed:
+                raise Cancelled("the session was closed")
+            if failures != self._failures:
+                raise Cancelled("a step before it failed")
+            try:
+                outputs = await self._loop.run_in_executor(None, self._evaluating.run, inputs, self._values)
+            except Exception:
+                self._failures += 1
+                raise
+            self._values = {name: outputs[at] for name, at in self._carries}
+            return list(outputs[: self._told])
+
+    async def _state(self) -> dict[str, NDArray[Any]]:
+        async with self._turn:
+            if self._closed:
+                raise Cancelled("the session was closed")
+            return {name: array.copy() for name, array in self._values.items()}
+
+    def _task(self, work: Any) -> asyncio.Future[Any]:
+        task: asyncio.Task[Any] = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def check_choices(copies: str, every: int, ahead: int | None) -> None:
+    """InputError for what a session cannot be asked."""
+    if copies not in COPIES:
+        raise InputError(f"copies={copies!r} is not known", next_step=f"Choose one of {', '.join(map(repr, COPIES))}")
+    if every < 1 or (ahead is not None and ahead < 1):
+        raise InputError("every= and ahead= count steps, from 1")

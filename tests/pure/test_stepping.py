@@ -1,0 +1,151 @@
+"""Sessions without workers: what a step function may do with its state, and what it may not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mesh.numpy as mnp
+from mesh import Mesh, tree
+from mesh.aio import AsyncMesh
+from mesh.config import MeshConfig
+from mesh.errors import Cancelled, ConfigError, InputError
+from mesh.stepping import Stepping
+from wire.graph import WireGraph
+
+X = np.arange(4, dtype=np.float32)
+
+
+def roles(fn: Callable[..., Any], state: Any, *examples: Any) -> dict[str, str]:
+    stepping = Stepping(fn, state, examples, "auto")
+    return {leaf.path: leaf.role for leaf in stepping._leaves}
+
+
+def python(fn: Callable[..., Any], state: Any, *calls: Any) -> tuple[Any, list[Any]]:
+    """What the same function does with numpy alone."""
+    told = []
+    for args in calls:
+        state, outputs = fn(state, *args)
+        told.append(outputs)
+    return state, told
+
+
+def counter(state: Any, x: Any) -> Any:
+    return {"n": state["n"] + 1, "sum": state["sum"] + x}, state["n"] * 2
+
+
+def swap(state: Any, x: Any) -> Any:
+    return {"a": state["b"], "b": state["a"], "c": state["c"] + x}, state["a"]
+
+
+def cycle(state: Any, x: Any) -> Any:
+    return {"a": state["b"], "b": state["c"], "c": state["a"], "d": state["d"] * x}, ()
+
+
+def delay(state: Any, x: Any) -> Any:
+    return {"new": x, "old": state["new"], "never": state["never"], "one": mnp.ones(2)}, state["old"] + state["never"]
+
+
+CASES = [
+    (counter, {"n": np.int32(0), "sum": np.zeros(4, np.float32)}),
+    (swap, {name: np.full(4, at, np.float32) for at, name in enumerate("abc")}),
+    (cycle, {name: np.full(4, at + 1, np.float32) for at, name in enumerate("abcd")}),
+    (delay, {"new": X * 0, "old": X * 0, "never": X + 1, "one": np.zeros(2, np.float32)}),
+]
+
+
+@pytest.mark.parametrize(("fn", "state"), CASES, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_session_does_what_the_function_does(fn: Callable[..., Any], state: Any) -> None:
+    calls = [(X * step,) for step in range(5)]
+    with Mesh(MeshConfig()) as mesh, mesh.session(fn, state, X) as session:
+        assert_same(session.state(), state)
+        steps = [session.step(*args) for args in calls]
+        found = [step.result() for step in steps]
+        final = session.state()
+    expected, told = python(lambda *args: as_numpy(fn(*args)), state, *calls)
+    assert_same(final, expected)
+    for each, wanted in zip(found, told, strict=True):
+        assert_same(each, wanted)
+
+
+def as_numpy(value: Any) -> Any:
+    return tree.map(np.asarray, value)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_every_leaf_has_its_role() -> None:
+    assert roles(*CASES[0], X) == {"n": "carried", "sum": "carried"}
+    assert roles(*CASES[1], X) == {"a": "carried", "b": "carried", "c": "carried"}
+    assert roles(*CASES[3], X) == {"new": "carried", "old": "carried", "never": "fixed", "one": "told"}
+
+
+def test_the_step_graph_computes_every_next_value() -> None:
+    for fn, state in CASES:
+        stepping = Stepping(fn, state, (X,), "auto")
+        graph: WireGraph = stepping.graph
+        for name, output in stepping.carries:
+            assert name in graph.param_types
+            assert graph.types[graph.outputs[output]] == graph.param_types[name]
+
+
+@pytest.mark.parametrize(
+    ("fn", "state", "says"),
+    [
+        (lambda state, x: state + x, np.float32(0), "two things"),
+        (lambda state, x: ({"b": state["a"]}, x), {"a": X}, "structure"),
+        (lambda state, x: (state[:2] + 1, x), X, "was f32[4]"),
+        (lambda state, x: (state, x * 2), X, "no step needs"),
+        (lambda state, x: ((), x), (), "no tensors"),
+    ],
+)
+def test_what_is_no_step_is_refused(fn: Callable[..., Any], state: Any, says: str) -> None:
+    with Mesh(MeshConfig()) as mesh, pytest.raises(InputError, match=says.replace("[", r"\[")):
+        mesh.session(fn, state, X)
+
+
+@pytest.mark.parametrize("wrong", [{"copies": "two"}, {"every": 0}, {"ahead": 0}, {"mode": "maybe"}, {"strategy": "x"}])
+def test_what_a_session_cannot_be_asked_is_refused(wrong: dict[str, Any]) -> None:
+    with Mesh(MeshConfig()) as mesh, pytest.raises(InputError):
+        mesh.session(*CASES[0], X, **wrong)
+
+
+def test_arguments_are_copied_and_checked() -> None:
+    with Mesh(MeshConfig()) as mesh, mesh.session(*CASES[0], X) as session:
+        x = X.copy()
+        step = session.step(x)
+        x[:] = 100
+        step.result()
+        np.testing.assert_array_equal(session.state()["sum"], X)
+        with pytest.raises(InputError):
+            session.step(X[:2])
+
+
+def test_a_closed_session_and_a_closed_mesh_take_no_steps() -> None:
+    mesh = Mesh(MeshConfig())
+    session = mesh.session(*CASES[0], X)
+    session.close()
+    session.close()
+    with pytest.raises(Cancelled):
+        session.step(X).result()
+    other = mesh.session(*CASES[0], X)
+    mesh.close()
+    with pytest.raises(ConfigError):
+        other.step(X)
+    other.close()
+
+
+def test_the_same_with_a_loop() -> None:
+    async def run() -> None:
+        async with await AsyncMesh.connect(MeshConfig()) as mesh, await mesh.session(*CASES[0], X) as session:
+            steps = [session.step(X) for _ in range(4)]
+            assert [int(each) for each in await asyncio.gather(*steps)] == [0, 2, 4, 6]
+            assert int((await session.state())["n"]) == 4
+
+    asyncio.run(run())
