@@ -16,10 +16,10 @@ result's.  Attribute values, by the kind of the row:
     strs ("dp", "tp")        bytes 0x00ff        address @<64 hex digits>
     data [1.0, -0.0] or 0x...     graph graph "" { ... } or %3
 
-`data` is written as numbers where there are few and they give back the same bytes, in hex otherwise.  A large
-constant is its address; its content is not part of the text.  Of a node with several results, a graph that an earlier
-node has in the same attribute is that node's label.  To add an attribute kind: a row in _WRITERS and one in
-_Reader.values.
+`data` is written as numbers (of complex ones both parts) where there are few and they give back the same bytes, in hex
+otherwise.  A large constant is its address; its content is not part of the text.  Of a node with several results, a
+graph that an earlier node has in the same attribute is that node's label.  To add an attribute kind: a row in _WRITERS
+and one in _Reader.values.
 """
 
 from __future__ import annotations

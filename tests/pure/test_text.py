@@ -80,6 +80,13 @@ def test_every_pattern_of_a_float_comes_back(dtype: DType) -> None:
         assert_same(from_text(to_text(graph)), graph)
 
 
+def test_a_complex_constant_is_both_parts_of_each_number() -> None:
+    builder = GraphBuilder()
+    graph = builder.build([builder.const(np.array([1 - 2j, complex(-0.0, np.inf)], np.complex64))])
+    assert "data=[1.0, -2.0, -0.0, inf] : c64[2]" in to_text(graph)
+    assert from_text(to_text(graph)) == graph
+
+
 def test_a_nan_attribute_keeps_its_payload() -> None:
     (strange,) = np.array([0xFFF8000000000005], np.uint64).view(np.float64).tolist()
     builder, body = GraphBuilder(), GraphBuilder()
@@ -129,6 +136,7 @@ MISTAKES = [
     (lines("%y = reduce_sum %x axes=(1 : f32[2]"), r"line 3 column 30: expected '\)', at ':'"),
     (lines("%y = const data=[1.0, x] : f32[2]"), "line 3 column 30: the data are not numbers of f32"),
     (lines("%y = const data=[300] : u8[1]"), "the data are not numbers of u8"),
+    (lines("%y = const data=[1, x] : c64[1]"), "the data are not numbers of c64"),
     (lines("%y = const data=[2] : bool[1]"), "the data are not numbers of bool"),
     (lines("%y = const data=0x0 : u8[1]"), "line 3 column 19: not a value of this kind"),
     (lines("%y = const blob=0x00 : u8[1]"), "line 3 column 19: expected an address such as @00ff"),
