@@ -19,7 +19,7 @@ from .model import Model
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`importer.load(source, dims)` makes the Model; a module that is not installed comes with `extra`."""
+    """`importer.load(source)` makes the Model; a module that is not installed comes with `extra`."""
 
     what: str
     matches: Callable[[Any], bool]
@@ -53,9 +53,9 @@ FORMATS: tuple[Format, ...] = (
 def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
     """The model in `source`: a path to a file or folder, or a model object of another framework.
 
-    `dims` gives free dimensions a size, by name.  InputError if there is nothing there or it is of no known format,
-    ConfigError naming the extra to install where the format needs one, Unsupported listing all that a file uses and
-    this version has not.
+    `dims` gives free dimensions a size, by name.  InputError if there is nothing there, it is of no known format, or it
+    has no such dimension; ConfigError naming the extra to install where the format needs one; Unsupported listing all
+    that a file uses and this version has not.
     """
     if isinstance(source, str):
         source = Path(source)
@@ -63,7 +63,8 @@ def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
         raise InputError(f"{source} does not exist")
     for form in FORMATS:
         if form.matches(source):
-            return _importer(form).load(source, dict(dims or {}))  # type: ignore[no-any-return]
+            model: Model = _importer(form).load(source)
+            return model.sized(dims) if dims else model
     what = f"{source}" if isinstance(source, Path) else f"an object of class {type(source).__name__}"
     known = ", ".join(form.what for form in FORMATS)
     raise InputError(f"{what} is of no format that can be loaded", next_step=f"Known: {known}")

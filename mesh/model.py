@@ -13,6 +13,7 @@ it is read at every call, and other values make another graph.  This file knows 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,9 +28,11 @@ from wire.graph import WireGraph
 from wire.types import TensorType
 
 from .array import Array, argument, handle_array
+from .expression import computable
 from .handle import Handle
-from .numpy.promotion import asarray
+from .numpy.promotion import as_numpy, asarray
 from .trace import graph_of
+from .typed import Typed
 
 Value = Array | NDArray[Any]
 Function = Callable[[Mapping[str, Array], Mapping[str, Value]], Mapping[str, Array]]
@@ -84,6 +87,25 @@ class Model:
     def __repr__(self) -> str:
         takes = ", ".join(f"{spec.name}: {spec}" for spec in self.inputs)
         return f"Model({self.name or 'unnamed'}: {takes} -> {', '.join(self.outputs)})"
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The names of the dimensions that may have any size, in the order of the inputs."""
+        return tuple(dict.fromkeys(dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str)))
+
+    def sized(self, dims: Mapping[str, int]) -> Model:
+        """The same model with these sizes for free dimensions; InputError naming one that it has not."""
+        if not isinstance(dims, Mapping):
+            raise InputError(f"dims are sizes by name, got {dims!r:.40}", next_step="Write dims={'batch': 1}, say")
+        for name, size in dims.items():
+            if name not in self.free:
+                model, known = self.name or "the model", ", ".join(self.free) or "none"
+                raise InputError(f"{model} has no free dimension {name!r}", next_step=f"It has: {known}")
+            if not isinstance(size, int) or size < 0:
+                raise InputError(f"the dimension {name!r} is a count, got {size!r}")
+        made = copy(self)
+        made.inputs = tuple([spec.sized(dims) for spec in self.inputs])
+        return made
 
     @cached_property
     def handles(self) -> dict[str, Handle]:
@@ -159,15 +181,22 @@ def _fitting(spec: InputSpec, value: Any, sizes: dict[str, int]) -> Any:
             value = np.asarray(value, spec.dtype.numpy)
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"the input {spec.name!r} is no {spec}", cause=str(error)) from None
-    if spec.static or not isinstance(value, (Array, Handle)):
-        value = np.asarray(value)
+    if spec.static and isinstance(value, Array) and not computable(value.tensor):
+        raise InputError(
+            f"the input {spec.name!r} decides about shapes, and has no value while a function is traced",
+            next_step="Call the model with a value that is no argument of the function",
+        )
+    if spec.static or not isinstance(value, Typed):
+        value = as_numpy(value, f"the input {spec.name!r}")
     shape = tuple(value.shape)
     fits = len(shape) == len(spec.shape) and dtype_of(value.dtype) is spec.dtype
     if not fits or any(
         sizes.setdefault(d, n) != n if isinstance(d, str) else d != n for d, n in zip(spec.shape, shape, strict=True)
     ):
         known = "".join(f", {name} = {size}" for name, size in sizes.items() if name in spec.shape)
+        found = dtype_of(value.dtype)
         raise InputError(
-            f"the input {spec.name!r} is {dtype_of(value.dtype).name}{list(shape)}, expected {spec}{known}"
+            f"the input {spec.name!r} is {found.name}{list(shape)}, expected {spec}{known}",
+            next_step="" if found is spec.dtype else f"Convert it: {spec.name}.astype({spec.dtype.numpy.name!r})",
         )
     return value

@@ -68,7 +68,8 @@ def _read(name: str, file: Path) -> NDArray[Any]:
     except FileNotFoundError:
         raise InputError(f"the file for input {name!r} does not exist: {file}") from None
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{file} (input {name!r}) is not a .npy file", cause=str(error)) from None
+        cause = "" if "pickled" in str(error) else str(error)  # which is numpy's guess at a file that it does not know
+        raise InputError(f"{file} (input {name!r}) is not a .npy file", cause=cause) from None
     if not isinstance(loaded, np.ndarray):
         raise InputError(f"{file} (input {name!r}) holds several arrays", next_step="Save one with numpy.save")
     return loaded

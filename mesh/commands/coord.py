@@ -108,7 +108,10 @@ async def nodes(options: Options, remote: Remote) -> int:
 
 
 async def plan(options: Options, remote: Remote) -> int:
-    graph = read_graph(options.graph, options.input, options.dim)
+    graph, unknown = read_graph(options.graph, options.input, options.dim)
+    if unknown and not options.quiet:
+        flags = " ".join(f"--dim {dim}=SIZE" for dim in unknown)
+        print(f"planned for {' and '.join(f'{dim} = 1' for dim in unknown)}; {flags} says otherwise", file=sys.stderr)
     preview = PlanPreview(await remote.plan(graph, options.strategy))
     print(json.dumps(preview.data) if options.json else preview)
     return OK
@@ -117,13 +120,14 @@ async def plan(options: Options, remote: Remote) -> int:
 async def submit(options: Options, remote: Remote) -> int:
     program = read_program(options.graph, options.input, options.dim)
     graph, inputs, params = program.graph, program.inputs, program.params
-    check_folder(Path(options.output))
+    check_folder(Path(options.output or "."))
     size_bytes = sum(array.nbytes for array in (*inputs.values(), *params.values(), *graph.blobs.values()))
     sending = asyncio.ensure_future(remote.submit(graph, inputs, params, options.strategy, options.detach))
     await _show_sent(options, remote, sending, size_bytes)
     job = await sending
     if options.detach:
-        _say(options, {"job": job}, f"job {job}; ask with: mesh-coord result {job} --output {options.output}")
+        where = f" --output {options.output}" if options.output else ""
+        _say(options, {"job": job}, f"job {job}; ask with: mesh-coord result {job}{where}")
         (report,) = await remote.jobs(job)
         if report.waits and not options.quiet:
             print(f"job {job} waits {report.waits}", file=sys.stderr)
@@ -156,7 +160,7 @@ async def logs(options: Options, remote: Remote) -> int:
 
 
 async def result(options: Options, remote: Remote) -> int:
-    check_folder(Path(options.output))
+    check_folder(Path(options.output or "."))
     return await _save_result(options, remote, options.job)
 
 
@@ -176,9 +180,14 @@ def _graph_argument(made: argparse.ArgumentParser) -> None:
     made.add_argument("--strategy", default="auto", choices=STRATEGIES, help="how to place it")
 
 
+def _output_argument(made: argparse.ArgumentParser) -> None:
+    where = "where outputs are written, NAME.npy each (default: a folder named after the job)"
+    made.add_argument("--output", metavar="DIR", help=where)
+
+
 def _submit_arguments(made: argparse.ArgumentParser) -> None:
     _graph_argument(made)
-    made.add_argument("--output", required=True, metavar="DIR", help="where outputs are written, NAME.npy each")
+    _output_argument(made)
     made.add_argument("--detach", action="store_true", help="print the job's id and return; the job goes on")
 
 
@@ -200,7 +209,7 @@ def _job_argument(made: argparse.ArgumentParser) -> None:
 
 def _result_arguments(made: argparse.ArgumentParser) -> None:
     _job_argument(made)
-    made.add_argument("--output", required=True, metavar="DIR", help="where outputs are written, NAME.npy each")
+    _output_argument(made)
 
 
 def _status_arguments(made: argparse.ArgumentParser) -> None:
@@ -295,7 +304,7 @@ async def _save_result(options: Options, remote: Remote, job: str) -> int:
     except MeshError as error:
         error.message = f"job {job}: {error.message}"
         raise
-    files = write_outputs(Path(options.output), outputs)
+    files = write_outputs(Path(options.output or job), outputs)
     lines = [f"{name}: {array.dtype}{list(array.shape)} in {files[name]}" for name, array in outputs.items()]
     saved = {name: str(file) for name, file in files.items()}
     _say(options, {"job": job, "outputs": saved, "report": report}, "\n".join(lines))

@@ -83,4 +83,5 @@ def print_log(error: errors.MeshError) -> None:
 
 
 def _line(error: errors.MeshError) -> str:
-    return " ".join(str(error).split())
+    """The error in one line, or in one for each thing that it lists."""
+    return "\n  ".join(" ".join(line.split()) for line in str(error).split("\n  "))

@@ -15,7 +15,7 @@ from wire.file import load_params
 from wire.graph import WireGraph
 
 from ..load import load
-from ..model import InputSpec, Model
+from ..model import InputSpec
 from .arrays import read_arrays, read_inputs
 
 
@@ -30,7 +30,7 @@ class Source:
 
 def read_program(path: str, given: Sequence[str], dims: Sequence[str]) -> Source:
     """The program in `path` with the values of its `--input NAME=FILE.npy` flags; `dims` are `NAME=SIZE`."""
-    if Path(path).suffix == ".wire":
+    if _is_graph(path, dims):
         graph = WireGraph.load(path)
         return Source(graph, read_inputs(graph, given), load_params(path))
     model = load(path, read_dims(dims))
@@ -40,14 +40,35 @@ def read_program(path: str, given: Sequence[str], dims: Sequence[str]) -> Source
     return Source(graph, inputs, {name: model.params[name] for name in graph.param_types})
 
 
-def read_graph(path: str, given: Sequence[str], dims: Sequence[str]) -> WireGraph:
-    """The graph in `path` alone; a model's inputs are needed only where their shapes or values are not known."""
-    if Path(path).suffix == ".wire":
-        return WireGraph.load(path)
+def read_graph(path: str, given: Sequence[str], dims: Sequence[str]) -> tuple[WireGraph, tuple[str, ...]]:
+    """The graph in `path` alone, and the free dimensions that nothing gives a size: they are 1.
+
+    Of a model's inputs only those are needed whose values the graph depends on; others may tell their dimensions.
+    """
+    if _is_graph(path, dims):
+        return WireGraph.load(path), ()
     model = load(path, read_dims(dims))
     values = read_arrays(given)
-    missing = {spec.name: _like(spec, model) for spec in model.inputs if spec.name not in values and not spec.optional}
-    return model.graph(model.given([{**values, **missing}]))
+    told = {
+        dim: size
+        for spec in model.inputs
+        if spec.name in values
+        for dim, size in zip(spec.shape, values[spec.name].shape, strict=False)
+        if isinstance(dim, str)
+    }
+    unknown = tuple([dim for dim in model.free if dim not in told])
+    sizes = {**dict.fromkeys(unknown, 1), **told}
+    missing = [spec.sized(sizes) for spec in model.inputs if spec.name not in values and not spec.optional]
+    graph = model.graph(model.given([{**values, **{spec.name: _like(spec) for spec in missing}}]))
+    return graph, unknown
+
+
+def _is_graph(path: str, dims: Sequence[str]) -> bool:
+    """Whether it is a .wire file, whose dimensions all have a size."""
+    found = Path(path).suffix == ".wire"
+    if found and dims:
+        raise InputError(f"{path} is a graph, which has no free dimensions", next_step=f"Leave --dim {dims[0]} away")
+    return found
 
 
 def read_dims(given: Sequence[str]) -> dict[str, int]:
@@ -61,17 +82,11 @@ def read_dims(given: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def _like(spec: InputSpec, model: Model) -> NDArray[Any]:
+def _like(spec: InputSpec) -> NDArray[Any]:
     """Something of the shape and dtype of an input, which takes no memory."""
     if spec.static:
         raise InputError(
             f"the graph depends on the values of the input {spec.name!r} ({spec})",
             next_step=f"Add --input {spec.name}=FILE.npy",
-        )
-    free = [dim for dim in spec.shape if isinstance(dim, str)]
-    if free:
-        raise InputError(
-            f"the input {spec.name!r} of {model.name or 'the model'} is {spec}: {free[0]} is not known",
-            next_step=f"Add --dim {free[0]}=1, or --input {spec.name}=FILE.npy",
         )
     return np.broadcast_to(np.zeros((), spec.dtype.numpy), [int(dim) for dim in spec.shape])

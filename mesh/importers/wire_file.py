@@ -15,7 +15,7 @@ from ..numpy.promotion import asarray
 from ..transforms.inner import call_graph
 
 
-def load(path: Path, dims: Mapping[str, int]) -> Model:
+def load(path: Path) -> Model:
     """The graph in the file; InputError naming a param whose value is not saved with it.  Its shapes are fixed."""
     graph, params = WireGraph.load(path), load_params(path)
     missing = sorted(graph.param_types.keys() - params.keys())

@@ -226,6 +226,23 @@ def test_a_task_that_is_cancelled_cancels_its_job_at_the_coordinator(site: Site,
     asyncio.run(use())
 
 
+def test_outputs_that_are_given_no_place_are_in_a_folder_named_after_the_job(site: Site, tmp_path: Path) -> None:
+    done = run(
+        "coord",
+        "submit",
+        str(site.folder / "short.wire"),
+        "--input",
+        f"x={site.folder / 'x.npy'}",
+        env=site.env,
+        cwd=tmp_path,
+    )
+    (job,) = [folder.name for folder in tmp_path.iterdir()]
+    assert done.returncode == 0 and f"in {job}/" in done.stdout and job in jobs(site.coordinator)
+    again = run("coord", "result", job, env=site.env, cwd=site.folder)
+    (first,), (second,) = (list((folder / job).iterdir()) for folder in (tmp_path, site.folder))
+    assert again.returncode == 0 and first.read_bytes() == second.read_bytes()
+
+
 # -- a second coordinator
 
 

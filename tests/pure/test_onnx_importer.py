@@ -192,15 +192,42 @@ def test_the_command_line_takes_a_model_with_dimensions_and_inputs(tmp_path: Pat
     made = proto([helper.make_node("Neg", ["x"], ["y"])], [value("x", F, ["batch", 3])], [value("y", F, None)])
     path = tmp_path / "model.onnx"
     onnx.save(made, str(path))
-    assert read_graph(str(path), [], ["batch=2"]).output_types["y"].shape == (2, 3)
-    with pytest.raises(InputError, match="--dim batch=1"):
-        read_graph(str(path), [], [])
-    np.save(tmp_path / "x.npy", np.ones((4, 3), np.float32))
+    for dims, inputs, rows, unknown in ((["batch=2"], [], 2, ()), ([], [], 1, ("batch",)), ([], ["x"], 4, ())):
+        np.save(tmp_path / "x.npy", np.ones((4, 3), np.float32))
+        graph, assumed = read_graph(str(path), [f"{name}={tmp_path / 'x.npy'}" for name in inputs], dims)
+        assert (graph.output_types["y"].shape, assumed) == ((rows, 3), unknown)
+    with pytest.raises(InputError, match="no free dimension"):
+        read_graph(str(path), [], ["length=2"])
     program = read_program(str(path), [f"x={tmp_path / 'x.npy'}"], [])
     assert [array.shape for array in program.inputs.values()] == [(4, 3)]
     onnx.save(reshaping(), str(path))
     with pytest.raises(InputError, match="--input shape=FILE"):
         read_graph(str(path), [], [])
+    mesh.trace(lambda x: -x, np.ones(2)).save(tmp_path / "plain.wire")
+    with pytest.raises(InputError, match="which has no free dimensions"):
+        read_graph(str(tmp_path / "plain.wire"), [], ["batch=1"])
+
+
+def test_a_file_without_a_graph_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    with pytest.raises(InputError, match="is no ONNX model: it has no graph"):
+        mesh.load(tmp_path / "empty.onnx")
+    with pytest.raises(InputError, match="the object is no ONNX model"):
+        mesh.load(onnx.ModelProto())
+
+
+def test_dimensions_and_inputs_that_do_not_fit_are_named() -> None:
+    made = proto([helper.make_node("Neg", ["x"], ["y"])], [value("x", F, ["batch", 3])], [value("y", F, None)])
+    for dims, said in (({"rows": 1}, "no free dimension 'rows'. It has: batch"), ({"batch": -1}, "a count, got -1")):
+        with pytest.raises(InputError, match=said):
+            mesh.load(made, dims=dims)
+    with pytest.raises(InputError, match="dims are sizes by name"):
+        mesh.load(made, dims=["batch"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"is f64\[2, 3\], expected f32\[batch,3\]. Convert it: x.astype\('float32'\)"):
+        mesh.load(made)(np.ones((2, 3)))
+    shape = np.array([3, 2], np.int64)
+    with pytest.raises(InputError, match="'shape' decides about shapes, and has no value while a function is traced"):
+        mesh.evaluate(mesh.load(reshaping()), np.ones(6, np.float32), shape)
 
 
 def test_weights_are_params_unless_they_are_small_or_read() -> None:

@@ -12,7 +12,7 @@ reference of the tests.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,14 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def load(folder: Path, dims: Mapping[str, int] | None = None) -> Model:
-    """The model in `folder`; dimensions named in `dims` get that size.
+def load(folder: Path) -> Model:
+    """The model in `folder`.
 
     InputError if a file is missing or damaged, Unsupported naming a model type, or a setting of it, that is not known.
     """
+    settings = read_json(folder / "config.json")
     weights = load_weights(folder)
-    config = Config(read_json(folder / "config.json"), frozenset(weights), folder / "config.json")
+    config = Config(settings, frozenset(weights), folder / "config.json")
     make = FAMILIES.get(config.model_type)
     if make is None:
         raise Unsupported(
@@ -56,8 +57,7 @@ def load(folder: Path, dims: Mapping[str, int] | None = None) -> Model:
         )
     family = make(config)
     name = str(config.get("_name_or_path", "") or folder.resolve().name)
-    inputs = [spec.sized(dims or {}) for spec in family.inputs]
-    return Model(name, family.function, inputs, family.outputs, weights)
+    return Model(name, family.function, family.inputs, family.outputs, weights)
 
 
 def load_weights(folder: Path) -> dict[str, NDArray[Any]]:

@@ -30,8 +30,8 @@ from .static import needed_names
 INLINE_BYTES_MAX = 64  # an initialiser up to this size is a constant of the graph, a larger one a param
 
 
-def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
-    """The Model in `source`, a path or an onnx.ModelProto; `dims` gives free dimensions a size.
+def load(source: Any) -> Model:
+    """The Model in `source`, a path or an onnx.ModelProto.
 
     A dimension that has no name in the file is called after its input and its place: "x.0".  ConfigError without the
     package `onnx`, InputError for what is no model, Unsupported listing all that this importer does not have.
@@ -39,7 +39,7 @@ def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
     program = read(source)
     require_supported(program, ROWS)
     name = program.graph.name or (Path(source).stem if isinstance(source, (str, Path)) else "")
-    return OnnxModel(name, program, dims or {})
+    return OnnxModel(name, program)
 
 
 class OnnxModel(Model):
@@ -49,14 +49,14 @@ class OnnxModel(Model):
     whose results differ in shape, say), its input becomes static when the model is traced.
     """
 
-    def __init__(self, name: str, program: Program, dims: Mapping[str, int]) -> None:
+    def __init__(self, name: str, program: Program) -> None:
         needed = needed_names(program)
         initialisers = program.graph.initialisers
         params = {
             key: value for key, value in initialisers.items() if key not in needed and value.nbytes > INLINE_BYTES_MAX
         }
         inputs = [each for each in program.graph.inputs if each.name not in initialisers]
-        specs = [_spec(each, each.name in needed, dims) for each in inputs]
+        specs = [_spec(each, each.name in needed) for each in inputs]
         super().__init__(name, self._evaluated, specs, [each.name for each in program.graph.outputs], params)
         self._program = program
         self._fixed: frozenset[str] = frozenset()  # params that are read for their values
@@ -89,17 +89,11 @@ class OnnxModel(Model):
         return outputs
 
 
-def _spec(declared: Declared, static: bool, dims: Mapping[str, int]) -> InputSpec:
+def _spec(declared: Declared, static: bool) -> InputSpec:
     if declared.shape is None:
         raise InputError(f"the model does not say how many dimensions its input {declared.name!r} has")
-    shape = [
-        _dimension(f"{declared.name}.{place}" if dim is None else dim, dims) for place, dim in enumerate(declared.shape)
-    ]
+    shape = [f"{declared.name}.{place}" if dim is None else dim for place, dim in enumerate(declared.shape)]
     return InputSpec(declared.name, _dtype(declared), tuple(shape), static)
-
-
-def _dimension(dim: int | str, dims: Mapping[str, int]) -> int | str:
-    return dims.get(dim, dim) if isinstance(dim, str) else dim
 
 
 def _dtype(declared: Declared) -> DType:

@@ -63,6 +63,8 @@ class Reader:
 
     def program(self) -> Program:
         model = self._model
+        if not model.HasField("graph"):
+            raise InputError(f"{self._path or 'the object'} is no ONNX model: it has no graph")
         versions = {domain(opset.domain): opset.version for opset in model.opset_import}
         functions = {(domain(f.domain), f.name, getattr(f, "overload", "")): f for f in model.functions}
         graph = self.graph(model.graph, versions)
