@@ -33,6 +33,7 @@ from wire.errors import (
     from_fields,
 )
 from wire.exchange import BlobExchange
+from wire.heap import hold_buffers
 from wire.identity import identity_here
 from wire.link import Link
 from wire.logs import start_logging
@@ -114,6 +115,7 @@ LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
 async def run_worker(config: WorkerConfig, surroundings: Surroundings = REAL) -> int:
     """Serve until told to stop; the exit code: 0 drained, 3 no device is left.  MeshError if it cannot start."""
     ring = start_logging(config.verbosity, config.log_json)
+    hold_buffers()
     try:
         while True:
             async with contextlib.AsyncExitStack() as stack:

@@ -3,76 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.rank_parts import by_ranks
 from support.ranks import wires_in_memory
 from support.spmd_cases import CASES, DTYPES
 
 from wire.dtypes import F32
 from wire.errors import Cancelled, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph
-from wire.grids import block, coordinates, parts, spec_of
 from worker.collectives.ranks import Ranks
 from worker.cpu.engine import compile_graph, evaluate, run
 from worker.engine import never
 
 Array = NDArray[Any]
-
-
-def by_ranks(graph: WireGraph, given: Mapping[str, Array]) -> list[Array]:
-    """The outputs of a graph that is one spmd node and its operands, each rank computed by a thread."""
-    nodes = [graph.nodes[index] for index in graph.outputs]
-    attrs = nodes[0].attrs
-    axes, sizes, places = attrs["axes"], attrs["sizes"], coordinates(attrs["sizes"])
-    operands = [given[graph.nodes[index].attrs["name"]] for index in nodes[0].inputs]
-    executable = compile_graph(attrs["body"])
-    wires = wires_in_memory(len(places))
-    results: list[Any] = [None] * len(places)
-
-    def work(rank: int) -> None:
-        ranks = Ranks(wires[rank], axes, sizes, rank)
-        for tag in (1, 2):
-            ranks.begin(tag, never)
-            mine = [
-                part(whole, text, axes, sizes, places[rank])
-                for whole, text in zip(operands, attrs["in_specs"], strict=True)
-            ]
-            results[rank] = run(executable, mine, never, ranks)
-            ranks.end()
-
-    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(places))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-    found = []
-    for node in nodes:
-        output = node.attrs["output"]
-        text = attrs["out_specs"][output]
-        found.append(whole_of([result[output] for result in results], text, axes, sizes, places))
-    return found
-
-
-def part(whole: Array, text: str, axes: Any, sizes: Any, at: Any) -> Array:
-    spec = spec_of(text)
-    for axis, (count, place) in enumerate(zip(parts(spec, axes, sizes), block(spec, axes, sizes, at), strict=True)):
-        whole = np.split(whole, count, axis)[place]
-    return np.ascontiguousarray(whole).reshape(whole.shape)
-
-
-def whole_of(blocks: list[Array], text: str, axes: Any, sizes: Any, places: Any) -> Array:
-    spec = spec_of(text)
-    counts = parts(spec, axes, sizes)
-    shape = tuple(dim * count for dim, count in zip(blocks[0].shape, counts, strict=True))
-    whole = np.empty(shape, blocks[0].dtype)
-    for value, at in reversed(list(zip(blocks, places, strict=True))):
-        numbers = block(spec, axes, sizes, at)
-        whole[tuple(slice(n * d, (n + 1) * d) for n, d in zip(numbers, value.shape, strict=True))] = value
-    return whole
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -31,11 +31,11 @@ from wire.errors import BlobCorrupt
 from wire.limits import KIB, MIB
 
 SLOTS = 8  # what a rank may be ahead of another
-SLOT_BYTES = 256 * KIB  # less costs more steps, and more leaves the cache: measured by bench/collectives.py
 MAILBOXES_BYTES_MAX = 16 * MIB
 SLOT_BITS_MIN = 12
 PAGE_BYTES = 4096  # of counters and failure
 ENVELOPE_BYTES = 128
+SLOT_BYTES = 256 * KIB - ENVELOPE_BYTES  # less costs more steps, and more leaves the cache (bench/collectives.py)
 ERROR_BYTES_MAX = 3072
 
 _WRITTEN, _READ, _SHAPE, _FAILED, _ERROR, _LENGTHS = 0, 16, 32, 48, 64, 80  # in words of 8 bytes: cache lines apart
@@ -45,6 +45,7 @@ _ENVELOPE = struct.Struct("<QIBBBB8Q")  # tag, group, operation, reduction, dtyp
 
 SPINS_MAX, SPINS_MIN = 1000, 16  # looks at a counter, of about 0.1 us
 SLEEP_S_MIN, SLEEP_S_MAX = 10e-6, 1e-3
+CARRIED_SLEEP_S_MIN = 100e-6  # nothing is carried by daemons sooner, and they need the cores
 SLEEP_SHARE = 0.1  # of the time waited so far: what a sleep adds stays small beside it
 
 
@@ -87,7 +88,7 @@ def size_of(slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> int:
 def slot_bytes_for(ranks: int) -> int:
     """A rank writes to a mailbox per other rank: 16 MiB of them at most, whatever their number."""
     share = MAILBOXES_BYTES_MAX // (SLOTS * max(ranks - 1, 1))
-    return min(SLOT_BYTES, 1 << max(share.bit_length() - 1, SLOT_BITS_MIN))
+    return min(SLOT_BYTES, (1 << max(share.bit_length() - 1, SLOT_BITS_MIN)) - ENVELOPE_BYTES)
 
 
 def lay_out(buffer: memoryview, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
@@ -254,8 +255,9 @@ class Patience:
     is woken.  Where cores are few, whoever spins keeps a core from whom it waits for.
     """
 
-    def __init__(self, spins_max: int = SPINS_MAX) -> None:
+    def __init__(self, spins_max: int = SPINS_MAX, sleep_s_min: float = SLEEP_S_MIN) -> None:
         self._spins_max = self._spins = spins_max
+        self._sleep_s_min = sleep_s_min
 
     def wait(self, ready: Callable[[], bool], check: Callable[[float], None]) -> None:
         """Return once `ready()`; `check` is told the seconds waited, and may raise."""
@@ -268,7 +270,7 @@ class Patience:
         while not ready():
             waited_s = time.monotonic() - began_s
             check(waited_s)
-            time.sleep(min(SLEEP_S_MIN + waited_s * SLEEP_SHARE, SLEEP_S_MAX))
+            time.sleep(min(self._sleep_s_min + waited_s * SLEEP_SHARE, SLEEP_S_MAX))
 
 
 @cache

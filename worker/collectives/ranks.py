@@ -18,7 +18,7 @@ from wire.grids import Axes, Sizes, groups
 from wire.types import Attrs
 
 from .group import Group, Wires
-from .mailbox import SPINS_MIN, Patience
+from .mailbox import CARRIED_SLEEP_S_MIN, SPINS_MIN, Patience
 from .progress import Pending, Progress
 
 Array = NDArray[Any]
@@ -37,7 +37,9 @@ class Ranks:
         self._rank = rank
         self._groups: dict[Axes, Group] = {}
         self._progress = Progress()
-        self._eager, self._polite = Patience(), Patience(SPINS_MIN)
+        carried = any(wire.bridged for wire in wires.wires.values())
+        self._polite = Patience(0, CARRIED_SLEEP_S_MIN) if carried else Patience(SPINS_MIN)
+        self._eager = self._polite if carried else Patience()
         self._given_up = False
         self._error: MeshError | None = None
 

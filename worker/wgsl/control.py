@@ -1,6 +1,6 @@
-"""A graph with branches and loops -> steps: stretches of straight graph, each a Program, and between them the turns.
+"""A graph with branches, loops or collectives -> steps: stretches of straight graph, each a Program, and the turns.
 
-    segment 0 (straight) -> turn (while) -> segment 1 -> turns (cond, scan) -> segment 2 ...
+    segment 0 (straight) -> turn (while) -> segment 1 -> turns (cond, all_reduce) -> segment 2 ...
 
 A node's level is how many turns lie before it.  A segment is all straight nodes of a level; what later steps need of it
 are its outputs.  Pure: it knows neither kernels nor devices.  Who runs the steps is `looping.py`.
@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 from wire.dtypes import F16, F32
 from wire.graph import GraphBuilder, Node, WireGraph
-from wire.ops import CONTROL, LEAVES
+from wire.ops import LEAVES
 from wire.types import Attrs, TensorType
 
 from ..inline import inline_composites
+from ..levels import BETWEEN
+from ..levels import levels as levels_of
 
 ANYWHERE = frozenset({"const", "iota"})  # made anew by every segment that uses them
 
@@ -33,7 +35,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A branch or a loop; `outputs` are the values that somebody needs, with their places among its results."""
+    """A branch, a loop or a collective; `outputs` are the values that somebody needs, with their places among its
+    results."""
 
     node: Node
     inputs: tuple[int, ...]
@@ -50,31 +53,30 @@ class Schedule:
 
 
 def schedule(graph: WireGraph) -> Schedule:
-    """The steps of a graph that branches or loops."""
+    """The steps of a graph that does not go straight."""
     flat = _with_even_rows(inline_composites(graph))
     levels = _levels(flat)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     steps: list[Segment | Turn] = []
     for level in range(max(levels, default=0) + 1):
         here = [index for index, each in enumerate(levels) if each == level]
-        turns = [index for index in here if flat.nodes[index].op in CONTROL and index not in later]
+        turns = [index for index in here if flat.nodes[index].op in BETWEEN and index not in later]
         made = _segment(flat, levels, level, turns)
         if made.outputs:
             steps.append(made)
         for index in turns:
-            outputs = tuple((each, flat.nodes[each].attrs["output"]) for each in flat.siblings[index])
+            group = flat.siblings.get(index, ())
+            outputs = tuple((each, flat.nodes[each].attrs["output"]) for each in group) or ((index, 0),)
             steps.append(Turn(flat.nodes[index], flat.nodes[index].inputs, outputs))
     last = {value: at for at, step in enumerate(steps) for value in step.inputs}
     return Schedule(flat, tuple(steps), {**last, **dict.fromkeys(flat.outputs, len(steps))})
 
 
 def _levels(graph: WireGraph) -> list[int]:
-    levels: list[int] = []
-    for node in graph.nodes:
-        levels.append(max((levels[i] + (graph.nodes[i].op in CONTROL) for i in node.inputs), default=0))
-    end = max(levels, default=0) + any(graph.nodes[index].op in CONTROL for index in graph.outputs)
+    found = levels_of(graph)
+    end = max(found, default=0) + any(graph.nodes[index].op in BETWEEN for index in graph.outputs)
     return [end if node.op in ANYWHERE and index in graph.outputs else level
-            for index, (node, level) in enumerate(zip(graph.nodes, levels, strict=True))]  # fmt: skip
+            for index, (node, level) in enumerate(zip(graph.nodes, found, strict=True))]  # fmt: skip
 
 
 def _segment(graph: WireGraph, levels: Sequence[int], level: int, turns: Iterable[int]) -> Segment:
@@ -82,7 +84,7 @@ def _segment(graph: WireGraph, levels: Sequence[int], level: int, turns: Iterabl
     straight = [
         index
         for index, node in enumerate(graph.nodes)
-        if levels[index] == level and node.op not in CONTROL and node.op not in LEAVES and node.op not in ANYWHERE
+        if levels[index] == level and node.op not in BETWEEN and node.op not in LEAVES and node.op not in ANYWHERE
     ]
     given_to_turns = {source for index in turns for source in graph.nodes[index].inputs}
     needed = set(graph.outputs) | given_to_turns

@@ -22,7 +22,7 @@ from wire.ops import OPS
 from wire.types import TensorType
 from wire.unroll import unroll
 
-from ..engine import EngineInfo, Executable, Measured, Stopped, never
+from ..engine import Collectives, EngineInfo, Executable, Measured, Stopped, never
 from .cache import ProgramCache, cache_key
 from .control import schedule
 from .device import AdapterInfo, Device, Memory, list_adapters
@@ -80,12 +80,13 @@ class WgslEngine:
             found.from_cache = True
             return found
         plain = unroll(graph)
-        made = self._in_steps(plain, force) if plain.has_control else self._straight(plain, force)
+        turns = plain.has_control or plain.free_axes
+        made = self._in_steps(plain, force) if turns else self._straight(plain, force)
         self._executables[graph.hash] = made
         return made
 
     def _in_steps(self, graph: WireGraph, force: bool) -> ControlExecutable:
-        """A part that branches or loops: its straight pieces are programs of their own."""
+        """A part that branches, loops or has collectives: its straight pieces are programs of their own."""
         inputs = {**graph.input_types, **graph.param_types}
         outputs = list(graph.output_types.values())
         made = ControlExecutable(
@@ -118,7 +119,13 @@ class WgslEngine:
             self._device.give(handle.memory)
             handle.memory = None
 
-    def run(self, executable: Executable, inputs: Sequence[Any], stopped: Stopped = never) -> list[NDArray[Any]]:
+    def run(
+        self,
+        executable: Executable,
+        inputs: Sequence[Any],
+        stopped: Stopped = never,
+        collectives: Collectives | None = None,
+    ) -> list[NDArray[Any]]:
         """As Engine.run; what was submitted to a device cannot be taken back, so only what loops can be stopped."""
         assert isinstance(executable, (WgslExecutable, ControlExecutable)), "an executable of this engine"
         if len(inputs) != len(executable.inputs):
@@ -126,7 +133,9 @@ class WgslEngine:
         given: dict[str, Memory | NDArray[Any]] = {}
         for (name, type_), value in zip(executable.inputs.items(), inputs, strict=True):
             given[name] = _checked(name, type_, value)
-        return executable.run(given, stopped) if isinstance(executable, ControlExecutable) else executable.run(given)
+        if isinstance(executable, ControlExecutable):
+            return executable.run(given, stopped, collectives)
+        return executable.run(given)
 
     def measure(self) -> Measured:
         """f32 GFLOP/s at 512^3, GB/s of reading 16 MiB, seconds per call of a one-element graph, all by own kernels."""

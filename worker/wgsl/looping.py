@@ -1,6 +1,8 @@
-"""Runs graphs with branches and loops: the steps of `control.py`, one after another, with all tensors on the device.
+"""Runs graphs with branches, loops and collectives: the steps of `control.py`, one after another, with all tensors on
+the device.
 
-Nothing is read back but what decides how to go on: the four bytes of a cond's or a while's test.  The turns of a scan
+Nothing is read back but what decides how to go on, the four bytes of a cond's or a while's test, and what other ranks
+are to have: the operands of collectives.  The turns of a scan
 are recorded and submitted many at a time, so many that a submission takes some milliseconds: soon enough to be stopped
 between two of them.  A turn's rows are copied out of and into the arrays that hold all of them.
 """
@@ -16,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import Cancelled, Unsupported
+from wire.errors import Cancelled, ExecuteFailed, Unsupported
 from wire.graph import WireGraph
-from wire.ops import GRAPH_ATTRS
+from wire.ops import COLLECTIVES, GRAPH_ATTRS
 from wire.types import TensorType
 
-from ..engine import Stopped
+from ..engine import Collectives, Pending, Stopped
 from .control import Schedule, Segment, Turn
 from .device import Copy, Device, Memory
 from .execute import Value, WgslExecutable, from_stored, resident, stored_size
@@ -34,9 +36,10 @@ _COMMANDS_MAX = 16_384  # likewise
 
 
 class Pace:
-    """How many turns are submitted at once, and whether somebody stopped the run."""
+    """How many turns are submitted at once, whether somebody stopped the run, and how it reaches other ranks."""
 
-    def __init__(self, device: Device, stopped: Stopped) -> None:
+    def __init__(self, device: Device, stopped: Stopped, collectives: Collectives | None = None) -> None:
+        self.collectives = collectives
         self._device = device
         self._stopped = stopped
         self._turns, self._most = 0, 1
@@ -79,7 +82,7 @@ class _Work:
 
 
 class ControlExecutable:
-    """A compiled part that branches or loops.  As WgslExecutable, but that it runs in several submissions."""
+    """A compiled part with branches, loops or collectives.  As WgslExecutable, but it runs in several submissions."""
 
     def __init__(
         self,
@@ -110,10 +113,10 @@ class ControlExecutable:
         graph = self._schedule.graph
         total = 0
         for work in self._work:
-            inner = [made.memory_bytes for made in work.made.values()]
-            total += max(inner)
+            inner = max((made.memory_bytes for made in work.made.values()), default=0)
+            total += inner
             if isinstance(work.step, Turn):
-                total += max(inner)  # what a turn makes of the carry while that is still held
+                total += inner  # what a turn makes of the carry while that is still held
                 total += sum(_stored(graph.types[index]) for index, _ in work.step.outputs)
         return total
 
@@ -127,12 +130,14 @@ class ControlExecutable:
         """Kernel launches of one run in which every graph runs once."""
         return sum(made.dispatches for made in self._parts)
 
-    def run(self, inputs: Mapping[str, Memory | NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
+    def run(
+        self, inputs: Mapping[str, Memory | NDArray[Any]], stopped: Stopped, collectives: Collectives | None = None
+    ) -> list[NDArray[Any]]:
         """The outputs in order; Cancelled between two turns once `stopped()`."""
         try:
             given = [self._given(inputs[name]) if used is not None else None
                      for name, used in zip(self.inputs, self._places, strict=True)]  # fmt: skip
-            values = self.record(given, Pace(self._device, stopped))
+            values = self.record(given, Pace(self._device, stopped, collectives))
             wanted = [(value.memory, stored_size(type_))
                       for value, type_ in zip(values, self.outputs, strict=True) if value is not None]  # fmt: skip
             raw = iter(self._device.run((), wanted))
@@ -147,14 +152,18 @@ class ControlExecutable:
     def record(self, inputs: Sequence[Value | None], pace: Pace) -> Values:
         """Let a run follow what the device has recorded; some of it is run at once."""
         values: dict[int, Value | None] = {}
+        under_way: dict[int, Pending] = {}
         for place, value in zip(self._places, inputs, strict=True):
             if place is not None:
                 values[place] = value
         for at, work in enumerate(self._work):
             step = work.step
+            self._settle(step.inputs, under_way, values)
             operands = [values[index] for index in step.inputs]
             if isinstance(step, Segment):
                 values.update(zip(step.outputs, _perform(work.made[""], operands, pace), strict=True))
+            elif step.node.op in COLLECTIVES:
+                under_way[step.outputs[0][0]] = self._meet(step, operands, pace)
             else:
                 results = _TURNS[step.node.op](self._device, work, operands, pace)
                 values.update({index: results[output] for index, output in step.outputs})
@@ -162,7 +171,28 @@ class ControlExecutable:
                 if self._schedule.last[index] == at:
                     values.pop(index, None)
             del operands
+        self._settle(self._schedule.graph.outputs, under_way, values)
         return [values[index] for index in self._schedule.graph.outputs]
+
+    def _meet(self, step: Turn, operands: Values, pace: Pace) -> Pending:
+        """Start a collective; those of one level are all under way before the first of them is waited for."""
+        if pace.collectives is None:
+            raise ExecuteFailed("a collective outside of a gang", op=step.node.op)
+        given = [self._read(index, value) for index, value in zip(step.inputs, operands, strict=True)]
+        return pace.collectives.start(step.node.op, step.node.attrs, given[0] if given else None)
+
+    def _read(self, index: int, value: Value | None) -> NDArray[Any]:
+        kind = self._schedule.graph.types[index]
+        if value is None:
+            return np.zeros(kind.shape, kind.dtype.numpy)
+        (raw,) = self._device.run((), [(value.memory, stored_size(kind))])
+        return from_stored(raw, kind)
+
+    def _settle(self, needed: Sequence[int], under_way: dict[int, Pending], values: dict[int, Value | None]) -> None:
+        """Wait for those of the collectives under way that are needed."""
+        for index in needed:
+            if index in under_way:
+                values[index] = self._given(np.ascontiguousarray(under_way.pop(index).result()))
 
     def _given(self, value: Memory | NDArray[Any]) -> Value | None:
         if isinstance(value, Memory):
@@ -193,7 +223,7 @@ def _compiled(
 ) -> dict[str, WgslExecutable | ControlExecutable]:
     if isinstance(step, Segment):
         return {"": make(step.graph)}
-    return {name: make(step.node.attrs[name]) for name in GRAPH_ATTRS[step.node.op]}
+    return {name: make(step.node.attrs[name]) for name in GRAPH_ATTRS.get(step.node.op, ())}
 
 
 def _perform(made: WgslExecutable | ControlExecutable, operands: Sequence[Value | None], pace: Pace) -> Values:

@@ -1,0 +1,45 @@
+"""A rank on an adapter among ranks on the cpu: the same collectives in the same order, and values within tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.adapter import needs_adapter
+from support.rank_parts import by_ranks
+from support.spmd_cases import CASES
+
+from wire.dtypes import F32, I32
+from wire.errors import ExecuteFailed
+from worker.cpu import evaluate
+
+pytestmark = needs_adapter
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    from worker.wgsl.engine import WgslEngine
+
+    made = WgslEngine(0)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rank_on_an_adapter_meets_those_on_the_cpu(engine: Any, name: str) -> None:
+    dtype = I32 if name == "axis_index" else F32
+    for label, graph, given in CASES[name](dtype):
+        if any(graph.nodes[index].op != "spmd" for index in graph.outputs):
+            continue  # within a loop: not a part of its own
+        for found, expected in zip(by_ranks(graph, given, engine), evaluate(graph, given), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=label)
+
+
+def test_a_collective_outside_of_a_gang_is_an_error(engine: Any) -> None:
+    _, graph, _ = next(iter(CASES["all_reduce"](F32)))
+    body = graph.nodes[graph.outputs[0]].attrs["body"]
+    arrays = [np.zeros(kind.shape, kind.dtype.numpy) for kind in body.input_types.values()]
+    with pytest.raises(ExecuteFailed, match="outside of a gang"):
+        engine.run(engine.compile(body), arrays)
