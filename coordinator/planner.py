@@ -47,7 +47,7 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
     asked = strategy_of(strategy)
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
-    graph = simplify(graph)
+    whole = graph = simplify(graph)
     if isinstance(asked, Split):
         return _split(graph, profiles, asked)
     if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
@@ -62,7 +62,7 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
             if isinstance(asked, Ranks):
                 raise
             why = error.message
-    plan = _whole(simplify(unroll(graph)), profiles, asked)
+    plan = _whole(simplify(unroll(whole)), profiles, asked)
     return replace(plan, reasons=(*plan.reasons, f"all ranks are computed as one program, since {why}"))
 
 

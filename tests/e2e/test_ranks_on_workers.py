@@ -11,11 +11,25 @@ import numpy as np
 import pytest
 from support.spmd_cases import CASES
 
-from mesh import DataParallel, FullySharded, Mesh, Ranks, TensorParallel
+from mesh import (
+    DataParallel,
+    FullySharded,
+    Grid,
+    Mesh,
+    PartitionSpec,
+    Ranks,
+    TensorParallel,
+    evaluate,
+    nn,
+    random,
+    shard,
+    tree,
+    value_and_grad,
+)
 from wire.dtypes import F32
 from wire.graph import GraphBuilder, WireGraph
 from wire.unroll import unroll
-from worker.cpu import evaluate
+from worker.cpu import evaluate as evaluate_here
 
 RNG = np.random.default_rng(11)
 
@@ -56,7 +70,7 @@ def values(graph: WireGraph, seed: int = 0) -> dict[str, Any]:
 
 
 def expected(graph: WireGraph, given: dict[str, Any]) -> list[Any]:
-    return list(evaluate(unroll(graph), given))
+    return list(evaluate_here(unroll(graph), given))
 
 
 def run(mesh: Mesh, graph: WireGraph, given: dict[str, Any], **how: Any) -> list[Any]:
@@ -108,6 +122,26 @@ def test_a_whole_program_that_was_split_is_right(mesh: Mesh, strategy: Any) -> N
     x = RNG.standard_normal((10, 8)).astype(np.float32)
     found = mesh.run(lambda p, x: abs(x @ p["w"]) @ p["v"], mesh.put(held), x, strategy=strategy)
     np.testing.assert_allclose(found, abs(x @ held["w"]) @ held["v"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_program_about_whole_tensors_is_split_as_it_asks(mesh: Mesh) -> None:
+    grid = Grid((2, 2), ("dp", "tp"))
+    keys = random.split(random.key(0))
+    up = nn.AllToShardedLinear.init(keys[0], 16, 61, grid=grid, axis="tp")  # 61 features over 2 ranks
+    down = nn.ShardedToAllLinear.init(keys[1], 61, 16, grid=grid, axis="tp")
+    x = RNG.standard_normal((7, 16)).astype(np.float32)
+
+    def loss(layers: Any, x: Any) -> Any:
+        return (layers[1](nn.gelu(layers[0](shard(x, PartitionSpec("dp"), grid)))) ** 2).sum()
+
+    wanted = tree.leaves(evaluate(value_and_grad(loss), (up, down), x))
+    found = tree.leaves(mesh.run(value_and_grad(loss), mesh.put((up, down)), x, strategy=Ranks()))
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    whole = sum(np.asarray(leaf).nbytes for leaf in tree.leaves((up, down)))
+    assert whole < mesh.report().weight_bytes_moved < 3 * whole, "halves of the weights, by four"
+    np.testing.assert_array_equal(np.asarray(shard(x, PartitionSpec(("tp", "dp")), grid) * 2), x * 2)
+    assert len(mesh.report().workers) == 4, "an array outside of a function is split too"
 
 
 def test_a_killed_rank_is_replaced_and_the_answer_is_right(mesh: Mesh) -> None:
