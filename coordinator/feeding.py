@@ -1,12 +1,15 @@
-"""How a call's inputs get to a worker: small ones in its Run, which is sent at once, and others after it.
+"""How a step begins on a worker, and how its inputs get there: small ones with its Run, and others after it.
 
-So the Runs of one step leave before those of the next, however long copies take.  Of an input of which a worker needs
-only a window, only that travels.
+Runs are sent in the order in which `begin` was called, to whichever workers and for whichever plans, however long the
+copies of inputs take: so gangs come in one order everywhere (worker/lanes.py).  Of an input of which a worker needs a
+window, only that travels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +17,11 @@ from numpy.typing import NDArray
 
 from wire.codec import tensor_bytes
 from wire.dtypes import dtype_of
+from wire.errors import ProtocolError
 from wire.exchange import off_loop
 from wire.limits import KIB
 from wire.link import Link
-from wire.messages import INLINE_BYTES_MAX, Feed, PlanKey, Push, Value
+from wire.messages import INLINE_BYTES_MAX, Feed, Message, PlanKey, Push, Ran, Run, Value
 from wire.sharedmem import SharedDir
 
 from .dispatch import Fed
@@ -25,6 +29,37 @@ from .plan import FromInput
 
 RUN_BYTES_MAX = 512 * KIB  # of feeds in one Run: a longer message would go by the bulk connection, and out of order
 Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step on one worker; `apart` has yet to be sent."""
+
+    link: Link
+    key: PlanKey
+    step: int
+    ran: asyncio.Task[Message]
+    apart: Sequence[Fed]
+    inputs: Arrays
+
+
+def begin(link: Link, key: PlanKey, step: int, wanted: Iterable[Fed], inputs: Arrays, committed: int = 0) -> Begun:
+    """Have the Run leave next.  To be called as soon as it is decided, and never from within a task that waited."""
+    feeds, apart = with_run(wanted, inputs)
+    ran = asyncio.get_running_loop().create_task(link.request(Run(key, step, feeds, committed)))
+    return Begun(link, key, step, ran, apart, inputs)
+
+
+async def outcome(begun: Begun, shared: SharedDir | None) -> Ran:
+    """What the worker answers, once the other inputs were sent, too; its MeshError, or NodeLost."""
+    try:
+        await send_apart(begun, shared)
+        answer = await begun.ran
+    finally:
+        begun.ran.cancel()  # if it was not fed, it need not wait
+    if not isinstance(answer, Ran):
+        raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=begun.link.peer.name)
+    return answer
 
 
 def with_run(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...], list[Fed]]:
@@ -40,12 +75,11 @@ def with_run(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...], l
     return tuple(feeds), apart
 
 
-async def send_apart(
-    link: Link, shared: SharedDir | None, key: PlanKey, step: int, apart: Iterable[Fed], inputs: Arrays
-) -> None:
+async def send_apart(begun: Begun, shared: SharedDir | None) -> None:
     """Send what did not ride along: through shared memory, or as streams."""
-    for part, slot, source in apart:
-        array = given(source, inputs)
+    link, key, step = begun.link, begun.key, begun.step
+    for part, slot, source in begun.apart:
+        array = given(source, begun.inputs)
         dtype = dtype_of(array).name
         whole = await off_loop(array.nbytes, np.ascontiguousarray, array)
         if array.nbytes <= INLINE_BYTES_MAX:

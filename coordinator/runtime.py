@@ -44,10 +44,8 @@ from wire.messages import (
     Paused,
     PlanKey,
     Push,
-    Ran,
     Relay,
     Revocations,
-    Run,
     Suspected,
 )
 from wire.protocol import Identity
@@ -63,7 +61,7 @@ from .ahead import Ahead
 from .config import CoordinatorConfig
 from .deploying import Deploying
 from .explain import disagreement, explain, in_quarantine, lost_node, nobody
-from .feeding import send_apart, with_run
+from .feeding import Begun, begin, outcome
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
 from .members import PAUSED_BY, all_paused, lack_of, member_called, name_for, state_of, view_of
@@ -656,9 +654,6 @@ class Coordinator:
         self._feed(ev.DeployDone(action.generation, action.node))
 
     def _start_run(self, action: ev.SendRun) -> None:
-        self._spawn(self._send_run(action))
-
-    async def _send_run(self, action: ev.SendRun) -> None:
         member = self._members.get(action.node)
         call = self._calls.get(action.call)
         deployment = self._deployments.get(action.generation)
@@ -666,17 +661,15 @@ class Coordinator:
             return
         call.report.begins(action.generation)
         call.steps[action.generation] = action.step
-        key = PlanKey(self.epoch, action.generation)
+        wanted = deployment.feeds.get(action.node, ())
+        begun = begin(member.link, PlanKey(self.epoch, action.generation), action.step, wanted, call.inputs)
+        self._spawn(self._await_run(action, member, call, deployment, begun))
+
+    async def _await_run(
+        self, action: ev.SendRun, member: Member, call: Call, deployment: Deployment, begun: Begun
+    ) -> None:
         try:
-            feeds, apart = with_run(deployment.feeds.get(action.node, ()), call.inputs)
-            ran = self._spawn(member.link.request(Run(key, action.step, feeds)))
-            try:
-                await send_apart(member.link, self._shared, key, action.step, apart, call.inputs)
-                answer = await ran
-            finally:
-                ran.cancel()  # if it was not fed, it need not wait
-            if not isinstance(answer, Ran):
-                raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=member.profile.name)
+            answer = await outcome(begun, self._shared)
             for output in answer.outputs:
                 if output.value.data is not None or output.value.shared:
                     self._output(action.generation, action.step, output.slot, tensor_of(member.link, output.value))

@@ -18,7 +18,7 @@ from wire.codec import hash_array, tensor_from
 from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, ProtocolError
 from wire.exchange import BlobExchange, off_loop
 from wire.limits import MIB
-from wire.messages import PlanKey, Ran, Run, Snapshot, Snapshotted
+from wire.messages import PlanKey, Snapshot, Snapshotted
 from wire.sharedmem import SharedDir
 from wire.types import TensorType
 
@@ -26,7 +26,7 @@ from . import dispatch
 from . import session_events as ev
 from .deploying import Deploying
 from .explain import explain
-from .feeding import send_apart, with_run
+from .feeding import Begun, begin, outcome
 from .held import HeldTensors
 from .outputs import tensor_of
 from .plan import FromParam, FromState, Plan, Window
@@ -95,7 +95,13 @@ class Sessions:
             session.feed(ev.OutputArrived(generation, step, slot, value))
         return session is not None
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is none."""
+        return not self._open
+
     def close(self) -> None:
+        """End them all."""
         for session in list(self._open):
             session.feed(ev.CloseAsked())
 
@@ -327,29 +333,22 @@ class Session:
         deployment = self.plans[action.generation]
         assert deployment.plan is not None
         self._ran_by[action.number] = deployment.plan
-        self._spawn(self._run(action, deployment))
-
-    async def _run(self, action: ev.SendRun, deployment: _Deployment) -> None:
         member, inputs = self._around.members.get(action.node), self._feeds.get(action.number)
         if inputs is None:
             return  # it was rejected
+        begun = None
+        if member is not None:
+            key, wanted = PlanKey(self._around.epoch, action.generation), deployment.feeds.get(action.node, ())
+            begun = begin(member.link, key, action.step, wanted, inputs, action.committed)
+        self._spawn(self._run(action, deployment, member, begun))
+
+    async def _run(
+        self, action: ev.SendRun, deployment: _Deployment, member: Member | None, begun: Begun | None
+    ) -> None:
         try:
-            if member is None:
+            if member is None or begun is None:
                 raise NodeLost("the worker is gone")
-            key = PlanKey(self._around.epoch, action.generation)
-            feeds, apart = with_run(deployment.feeds.get(action.node, ()), inputs)
-            request = member.link.request(Run(key, action.step, feeds, action.committed))
-            if apart:
-                ran = self._loop.create_task(request)
-                try:
-                    await send_apart(member.link, self._around.shared, key, action.step, apart, inputs)
-                    answer = await ran
-                finally:
-                    ran.cancel()
-            else:
-                answer = await request
-            if not isinstance(answer, Ran):
-                raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=member.profile.name)
+            answer = await outcome(begun, self._around.shared)
             for output in answer.outputs:
                 if output.value.data is not None or output.value.shared:
                     value = tensor_of(member.link, output.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from support.profiles import device, near, worker
 
 from coordinator import dispatch
-from coordinator.feeding import RUN_BYTES_MAX, given, with_run
+from coordinator.feeding import RUN_BYTES_MAX, begin, given, outcome, with_run
 from coordinator.held import HeldTensors
 from coordinator.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
 from coordinator.plan_bytes import plan_bytes, plan_from
@@ -18,10 +19,10 @@ from coordinator.planner import make_plan
 from coordinator.slices import Slices
 from wire.codec import hash_array
 from wire.dtypes import F32
-from wire.errors import BlobMissing
+from wire.errors import BlobMissing, NodeLost
 from wire.graph import GraphBuilder, WireGraph
 from wire.link import Link
-from wire.messages import INLINE_BYTES_MAX, Blob, FetchBlob, PlanKey
+from wire.messages import INLINE_BYTES_MAX, Blob, FetchBlob, PlanKey, Push, Ran, Run
 from wire.types import TensorType
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -137,3 +138,67 @@ def test_a_slice_is_content_of_its_own_hashed_once_and_cut_when_asked_for(monkey
             await slices.params([FromParam("w", TOP)], {"w": (address, kind)})
 
     asyncio.run(ask())
+
+
+class Recorded:
+    """A link that notes the Runs it is given, answers them, and takes its time for streams."""
+
+    same_host = False
+    peer = SimpleNamespace(name="there")
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[int, int]] = []
+        self.streams: list[int] = []
+
+    async def request(self, run: Run) -> Ran:
+        self.runs.append((run.plan.generation, run.step))
+        await asyncio.sleep(0)
+        return Ran((), (), 0, 0)
+
+    async def send_stream(self, header: Push, data: memoryview) -> None:
+        await asyncio.sleep(0)
+        self.streams.append(data.nbytes)
+
+
+def test_runs_leave_every_node_in_the_order_in_which_they_were_begun_whatever_their_inputs() -> None:
+    large, small = np.zeros(2**19, np.float32), np.zeros(4, np.float32)  # one is copied in a thread
+
+    async def steps() -> None:
+        links: list[Any] = [Recorded() for _ in range(3)]
+        order = [(generation, step) for step in range(4) for generation in (1, 2)]
+        waiting = []
+        for turn, (generation, step) in enumerate(order):
+            for place, link in enumerate(links):
+                inputs = {"x": large if (turn + place) % 2 else small}
+                begun = begin(link, PlanKey(1, generation), step, [(0, 0, FromInput("x"))], inputs)
+                waiting.append(asyncio.create_task(outcome(begun, None)))
+            await asyncio.sleep(0)
+        await asyncio.gather(*waiting)
+        assert all(link.runs == order for link in links)
+        assert sorted(len(link.streams) for link in links) == [4, 4, 4]
+
+    asyncio.run(steps())
+
+
+def test_a_step_that_could_not_be_fed_is_not_waited_for() -> None:
+    class Broken(Recorded):
+        async def request(self, run: Run) -> Ran:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.runs.append((0, 0))
+            raise AssertionError("nobody answers")
+
+        async def send_stream(self, header: Push, data: memoryview) -> None:
+            raise NodeLost("the link ended")
+
+    async def step() -> None:
+        link: Any = Broken()
+        begun = begin(link, PlanKey(1, 1), 0, [(0, 0, FromInput("x"))], {"x": np.zeros(2**16, np.float32)})
+        await asyncio.sleep(0)
+        with pytest.raises(NodeLost):
+            await outcome(begun, None)
+        await asyncio.sleep(0)
+        assert link.runs == [(0, 0)], "the request was given up"
+
+    asyncio.run(step())
