@@ -31,7 +31,8 @@ def blocks(grid: Grid, shape: tuple[int, ...], dtype: Any = np.float32, seed: in
     rng = np.random.default_rng(seed)
     if np.dtype(dtype) == np.bool_:
         return [rng.random(shape) < 0.5 for _ in range(grid.ranks)]
-    return [rng.integers(1, 5, shape).astype(dtype) for _ in range(grid.ranks)]
+    turned = 1 + 1j if np.dtype(dtype).kind == "c" else 1
+    return [(rng.integers(1, 5, shape) * turned).astype(dtype) for _ in range(grid.ranks)]
 
 
 def on_ranks(grid: Grid, fn: Callable[..., Any], given: list[Numbers]) -> list[Numbers]:
@@ -52,7 +53,7 @@ def in_groups(grid: Grid, axes: Any, given: list[Numbers], what: Callable[[list[
 
 def assert_ranks(found: list[Numbers], wanted: list[Numbers]) -> None:
     for rank, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), 1e-6, err_msg=f"rank {rank}")
+        np.testing.assert_allclose(one.astype(np.complex128), other.astype(np.complex128), 1e-6, err_msg=f"rank {rank}")
 
 
 # -- against numpy ----------------------------------------------------------------------------------------
@@ -66,8 +67,8 @@ REDUCED: dict[str, Callable[[list[Numbers]], Numbers]] = {
     "and": lambda each: reduce(np.bitwise_and, each),
     "or": lambda each: reduce(np.bitwise_or, each),
 }
-KINDS = {"sum": "iuf", "prod": "iuf", "mean": "iuf", "max": "biuf", "min": "biuf", "and": "biu", "or": "biu"}
-DTYPES = [BY_NAME[name] for name in ("bool", "u8", "i32", "i64", "f16", "bf16", "f32", "f64")]
+KINDS = {"sum": "iufc", "prod": "iufc", "mean": "iufc", "max": "biuf", "min": "biuf", "and": "biu", "or": "biu"}
+DTYPES = [BY_NAME[name] for name in ("bool", "u8", "i32", "i64", "f16", "bf16", "f32", "f64", "c64")]
 
 
 @pytest.mark.parametrize("op", REDUCED)
@@ -95,6 +96,20 @@ def test_all_reduce_and_reduce_scatter_of_every_dtype(op: str, dtype: DType) -> 
     assert op == "mean" or found[0].dtype == dtype.numpy
     assert_ranks(found, [wanted] * 3)
     assert_ranks(on_ranks(THREE, lambda x: collectives.reduce_scatter(x, "dp", 0, op), given), np.split(wanted, 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_what_moves_values_takes_every_dtype(dtype: DType) -> None:
+    given = blocks(THREE, (3, 2), dtype.numpy)
+    for fn, wanted in (
+        (lambda x: collectives.all_gather(x, "dp"), [np.concatenate(given)] * 3),
+        (lambda x: collectives.all_to_all(x, "dp", 0, 0), [np.stack([each[at] for each in given]) for at in range(3)]),
+        (lambda x: collectives.send(x, "dp", 2, 1), [np.zeros_like(given[0]), given[2], np.zeros_like(given[0])]),
+        (lambda x: collectives.broadcast(x, "dp", 1), [given[1]] * 3),
+    ):
+        found = on_ranks(THREE, fn, given)
+        assert {each.dtype for each in found} == {np.dtype(dtype.numpy)}
+        assert_ranks(found, wanted)
 
 
 def test_small_floats_are_added_in_f32_and_rounded_once() -> None:
