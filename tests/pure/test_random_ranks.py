@@ -17,7 +17,7 @@ from support.references import reference
 from wire.codec import decode_graph
 from wire.dtypes import I32
 from wire.graph import GraphBuilder, WireGraph
-from wire.grids import whole_shape
+from wire.grids import coordinates, spec_of, whole_shape
 from wire.ops import COLLECTIVES
 from wire.simplify import simplify
 from wire.text import from_text, to_text
@@ -119,6 +119,25 @@ def check(seed: int) -> None:
         np.testing.assert_array_equal(found, wanted[-1])
 
 
+def check_proof(seed: int) -> None:
+    """What is said not to differ along an axis is the same on all ranks along it."""
+    attrs = random_program(seed).nodes[-1].attrs
+    body, axes = attrs["body"], attrs["axes"]
+    over = varying(body, [frozenset(axis for dim in spec_of(text) for axis in dim) for text in attrs["in_specs"]])
+    every = {**attrs, "out_specs": (f"{'+'.join(axes)} -",) * len(body.outputs)}
+    del every["output"]
+    kinds = list(random_program(seed).input_types.values())
+    graph = graph_of(kinds, lambda b, *given: siblings(b, "spmd", *given, count=len(body.outputs), **every))
+    rng = np.random.default_rng(seed)
+    given = {name: rng.integers(-9, 9, kind.shape, np.int32) for name, kind in graph.input_types.items()}
+    for found, differs in zip(evaluate(graph, given), over, strict=True):
+        blocks = np.split(found, len(found) // SIDE)
+        first: dict[Any, Any] = {}
+        for at, block in zip(coordinates(attrs["sizes"]), blocks, strict=True):
+            place = tuple(number for axis, number in zip(axes, at, strict=True) if axis in differs)
+            np.testing.assert_array_equal(block, first.setdefault(place, block))
+
+
 def _again(b: GraphBuilder, graph: WireGraph, given: tuple[int, ...]) -> int:
     """The last result alone."""
     return b.graph(graph, dict(zip(graph.input_types, given, strict=True)))[-1]
@@ -127,6 +146,7 @@ def _again(b: GraphBuilder, graph: WireGraph, given: tuple[int, ...]) -> int:
 @pytest.mark.parametrize("seed", range(25))
 def test_a_random_program_is_what_ranks_in_threads_compute(seed: int) -> None:
     check(seed)
+    check_proof(seed)
 
 
 @pytest.mark.long
@@ -134,6 +154,7 @@ def test_a_random_program_is_what_ranks_in_threads_compute(seed: int) -> None:
 def test_more_random_programs_are_what_ranks_in_threads_compute(first: int) -> None:
     for seed in range(first, first + 100):
         check(seed)
+        check_proof(seed)
 
 
 def test_the_programs_have_every_collective() -> None:
