@@ -17,7 +17,7 @@ from wire.dtypes import F32
 from wire.errors import AttrError, GraphError, InputError
 from wire.graph import GraphBuilder, WireGraph
 from wire.grids import spec_text
-from wire.sharding.assignment import is_sound
+from wire.sharding.assignment import sound
 from wire.sharding.cost import Cost, cost_of
 from wire.sharding.factors import rule_of
 from wire.sharding.layout import Axes, Dims, Layout
@@ -201,7 +201,7 @@ def test_what_a_rule_says_is_free_costs_nothing_and_what_is_reduced_one_reductio
     rule = rule_of(node.op, node.attrs, [graph.types[source] for source in node.inputs])
     assert rule is not None
     for factor in range(len(rule.sizes)):
-        if not rule.may_split(factor, 2) or not is_sound(rule, {factor: ("tp",)}, PAIR):
+        if not rule.may_split(factor, 2) or not sound(rule, {factor: ("tp",)}, PAIR):
             continue
         specs = {
             graph.nodes[source].attrs["name"]: dims

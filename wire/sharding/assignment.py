@@ -70,21 +70,19 @@ def agreements(rule: Rule, parts: Sequence[Assignment], axes: Axes) -> list[dict
     """What can be made of the parts, each of them first in turn; one only if they do not disagree."""
     found: dict[frozenset[tuple[int, tuple[str, ...]]], dict[int, tuple[str, ...]]] = {}
     for place in range(len(parts)):
-        offer = merged([parts[place], *parts[:place], *parts[place + 1 :]])
-        if is_sound(rule, offer, axes):
-            found.setdefault(frozenset(offer.items()), offer)
+        offer = sound(rule, merged([parts[place], *parts[:place], *parts[place + 1 :]]), axes)
+        found.setdefault(frozenset(offer.items()), offer)
     return list(found.values())
 
 
-def is_sound(rule: Rule, assignment: Assignment, axes: Axes) -> bool:
-    """Whether every dimension can be written as a layout: what stands behind a factor that is not split to single
-    elements is not split."""
+def sound(rule: Rule, assignment: Assignment, axes: Axes) -> dict[int, tuple[str, ...]]:
+    """What of it can be written as layouts: within a dimension, only what stands behind single elements is split."""
+    found = dict(assignment)
     for made in (*rule.operands, *rule.results):
         for factors in made:
-            open_before = False
+            is_open = False
             for factor in factors:
-                split = assignment.get(factor, ())
-                if split and open_before:
-                    return False
-                open_before |= axes.size(split) != rule.sizes[factor]
-    return True
+                if is_open:
+                    found.pop(factor, None)
+                is_open |= axes.size(found.get(factor, ())) != rule.sizes[factor]
+    return found if found == assignment else sound(rule, found, axes)
