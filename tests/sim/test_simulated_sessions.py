@@ -1,0 +1,170 @@
+"""Sessions on simulated workers: whatever befalls them, the state is that of a run nobody disturbed, bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from support.training import batch, first_state, train
+
+from mesh import AsyncMesh, Mesh, tree
+from mesh.config import MeshConfig
+from mesh.errors import NodeLost
+from mesh.simulation.loop import VirtualLoop
+
+STEPS = 12
+
+
+@cache
+def undisturbed(steps: int) -> tuple[list[float], list[bytes]]:
+    """Losses and the final state of a run in this process."""
+    with Mesh(MeshConfig()) as mesh, mesh.session(train, first_state(), *batch(0)) as session:
+        losses = [float(session.step(*batch(step)).result()) for step in range(steps)]
+        return losses, bits(session.state())
+
+
+def bits(state: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in tree.leaves(state)]
+
+
+@pytest.mark.parametrize("strategy", ["single", "pipeline", "auto"])
+def test_a_session_computes_what_one_machine_computes(strategy: str) -> None:
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        with mesh.session(train, first_state(), *batch(0), strategy=strategy) as session:
+            steps = [session.step(*batch(step)) for step in range(STEPS)]
+            losses = [float(step.result()) for step in steps]
+            assert (losses, bits(session.state())) == undisturbed(STEPS)
+        mesh.simulation.wait(1.0)
+        assert mesh.simulation._cluster.coordinator.sessions.idle
+
+
+def test_state_of_a_pipeline_is_where_it_is_read() -> None:
+    with (
+        Mesh.builder().mesh("sim").simulate(3).build() as mesh,
+        mesh.session(train, first_state(), *batch(0), strategy="pipeline") as session,
+    ):
+        session.step(*batch(0)).result()
+        plan = session._async._running.plan  # type: ignore[attr-defined]
+        assert len({part.node for part in plan.parts}) == 3, "every worker has some of it"
+        sites = {carry.state: plan.parts[carry.source.part] for carry in plan.carries}
+        for part in plan.parts:
+            for source in part.sources:
+                if source in sites:
+                    assert (part.node, part.device) == (sites[source].node, sites[source].device)
+
+
+async def disturbed(seed: int, copies: str, strategy: str) -> tuple[list[float], list[bytes], int]:
+    """A run of three workers one of which dies now and then; how often."""
+    rng = random.Random(seed)
+    builder = Mesh.builder().mesh("sim").simulate(3, seed)
+    async with await builder.build_async() as mesh:
+        cluster = mesh.simulation
+        deaths = 0
+
+        async def mischief() -> None:
+            nonlocal deaths
+            while True:
+                await asyncio.sleep(rng.uniform(0.001, 0.02))
+                name = rng.choice(cluster.names)
+                if len(cluster.alive) < len(cluster.names):
+                    continue
+                deaths += 1
+                cluster.kill(name)
+                await asyncio.sleep(rng.uniform(0.05, 0.4))
+                cluster.start(name)
+                await asyncio.sleep(4)  # it joins, and the copies that it had are made again
+
+        async with await mesh.session(
+            train, first_state(), *batch(0), copies=copies, every=rng.randint(1, 5), strategy=strategy
+        ) as session:
+            losses: list[float] = []
+            await session.step(*batch(0))
+            player = asyncio.create_task(mischief())
+            for first in range(1, STEPS, 3):
+                steps = [session.step(*batch(step)) for step in range(first, min(first + 3, STEPS))]
+                losses += [float(await step) for step in steps]
+                await asyncio.sleep(rng.uniform(0, 1.5))
+            player.cancel()
+            state = bits(await session.state())
+        cluster.referee.verdict()
+        return losses, state, deaths
+
+
+def check(seed: int, copies: str, strategy: str) -> int:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        losses, state, deaths = runner.run(disturbed(seed, copies, strategy))
+    expected, final = undisturbed(STEPS)
+    assert losses == expected[1:] and state == final
+    return deaths
+
+
+@pytest.mark.parametrize("strategy", ["single", "pipeline"])
+@pytest.mark.parametrize("copies", ["buddy", "checkpoint"])
+def test_deaths_lose_no_step_and_change_no_bit(copies: str, strategy: str) -> None:
+    assert check(1, copies, strategy)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 60))
+def test_many_deaths_lose_no_step_and_change_no_bit(seed: int) -> None:
+    check(seed, ("buddy", "checkpoint")[seed % 2], ("single", "pipeline", "auto")[seed % 3])
+
+
+def test_a_state_that_nobody_copied_dies_with_its_worker_and_says_so() -> None:
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        # more than what is held of feeds without copies: nothing can begin anew
+        big = np.zeros((2048, 2048), np.float32)
+        session = mesh.session(lambda total, x: (total + x[:8, :8], x[0, 0]), big[:8, :8], big, copies="none")
+        for _ in range(6):
+            session.step(big).result()
+        plan = session._async._running.plan  # type: ignore[attr-defined]
+        names = {share.node: share.name for share in plan.workers}
+        (owners,) = plan.owners.values()
+        mesh.simulation.kill(names[min(owners)])
+        with pytest.raises(NodeLost, match="no copy"):
+            session.step(big).result()
+        with pytest.raises(NodeLost, match="no copy"):
+            session.state()
+
+
+def test_a_worker_that_comes_late_takes_part() -> None:
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        mesh.simulation.kill("sim-2")
+        mesh.simulation.wait(3)
+        with mesh.session(train, first_state(), *batch(0), strategy="pipeline") as session:
+            first = [float(session.step(*batch(step)).result()) for step in range(4)]
+            mesh.simulation.start("sim-2")
+            mesh.simulation.wait(5)
+            rest = [float(session.step(*batch(step)).result()) for step in range(4, STEPS)]
+            plan = session._async._running.plan  # type: ignore[attr-defined]
+            assert len({part.node for part in plan.parts}) == 3
+            assert ([*first, *rest], bits(session.state())) == undisturbed(STEPS)
+
+
+def test_a_device_that_is_lost_goes_back_to_a_copy() -> None:
+    async def run() -> None:
+        async with (
+            await Mesh.builder().mesh("sim").simulate(2).build_async() as mesh,
+            await mesh.session(train, first_state(), *batch(0), every=2, strategy="single") as session,
+        ):
+            for step in range(5):
+                await session.step(*batch(step))
+            plan = session._running.plan  # type: ignore[attr-defined]
+            names = {share.node: share.name for share in plan.workers}
+            (used,) = {part.node for part in plan.parts}
+            cluster = mesh.simulation
+            cluster.devices[cluster.names.index(names[used])].fails_after = 1
+            for step in range(5, STEPS):
+                await session.step(*batch(step))
+            assert bits(await session.state()) == undisturbed(STEPS)[1]
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
+
+
+def test_async_mesh_has_sessions_too() -> None:
+    assert AsyncMesh.session.__doc__ == Mesh.session.__doc__
