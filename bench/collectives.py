@@ -53,8 +53,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithm", default="", help="of ours; chosen by size if not given")
-    parser.add_argument("--slots", type=int, default=0)
-    parser.add_argument("--slot-kib", type=int, default=0)
+    parser.add_argument("--letters", type=int, default=0)
+    parser.add_argument("--letter-kib", type=int, default=0)
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
@@ -121,12 +121,12 @@ def ours(chosen: argparse.Namespace) -> Figures:
     sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent.parent / "tests")]
     from support.ranks import Processes
 
-    from worker.collectives.mailbox import SLOT_BYTES, SLOTS
+    from worker.collectives.mailbox import LETTER_BYTES, LETTERS
 
     base = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=base) as folder:
-        slots, slot_bytes = chosen.slots or SLOTS, chosen.slot_kib * KIB or SLOT_BYTES
-        ranks = Processes(chosen.processes, Path(folder), slots, slot_bytes)
+        letters, letter_bytes = chosen.letters or LETTERS, chosen.letter_kib * KIB or LETTER_BYTES
+        ranks = Processes(chosen.processes, Path(folder), letters, letter_bytes)
         try:
             return {size: slowest(ranks.ask(our_rank, size, rounds, chosen.algorithm)) for size, rounds in SIZES}
         finally:

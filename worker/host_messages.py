@@ -216,7 +216,7 @@ class Exported(_Message, frozen=True, array_like=True, tag=True):
 
 
 class Rang(_Message, frozen=True, array_like=True, tag=True):
-    """Mailboxes that the daemon carries have changed: slots to send, or slots that are free again."""
+    """Mailboxes that the daemon carries have changed: letters to send, or letters that were read."""
 
 
 class Alive(_Message, frozen=True, array_like=True, tag=True):

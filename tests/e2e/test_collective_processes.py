@@ -48,7 +48,7 @@ def waiting(group: Group, deadline_s: float) -> None:
 
 
 def test_ranks_agree_to_the_bit_fail_together_and_outlive_the_death_of_one(tmp_path: Path) -> None:
-    ranks = Processes(3, tmp_path, slots=3, slot_bytes=1 << 14)
+    ranks = Processes(3, tmp_path, letters=3, letter_bytes=1 << 14)
     try:
         for seed in range(2):
             assert ranks.ask(many, seed) == [expected(3, seed)] * 3

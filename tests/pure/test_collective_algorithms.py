@@ -1,4 +1,4 @@
-"""Every collective's program, played for all its ranks at once by chance: it ends, with few slots, and is right."""
+"""Every collective's program, played for all its ranks at once by chance: it ends, with few letters, and is right."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from worker.collectives.algorithms import (
     BRIDGED,
     BY_RANK,
     COSTS,
+    LETTERS_MIN,
     SHARED,
-    SLOTS_MIN,
     Program,
     Send,
     choose,
@@ -29,9 +29,9 @@ from worker.collectives.algorithms import (
 Values = list[Any]
 
 
-def play(programs: Sequence[Program], given: Sequence[Values], piece_max: int, seed: int, slots: int) -> list[Values]:
+def play(programs: Sequence[Program], given: Sequence[Values], piece_max: int, seed: int, letters: int) -> list[Values]:
     """The results of all ranks.  Strings are combined by writing them one after the other in brackets, so a result
-    tells the order.  Ranks take turns by chance, and a mailbox holds `slots` messages."""
+    tells the order.  Ranks take turns by chance, and a mailbox holds `letters` messages."""
     chance, n = random.Random(seed), len(programs)
     boxes: dict[tuple[int, int], deque[Values]] = {(i, j): deque() for i in range(n) for j in range(n)}
     made = [[None] * max((stop for _, stop in program.result), default=0) for program in programs]
@@ -49,7 +49,7 @@ def play(programs: Sequence[Program], given: Sequence[Values], piece_max: int, s
         step, piece = todo[rank][0]
         program, pieces = programs[rank], counts[rank]
         if isinstance(step, Send):
-            if len(boxes[rank, step.to]) >= slots:
+            if len(boxes[rank, step.to]) >= letters:
                 return False
             start, stop = piece_of((program.result if step.made else program.given)[step.region], piece, pieces)
             boxes[rank, step.to].append((made if step.made else given)[rank][start:stop])
@@ -95,7 +95,7 @@ def test_an_all_reduce_combines_every_rank_once_on_every_rank(name: str, n: int)
     for count in (0, 1, n - 1, n, 40):
         for seed in range(2):
             programs = [ALL_REDUCE[name](rank, n, count, (1,) * n) for rank in range(n)]
-            results = play(programs, given(n, count), 3, seed, SLOTS_MIN)
+            results = play(programs, given(n, count), 3, seed, LETTERS_MIN)
             assert all(result == results[0] for result in results), "ranks have different results"
             letters = [sorted(value.strip("()").replace("(", "").replace(")", "")) for value in results[0]]
             assert letters == [[str(rank) for rank in range(n)]] * count
@@ -128,13 +128,13 @@ def test_the_other_collectives(n: int, seed: int) -> None:
         ),
     ]
     for make, values, expected in cases:
-        assert play([make(rank) for rank in range(n)], values, 3, seed, SLOTS_MIN) == expected
+        assert play([make(rank) for rank in range(n)], values, 3, seed, LETTERS_MIN) == expected
 
 
 def test_unequal_shares_change_who_combines_and_nothing_else() -> None:
     for weights in ((1, 0, 2, 0.5), (0, 0, 0, 1), (0.25,) * 4):
         programs = [algorithms.direct(rank, 4, 50, weights) for rank in range(4)]
-        assert play(programs, given(4, 50), 3, 1, SLOTS_MIN) == [["(((01)2)3)"] * 50] * 4
+        assert play(programs, given(4, 50), 3, 1, LETTERS_MIN) == [["(((01)2)3)"] * 50] * 4
 
 
 def test_shares_are_even_on_equal_links_and_done_together_on_others() -> None:

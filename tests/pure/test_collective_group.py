@@ -180,7 +180,7 @@ def test_ranks_that_differ_all_hear_how(body: Callable[[Group, int], Any], kind:
 def test_who_gives_up_ends_the_wait_of_all_and_the_next_step_is_clean() -> None:
     n = 3
     arrays = values(n, (500,))
-    wires = wires_in_memory(n, slots=3)
+    wires = wires_in_memory(n, letters=3)
 
     def one_fails(group: Group, rank: int) -> Any:
         if rank == 1:
@@ -262,7 +262,7 @@ def test_groups_within_a_mesh_run_one_after_the_other() -> None:
     assert on_wires(wires, body) == [[11, 101, 1111], [11, 1010, 1111], [1100, 101, 1111], [1100, 1010, 1111]]
 
 
-def test_a_mailbox_hands_slots_over_in_order_and_no_others() -> None:
+def test_a_mailbox_hands_letters_over_in_order_and_no_others() -> None:
     buffer = mailbox(3, 64)
     outbox, inbox = Outbox(buffer), Inbox(buffer)
     envelopes = [Envelope(tag, 2, 1, 0, F32, (tag, 3)) for tag in range(1, 8)]
@@ -270,7 +270,7 @@ def test_a_mailbox_hands_slots_over_in_order_and_no_others() -> None:
         assert inbox.empty
         for envelope in envelopes[round_ : round_ + 3]:
             assert not outbox.full
-            outbox.slot(F32.numpy)[:2] = envelope.tag
+            outbox.letter(F32.numpy)[:2] = envelope.tag
             outbox.publish(envelope.pack(), 8)
         assert outbox.full
         assert inbox.written == round_ + 3

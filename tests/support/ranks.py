@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from worker.collectives.group import Group, Wire, Wires
-from worker.collectives.mailbox import SLOT_BYTES, SLOTS, Inbox, Outbox, Patience, lay_out, short_sleeps, size_of
+from worker.collectives.mailbox import LETTER_BYTES, LETTERS, Inbox, Outbox, Patience, lay_out, short_sleeps, size_of
 
 Body = Callable[..., Any]  # (group, *arguments), at module level where ranks are processes
 
 
-def in_threads(n: int, body: Body, slots: int = 4, slot_bytes: int = 256, tag: int = 1, **how: Any) -> list[Any]:
+def in_threads(n: int, body: Body, letters: int = 4, letter_bytes: int = 256, tag: int = 1, **how: Any) -> list[Any]:
     """What `body(group, rank)` gives or raises on every rank; mailboxes are small, so that they fill."""
-    wires = wires_in_memory(n, slots, slot_bytes)
+    wires = wires_in_memory(n, letters, letter_bytes)
     return on_wires(wires, body, tag, **how)
 
 
-def wires_in_memory(n: int, slots: int = 4, slot_bytes: int = 256) -> list[Wires]:
+def wires_in_memory(n: int, letters: int = 4, letter_bytes: int = 256) -> list[Wires]:
     """Each rank's mailboxes."""
-    boxes = {(i, j): mailbox(slots, slot_bytes) for i in range(n) for j in range(n) if i != j}
+    boxes = {(i, j): mailbox(letters, letter_bytes) for i in range(n) for j in range(n) if i != j}
     return [
         Wires(
             {other: Wire(Outbox(boxes[rank, other]), Inbox(boxes[other, rank])) for other in range(n) if other != rank},
             patience=Patience(0),
-            slot_bytes=slot_bytes,
+            letter_bytes=letter_bytes,
         )
         for rank in range(n)
     ]
@@ -57,28 +57,28 @@ def on_wires(wires: Sequence[Wires], body: Body, tag: int = 1, **how: Any) -> li
     return results
 
 
-def mailbox(slots: int, slot_bytes: int) -> memoryview:
+def mailbox(letters: int, letter_bytes: int) -> memoryview:
     """An empty mailbox in this process."""
-    buffer = memoryview(mmap.mmap(-1, size_of(slots, slot_bytes)))
-    lay_out(buffer, slots, slot_bytes)
+    buffer = memoryview(mmap.mmap(-1, size_of(letters, letter_bytes)))
+    lay_out(buffer, letters, letter_bytes)
     return buffer
 
 
 class Processes:
     """n ranks, each a process, over mailboxes that are files in `folder`; `ask` has all of them run a function."""
 
-    def __init__(self, n: int, folder: Path, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
+    def __init__(self, n: int, folder: Path, letters: int = LETTERS, letter_bytes: int = LETTER_BYTES) -> None:
         paths = {}
         for pair in ((i, j) for i in range(n) for j in range(n) if i != j):
             paths[pair] = folder / f"{pair[0]}-{pair[1]}"
             with open(paths[pair], "wb") as file:
-                file.truncate(size_of(slots, slot_bytes))
-            lay_out(mapped(paths[pair]), slots, slot_bytes)
+                file.truncate(size_of(letters, letter_bytes))
+            lay_out(mapped(paths[pair]), letters, letter_bytes)
         context = multiprocessing.get_context("spawn")
         pairs = [context.Pipe() for _ in range(n)]
         self._pipes = [ours for ours, _ in pairs]
         self.processes = [
-            context.Process(target=_serve, args=(rank, n, paths, theirs, slot_bytes), daemon=True)
+            context.Process(target=_serve, args=(rank, n, paths, theirs, letter_bytes), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process in self.processes:
@@ -112,14 +112,14 @@ def mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0))
 
 
-def _serve(rank: int, n: int, paths: dict[tuple[int, int], Path], pipe: Connection, slot_bytes: int) -> None:
+def _serve(rank: int, n: int, paths: dict[tuple[int, int], Path], pipe: Connection, letter_bytes: int) -> None:
     short_sleeps()
     ends = {
         other: Wire(Outbox(mapped(paths[rank, other])), Inbox(mapped(paths[other, rank])))
         for other in range(n)
         if other != rank
     }
-    wires, tag = Wires(ends, slot_bytes=slot_bytes), 0
+    wires, tag = Wires(ends, letter_bytes=letter_bytes), 0
     while True:
         try:
             body, arguments = pipe.recv()

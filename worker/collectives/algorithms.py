@@ -1,10 +1,10 @@
 """Who sends which part of a tensor to whom, and combines what: every collective as a table of steps for one rank.
 
 Pure, and it moves nothing.  A *program* is what one rank does: its tensor is cut into *regions*, every region into
-*pieces* that fit into a slot, and each piece number goes through the program's *stages* in turn.  `steps` says in which
-order: stage s takes piece p up after stage s - 1 did, while later pieces are still in the stages before, so sending,
-combining and receiving overlap.  Whoever performs a step waits until it can be done, and no two ranks wait for each
-other as long as a mailbox has `SLOTS_MIN` slots (tests/pure/test_collective_algorithms.py plays it).
+*pieces* that fit into a letter, and each piece number goes through the program's *stages* in turn.  `steps` says in
+which order: stage s takes piece p up after stage s - 1 did, while later pieces are still in the stages before, so
+sending, combining and receiving overlap.  Whoever performs a step waits until it can be done, and no two ranks wait for
+each other as long as a mailbox has `LETTERS_MIN` letters (tests/pure/test_collective_algorithms.py plays it).
 
 A `Combine` names the ranks whose values it combines, in that order: ((a + b) + c) + ...  With "exchange", "direct",
 "star" and "chain" the order is that of the ranks, so these four give the same bits, whoever was late; "doubling"
@@ -190,7 +190,7 @@ BY_RANK = ("exchange", "direct", "star", "chain")  # combine in the order of ran
 PARTIAL = ("chain", "ring", "doubling")  # send what is combined in part, which must not be rounded yet
 
 
-SLOTS_MIN = 3  # of a mailbox: with fewer, ranks may wait for each other
+LETTERS_MIN = 3  # of a mailbox: with fewer, ranks may wait for each other
 
 
 # -- the others ----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from wire.messages import Gang, GaveUp, Letter, LettersRead, Member, Message, Pl
 from wire.sharedmem import SharedDir, remove
 
 from ..host_messages import RankOf, RankPeer
-from .mailbox import SLOTS, Inbox, Outbox, lay_out, size_of, slot_bytes_for
+from .mailbox import LETTERS, Inbox, Outbox, lay_out, letter_bytes_for, size_of
 
 INLINE_BYTES_MAX = 32 * KIB  # a larger letter is a stream: bulk must not stand before beats
 TELL_S = 0.001  # after which the writer hears of a letter that was read, if it does not before
@@ -49,7 +49,7 @@ class _Copy:
 
     node: str
     device: int
-    slot_bytes: int
+    letter_bytes: int
     outbox: Outbox | None = None  # its writing end, once there is a letter, or a host that looks for them
     came: set[int] = field(default_factory=set)  # letters that overtook others
     told: int = 0  # how many the writer knows to be read
@@ -93,11 +93,11 @@ class Bridge:
         for old in [number for number, part in self._parts.items() if (part.plan, part.gang) == (plan, gang)]:
             del self._parts[old]  # of a host that is gone
         self._parts[prepared] = _Part(plan, gang, frozenset(names))
-        slot_bytes = slot_bytes_for(len(gang.members))
+        letter_bytes = letter_bytes_for(len(gang.members))
         for other in others:
-            self._make(name_of(plan, me, other), other, me.device, slot_bytes)
+            self._make(name_of(plan, me, other), other, me.device, letter_bytes)
             copy = name_of(plan, other, me)
-            self._copies.setdefault(copy, _Copy(other.node, me.device, slot_bytes))
+            self._copies.setdefault(copy, _Copy(other.node, me.device, letter_bytes))
         peers = tuple(
             None if other == me else RankPeer(name_of(plan, me, other), name_of(plan, other, me), other.node[:8])
             for other in gang.members
@@ -201,19 +201,19 @@ class Bridge:
 
     # -- helpers
 
-    def _make(self, name: str, other: Member, device: int, slot_bytes: int) -> None:
+    def _make(self, name: str, other: Member, device: int, letter_bytes: int) -> None:
         if name not in self._originals:
-            buffer = self._allocate(name, slot_bytes)
+            buffer = self._allocate(name, letter_bytes)
             self._originals[name] = _Original(other.node, device, buffer)
 
-    def _allocate(self, name: str, slot_bytes: int) -> memoryview:
-        buffer = self._shared.allocate(size_of(SLOTS, slot_bytes), name).buffer
-        lay_out(buffer, SLOTS, slot_bytes)
+    def _allocate(self, name: str, letter_bytes: int) -> memoryview:
+        buffer = self._shared.allocate(size_of(LETTERS, letter_bytes), name).buffer
+        lay_out(buffer, LETTERS, letter_bytes)
         return buffer
 
     def _open(self, copy: _Copy, name: str) -> Outbox:
         if copy.outbox is None:
-            copy.outbox = Outbox(self._allocate(name, copy.slot_bytes))
+            copy.outbox = Outbox(self._allocate(name, copy.letter_bytes))
         return copy.outbox
 
     def _carry(self, original: _Original) -> None:
@@ -270,7 +270,7 @@ class Bridge:
         if outbox is None:
             return
         read = outbox.read
-        if read - copy.told >= SLOTS // 2:
+        if read - copy.told >= LETTERS // 2:
             self._tell_now(name, copy, read)
         elif read > copy.told and copy.telling is None:
             loop = asyncio.get_running_loop()

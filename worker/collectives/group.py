@@ -5,7 +5,7 @@ of `algorithms.py` on numpy arrays: blocking, in the thread that calls.  All ran
 order.  It does not know graphs, steps of plans or who made the mailboxes.
 
 Whoever gives up tells all others why (`Wires.fail`), so no rank waits for one that will not come; nothing of a step
-that was given up can be taken for the next one's, since every slot carries the step's tag.
+that was given up can be taken for the next one's, since every letter carries the step's tag.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from wire.types import TensorType
 
 from . import algorithms
 from .algorithms import BRIDGED, SHARED, Path, Program, Send, piece_of, steps
-from .mailbox import SLOT_BYTES, Envelope, Inbox, Outbox, Patience, tag_of
+from .mailbox import LETTER_BYTES, Envelope, Inbox, Outbox, Patience, tag_of
 
 DEADLINE_S = 120.0  # a rank may compile, or compute, long before it comes
 REDUCTIONS: dict[str, np.ufunc] = {
@@ -67,7 +67,7 @@ class Wires:
     ring: Callable[[], None] = lambda: None  # tell the daemon that bridged mailboxes have changed
     tag: int = 0
     stopped: Callable[[], bool] = lambda: False
-    slot_bytes: int = SLOT_BYTES  # the same on all ranks: tensors are cut by it
+    letter_bytes: int = LETTER_BYTES  # the same on all ranks: tensors are cut by it
     deadline_s: float = DEADLINE_S
     patience: Patience = field(default_factory=Patience)
 
@@ -246,7 +246,7 @@ class Group:
         if found is None:
             if len(self._plans) >= PLANS_MAX:
                 self._plans.clear()
-            found = self._plans[key] = _counted(make(), self.wires.slot_bytes // key[-1])
+            found = self._plans[key] = _counted(make(), self.wires.letter_bytes // key[-1])
         return found
 
 
@@ -295,14 +295,14 @@ class _Run:
             self._wait(lambda: not outbox.full, (to,))
         if stop > start:
             data = self._made if made else self._given
-            np.copyto(outbox.slot(self._given.dtype)[: stop - start], data[start:stop], casting="same_kind")
+            np.copyto(outbox.letter(self._given.dtype)[: stop - start], data[start:stop], casting="same_kind")
         outbox.publish(self._envelope, (stop - start) * self._given.itemsize)
         self._used.add(to)
 
     def combine(self, start: int, stop: int, of: tuple[int, ...], own_start: int, own_stop: int, made: bool) -> None:
         out = self._made[start:stop]
         first: Any = None
-        behind: Inbox | None = None  # whose slot `first` is
+        behind: Inbox | None = None  # whose letter `first` is
         combine, rank = self._combine, self._group.rank
         for place, each in enumerate(of):
             if each == rank:
@@ -336,7 +336,7 @@ class _Run:
                 self._wait(lambda outbox=outbox: outbox.read == outbox.written, (to,))  # type: ignore[misc]
 
     def _arrived(self, source: int, of: tuple[int, ...]) -> Inbox:
-        """The mailbox from a rank once there is a slot of this operation in it."""
+        """The mailbox from a rank once there is a letter of this operation in it."""
         wire = self._wires[source]
         assert wire is not None
         inbox = wire.inbox

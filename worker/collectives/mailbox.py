@@ -1,14 +1,14 @@
-"""A mailbox: a ring of slots in a shared file, written by one process and read by one other.
+"""A mailbox: a ring of letters in a shared file, written by one process and read by one other.
 
     | counters, and why the writer gave up | envelope, payload | envelope, payload | ...
 
-Both ends map the file.  The writer fills a slot and raises `written`; the reader uses the slot where it lies, without
-copying it, and raises `read`.  Each counter has one writer and a cache line of its own.  An *envelope* says what a
-slot is part of; equal envelopes mean that both ends do the same.  A slot of an earlier generation (a step that was
-given up half-way) is skipped by its reader, so a ring needs no cleaning.
+Both ends map the file.  The writer fills a place in the ring and raises `written`; the reader uses the letter where it
+lies, without copying it, and raises `read`.  Each counter has one writer and a cache line of its own.  An *envelope*
+says what a letter is part of; equal envelopes mean that both ends do the same.  A letter of an earlier step, one that
+was given up half-way, is skipped by its reader, so a ring needs no cleaning.
 
 It does not know ranks, groups or algorithms, nor who made the file.  A ring between two machines is two files, one on
-each, and the daemons copy slots one way and `read` the other (`bridge.py`).
+each, and the daemons copy letters one way and `read` the other (`bridge.py`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from wire.dtypes import DTYPES, DType
 from wire.errors import BlobCorrupt
 from wire.limits import KIB, MIB
 
-SLOTS = 8  # what a rank may be ahead of another
+LETTERS = 8  # what a rank may be ahead of another
 MAILBOXES_BYTES_MAX = 16 * MIB
-SLOT_BITS_MIN = 12
+LETTER_BITS_MIN = 12
 PAGE_BYTES = 4096  # of counters and failure
 ENVELOPE_BYTES = 128
-SLOT_BYTES = 256 * KIB - ENVELOPE_BYTES  # less costs more steps, and more leaves the cache (bench/collectives.py)
+LETTER_BYTES = 256 * KIB - ENVELOPE_BYTES  # less costs more steps, and more leaves the cache (bench/collectives.py)
 ERROR_BYTES_MAX = 3072
 
 _WRITTEN, _READ, _SHAPE, _FAILED, _ERROR, _LENGTHS = 0, 16, 32, 48, 64, 80  # in words of 8 bytes: cache lines apart
-SLOTS_MAX = 32  # for whose lengths there is room
+LETTERS_MAX = 32  # for whose lengths there is room
 _ERROR_AT = 1024
 _ENVELOPE = struct.Struct("<QIBBBB8Q")  # tag, group, operation, reduction, dtype, dimensions, and these
 
@@ -51,7 +51,7 @@ SLEEP_SHARE = 0.1  # of the time waited so far: what a sleep adds stays small be
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What a slot is part of: `tag` is the step's number, and grows; the rest must be the same on both ends."""
+    """What a letter is part of: `tag` is the step's number, and grows; the rest must be the same on both ends."""
 
     tag: int
     group: int
@@ -80,21 +80,21 @@ def tag_of(packed: bytes) -> int:
     return int.from_bytes(packed[:8], "little")
 
 
-def size_of(slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> int:
+def size_of(letters: int = LETTERS, letter_bytes: int = LETTER_BYTES) -> int:
     """The bytes of a mailbox's file."""
-    return PAGE_BYTES + slots * (ENVELOPE_BYTES + slot_bytes)
+    return PAGE_BYTES + letters * (ENVELOPE_BYTES + letter_bytes)
 
 
-def slot_bytes_for(ranks: int) -> int:
+def letter_bytes_for(ranks: int) -> int:
     """A rank writes to a mailbox per other rank: 16 MiB of them at most, whatever their number."""
-    share = MAILBOXES_BYTES_MAX // (SLOTS * max(ranks - 1, 1))
-    return min(SLOT_BYTES, (1 << max(share.bit_length() - 1, SLOT_BITS_MIN)) - ENVELOPE_BYTES)
+    share = MAILBOXES_BYTES_MAX // (LETTERS * max(ranks - 1, 1))
+    return min(LETTER_BYTES, (1 << max(share.bit_length() - 1, LETTER_BITS_MIN)) - ENVELOPE_BYTES)
 
 
-def lay_out(buffer: memoryview, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
+def lay_out(buffer: memoryview, letters: int = LETTERS, letter_bytes: int = LETTER_BYTES) -> None:
     """Make an empty mailbox of `buffer`, which has `size_of` zeros."""
     words = buffer[:PAGE_BYTES].cast("Q")
-    words[_SHAPE], words[_SHAPE + 1] = slots, slot_bytes
+    words[_SHAPE], words[_SHAPE + 1] = letters, letter_bytes
 
 
 class _Ring:
@@ -102,12 +102,12 @@ class _Ring:
 
     def __init__(self, buffer: memoryview) -> None:
         self._words = buffer[:PAGE_BYTES].cast("Q")
-        self.slots, self.slot_bytes = self._words[_SHAPE], self._words[_SHAPE + 1]
-        if not 0 < self.slots <= SLOTS_MAX or len(buffer) != size_of(self.slots, self.slot_bytes):
-            raise BlobCorrupt(f"a file of {len(buffer)} bytes is no mailbox of {self.slots} x {self.slot_bytes}")
+        self.letters, self.letter_bytes = self._words[_SHAPE], self._words[_SHAPE + 1]
+        if not 0 < self.letters <= LETTERS_MAX or len(buffer) != size_of(self.letters, self.letter_bytes):
+            raise BlobCorrupt(f"a file of {len(buffer)} bytes is no mailbox of {self.letters} x {self.letter_bytes}")
         self._page = buffer[:PAGE_BYTES]
-        stride = ENVELOPE_BYTES + self.slot_bytes
-        starts = [PAGE_BYTES + slot * stride for slot in range(self.slots)]
+        stride = ENVELOPE_BYTES + self.letter_bytes
+        starts = [PAGE_BYTES + letter * stride for letter in range(self.letters)]
         self._envelopes = [buffer[start : start + ENVELOPE_BYTES] for start in starts]
         self._payloads = [buffer[start + ENVELOPE_BYTES : start + stride] for start in starts]
         self._places = [buffer[start : start + stride] for start in starts]
@@ -118,7 +118,7 @@ class _Ring:
     def _typed(self, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
         found = self._views.get(dtype)
         if found is None:
-            count = self.slot_bytes // dtype.itemsize
+            count = self.letter_bytes // dtype.itemsize
             found = self._views[dtype] = [np.frombuffer(each, dtype, count) for each in self._payloads]
         return found
 
@@ -144,17 +144,17 @@ class Outbox(_Ring):
 
     @property
     def full(self) -> bool:
-        return bool(self.written - self._words[_READ] >= self.slots)
+        return bool(self.written - self._words[_READ] >= self.letters)
 
-    def slot(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The payload of the next slot, to be written to while the ring is not full."""
-        return self._typed(dtype)[self.written % self.slots]
+    def letter(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The payload of the next letter, to be written to while the ring is not full."""
+        return self._typed(dtype)[self.written % self.letters]
 
     def publish(self, envelope: bytes, size_bytes: int) -> None:
-        """Give the slot, of which so many bytes were written, to the reader."""
-        slot = self.written % self.slots
-        self._envelopes[slot][:] = envelope
-        self._words[_LENGTHS + slot] = size_bytes
+        """Give the letter, of which so many bytes were written, to the reader."""
+        letter = self.written % self.letters
+        self._envelopes[letter][:] = envelope
+        self._words[_LENGTHS + letter] = size_bytes
         self._fence()
         self.written += 1
         self._words[_WRITTEN] = self.written
@@ -169,17 +169,17 @@ class Outbox(_Ring):
 
     @property
     def read(self) -> int:
-        """How many slots the reader is done with."""
+        """How many letters the reader is done with."""
         return self._words[_READ]
 
     def place(self, number: int, size_bytes: int) -> memoryview | None:
-        """Where a copy of slot `number` of another ring goes, envelope included; None if that is not free."""
-        free = self.read <= number < self.read + self.slots
-        fits = ENVELOPE_BYTES <= size_bytes <= ENVELOPE_BYTES + self.slot_bytes
-        return self._places[number % self.slots][:size_bytes] if free and fits else None
+        """Where a copy of letter `number` of another ring goes, envelope included; None if that is not free."""
+        free = self.read <= number < self.read + self.letters
+        fits = ENVELOPE_BYTES <= size_bytes <= ENVELOPE_BYTES + self.letter_bytes
+        return self._places[number % self.letters][:size_bytes] if free and fits else None
 
     def placed(self, written: int) -> None:
-        """All slots before number `written` are copied."""
+        """All letters before number `written` are copied."""
         self._fence()
         self.written = self._words[_WRITTEN] = written
 
@@ -204,30 +204,30 @@ class Inbox(_Ring):
 
     @property
     def envelope(self) -> bytes:
-        """The next slot's, while the ring is not empty."""
-        return bytes(self._envelopes[self.read % self.slots])
+        """The next letter's, while the ring is not empty."""
+        return bytes(self._envelopes[self.read % self.letters])
 
     def payload(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The next slot's, to be read until it is released."""
-        return self._typed(dtype)[self.read % self.slots]
+        """The next letter's, to be read until it is released."""
+        return self._typed(dtype)[self.read % self.letters]
 
     def release(self) -> None:
-        """Done with the next slot."""
+        """Done with the next letter."""
         self._fence()
         self.read += 1
         self._words[_READ] = self.read
 
     @property
     def written(self) -> int:
-        """How many slots were written so far."""
+        """How many letters were written so far."""
         written = self._words[_WRITTEN]
         self._fence()
         return written
 
     def copied(self, number: int) -> memoryview:
-        """What there is of slot `number`, envelope included."""
-        slot = number % self.slots
-        return self._places[slot][: ENVELOPE_BYTES + min(self._words[_LENGTHS + slot], self.slot_bytes)]
+        """What there is of letter `number`, envelope included."""
+        letter = number % self.letters
+        return self._places[letter][: ENVELOPE_BYTES + min(self._words[_LENGTHS + letter], self.letter_bytes)]
 
     def released(self, count: int) -> None:
         """The reader of the copies is done with so many."""

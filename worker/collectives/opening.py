@@ -20,10 +20,10 @@ def ranks_of(gang: RankOf, own: str, inboxes: Sequence[str], ring: Callable[[], 
         if peer is not None:
             outbox, inbox = Outbox(share(own, peer.outbox)), Inbox(share(directory or own, peer.inbox))
             wires[rank] = Wire(outbox, inbox, peer.name, bridged=not directory)
-    slot_bytes = {wire.outbox.slot_bytes for wire in wires.values()}
+    letter_bytes = {wire.outbox.letter_bytes for wire in wires.values()}
     short_sleeps()
     ringing = ring if any(wire.bridged for wire in wires.values()) else _silence
-    together = Wires(wires, ringing, slot_bytes=min(slot_bytes)) if wires else Wires(wires)
+    together = Wires(wires, ringing, letter_bytes=min(letter_bytes)) if wires else Wires(wires)
     return Ranks(together, gang.axes, gang.sizes, gang.rank)
 
 
