@@ -189,11 +189,8 @@ class Coordinator:
         }
         self.link_watch = LinkWatch(self.endpoint)
         self.link_watch.answer_s = max(ANSWER_S, 2 * config.health.node_timeout_s)
-        self._spawn(self.link_watch.run())
-        self._spawn(self.prober.run())
-        self._spawn(self._planning.run())
-        self._spawn(self._rehearsing.run())
-        self._spawn(self._pacing.run())
+        for each in (self.link_watch, self.prober, self._planning, self._rehearsing, self._pacing):
+            self._spawn(each.run())
         self._spawn(self._watch_time())
 
     # -- what callers use
