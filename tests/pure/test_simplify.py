@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.compare import same_bits
 from support.random_graphs import random_graph
 
 from wire.dtypes import BF16, C64, C128, DTYPES, F16, F32, F64, DType
@@ -41,7 +42,7 @@ def values(dtype: DType) -> np.ndarray[Any, Any]:
 def assert_same_bits(graph: WireGraph, inputs: dict[str, Any], simplified: WireGraph) -> None:
     found, wanted = evaluate(simplified, inputs), evaluate(graph, inputs)
     for name, got, expected in zip(graph.output_names, found, wanted, strict=True):
-        assert got.dtype == expected.dtype and got.tobytes() == expected.tobytes(), (name, got, expected, str(graph))
+        assert same_bits(got, expected), (name, got, expected, str(graph))
 
 
 def checked(graph: WireGraph, inputs: dict[str, Any] | None = None, fold: bool = True) -> WireGraph:
