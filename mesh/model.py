@@ -30,7 +30,7 @@ from wire.types import TensorType
 from .array import Array, argument, handle_array
 from .expression import computable
 from .handle import Handle
-from .numpy.promotion import as_numpy, asarray
+from .numpy.promotion import INT_BOUNDS, as_numpy, asarray
 from .trace import graph_of
 from .typed import Typed
 
@@ -173,6 +173,15 @@ def _handle(name: str, array: NDArray[Any]) -> Handle:
     return Handle(hash_array(fixed), TensorType(array.shape, dtype_of(array)), name, fixed)
 
 
+def _as_integers(value: Any, dtype: DType) -> Any:
+    """Integers of another width as the model has them, if all fit: tokenizers give 64 bits, files ask for either."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or dtype.kind not in "iu":
+        return value
+    low, high = INT_BOUNDS[dtype.name]
+    fits = not value.size or (low <= int(value.min()) and int(value.max()) <= high)
+    return value.astype(dtype.numpy, copy=False) if fits else value
+
+
 def _fitting(spec: InputSpec, value: Any, sizes: dict[str, int]) -> Any:
     """The value as the model takes it; Python's numbers and lists get the input's dtype."""
     typed = hasattr(value, "shape") and hasattr(value, "dtype")
@@ -188,6 +197,7 @@ def _fitting(spec: InputSpec, value: Any, sizes: dict[str, int]) -> Any:
         )
     if spec.static or not isinstance(value, Typed):
         value = as_numpy(value, f"the input {spec.name!r}")
+    value = _as_integers(value, spec.dtype)
     shape = tuple(value.shape)
     fits = len(shape) == len(spec.shape) and dtype_of(value.dtype) is spec.dtype
     if not fits or any(

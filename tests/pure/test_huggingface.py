@@ -13,6 +13,7 @@ import pytest
 import mesh
 from mesh.errors import InputError, Unsupported
 from mesh.importers.huggingface import FAMILIES
+from mesh.safetensors import load_safetensors, save_safetensors
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "huggingface"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
@@ -102,6 +103,61 @@ def test_what_is_damaged_is_named(folder: Path) -> None:
     (folder / "config.json").unlink()
     with pytest.raises(InputError):
         mesh.load(folder)
+
+
+def with_weights(folder: Path, **more: np.ndarray) -> Path:
+    """The folder with these weights beside its own; `__` in their names is a dot."""
+    file = folder / "model.safetensors"
+    weights = {name: np.array(array) for name, array in load_safetensors(file, mmap=False).items()}
+    save_safetensors({**weights, **{name.replace("__", "."): array for name, array in more.items()}}, file)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "head"), [("gpt2", "score"), ("bert-classifier", "qa_outputs"), ("vit", "decoder")])
+def test_a_head_that_is_not_known_is_refused_and_not_left_away(tmp_path: Path, name: str, head: str) -> None:
+    folder = Path(shutil.copytree(GOLDEN / name, tmp_path / "model"))
+    with pytest.raises(Unsupported, match=f"has a head that is not known: {head}.weight"):
+        mesh.load(with_weights(folder, **{f"{head}__weight": np.ones((2, 2), np.float32)}))
+
+
+def test_a_language_model_saved_without_its_prefix_gives_logits_all_the_same(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(GOLDEN / "gpt2", tmp_path / "model"))
+    weights = load_safetensors(GOLDEN / "gpt2" / "model.safetensors")
+    save_safetensors(
+        {name.removeprefix("transformer."): array for name, array in weights.items()}, folder / "model.safetensors"
+    )
+    ids = np.arange(1, 5, dtype=np.int32)[None]
+    bare, whole = mesh.load(folder), mesh.load(GOLDEN / "gpt2")
+    assert bare.outputs == ("logits",) and np.array_equal(np.asarray(bare(ids)), np.asarray(whole(ids)))
+    assert mesh.load(changed(folder, architectures=["GPT2Model"])).outputs == ("last_hidden_state",)
+
+
+def test_settings_that_the_weights_contradict_are_named(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"hidden_size = 320, but model.embed_tokens.weight is \["):
+        mesh.load(changed(folder, hidden_size=320))
+    with pytest.raises(Unsupported, match="quantization_config"):
+        mesh.load(changed(folder, hidden_size=None, quantization_config={"quant_method": "gptq"}))
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "gpt2", "roberta"])
+def test_more_tokens_than_positions_are_refused(name: str) -> None:
+    model = mesh.load(GOLDEN / name)
+    with pytest.raises(InputError, match=r"the model has \d+ positions, got"):
+        model(np.ones((1, 2000), np.int32))
+
+
+def test_of_a_whole_t5_the_encoder_is_loaded_and_told(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(GOLDEN / "t5", tmp_path / "model"))
+    with pytest.warns(UserWarning, match="only the encoder"):
+        mesh.load(with_weights(folder, decoder__final_layer_norm__weight=np.ones(2, np.float32)))
+
+
+def test_tokens_of_any_width_fit() -> None:
+    model, ids = mesh.load(GOLDEN / "llama"), np.arange(1, 5, dtype=np.int32)[None]
+    wide = np.asarray(model(ids.astype(np.int64)))
+    assert np.array_equal(wide, np.asarray(model(ids)))
+    with pytest.raises(InputError, match=r"is i64\[1, 1\], expected i32"):
+        model(np.array([[1 << 40]]))
 
 
 def test_a_weight_that_is_missing_is_named(folder: Path) -> None:

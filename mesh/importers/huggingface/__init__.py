@@ -23,7 +23,7 @@ from wire.errors import InputError, Unsupported
 from ...model import Model
 from ...safetensors import load_safetensors
 from . import bert, distilbert, gpt2, llama, t5, vit
-from .config import Config, Family
+from .config import Config, Family, require_known_heads
 
 FAMILIES: dict[str, Callable[[Config], Family]] = {
     "bert": bert.family,
@@ -48,7 +48,8 @@ def load(folder: Path) -> Model:
     """
     settings = read_json(folder / "config.json")
     weights = load_weights(folder)
-    config = Config(settings, frozenset(weights), folder / "config.json")
+    config = Config(settings, {name: array.shape for name, array in weights.items()}, folder / "config.json")
+    config.refuse("quantization_config", None)
     make = FAMILIES.get(config.model_type)
     if make is None:
         raise Unsupported(
@@ -56,6 +57,7 @@ def load(folder: Path) -> Model:
             next_step=f"Known: {', '.join(FAMILIES)}. Export it to ONNX, or use mesh.from_torch",
         )
     family = make(config)
+    require_known_heads(family, config, folder)
     name = str(config.get("_name_or_path", "") or folder.resolve().name)
     return Model(name, family.function, family.inputs, family.outputs, weights)
 

@@ -9,7 +9,7 @@ from ...array import Array
 from ...model import Value
 from ...nn import embedding
 from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
-from .config import IDS, MASK, TYPES, Config, Family, Weights, key_mask
+from .config import IDS, MASK, TYPES, Config, Family, Weights, check_length, key_mask
 
 Found = Mapping[str, Array]
 Activation = Callable[[Array], Array]
@@ -22,7 +22,7 @@ def family(config: Config) -> Family:
     config.refuse("is_decoder", False)
     layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     eps, act = config.number("layer_norm_eps", 1e-12), config.activation("hidden_act", "gelu")
-    prefix = config.prefix("embeddings.word_embeddings.weight", "bert.", "roberta.", "")
+    prefix = config.prefix("embeddings.word_embeddings.weight", "hidden_size", "bert.", "roberta.", "")
     # RoBERTa counts positions from behind the padding token's id, and padding tokens have that very position.
     padding = config.integer("pad_token_id", 1) if config.model_type != "bert" else None
     outputs = ["last_hidden_state"]
@@ -34,8 +34,9 @@ def family(config: Config) -> Family:
         ids = inputs[IDS.name]
         types = inputs.get(TYPES.name, mnp.zeros((1, 1), dtype=mnp.int32))
         positions = mnp.arange(ids.shape[1])[None, :] if padding is None else _roberta_positions(ids, padding)
-        x = embedding(ids, weights("word_embeddings.weight"))
-        x = x + embedding(positions, weights("position_embeddings.weight"))
+        table = weights("position_embeddings.weight")
+        check_length(ids.shape[1] + (0 if padding is None else padding + 1), table)
+        x = embedding(ids, weights("word_embeddings.weight")) + embedding(positions, table)
         return weights.layer_norm("LayerNorm", x + embedding(types, weights("token_type_embeddings.weight")), eps)
 
     def layer(weights: Weights, x: Array, mask: Array | None) -> Array:
@@ -59,7 +60,8 @@ def family(config: Config) -> Family:
                 found[name] = head(Weights(params), weights, found, act, eps)
         return found
 
-    return Family((IDS, MASK, TYPES), tuple(dict.fromkeys(outputs)), function)
+    known = [weight.split(".")[0] + "." for _, weight, _ in HEADS if weight in config.weights]
+    return Family((IDS, MASK, TYPES), tuple(dict.fromkeys(outputs)), function, prefix, known)
 
 
 def _roberta_positions(ids: Value, padding: int) -> Array:

@@ -18,21 +18,32 @@ from ...model import Function, InputSpec
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A model of a family: its inputs and outputs, and the function between them."""
+    """A model of a family: its inputs and outputs, and the function between them.
+
+    The base model's weights are called `prefix` and more; of what else there is, those under `heads` are read.
+    """
 
     inputs: Sequence[InputSpec]
     outputs: Sequence[str]
     function: Function
+    prefix: str = ""
+    heads: Sequence[str] = ()
 
 
 class Config:
-    """config.json and the names of the weights; what is missing or of the wrong kind is an error that names the key."""
+    """config.json and the shapes of the weights; what is missing or of the wrong kind is an error naming the key."""
 
-    def __init__(self, values: Mapping[str, Any], weights: frozenset[str], file: Path) -> None:
+    def __init__(self, values: Mapping[str, Any], weights: Mapping[str, tuple[int, ...]], file: Path) -> None:
         self._values = values
         self._file = file
         self.weights = weights
         self.model_type = str(values.get("model_type", ""))
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it is a language model, by its own word or its head: GPT-2's own files have no head and no prefix."""
+        told = [str(name) for name in self.get("architectures", ())]
+        return "lm_head.weight" in self.weights or any(name.endswith(("LMHeadModel", "ForCausalLM")) for name in told)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A setting, or the default where there is none or null."""
@@ -68,14 +79,39 @@ class Config:
             f"{self._file}: {key} = {found!r} is not supported", next_step=f"Known: {', '.join(map(str, known))}"
         )
 
-    def prefix(self, known: str, *candidates: str) -> str:
-        """What stands before the names of the weights: models with a head have them under the base model's name."""
+    def prefix(self, known: str, width: str, *candidates: str) -> str:
+        """What stands before the names of the weights: models with a head have them under the base model's name.
+
+        The setting `width` is the last dimension of the weight `known`; InputError if it is not.
+        """
         for candidate in candidates:
-            if candidate + known in self.weights:
+            shape = self.weights.get(candidate + known)
+            if shape is not None:
+                if shape[-1:] != (self.integer(width),):
+                    raise InputError(
+                        f"{self._file}: {width} = {self.get(width)}, but {candidate + known} is {list(shape)}"
+                    )
                 return candidate
         raise InputError(
             f"{self._file}: the files beside it have no weight {known!r}", next_step="Is it another model?"
         )
+
+
+def require_known_heads(family: Family, config: Config, folder: Path) -> None:
+    """Unsupported naming the weights of a head that the family does not have: its results would be another model's."""
+    own = (family.prefix, *family.heads)
+    others = sorted(name for name in config.weights if not name.startswith(own)) if family.prefix else []
+    if others:
+        raise Unsupported(
+            f"{folder} has a head that is not known: {', '.join(others[:4])}",
+            next_step="Export the model to ONNX, use mesh.from_torch, or save the base model alone",
+        )
+
+
+def check_length(length: int, positions: Array) -> None:
+    """InputError for more tokens than there are learned positions."""
+    if length > positions.shape[0]:
+        raise InputError(f"the model has {positions.shape[0]} positions, got {length} tokens")
 
 
 class Weights:

@@ -8,7 +8,7 @@ from ...array import Array
 from ...model import Value
 from ...nn import embedding
 from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
-from .config import IDS, MASK, Config, Family, Weights, both, causal_mask, key_mask
+from .config import IDS, MASK, Config, Family, Weights, both, causal_mask, check_length, key_mask
 
 
 def family(config: Config) -> Family:
@@ -18,8 +18,8 @@ def family(config: Config) -> Family:
     config.refuse("add_cross_attention", False)
     scaled, by_layer = bool(config.get("scale_attn_weights", True)), bool(config.get("scale_attn_by_inverse_layer_idx"))
     size = config.integer("n_embd") // heads
-    prefix = config.prefix("wte.weight", "transformer.", "")
-    causal = "lm_head.weight" in config.weights or prefix == "transformer."
+    prefix = config.prefix("wte.weight", "n_embd", "transformer.", "")
+    causal = config.is_causal or prefix == "transformer."
 
     def project(weights: Weights, name: str, x: Array) -> Array:
         """Weights lie (in, out) here, unlike everywhere else."""
@@ -38,6 +38,7 @@ def family(config: Config) -> Family:
     def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
         ids, weights = inputs[IDS.name], Weights(params, prefix)
         length = ids.shape[1]
+        check_length(length, weights("wpe.weight"))
         mask = both(causal_mask(length), key_mask(inputs))
         x = embedding(ids, weights("wte.weight")) + weights("wpe.weight")[:length]
         for number in range(layers):
@@ -47,4 +48,4 @@ def family(config: Config) -> Family:
             return {"last_hidden_state": x}
         return {"logits": x @ params.get("lm_head.weight", weights("wte.weight")).T}
 
-    return Family((IDS, MASK), ("logits",) if causal else ("last_hidden_state",), function)
+    return Family((IDS, MASK), ("logits",) if causal else ("last_hidden_state",), function, prefix, ("lm_head.",))

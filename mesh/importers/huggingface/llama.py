@@ -24,11 +24,12 @@ def family(config: Config) -> Family:
     layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     shared = config.integer("num_key_value_heads", heads)
     size = config.integer("head_dim", config.integer("hidden_size") // heads)
+    config.refuse("partial_rotary_factor", 1.0)
     eps, act = config.number("rms_norm_eps", 1e-6), config.activation("hidden_act", "silu")
     rates = rotary_rates(config, size)
     windows = [_window(config, number) for number in range(layers)]
-    prefix = config.prefix("embed_tokens.weight", "model.", "")
-    causal = "lm_head.weight" in config.weights or prefix == "model."
+    prefix = config.prefix("embed_tokens.weight", "hidden_size", "model.", "")
+    causal = config.is_causal or prefix == "model."
 
     def attention(weights: Weights, x: Array, turned: tuple[Array, Array], mask: Array | None) -> Array:
         q, k = split_heads(weights.linear("q_proj", x), heads), split_heads(weights.linear("k_proj", x), shared)
@@ -60,7 +61,8 @@ def family(config: Config) -> Family:
             return {"last_hidden_state": x}
         return {"logits": x @ params.get("lm_head.weight", weights("embed_tokens.weight")).T}
 
-    return Family((IDS, MASK), ("logits",) if causal else ("last_hidden_state",), function)
+    outputs = ("logits",) if causal else ("last_hidden_state",)
+    return Family((IDS, MASK), outputs, function, prefix, ("lm_head.",))
 
 
 def _window(config: Config, number: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -31,7 +32,9 @@ def family(config: Config) -> Family:
     if kind not in kinds:
         raise config.unknown("feed_forward_proj", projection, [*kinds, *(f"gated-{name}" for name in kinds)])
     act = config.activation("dense_act_fn", kinds[kind])
-    config.prefix("encoder.final_layer_norm.weight", "")
+    config.prefix("encoder.final_layer_norm.weight", "d_model", "")
+    if any(name.startswith("decoder.") for name in config.weights):
+        warnings.warn("of this T5 only the encoder is loaded", stacklevel=2)
 
     def bias(weights: Weights, length: int, mask: Array | None) -> Array:
         """f32 (batch or 1, heads, length, length), added to the scores of every layer."""

@@ -18,7 +18,7 @@ def family(config: Config) -> Family:
     layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     eps, act = config.number("layer_norm_eps", 1e-12), config.activation("hidden_act", "gelu")
     patch, image = config.integer("patch_size", 16), config.integer("image_size", 224)
-    prefix = config.prefix("embeddings.cls_token", "vit.", "")
+    prefix = config.prefix("embeddings.cls_token", "hidden_size", "vit.", "")
     outputs = ["last_hidden_state"]
     outputs += ["pooler_output"] if prefix + "pooler.dense.weight" in config.weights else []
     outputs += ["logits"] if "classifier.weight" in config.weights else []
@@ -57,4 +57,4 @@ def family(config: Config) -> Family:
         return found
 
     pixels = InputSpec(PIXELS.name, PIXELS.dtype, ("batch", config.integer("num_channels", 3), image, image))
-    return Family((pixels,), tuple(outputs), function)
+    return Family((pixels,), tuple(outputs), function, prefix, ("classifier.",))
