@@ -33,7 +33,7 @@ from ..expression import Tensor, traced_argument
 from ..numpy.promotion import cast, like
 from ..several import several
 from .inner import Inner, captured_by, run
-from .inside import Maybe, filled, function_of, function_of_some, is_smooth, types_of, zeros_unless
+from .inside import Maybe, function_of, function_of_some, is_smooth, types_of
 from .programs import product
 from .slopes import choose, zero_like
 
@@ -279,19 +279,20 @@ def spmd_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, **attrs: 
     """Every rank's values with their tangents."""
     grid = _Grid([array.type for array in inputs], attrs)
     moving = [place for place, tangent in enumerate(tangents) if tangent is not None]
-    smooth = [place for place, kind in enumerate(types_of(grid.body)) if is_smooth(kind)]
+    moved: list[int] = []
 
     def both(*arrays: Array) -> list[Array]:
         own, told = arrays[: len(inputs)], dict(zip(moving, arrays[len(inputs) :], strict=True))
         outputs, found = forward(function_of(grid.body), own, [told.get(place) for place in range(len(inputs))])
-        return [*outputs, *filled([found[place] for place in smooth], [outputs[place] for place in smooth])]
+        moved[:] = [place for place, tangent in enumerate(found) if tangent is not None]
+        return [*outputs, *[tangent for tangent in found if tangent is not None]]
 
     specs = [*grid.in_specs, *[grid.in_specs[place] for place in moving]]
     inner = grid.run(both, [*grid.types, *[grid.types[place] for place in moving]], specs)
     told = [each for each in tangents if each is not None]
-    results = grid.node(inner, [*inputs, *told], specs, [*grid.out_specs, *[grid.out_specs[at] for at in smooth]])
+    results = grid.node(inner, [*inputs, *told], specs, [*grid.out_specs, *[grid.out_specs[at] for at in moved]])
     count = len(grid.out_specs)
-    found = dict(zip(smooth, results[count:], strict=True))
+    found = dict(zip(moved, results[count:], strict=True))
     return results[:count], [found.get(place) for place in range(count)]
 
 
@@ -328,32 +329,32 @@ def spmd_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **att
 
 
 class _Reverse:
-    """A body and its backward pass, each run once on fresh blocks."""
+    """A body and its backward pass, each run on fresh blocks."""
 
     def __init__(self, backward: Transform, grid: _Grid, inputs: list[Array], wanted: list[bool]) -> None:
         self.grid, self.inputs = grid, inputs
         self.chosen = [place for place, want in enumerate(wanted) if want and is_smooth(inputs[place].type)]
-        outputs = types_of(grid.body)
-        self.given = [place for place, kind in enumerate(outputs) if is_smooth(kind)]
-        pull: Any = None
 
         def ahead(*arrays: Array) -> list[Array]:
-            nonlocal pull
             own = list(arrays)
-            found, pull = backward(function_of_some(grid.body, own, self.chosen), [own[at] for at in self.chosen])
+            found, self._pull = backward(function_of_some(grid.body, own, self.chosen), [own[at] for at in self.chosen])
             return list(found)
 
         self.ahead = grid.run(ahead, grid.types, grid.in_specs)
+        self._sort_residuals([at for at, kind in enumerate(types_of(grid.body)) if is_smooth(kind)])
+
+    def _back(self, given: Sequence[int]) -> tuple[Inner, list[int]]:
+        """The backward pass from the cotangents of some results, and of which operands it gives any."""
+        grid, outputs = self.grid, types_of(self.grid.body)
+        reached: list[int] = []
 
         def back(*arrays: Array) -> list[Array]:
-            told = {at: self._share(array, grid.out_specs[at]) for at, array in zip(self.given, arrays, strict=True)}
-            found = pull([told.get(place) for place in range(len(outputs))])
-            own = [Array(self.ahead.arguments[place]) for place in self.chosen]
-            return [self._total(each, grid.in_specs[at]) for at, each in
-                    zip(self.chosen, filled(found, own), strict=True)]  # fmt: skip
+            told = {at: self._share(array, grid.out_specs[at]) for at, array in zip(given, arrays, strict=True)}
+            found = dict(zip(self.chosen, self._pull([told.get(at) for at in range(len(outputs))]), strict=True))
+            reached[:] = [at for at, each in found.items() if each is not None]
+            return [self._total(each, grid.in_specs[at]) for at, each in found.items() if each is not None]
 
-        self.back = grid.run(back, [outputs[at] for at in self.given], [grid.out_specs[at] for at in self.given])
-        self._sort_residuals()
+        return grid.run(back, [outputs[at] for at in given], [grid.out_specs[at] for at in given]), reached
 
     def _share(self, array: Array, spec: str) -> Array:
         """What a rank gets of the cotangent of a result that all copies have."""
@@ -364,10 +365,10 @@ class _Reverse:
         """The cotangent of an operand, of those of its copies."""
         return array if self.grid.copies(spec) == 1 else summed(array, **self.grid.whole(spec))
 
-    def _sort_residuals(self) -> None:
-        """What the backward pass takes of the forward one: operands, and what the ranks must keep."""
+    def _sort_residuals(self, given: Sequence[int]) -> None:
+        """What the backward pass takes of the forward one at most: operands, and what the ranks must keep."""
         place = {id(tensor): at for at, tensor in enumerate(self.ahead.arguments)}
-        found = captured_by(self.back)
+        found = captured_by(self._back(given)[0])
         whole = Inner(self.ahead.arguments, [*self.ahead.outputs, *found], self.ahead.born)
         made = {id(tensor) for step in whole.steps for _, tensor in step.outputs}
         self.again = [(tensor, place[id(tensor)]) for tensor in found if id(tensor) in place]
@@ -389,24 +390,28 @@ class _Reverse:
 
     def backward_node(self, results: list[Array], cotangents: Maybe) -> list[Array | None]:
         grid, count = self.grid, len(self.grid.out_specs)
-        told = [zeros_unless(cotangents[place], results[place]) for place in self.given]
+        told = {at: cotangent for at, cotangent in enumerate(cotangents) if cotangent is not None}
+        own, reached = self._back(list(told))
+        if not reached:
+            return [None] * len(self.inputs)
         again = [(tensor, self.inputs[at], grid.in_specs[at]) for tensor, at in self.again]
-        arguments = [*self.back.arguments, *self.kept, *[tensor for tensor, _, _ in again]]
-        whole = Inner(arguments, self.back.outputs, self.back.born)
+        arguments = [*own.arguments, *self.kept, *[tensor for tensor, _, _ in again]]
+        whole = Inner(arguments, own.outputs, own.born)
         types = [tensor.type for tensor in arguments]
         rows = slice(len(told), len(told) + len(self.kept))
         types[rows] = [_row(kind) for kind in types[rows]]
-        specs = [*[grid.out_specs[at] for at in self.given], *self.kept_specs, *[spec for _, _, spec in again]]
+        specs = [*[grid.out_specs[at] for at in told], *self.kept_specs, *[spec for _, _, spec in again]]
 
         def back(*arrays: Array) -> list[Array]:
             pairs = zip(arrays, arguments, strict=True)
             return whole.call(*[mnp.reshape(array, tensor.type.shape) for array, tensor in pairs])
 
-        operands = [*told, *results[count:], *[operand for _, operand, _ in again]]
+        operands = [*told.values(), *results[count:], *[operand for _, operand, _ in again]]
         inner = grid.run(back, types, specs)
-        found = grid.node(inner, operands, specs, [grid.in_specs[at] for at in self.chosen])
-        places = dict(zip(self.chosen, found, strict=True))
-        return [places.get(place) for place in range(len(self.inputs))]
+        found = dict(
+            zip(reached, grid.node(inner, operands, specs, [grid.in_specs[at] for at in reached]), strict=True)
+        )
+        return [found.get(place) for place in range(len(self.inputs))]
 
 
 def _row(kind: TensorType) -> TensorType:

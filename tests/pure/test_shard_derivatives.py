@@ -207,6 +207,22 @@ def test_a_tensor_parallel_layer_speaks_once_there_and_once_back() -> None:
         assert collectives_in(graph) == {("all_reduce", ("tp",)): count}
 
 
+def test_results_without_a_cotangent_cost_nothing() -> None:
+    """Of an auxiliary result nothing is pulled back, though it has collectives of its own."""
+    P = mesh.PartitionSpec
+
+    def fn(x: Any, y: Any) -> Any:
+        return mnp.sum(x * x), mesh.collectives.all_gather(mnp.exp(y * x), "dp"), mnp.sum(y)
+
+    mapped = mesh.shard_map(fn, mesh.Grid(3, "dp"), P("dp"), (P(), P(), P()), check=False)
+    graph = simplify(mesh.trace(lambda x, y: mesh.grad(lambda x: mapped(x, y)[0])(x), np.ones(6), np.ones(6)))
+    assert collectives_in(graph) == {}
+    _, pull = mesh.vjp(lambda x, y: mapped(x, y)[0], np.ones(6), np.ones(6))
+    np.testing.assert_array_equal(np.asarray(pull(mnp.asarray(1.0, dtype="float64"))[1]), np.zeros(6))
+    _, tangents = mesh.jvp(lambda x, y: mapped(x, y), (np.ones(6), np.ones(6)), (np.ones(6), np.zeros(6)))
+    np.testing.assert_array_equal(np.asarray(tangents[2]), 0)
+
+
 def test_gathered_weights_get_their_gradient_by_one_scattered_sum() -> None:
     rows = mesh.PartitionSpec("dp")
     case = CASES["gathered-weights"]._replace(in_specs=(rows, rows), out_specs=rows)
