@@ -47,6 +47,41 @@ def normalised_products(xp: Any, x: Any) -> Any:
     return xp.sum(xp.prod(x, axis=0) / xp.sqrt(xp.sum(x * x, axis=0))) + xp.max(x) * xp.min(x)
 
 
+def gaussian(xp: Any, w: Any, mean: Any, x: Any) -> Any:
+    """The log density of rows of x, by Cholesky factors and by a determinant."""
+    covariance = w @ w.T + 0.5 * xp.eye(w.shape[0])
+    whitened = xp.linalg.solve(xp.linalg.cholesky(covariance), (x - mean).T)
+    return -0.5 * xp.sum(whitened**2) - 0.5 * x.shape[0] * xp.linalg.slogdet(covariance)[1]
+
+
+def least_squares(xp: Any, x: Any, y: Any) -> Any:
+    """Weights by normal equations, by an orthogonal basis and by a pseudo-inverse."""
+    q, r = xp.linalg.qr(x)
+    ridge = xp.linalg.solve(x.T @ x + 0.1 * xp.eye(x.shape[1], dtype=x.dtype), x.T @ y)
+    return xp.sum(ridge**2) + xp.sum(xp.sin(xp.linalg.inv(r) @ (q.T @ y))) + xp.sum((xp.linalg.pinv(x) @ y) ** 3)
+
+
+def spectra(xp: Any, x: Any) -> Any:
+    """Singular values and vectors, eigenvalues and eigenvectors, in functions that do not see the vectors' signs."""
+    u, s, vh = xp.linalg.svd(x, full_matrices=False)
+    w, v = xp.linalg.eigh(x @ x.T)
+    smooth = xp.sum(((u * xp.log1p(s)) @ vh) ** 2) + xp.sum(((v * xp.sin(w)) @ v.T)[0])
+    norms = xp.linalg.norm(x, "nuc") * xp.linalg.norm(x, 2) + xp.linalg.norm(x, -2) + xp.linalg.norm(x, 1)
+    return smooth + norms + xp.linalg.det(x @ x.T + xp.eye(x.shape[0])) + xp.sum(xp.linalg.matrix_power(x @ x.T, -1))
+
+
+def waves(xp: Any, x: Any, y: Any) -> Any:
+    """Complex matrices, in functions that do not see the vectors' angles."""
+    z = x + 1j * y
+    u, s, vh = xp.linalg.svd(z, full_matrices=False)
+    w, v = xp.linalg.eigh(z @ xp.conj(z).T)
+    smooth = xp.sum(xp.abs((u * xp.log1p(s)) @ vh) ** 2) + xp.sum(xp.abs((v * xp.sin(w)) @ xp.conj(v).T)[0])
+    sign, size = xp.linalg.slogdet(z)
+    solved = xp.linalg.solve(z, xp.linalg.cholesky(z @ xp.conj(z).T + xp.eye(z.shape[0])))
+    q, r = xp.linalg.qr(z)
+    return smooth + xp.real(sign) * size + xp.sum(xp.abs(solved)) + xp.sum(xp.abs(q @ r @ r)) + xp.imag(xp.linalg.det(z))
+
+
 _RNG = np.random.default_rng(77)
 
 
@@ -61,6 +96,10 @@ WHOLE: dict[str, tuple[Callable[..., Any], tuple[Numbers, ...]]] = {
     "mlp": (mlp, (_floats(3, 5), _floats(5), _floats(5, 2), _floats(4, 3))),
     "embedding_bag": (embedding_bag, (_floats(7, 2), _RNG.integers(0, 7, (4, 3)).astype(np.int32), _floats(4, 2))),
     "normalised_products": (normalised_products, (_floats(3, 4) + 0.1,)),
+    "gaussian": (gaussian, (_floats(4, 5), _floats(4), _floats(3, 4))),
+    "least_squares": (least_squares, (_floats(6, 3), _floats(6, 2))),
+    "spectra": (spectra, (_floats(3, 5),)),
+    "waves": (waves, (_floats(4, 4), _floats(4, 4))),
 }
 
 

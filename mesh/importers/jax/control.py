@@ -8,7 +8,7 @@ from typing import Any
 from wire.dtypes import BOOL, I32
 
 from ... import numpy as mnp
-from ...array import Array
+from ...array import Array, literal
 from ...control import cond, scan, while_loop
 from ...numpy.promotion import cast
 from .rows import Equation, Row
@@ -28,6 +28,8 @@ def _custom(equation: Equation, *operands: Array) -> Sequence[Array]:
 def _cond(equation: Equation, which: Array, *operands: Array) -> Sequence[Array]:
     branches = equation["branches"]
     number = cast(which, I32)
+    if number.value is not None:  # known here, as a platform is
+        return equation.closed(branches[min(max(int(number.value), 0), len(branches) - 1)], operands)
 
     def chosen(first: int, last: int) -> Callable[..., Any]:
         if first == last:
@@ -69,6 +71,13 @@ def _scan(equation: Equation, *operands: Array) -> Sequence[Array]:
     return [*last, *rows]
 
 
+def _platform_index(equation: Equation) -> Array:
+    """Which of the platforms that JAX tells apart this is: a cpu, or none of them."""
+    platforms = equation["platforms"]
+    found = [place for place, names in enumerate(platforms) if names is None or "cpu" in names]
+    return literal(found[0], I32)
+
+
 ROWS: dict[str, Row] = {
     "checkpoint": _called("jaxpr"),
     "closed_call": _called("call_jaxpr"),
@@ -79,6 +88,7 @@ ROWS: dict[str, Row] = {
     "custom_vjp_call_jaxpr": _custom,
     "jit": _called("jaxpr"),
     "pjit": _called("jaxpr"),
+    "platform_index": _platform_index,
     "remat2": _called("jaxpr"),
     "scan": _scan,
     "while": _while,

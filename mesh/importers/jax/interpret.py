@@ -12,7 +12,7 @@ from wire.types import TensorType
 
 from ... import numpy as mnp
 from ...array import Array, literal
-from . import complexes, control, elementwise, indexing, randomness, structure, windows
+from . import complexes, control, elementwise, indexing, matrices, randomness, structure, windows
 from .rows import Equation, Row
 
 PRIMITIVES: dict[str, Row] = {
@@ -23,6 +23,7 @@ PRIMITIVES: dict[str, Row] = {
     **randomness.ROWS,
     **control.ROWS,
     **complexes.ROWS,
+    **matrices.ROWS,
 }
 
 

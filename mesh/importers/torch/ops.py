@@ -15,6 +15,7 @@ from ... import nn
 from ... import numpy as mnp
 from ...array import Array, apply, literal
 from ...numpy.promotion import asarray, cast
+from . import matrices
 from .call import Call
 
 Op = Callable[[Call], Any]
@@ -530,6 +531,7 @@ def _tensor_split_result(call: Call) -> Any:
 
 
 OPS: dict[str, Op] = {
+    **matrices.OPS,
     "_adaptive_avg_pool2d": lambda call: nn.adaptive_avg_pool(call.x, tuple(call["output_size"])),
     "_log_softmax": _softmax(nn.log_softmax),
     "_native_batch_norm_legit": _batch_norm_of_itself,

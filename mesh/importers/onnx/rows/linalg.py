@@ -29,10 +29,11 @@ def _einsum(call: Call, *inputs: Array) -> Array:
 
 
 def _det(call: Call, x: Array) -> Array:
-    """Elimination with the largest pivot of each column, written out."""
+    """Elimination with the largest pivot of each column, written out so that every engine has it; larger ones are
+    factored, on a cpu worker."""
     size = x.shape[-1]
     if size > DET_SIZE_MAX:
-        raise call.unsupported(f"the determinant of a matrix of more than {DET_SIZE_MAX} rows")
+        return mnp.linalg.det(x)
     rows = mnp.reshape(x, (math.prod(x.shape[:-2]), size, size))
     result = mnp.ones(rows.shape[:1], dtype=x.type.dtype)
     for _ in range(size):
