@@ -12,7 +12,7 @@ This file knows no op.  Names follow GSPMD (Xu et al., 2021, arXiv 2105.04663) a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 Dims = tuple[tuple[str, ...], ...]
@@ -26,25 +26,14 @@ class Axes:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
 
-    def size(self, axes: Iterable[str]) -> int:
+    def size(self, axes: Collection[str]) -> int:
         """How many ranks there are along these axes together."""
         return math.prod([self.sizes[self.names.index(axis)] for axis in axes]) if axes else 1
-
-    @property
-    def ranks(self) -> int:
-        return math.prod(self.sizes)
 
     def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The axes in the grid's order."""
         found = frozenset(axes)
         return tuple([axis for axis in self.names if axis in found])
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on every axis."""
-        found = {}
-        for name, size in zip(reversed(self.names), reversed(self.sizes), strict=True):
-            rank, found[name] = divmod(rank, size)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +48,6 @@ class Layout:
     def used(self) -> frozenset[str]:
         """Every axis that splits it or over which it is partial."""
         return frozenset([axis for axes in self.dims for axis in axes]).union(self.partial)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every rank has all of it."""
-        return not self.partial and not any(self.dims)
 
     def complete(self) -> Layout:
         """The same, reduced."""
@@ -93,8 +77,3 @@ def padded_shape(shape: Sequence[int], dims: Dims, axes: Axes) -> tuple[int, ...
 def padding(dim: int, shards: int) -> int:
     """How many elements stand behind the end of a dimension."""
     return local_dim(dim, shards) * shards - dim
-
-
-def is_padded(shape: Sequence[int], dims: Dims, axes: Axes) -> bool:
-    """Whether some rank has elements behind the end."""
-    return any(padding(dim, axes.size(split)) for dim, split in zip(shape, dims, strict=True))

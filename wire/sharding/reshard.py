@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count, permutations
 
+from ..grids import block, coordinates
+from ..ops import SENT
 from .layout import Axes, Dims, Layout, local_dim, local_shape, padding
 
 
@@ -127,11 +129,7 @@ def gather_all_bytes(shape: tuple[int, ...], item_bytes: int, axes: Axes, source
     """What the busiest rank sends if everything is made complete and whole before it is cut: never less than `path`."""
     local = math.prod(local_shape(shape, source.dims, axes)) * item_bytes
     ranks, partial = axes.size([axis for split in source.dims for axis in split]), axes.size(source.partial)
-    return _reduced_bytes(local, partial) + (ranks - 1) * local
-
-
-def _reduced_bytes(local: int, ranks: int) -> int:
-    return -(-2 * (ranks - 1) * local // ranks)
+    return SENT["all_reduce"](local, partial) + SENT["all_gather"](local, ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ class _Search:
             if not self._nests(dim, split[:kept], axes):
                 continue
             ranks, after = self.axes.size(axes), _with(layout, dim, split[:kept])
-            yield Step(Gather(dim, axes), after, (ranks - 1) * local)
+            yield Step(Gather(dim, axes), after, SENT["all_gather"](local, ranks))
             for target in range(len(self.shape)):
                 if target != dim and self._nests(target, layout.dims[target], axes):
                     moved = self._split(after, target, axes)
@@ -170,7 +168,7 @@ class _Search:
             rest = tuple([axis for axis in layout.partial if axis not in axes])
             after = replace(layout, partial=rest) if rest else layout.complete()
             ranks = self.axes.size(axes)
-            yield Step(Reduce(axes), after, _reduced_bytes(local, ranks))
+            yield Step(Reduce(axes), after, SENT["all_reduce"](local, ranks))
             for dim in range(len(self.shape)):
                 if self._nests(dim, layout.dims[dim], axes):
                     scattered = self._split(after, dim, axes)
@@ -201,8 +199,8 @@ class _Search:
         """What a rank sends that keeps its share of `dim`, padded so that ranks along `more` can share it out."""
         before, ranks = self.axes.size(layout.dims[dim]), self.axes.size(more)
         local = list(local_shape(self.shape, layout.dims, self.axes))
-        local[dim] = local_dim(self.shape[dim], before * ranks)
-        return (ranks - 1) * math.prod(local) * self.item_bytes
+        local[dim] = local_dim(self.shape[dim], before * ranks) * ranks
+        return SENT["reduce_scatter"](math.prod(local) * self.item_bytes, ranks)
 
     def _split(self, layout: Layout, dim: int, more: tuple[str, ...]) -> Layout:
         return _with(layout, dim, (*layout.dims[dim], *more))
@@ -224,22 +222,11 @@ def _some(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
             yield (axis,)
 
 
-def block_of(dims: Dims, axes: Axes, rank: int) -> tuple[int, ...]:
-    """Which block of each dimension a rank has."""
-    at = axes.coordinates(rank)
-    found = []
-    for split in dims:
-        place = 0
-        for axis in split:
-            place = place * axes.size((axis,)) + at[axis]
-        found.append(place)
-    return tuple(found)
-
-
 def _pairs(source: Dims, target: Dims, axes: Axes) -> tuple[tuple[int, int], ...]:
     """From whom each rank gets its block: from itself if it has it, else from one who need not keep it."""
-    ranks = range(axes.ranks)
-    have, need = ([block_of(dims, axes, rank) for rank in ranks] for dims in (source, target))
+    places = coordinates(axes.sizes)
+    ranks = range(len(places))
+    have, need = ([block(dims, axes.names, axes.sizes, at) for at in places] for dims in (source, target))
     senders: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
         if have[rank] != need[rank]:
