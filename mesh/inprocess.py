@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.cpu import CpuEngine
 from worker.cpu import evaluate as evaluate_on_cpu
+from worker.cpu.engine import compile_graph, run
+from worker.cpu.process import one_thread
 from worker.engine import Stopped, never
 
 from .backend import Work
@@ -35,13 +36,13 @@ class Evaluating:
     def __init__(self, work: Work) -> None:
         self.params = {name: _local(handle) for name, handle in work.bindings.items()}
         self._names = [work.graph.nodes[index].attrs["name"] for index in (*work.graph.inputs, *work.graph.params)]
-        self._engine = CpuEngine()
-        self._executable = self._engine.compile(work.graph)
+        one_thread()
+        self._executable = compile_graph(work.graph)
 
     def run(self, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
         """The outputs, in graph order."""
         given = {**self.params, **params, **inputs}
-        return self._engine.run(self._executable, [given[name] for name in self._names])
+        return run(self._executable, [given[name] for name in self._names])
 
 
 def _local(handle: Handle) -> NDArray[Any]:

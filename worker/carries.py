@@ -36,6 +36,7 @@ class Carries:
         self._values: dict[int, dict[Output, Kept]] = {}  # by the step that made them
         self._committed = 0
         self._broken: int | None = None  # the first step that will not be done
+        self._over = False
         self.blobs: set[bytes] = set()  # made of values: what nobody has pinned goes with the plan
 
     def __bool__(self) -> bool:
@@ -71,12 +72,22 @@ class Carries:
         outgrown = [step for step in self._values if step < self._committed - 1]
         return [tensor for step in outgrown for tensor in self._values.pop(step).values()], first
 
-    def give_up(self, step: int = 0) -> list[Kept]:
+    def give_up(self, step: int) -> list[Kept]:
         """This step will not be done, nor any after it: what is to be freed."""
         self._broken = step if self._broken is None else min(step, self._broken)
         return [
             tensor for later in [n for n in self._values if n >= step] for tensor in self._values.pop(later).values()
         ]
+
+    @property
+    def over(self) -> bool:
+        """Whether the plan is."""
+        return self._over
+
+    def end(self) -> list[Kept]:
+        """The plan is over: what is to be freed."""
+        self._over = True
+        return self.give_up(0)
 
     def on(self, device: int) -> bool:
         """Whether a device holds any."""

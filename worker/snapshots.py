@@ -12,13 +12,13 @@ from wire.errors import BlobMissing, StaleGeneration
 from wire.messages import CarriedValue, Snapshotted
 
 from .carries import Carries, Output
-from .events import Action, BlobMade, BlobNotMade, MakeBlob, Refuse, Reply
+from .events import Action, BlobMade, BlobNotMade, DiscardBlobs, MakeBlob, Refuse, Reply
 
 
 @dataclass(slots=True)
 class _Asked:
     waiting: dict[int, Output]
-    blobs: set[bytes]
+    carries: Carries
     made: list[CarriedValue] = field(default_factory=list)
 
 
@@ -39,7 +39,7 @@ class Snapshots:
             return [Refuse(request, BlobMissing(f"what came out of step {step} is not here"))]
         if not values:
             return [Reply(request, Snapshotted(()))]
-        asked = self._asked[request] = _Asked({}, carries.blobs)
+        asked = self._asked[request] = _Asked({}, carries)
         actions: list[Action] = []
         for output, tensor in values.items():
             asked.waiting[self._next_number] = output
@@ -53,8 +53,12 @@ class Snapshots:
         request = self._requests.pop(event.number, 0)
         asked = self._asked.get(request)
         if asked is None:
-            return []
-        asked.blobs.add(event.blob)
+            return [DiscardBlobs(frozenset((event.blob,)))]
+        if asked.carries.over:
+            del self._asked[request]
+            gone = Refuse(request, StaleGeneration("that plan is not here any more"))
+            return [gone, DiscardBlobs(frozenset((event.blob,)))]
+        asked.carries.blobs.add(event.blob)
         asked.made.append(CarriedValue(*asked.waiting.pop(event.number), event.blob))
         if asked.waiting:
             return []

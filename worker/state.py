@@ -411,7 +411,7 @@ class WorkerState:
         for number in list(plan.steps):
             actions += self._close_step(plan, number, error)
         del self._plans[plan.key]
-        actions += [ev.Release(tensor) for tensor in plan.carries.give_up()]
+        actions += [ev.Release(tensor) for tensor in plan.carries.end()]
         actions += [ev.DiscardBlobs(frozenset(plan.carries.blobs))] if plan.carries.blobs else []
         self._fetches.forget(plan.key)
         if plan.request is not None and self._requests.pop(plan.request, None) is not None:

@@ -131,7 +131,7 @@ def test_a_snapshot_makes_blobs_of_what_a_step_left() -> None:
     assert make.tensor == kept(number)
     reply = one(ev.Reply, drive(ev.BlobMade(make.number, b"s" * 32)))
     assert reply.message == Snapshotted((CarriedValue(0, 0, b"s" * 32),))
-    assert drive(ev.BlobMade(make.number, b"s" * 32)) == [], "answered once"
+    assert not of(ev.Reply, drive(ev.BlobMade(make.number, b"s" * 32))), "answered once"
 
 
 @pytest.mark.parametrize("step", [1, 7])
@@ -158,7 +158,20 @@ def test_a_snapshot_that_fails_is_refused_once_and_one_that_nobody_waits_for_is_
     assert one(ev.Refuse, drive(ev.BlobNotMade(make.number, error))).error is error
     make = one(ev.MakeBlob, drive.snapshot(0))
     drive(ev.RequestGone(drive.requests))
-    assert drive(ev.BlobMade(make.number, b"s" * 32)) == []
+    late = drive(ev.BlobMade(make.number, b"s" * 32))
+    assert late == [ev.DiscardBlobs(frozenset({b"s" * 32}))], "nobody will pin it"
+
+
+def test_blobs_of_a_snapshot_go_with_the_plan_whenever_they_are_made() -> None:
+    drive = Counter()
+    drive.done(0)
+    make = one(ev.MakeBlob, drive.snapshot(0))
+    drive(ev.BlobMade(make.number, b"s" * 32))
+    make = one(ev.MakeBlob, drive.snapshot(0))
+    actions = drive(ev.DropAsked(COORD, drive.request(), KEY))
+    assert one(ev.DiscardBlobs, actions).blobs == {b"s" * 32}
+    late = drive(ev.BlobMade(make.number, b"t" * 32))
+    assert one(ev.DiscardBlobs, late).blobs == {b"t" * 32} and isinstance(one(ev.Refuse, late).error, StaleGeneration)
 
 
 def test_a_failed_step_ends_those_after_it_and_leaves_what_was_before() -> None:

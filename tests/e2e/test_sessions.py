@@ -1,0 +1,75 @@
+"""Sessions over real workers: one of them dies in the middle, and memory that does not grow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+from support.footprint import footprint, shared_files
+from support.training import batch, first_state, train
+from support.waiting import until
+from support.worker_process import children
+
+from mesh import Mesh, tree
+from mesh.errors import ConfigError
+
+MIB = 1 << 20
+STEPS = 30
+
+
+def bits(state: object) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in tree.leaves(state)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
+def test_a_worker_killed_in_the_middle_loses_no_step_and_changes_no_bit() -> None:
+    with Mesh.builder().local(3, engine="cpu").build() as mesh:
+        with mesh.session(train, first_state(), *batch(0), mode="off") as alone:
+            expected = [float(alone.step(*batch(step)).result()) for step in range(STEPS)]
+            final = bits(alone.state())
+        with mesh.session(train, first_state(), *batch(0), every=4, strategy="pipeline") as session:
+            steps = [session.step(*batch(step)) for step in range(STEPS)]
+            losses = [float(step.result(60)) for step in steps[:10]]
+            os.kill(mesh.nodes[1].pid, signal.SIGKILL)
+            losses += [float(step.result(60)) for step in steps[10:]]
+            assert losses == expected and bits(session.state()) == final
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+def test_memory_is_flat_over_a_thousand_steps_and_free_after_the_end() -> None:
+    state, x = np.zeros((512, 512), np.float32), np.float32(1)
+    with Mesh.builder().local(1, engine="cpu").build() as mesh:
+        pid = mesh.nodes[0].pid
+        pids = [pid, *children(pid)]
+
+        def held() -> float:
+            return sum(footprint(each).rss_kib for each in pids) / 1024
+
+        before = shared_files([pid])
+        with mesh.session(lambda total, one: (total + one, one), state, x, copies="checkpoint", every=50) as session:
+            for done in (200, 1000):
+                for step in [session.step(x) for _ in range(done - int(session.state()[0, 0]))]:
+                    step.result(60)
+                assert int(session.state()[0, 0]) == done
+                if done == 200:
+                    early_mib = held()
+            assert held() - early_mib < 50, "a leak of the state would be 800 MiB"
+        for _ in range(4):
+            large = np.ones((2048, 2048), np.float32)
+            with mesh.session(lambda total, one: (total + one, one), large, x, every=2) as session:
+                for step in [session.step(x) for _ in range(5)]:
+                    step.result(60)
+        assert held() - early_mib < 10 * 16, "four states of 16 MiB, each of three values and copies, are gone"
+        asyncio.run(until(lambda: shared_files([pid]) <= before, 30))  # a snapshot may be on its way still
+
+
+def test_a_session_over_a_served_coordinator_says_what_to_do() -> None:
+    from mesh.remote import Remote
+
+    with pytest.raises(ConfigError) as raised:
+        Remote.session(None, None, None)  # type: ignore[arg-type]
+    assert "Mesh.builder()" in raised.value.next_step
