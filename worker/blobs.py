@@ -148,10 +148,13 @@ class BlobStore:
                     self._remove(blob)
 
     def discard(self, blobs: Iterable[bytes]) -> None:
-        """Whoever put these will not pin them: those that are not kept go, if nobody else has pinned them."""
+        """Whoever put these will not pin them: those that are not kept go, at once or with the last that pinned them."""
         for blob in blobs:
             entry = self._entries.get(blob)
-            if entry is not None and not (entry.pins or entry.keep):
+            if entry is None:
+                continue
+            entry.put = False
+            if not (entry.pins or entry.keep):
                 self._remove(blob)
 
     # -- files

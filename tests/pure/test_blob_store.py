@@ -229,3 +229,14 @@ async def test_what_was_put_again_stays_for_whoever_will_pin_it(tmp_path: Path) 
     held.pin([state])
     held.unpin([state])
     assert await held.find(state) is None
+
+
+async def test_what_nobody_will_pin_goes_at_once_or_with_the_last_that_did(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    kept, first, second = await put(held, 1), await put(held, 2, keep=False), await put(held, 3, keep=False)
+    held.pin([second])
+    await put(held, 3, keep=False)
+    held.discard([kept, first, second])
+    assert await held.find(kept) and await held.find(second) and await held.find(first) is None
+    held.unpin([second])
+    assert await held.find(second) is None
