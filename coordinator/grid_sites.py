@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from wire.errors import PlacementError
 from wire.graph import WireGraph
@@ -53,11 +54,19 @@ def sites_for(
 
     proposals: dict[float, tuple[Site, ...]] = {}
     for seed in (None, *able[:SEEDS_MAX]):
-        chosen = able[:ranks] if seed is None else _nearest(seed, able, ranks, far)
+        order = able if seed is None else [seed, *sorted(able, key=partial(far, seed))]
+        chosen = _reaching(order, ranks, profiles)
+        if len(chosen) < ranks:
+            continue
         arranged = _arranged(sorted(chosen, key=able.index), sizes, far)
         nodes = [site.worker.node_id for site in arranged]
         shared_s = sum(exchange_s(graph, axes, sizes, nodes, profiles) for graph in graphs)
         proposals.setdefault(shared_s + max(seconds[site] for site in arranged), arranged)
+    if not proposals:
+        raise PlacementError(
+            f"no {ranks} workers with a device for each rank of a grid all reach each other",
+            next_step="mesh-coord nodes -v says who does not reach whom, and mesh-coord doctor why",
+        )
     return proposals[min(proposals)]
 
 
@@ -73,8 +82,14 @@ def _able(graphs: Iterable[WireGraph], profiles: Profiles) -> Iterable[Site]:
                 yield Site(worker, device)
 
 
-def _nearest(seed: Site, able: Sequence[Site], count: int, far: Callable[[Site, Site], float]) -> list[Site]:
-    return [seed, *sorted((site for site in able if site is not seed), key=lambda site: far(seed, site))[: count - 1]]
+def _reaching(order: Iterable[Site], count: int, profiles: Profiles) -> list[Site]:
+    """The first of these that all reach each other: what ranks exchange is not relayed."""
+    chosen: dict[Site, None] = {}
+    for site in order:
+        ways = ((site.worker.node_id, other.worker.node_id) for other in chosen)
+        if len(chosen) < count and not any(profiles.link(*way).relayed for way in ways):
+            chosen[site] = None
+    return list(chosen)
 
 
 def _arranged(sites: Sequence[Site], sizes: Sizes, far: Callable[[Site, Site], float]) -> tuple[Site, ...]:

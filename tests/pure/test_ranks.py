@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,16 @@ def test_a_pair_is_taken_from_one_room_though_another_is_faster() -> None:
     unlike = Profiles((rooms.workers[0], fast, *rooms.workers[2:]), frozenset(), rooms.links)
     nodes = {part.node for part in make_plan(halves(), unlike, "ranks").parts}
     assert nodes == {"node-1", "node-3"}
+
+
+def test_ranks_are_workers_that_reach_each_other() -> None:
+    ways = {(f"node-{a}", f"node-{b}"): Link(1e-3, 1e8, a in (4, 5)) for a in range(6) for b in range(6) if a != b}
+    ways |= {(b, a): link for (a, b), link in ways.items() if link.relayed}
+    plan = make_plan(halves(), Profiles(SIX.workers, SIX.near, ways), "ranks")
+    assert {part.node for part in plan.parts} == {"node-2", "node-3"}, "the fastest two are reached by relay only"
+    cut = {way: replace(link, relayed=True) for way, link in ways.items()}
+    with pytest.raises(PlacementError, match="reach each other"):
+        make_plan(halves(), Profiles(SIX.workers, SIX.near, cut), "ranks")
 
 
 def test_too_few_devices_and_too_little_memory_say_need_and_have() -> None:
