@@ -148,7 +148,7 @@ class BlobStore:
                     self._remove(blob)
 
     def discard(self, blobs: Iterable[bytes]) -> None:
-        """Whoever put these will not pin them: those that are not kept go, at once or with the last that pinned them."""
+        """Whoever put these will not pin them: what is not kept goes, at once or with the last that pinned it."""
         for blob in blobs:
             entry = self._entries.get(blob)
             if entry is None:
