@@ -33,6 +33,7 @@ from .protocol import (
 )
 
 log = logging.getLogger("graph_mesh.link")
+GOODBYE_S = 0.05  # from the end of the bulk connection until the link has ended, too
 
 
 class Handler(Protocol):
@@ -212,8 +213,15 @@ class Link:
             self._handle(event)
 
     def ended(self, channel: Channel) -> None:
-        """A connection is gone."""
-        self.handle(self._machine.receive_eof(channel))
+        """A connection is gone.  The end of the bulk connection may overtake a goodbye, and last words, on the other."""
+        if channel is BULK and not self.closed:
+            self._loop.call_later(GOODBYE_S, self._eof, channel)
+        else:
+            self._eof(channel)
+
+    def _eof(self, channel: Channel) -> None:
+        if not self.closed:
+            self.handle(self._machine.receive_eof(channel))
 
     def replaced(self) -> None:
         """Another link to the same node took over."""

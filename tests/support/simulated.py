@@ -116,7 +116,7 @@ class Job:
         except NodeLost:
             return False
         except PoisonTask:  # mischief cannot be told from poison where three workers died of it
-            deaths = (" is killed", " is about to be lost", " hangs")
+            deaths = (" is killed", " is about to be lost", " hangs", " is asked to leave")  # the last word may be late
             assert sum(line.endswith(deaths) for line in cluster.trace) >= 3
             return False
         finally:
