@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.simulated import Chaos
 from support.training import batch, first_state, train
 
 from mesh import AsyncMesh, Mesh, tree
 from mesh.config import MeshConfig
-from mesh.errors import NodeLost
+from mesh.errors import DeviceLost, NodeLost
 from mesh.simulation.loop import VirtualLoop
 
 STEPS = 12
@@ -112,6 +113,53 @@ def test_deaths_lose_no_step_and_change_no_bit(copies: str, strategy: str) -> No
 @pytest.mark.parametrize("seed", range(2, 60))
 def test_many_deaths_lose_no_step_and_change_no_bit(seed: int) -> None:
     check(seed, ("buddy", "checkpoint")[seed % 2], ("single", "pipeline", "auto")[seed % 3])
+
+
+async def mischief(seed: int) -> int:
+    """A session under all mischief that there is; how many steps it did.  One that ends says that its state is lost."""
+    rng = random.Random(seed)
+    async with await Mesh.builder().mesh("sim").simulate(3, seed).build_async() as mesh:
+        cluster = mesh.simulation
+        chaos = Chaos(cluster, rng, rest_s=(0.05, 2.0))
+        player = asyncio.create_task(chaos.play())
+        strategy = rng.choice(("single", "pipeline", "auto"))
+        session = await mesh.session(train, first_state(), *batch(0), every=rng.randint(1, 3), strategy=strategy)
+        done, losses, ended = 0, list[float](), "no copy"
+        try:
+            async with asyncio.timeout(3600):
+                for step in range(STEPS):
+                    losses.append(float(await session.step(*batch(step))))
+                    done += 1
+                    await asyncio.sleep(rng.uniform(0, 2))
+                    if rng.random() < 0.2:
+                        await session.state()
+                assert (losses, bits(await session.state())) == undisturbed(STEPS)
+        except (NodeLost, DeviceLost) as error:  # or a device again and again, on every worker
+            ended = str(error)
+        chaos.settle()
+        await player
+        assert losses == undisturbed(STEPS)[0][:done]
+        assert any(words in ended for words in ("no copy", "no worker is left", "device"))
+        async with asyncio.timeout(600):
+            await session.close()
+        await asyncio.sleep(15)
+        for name, depth in cluster.busy().items():
+            assert depth == 0, f"{name} still has {depth} parts"
+        cluster.referee.verdict()
+        return done
+
+
+@pytest.mark.parametrize("seed", [3])
+def test_mischief_ends_in_the_right_state_or_in_a_clear_error(seed: int) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(mischief(seed)) == STEPS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_much_mischief_ends_in_the_right_state_or_in_a_clear_error(seed: int) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(mischief(seed))
 
 
 def test_a_state_that_nobody_copied_dies_with_its_worker_and_says_so() -> None:
