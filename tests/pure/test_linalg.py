@@ -1,0 +1,117 @@
+"""What solves and factors matrices: results that belong together, matrices without factors, where it runs, derivatives
+that do not exist, and those at singular matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.profiles import device, worker
+
+import mesh
+import mesh.numpy as mnp
+from coordinator.planner import make_plan
+from coordinator.profile import Profiles
+from mesh.errors import DTypeError, Unsupported
+from mesh.numpy import linalg
+from wire.ops import OPS
+from worker.wgsl.profile import CPU_ONLY
+
+RNG = np.random.default_rng(4)
+X = RNG.standard_normal((5, 3))
+SQUARE = RNG.standard_normal((3, 3)) + 2 * np.eye(3)
+DEFINITE = SQUARE @ SQUARE.T
+
+
+# -- several results --------------------------------------------------------------------------------------
+
+
+def test_results_have_the_names_of_the_standard_and_stay_what_they_are_in_traced_functions() -> None:
+    for made, fields in (
+        (linalg.qr, ("Q", "R")), (linalg.svd, ("U", "S", "Vh")), (linalg.slogdet, ("sign", "logabsdet")),
+        (linalg.eigh, ("eigenvalues", "eigenvectors")),
+    ):  # fmt: skip
+        assert made(SQUARE)._fields == fields
+        found = mesh.evaluate(made, SQUARE)
+        assert found._fields == fields
+        for one, other in zip(found, made(SQUARE), strict=True):
+            np.testing.assert_array_equal(one, np.asarray(other))
+
+
+def test_all_results_of_a_matrix_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    plain = np.linalg.svd
+    monkeypatch.setattr(np.linalg, "svd", lambda *args, **settings: calls.append(args) or plain(*args, **settings))
+    u, s, vh = linalg.svd(X, full_matrices=False)
+    np.testing.assert_allclose(np.asarray(u) * np.asarray(s) @ np.asarray(vh), X)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("strategy", ["single", "pipeline", "auto"])
+def test_matrices_are_factored_on_the_cpu_of_a_machine_with_a_gpu(strategy: str) -> None:
+    dtypes = dict.fromkeys(OPS.keys() - CPU_ONLY, ("bool", "f32", "i32", "u32"))
+    gpu = replace(device(0, 100.0, 100.0), engine="wgsl", dtypes_by_op=dtypes)
+    machines = Profiles((worker(0, gpu, device(1, 1.0, 1.0)), worker(1, gpu, device(1, 1.0, 1.0))))
+
+    def fn(x: Any) -> Any:
+        u, s, vh = linalg.svd(mnp.tanh(x), full_matrices=False)
+        return mnp.sin(u) @ mnp.cos(vh) * s.sum()
+
+    plan = make_plan(mesh.trace(fn, X.astype(np.float32)), machines, strategy)
+    placed = [(part.node, part.device, node.attrs["output"]) for part in plan.parts for node in part.graph
+              if node.op == "svd"]  # fmt: skip
+    assert len({where[:2] for where in placed}) == 1, "the results are of one computation"
+    assert {index for _, index, _ in placed} == {1} and sorted(output for *_, output in placed) == [0, 1, 2]
+    on_gpu = {node.op for part in plan.parts if part.device == 0 for node in part.graph}
+    assert {"tanh", "sin", "cos"} <= on_gpu
+
+
+# -- matrices without factors -----------------------------------------------------------------------------
+
+
+def test_a_matrix_without_factors_is_nan_and_the_others_of_its_batch_are_not() -> None:
+    given = np.stack([DEFINITE, -DEFINITE, np.zeros((3, 3)), np.eye(3), np.full((3, 3), np.nan)])
+    for made, none in ((linalg.cholesky, [1, 2]), (linalg.inv, [2]), (linalg.eigvalsh, []), (linalg.svdvals, []),
+                       (linalg.det, []), (linalg.pinv, [])):  # fmt: skip
+        found = np.asarray(made(given[:4]))
+        assert [place for place, each in enumerate(found) if np.isnan(each).all()] == none, made
+        assert [place for place, each in enumerate(found) if np.isnan(each).any()] == none, made
+    for made, none in ((linalg.inv, [2, 4]), (linalg.eigvalsh, [4]), (linalg.svdvals, [4]), (linalg.det, [4])):
+        found = np.asarray(made(given))
+        assert [place for place, each in enumerate(found) if np.isnan(each).all()] == none, made
+        assert [place for place, each in enumerate(found) if np.isnan(each).any()] == none, made
+    sign, size = linalg.slogdet(np.zeros((3, 3)))
+    assert (float(sign), float(size)) == (0.0, -np.inf)
+
+
+def test_integers_become_floats_and_what_is_no_number_is_refused() -> None:
+    whole = np.array([[2, 1], [1, 3]], np.int32)
+    assert linalg.solve(whole, whole).dtype == np.float32
+    np.testing.assert_allclose(np.asarray(linalg.solve(whole, whole)), np.eye(2), atol=1e-6)
+    with pytest.raises(DTypeError):
+        mnp.linalg.solve(np.array(["a"]), whole)
+
+
+# -- derivatives ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: linalg.qr(x, mode="complete").Q, lambda x: linalg.svd(x).U],
+    ids=["qr", "svd"],
+)
+def test_columns_that_are_not_determined_have_no_derivative(fn: Callable[..., Any]) -> None:
+    with pytest.raises(Unsupported, match=r"5 by 3 has no derivative.*Take"):
+        mesh.grad(lambda x: mnp.sum(fn(x)))(X)
+    with pytest.raises(Unsupported, match="has no derivative"):
+        mesh.jvp(fn, (X,), (X,))
+    assert np.isfinite(np.asarray(mesh.grad(lambda x: mnp.sum(fn(x)))(SQUARE))).all()
+
+
+def test_derivatives_of_symmetric_matrices_are_symmetric() -> None:
+    for fn in (linalg.cholesky, lambda x: linalg.eigh(x).eigenvectors ** 3, linalg.eigvalsh):
+        found = np.asarray(mesh.grad(lambda x, fn=fn: mnp.sum(mnp.sin(fn(x))))(DEFINITE))
+        np.testing.assert_allclose(found, found.T, atol=1e-12)
