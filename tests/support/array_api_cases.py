@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (5,), (3, 4), (2, 3, 2), (0, 3))
 
 @dataclass(frozen=True)
 class Call:
-    """`getattr(xp, name)(*args, **kwargs)`; numpy arrays among the arguments are arrays of the namespace."""
+    """`xp.name(*args, **kwargs)`, a name with dots or without; numpy arrays among the arguments are arrays of xp."""
 
     name: str
     args: tuple[Any, ...]
@@ -40,7 +41,7 @@ class Call:
 
     def made_by(self, xp: Any, wrap: Callable[[Any], Any]) -> Any:
         """The result in a namespace; `wrap` makes its arrays of numpy's."""
-        return getattr(xp, self.name)(
+        return attrgetter(self.name)(xp)(
             *[_given(each, xp, wrap) for each in self.args],
             **{name: _given(each, xp, wrap) for name, each in self.kwargs.items()},
         )

@@ -79,7 +79,8 @@ def waves(xp: Any, x: Any, y: Any) -> Any:
     sign, size = xp.linalg.slogdet(z)
     solved = xp.linalg.solve(z, xp.linalg.cholesky(z @ xp.conj(z).T + xp.eye(z.shape[0])))
     q, r = xp.linalg.qr(z)
-    return smooth + xp.real(sign) * size + xp.sum(xp.abs(solved)) + xp.sum(xp.abs(q @ r @ r)) + xp.imag(xp.linalg.det(z))
+    products = xp.sum(xp.abs(solved)) + xp.sum(xp.abs(q @ r @ r)) + xp.imag(xp.linalg.det(z))
+    return smooth + xp.real(sign) * size + products
 
 
 _RNG = np.random.default_rng(77)
