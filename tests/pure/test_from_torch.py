@@ -56,6 +56,18 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ],
         (ROWS,),
     ),
+    "overloads of one name": (
+        lambda x: [
+            torch.max(x, -x), torch.min(x, x.flip(0)), x.view(torch.int32), x.scatter(1, PLACES, x, reduce="add"),
+            x.scatter_reduce(1, PLACES, x, "amax", include_self=False), x.scatter_reduce(1, PLACES, x, "mean"),
+            x.scatter_reduce(1, PLACES, x, "sum", include_self=False), x.scatter_reduce(1, PLACES, x, "amin"),
+            x.scatter_reduce(1, PLACES, x, "mean", include_self=False), torch.gather(x, 0, PLACES[:2] % 4),
+            x.index_put((x > 0,), torch.tensor(5.0), accumulate=True), x[0, 0].softmax(0), torch.hypot(x, x + 1),
+            torch.copysign(x, -x), x.int() << 1, functional.pad(x[None], (1, 2), mode="circular"),
+            x.index_put((torch.tensor([True, False, True, False]),), x[1]),
+        ],
+        (ROWS,),
+    ),
     "activations": (
         lambda x: [
             functional.relu(x), functional.gelu(x), functional.gelu(x, approximate="tanh"), functional.silu(x),
@@ -283,6 +295,28 @@ def test_an_exported_transformer_equals_torch(name: str) -> None:
 def test_everything_that_is_not_known_is_listed_at_once() -> None:
     with pytest.raises(Unsupported, match=r"Program uses aten\.\w+.*, aten\."):
         imported(Program(lambda x: torch.special.i1(x) + torch.special.i0(x).sum() + torch.lgamma(x).sum()), (ROWS,))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x: x.scatter(1, PLACES, x, reduce="multiply"), "the reduction 'multiply'"),
+        (lambda x: x.index_put((x[:, 0] > 0,), x[:2]), "under a mask to values of their own"),
+        (lambda x: x.view(torch.int16), "a view of f32 as i16"),
+        (lambda x: functional.max_pool1d(x[None], 2, return_indices=True), "where the maxima stand"),
+    ],
+)
+def test_what_an_overload_does_not_do_is_named(function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(Unsupported, match=said):
+        imported(Program(function), (ROWS,))(ROWS.numpy())
+
+
+def test_numbers_among_the_examples_are_fixed_and_results_that_are_none_fall_away() -> None:
+    model = imported(Program(lambda x, by: (x * by, None, x + 1)), (ROWS.numpy(), 3))
+    assert [spec.name for spec in model.inputs] == [model.inputs[0].name] and len(model.outputs) == 2
+    first, second = model(ROWS.numpy()).values()
+    np.testing.assert_allclose(np.asarray(first), ROWS.numpy() * 3)
+    np.testing.assert_allclose(np.asarray(second), ROWS.numpy() + 1)
 
 
 def test_a_module_that_learns_is_told_to_stop() -> None:

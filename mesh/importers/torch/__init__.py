@@ -10,7 +10,7 @@ the op's arguments by the names of its schema.  Ops without a row are taken apar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from wire.errors import ConfigError, InputError, Unsupported
 
 from ...array import Array
 from ...model import InputSpec, Model, Value
-from ...numpy.promotion import asarray
-from .call import Call, dtype_from
+from ...numpy.promotion import as_numpy, asarray
+from .call import Absent, Call, dtype_from
 from .ops import IGNORED, OPS
 
 
@@ -42,15 +42,18 @@ def from_torch(module: Any, *examples: Any, **named: Any) -> Model:
     program = _decomposed(torch, program)
     name = type(module).__name__
     signature = program.graph_signature
-    changed = [str(spec.target) for spec in signature.output_specs if spec.kind.name != "USER_OUTPUT"]
+    changed = [str(spec.target) for spec in signature.output_specs if spec.kind.name.endswith("MUTATION")]
     if changed:
         raise InputError(f"{name} changes {changed[0]!r} when it is called", next_step="Call module.eval() first")
     _check_supported(program, name)
-    params, placed, inputs = {}, {}, []
+    params, placed, inputs, fixed = {}, {}, [], {}
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     for spec in signature.input_specs:
         if spec.kind.name == "USER_INPUT":
-            value = values[spec.arg.name]
+            value: Any = values.get(spec.arg.name)
+            if not hasattr(value, "shape"):  # a number among the examples is part of the program
+                fixed[spec.arg.name] = value
+                continue
             inputs.append(InputSpec(spec.arg.name, dtype_from(str(value.dtype)), tuple(int(d) for d in value.shape)))
             placed[spec.arg.name] = (True, spec.arg.name)
         else:
@@ -61,19 +64,31 @@ def from_torch(module: Any, *examples: Any, **named: Any) -> Model:
 
     def function(params: Mapping[str, Array], given: Mapping[str, Value]) -> dict[str, Array]:
         start = {node: (given if is_input else params)[key] for node, (is_input, key) in placed.items()}
-        return dict(zip(outputs, _run(program.graph, start), strict=True))
+        found = zip(outputs, _run(program.graph, {**fixed, **start}), strict=True)
+        return {name: asarray(value) for name, value in found if value is not None}
 
-    return Model(name, function, inputs, outputs, params)
+    given_back = [name for name, value in zip(outputs, _results(program), strict=True) if value is not None]
+    return Model(name, function, inputs, given_back, params)
 
 
 def _exported(torch: Any, module: Any, examples: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     try:
         with torch.no_grad():
-            return torch.export.export(module, examples, dict(named))
+            return torch.export.export(module, *torch.utils._pytree.tree_map(_example(torch), (examples, dict(named))))
     except Exception as error:  # torch raises many kinds, all of which mean this
         raise InputError(
             f"torch.export cannot export {type(module).__name__}", cause=f"{type(error).__name__}: {error}"[:500]
         ) from error
+
+
+def _example(torch: Any) -> Any:
+    """Arrays of other libraries as tensors; anything else as it is."""
+
+    def tensor(leaf: Any) -> Any:
+        foreign = hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, torch.Tensor)
+        return torch.tensor(as_numpy(leaf, "an example")) if foreign else leaf
+
+    return tensor
 
 
 def _decomposed(torch: Any, program: Any) -> Any:
@@ -103,14 +118,17 @@ def _check_supported(program: Any, name: str) -> None:
         )
 
 
-def _run(graph: Any, start: Mapping[str, Value]) -> list[Array]:
+def _run(graph: Any, start: Mapping[str, Any]) -> list[Any]:
     """The outputs of an exported graph, node after node."""
     values: dict[str, Any] = dict(start)
 
     def read(argument: Any) -> Any:
         if isinstance(argument, (list, tuple)):
             return [read(each) for each in argument]
-        return values[argument.name] if hasattr(argument, "users") else argument
+        found = values[argument.name] if hasattr(argument, "users") else argument
+        if isinstance(found, Absent):
+            raise Unsupported(f"a module that uses {found.what}", next_step="Write this part with mesh.numpy")
+        return found
 
     for node in graph.nodes:
         if node.op == "call_function" and _name(node.target) not in IGNORED:
@@ -118,8 +136,13 @@ def _run(graph: Any, start: Mapping[str, Value]) -> list[Array]:
             call = Call(node.target, [read(each) for each in node.args], named, node.meta.get("val"))
             values[node.name] = OPS[call.name](call)
         elif node.op == "output":
-            return [asarray(read(each)) for each in node.args[0]]
+            return [read(each) for each in node.args[0]]
     raise InputError("the exported program has no output")
+
+
+def _results(program: Any) -> Sequence[Any]:
+    """What the program's last node returns: nodes, numbers and None."""
+    return next(list(node.args[0]) for node in program.graph.nodes if node.op == "output")
 
 
 def _output_names(torch: Any, program: Any) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from wire.dtypes import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
+from wire.dtypes import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, dtype_of
 from wire.errors import Unsupported
 
 from ...array import Array
-from ...numpy.promotion import asarray
+from ...numpy.promotion import asarray, cast
 
 DTYPES: dict[str, DType] = {
     "torch.bool": BOOL, "torch.uint8": U8, "torch.int8": I8, "torch.int16": I16, "torch.int32": I32,
@@ -37,6 +37,10 @@ class Call:
         names = [argument.name for argument in schema.arguments] if schema else ["self", "index"]
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()} if schema else {}
         self._given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether this overload of the op has the argument."""
+        return name in self._given
 
     def __getitem__(self, name: str) -> Any:
         return self._given[name]
@@ -74,3 +78,18 @@ class Call:
         if found is None or found == []:
             return None
         return tuple(int(axis) % max(self.x.ndim, 1) for axis in (found if isinstance(found, list) else [found]))
+
+
+Op = Callable[[Call], Any]
+
+
+class Absent:
+    """A result that is not made; using it is an error that names it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+
+def as_result(call: Call, found: Array) -> Array:
+    """In the dtype that torch says the result has."""
+    return cast(found, dtype_of(call.dtype))

@@ -8,24 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import BOOL, I64, dtype_of
+from wire.dtypes import I64, dtype_of
 from wire.errors import Unsupported
 
 from ... import nn
 from ... import numpy as mnp
-from ...array import Array, apply, literal
+from ...array import Array, apply
 from ...numpy.promotion import asarray, cast
-from . import matrices
-from .call import Call
-
-Op = Callable[[Call], Any]
+from . import indexing, matrices
+from .call import Absent, Call, Op, as_result
 
 IGNORED = frozenset({"_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range_for_size"})
-
-
-def _as_result(call: Call, found: Array) -> Array:
-    """In the dtype that torch says the result has."""
-    return cast(found, dtype_of(call.dtype))
 
 
 # -- elementwise ------------------------------------------------------------------------------------------
@@ -35,13 +28,13 @@ def _unary(function: Callable[[Array], Array]) -> Op:
     def op(call: Call) -> Array:
         x = call.x
         floats = call.result is not None and np.dtype(call.dtype).kind not in "biu"
-        return _as_result(call, function(cast(x, dtype_of(call.dtype)) if floats else x))
+        return as_result(call, function(cast(x, dtype_of(call.dtype)) if floats else x))
 
     return op
 
 
 def _binary(function: Callable[[Any, Any], Array]) -> Op:
-    return lambda call: _as_result(call, function(call["self"], call["other"]))
+    return lambda call: as_result(call, function(call["self"], call["other"]))
 
 
 def _compare(function: Callable[[Any, Any], Array]) -> Op:
@@ -52,7 +45,7 @@ def _added(sign: int) -> Op:
     def op(call: Call) -> Array:
         left, right, alpha = call["self"], call["other"], call.get("alpha", 1)
         scaled = right if alpha == 1 else mnp.multiply(right, alpha)
-        return _as_result(call, mnp.add(left, scaled) if sign > 0 else mnp.subtract(left, scaled))
+        return as_result(call, mnp.add(left, scaled) if sign > 0 else mnp.subtract(left, scaled))
 
     return op
 
@@ -60,25 +53,25 @@ def _added(sign: int) -> Op:
 def _div(call: Call) -> Array:
     left, right, mode = call["self"], call["other"], call.get("rounding_mode")
     if mode is None:
-        return _as_result(call, mnp.divide(left, right))
+        return as_result(call, mnp.divide(left, right))
     if mode == "floor":
-        return _as_result(call, mnp.floor_divide(left, right))
+        return as_result(call, mnp.floor_divide(left, right))
     quotient = mnp.divide(left, right) if np.dtype(call.dtype).kind == "f" else None
     if quotient is not None:
-        return _as_result(call, mnp.trunc(quotient))
+        return as_result(call, mnp.trunc(quotient))
     size = mnp.floor_divide(mnp.abs(left), mnp.abs(right))
-    return _as_result(call, mnp.where(mnp.less(left, 0) != mnp.less(right, 0), -size, size))
+    return as_result(call, mnp.where(mnp.less(left, 0) != mnp.less(right, 0), -size, size))
 
 
 def _fmod(call: Call) -> Array:
     """With the sign of the dividend."""
     x, y = asarray(call["self"]), call["other"]
     size = mnp.remainder(mnp.abs(x), mnp.abs(y))
-    return _as_result(call, mnp.where(x < 0, -size, size))
+    return as_result(call, mnp.where(x < 0, -size, size))
 
 
 def _clamp(call: Call) -> Array:
-    return _as_result(call, mnp.clip(call.x, call.get("min"), call.get("max")))
+    return as_result(call, mnp.clip(call.x, call.get("min"), call.get("max")))
 
 
 def _gelu(call: Call) -> Array:
@@ -98,15 +91,15 @@ def _softplus(call: Call) -> Array:
 
 
 def _to(call: Call) -> Array:
-    return _as_result(call, call.x)
+    return as_result(call, call.x)
 
 
 def _where(call: Call) -> Array:
-    return _as_result(call, mnp.where(call["condition"], call["self"], call["other"]))
+    return as_result(call, mnp.where(call["condition"], call["self"], call["other"]))
 
 
 def _masked_fill(call: Call) -> Array:
-    return _as_result(call, mnp.where(call["mask"], call["value"], call.x))
+    return as_result(call, mnp.where(call["mask"], call["value"], call.x))
 
 
 # -- shapes -----------------------------------------------------------------------------------------------
@@ -114,6 +107,18 @@ def _masked_fill(call: Call) -> Array:
 
 def _reshape(call: Call) -> Array:
     return mnp.reshape(call.x, call.shape)
+
+
+def _view(call: Call) -> Array:
+    """Another shape, or the same bits as another dtype."""
+    if "dtype" not in call:
+        return _reshape(call)
+    dtype = dtype_of(call.dtype)
+    if dtype.itemsize != call.x.type.dtype.itemsize:
+        raise Unsupported(
+            f"a view of {call.x.type.dtype.name} as {dtype.name}, which is of another width", op=call.name
+        )
+    return apply("bitcast", call.x, dtype=dtype.name)
 
 
 def _permute(call: Call) -> Array:
@@ -186,7 +191,7 @@ def _full(value: Any = None) -> Op:
     def op(call: Call) -> Array:
         filled = call.get("fill_value", call.get("value")) if value is None else value
         if isinstance(filled, Array):
-            return mnp.broadcast_to(_as_result(call, filled), call.shape)
+            return mnp.broadcast_to(as_result(call, filled), call.shape)
         return mnp.full(call.shape, filled, dtype=call.dtype)
 
     return op
@@ -195,7 +200,7 @@ def _full(value: Any = None) -> Op:
 def _arange(call: Call) -> Array:
     start, step = call.get("start", 0), call.get("step", 1)
     count = call.shape[0]
-    return _as_result(call, mnp.arange(count) * step + start)
+    return as_result(call, mnp.arange(count) * step + start)
 
 
 # -- reductions -------------------------------------------------------------------------------------------
@@ -206,16 +211,18 @@ def _reduce(function: Callable[..., Array]) -> Op:
         x = call.x
         kind = dtype_of(call.dtype)
         wide = cast(x, kind) if kind.kind == "f" or function in (mnp.sum, mnp.prod) else x
-        return _as_result(call, function(wide, axis=call.axes(), keepdims=bool(call.get("keepdim", False))))
+        return as_result(call, function(wide, axis=call.axes(), keepdims=bool(call.get("keepdim", False))))
 
     return op
 
 
-def _extreme(function: Callable[..., Array], place: Callable[..., Array]) -> Op:
-    """The values, and where they stand, along one axis; the value alone of everything."""
+def _extreme(function: Callable[..., Array], place: Callable[..., Array], pair: Callable[..., Array]) -> Op:
+    """The values, and where they stand, along one axis; the value alone of everything; or those of two arrays."""
 
     def op(call: Call) -> Any:
-        if "dim" not in call._given:
+        if "other" in call:
+            return pair(call["self"], call["other"])
+        if "dim" not in call:
             return function(call.x)
         axis, keepdims = call.axis(), bool(call.get("keepdim", False))
         values = function(call.x, axis=axis, keepdims=keepdims)
@@ -251,7 +258,7 @@ def _norm(call: Call) -> Array:
     if order == -math.inf:
         return mnp.min(size, axis=axes, keepdims=keepdims)
     if order == 0:
-        return _as_result(call, mnp.sum(size != 0, axis=axes, keepdims=keepdims))
+        return as_result(call, mnp.sum(size != 0, axis=axes, keepdims=keepdims))
     if order == 2:
         return mnp.sqrt(mnp.sum(size * size, axis=axes, keepdims=keepdims))
     return mnp.pow(mnp.sum(mnp.pow(size, order), axis=axes, keepdims=keepdims), 1 / order)
@@ -302,82 +309,6 @@ def _attention(call: Call) -> Array:
     return nn.scaled_dot_product_attention(q, k, v, mask, scale=call.get("scale"))
 
 
-# -- indexing ---------------------------------------------------------------------------------------------
-
-
-def _index(call: Call) -> Array:
-    places = [slice(None) if each is None else asarray(each) for each in call["indices"]]
-    if any(isinstance(each, Array) and each.type.dtype is BOOL for each in places):
-        raise Unsupported("indexing by a mask, whose result's shape depends on values", op=call.name)
-    return call.x[tuple(places)]
-
-
-def _index_put(call: Call) -> Array:
-    places = [slice(None) if each is None else asarray(each) for each in call["indices"]]
-    if len(places) == 1 and isinstance(places[0], Array) and places[0].type.dtype is BOOL:
-        mask = places[0]
-        aligned = mnp.reshape(mask, mask.shape + (1,) * (call.x.ndim - mask.ndim))
-        return mnp.where(aligned, cast(call.array("values"), call.x.type.dtype), call.x)
-    place = call.x.at[tuple(places)]
-    found: Array = place.add(call["values"]) if call.get("accumulate", False) else place.set(call["values"])
-    return found
-
-
-def _gather(call: Call) -> Array:
-    return mnp.take_along_axis(call.x, call["index"], axis=call.axis())
-
-
-def _scattered(mode: str) -> Op:
-    """Every element of the source to a place along one axis, the other coordinates being its own."""
-
-    def op(call: Call) -> Array:
-        x, index, axis = call.x, call.array("index"), call.axis()
-        source = call.get("src", call.get("value"))
-        given = cast(mnp.broadcast_to(asarray(source), index.shape) if not isinstance(source, Array) or not source.ndim
-                     else source[tuple(slice(0, dim) for dim in index.shape)], x.type.dtype)  # fmt: skip
-        reduce = {"sum": "add", "amax": "max", "amin": "min", None: mode}[call.get("reduce")]
-        flat, stride = literal(0, I64), 1
-        for dim in reversed(range(x.ndim)):
-            shape = tuple(size if place == dim else 1 for place, size in enumerate(index.shape))
-            own = apply("iota", shape=shape, dtype="i64", axis=dim)
-            flat = flat + (cast(index, I64) if dim == axis else own) * stride
-            stride *= x.shape[dim]
-        places = mnp.reshape(mnp.broadcast_to(flat, index.shape), (-1,))
-        found = apply("scatter", mnp.reshape(x, (-1,)), places, mnp.reshape(given, (-1,)), axis=0, mode=reduce)
-        return mnp.reshape(found, x.shape)
-
-    return op
-
-
-def _median(call: Call) -> Any:
-    """The lower one of the two in the middle."""
-    if "dim" not in call._given:
-        flat = mnp.reshape(call.x, (-1,))
-        return mnp.sort(flat)[(flat.shape[0] - 1) // 2]
-    axis = call.axis()
-    middle = (slice(None),) * axis + (slice((call.x.shape[axis] - 1) // 2, (call.x.shape[axis] - 1) // 2 + 1),)
-    place = mnp.argsort(call.x, axis=axis, stable=True)[middle]
-    found = [mnp.take_along_axis(call.x, place, axis=axis), cast(place, I64)]
-    return found if call.get("keepdim", False) else [mnp.squeeze(each, axis) for each in found]
-
-
-def _index_select(call: Call) -> Array:
-    return mnp.take(call.x, call["index"], axis=call.axis())
-
-
-def _sort(call: Call) -> list[Array]:
-    axis = call.axis("dim", -1) if call.x.ndim else 0
-    order = mnp.argsort(call.x, axis=axis, descending=bool(call.get("descending", False)), stable=True)
-    return [mnp.take_along_axis(call.x, order, axis=axis), cast(order, I64)]
-
-
-def _topk(call: Call) -> list[Array]:
-    axis = call.axis("dim", -1)
-    order = mnp.argsort(call.x, axis=axis, descending=bool(call.get("largest", True)), stable=True)
-    best = order[(slice(None),) * axis + (slice(0, int(call["k"])),)]
-    return [mnp.take_along_axis(call.x, best, axis=axis), cast(best, I64)]
-
-
 def _triangle(function: Callable[..., Array]) -> Op:
     return lambda call: function(call.x, k=int(call.get("diagonal", 0)))
 
@@ -411,9 +342,13 @@ def _max_pool(rank: int, with_places: bool) -> Op:
             call.x, kernel, stride=_ints(call, "stride", rank) or kernel, padding=_ints(call, "padding", rank),
             dilation=_ints(call, "dilation", rank) or 1, ceil_mode=bool(call.get("ceil_mode", False)),
         )  # fmt: skip
-        return [found, None] if with_places else found  # where they stood is only asked for by a gradient
+        return [found, Absent("where the maxima stand")] if with_places else found
 
     return op
+
+
+def _adaptive_max_pool(call: Call) -> Any:
+    return [nn.adaptive_max_pool(call.x, tuple(call["output_size"])), Absent("where the maxima stand")]
 
 
 def _avg_pool(rank: int) -> Op:
@@ -474,7 +409,11 @@ def _batch_norm_of_itself(call: Call) -> Any:
 
 
 def _softmax(function: Callable[..., Array]) -> Op:
-    return lambda call: function(_as_result(call, call.x), axis=call.axis())
+    def op(call: Call) -> Array:
+        x = as_result(call, call.x)
+        return function(x, axis=call.axis()) if x.ndim else function(x[None], axis=0)[0]
+
+    return op
 
 
 def _dropout(call: Call) -> Array:
@@ -532,6 +471,8 @@ def _tensor_split_result(call: Call) -> Any:
 
 OPS: dict[str, Op] = {
     **matrices.OPS,
+    "__lshift__": _binary(mnp.bitwise_left_shift),
+    "__rshift__": _binary(mnp.bitwise_right_shift),
     "_adaptive_avg_pool2d": lambda call: nn.adaptive_avg_pool(call.x, tuple(call["output_size"])),
     "_log_softmax": _softmax(nn.log_softmax),
     "_native_batch_norm_legit": _batch_norm_of_itself,
@@ -544,6 +485,7 @@ OPS: dict[str, Op] = {
     "acosh": _unary(mnp.acosh),
     "adaptive_avg_pool1d": lambda call: nn.adaptive_avg_pool(call.x, tuple(call["output_size"])),
     "adaptive_avg_pool2d": lambda call: nn.adaptive_avg_pool(call.x, tuple(call["output_size"])),
+    "adaptive_max_pool2d": _adaptive_max_pool,
     "add": _added(1),
     "addmm": _addmm("mat1", "mat2"),
     "alias": lambda call: call.x,
@@ -565,8 +507,10 @@ OPS: dict[str, Op] = {
     "baddbmm": _addmm("batch1", "batch2"),
     "batch_norm": _batch_norm,
     "bitwise_and": _binary(mnp.bitwise_and),
+    "bitwise_left_shift": _binary(mnp.bitwise_left_shift),
     "bitwise_not": _unary(mnp.bitwise_invert),
     "bitwise_or": _binary(mnp.bitwise_or),
+    "bitwise_right_shift": _binary(mnp.bitwise_right_shift),
     "bitwise_xor": _binary(mnp.bitwise_xor),
     "bmm": _matmul,
     "cat": _cat,
@@ -577,7 +521,8 @@ OPS: dict[str, Op] = {
     "clone": lambda call: call.x,
     "constant_pad_nd": _pad,
     "convolution": _convolution,
-    "copy": lambda call: mnp.broadcast_to(_as_result(call, call.array("src")), call.shape),
+    "copy": lambda call: mnp.broadcast_to(as_result(call, call.array("src")), call.shape),
+    "copysign": _binary(mnp.copysign),
     "cos": _unary(mnp.cos),
     "cosh": _unary(mnp.cosh),
     "cumprod": _cumulative(mnp.cumulative_prod),
@@ -603,7 +548,7 @@ OPS: dict[str, Op] = {
     "fmod": _fmod,
     "full": _full(),
     "full_like": _full(),
-    "gather": _gather,
+    "gather": indexing.gather,
     "ge": _compare(mnp.greater_equal),
     "gelu": _gelu,
     "getitem": _tensor_split_result,
@@ -612,9 +557,10 @@ OPS: dict[str, Op] = {
     "hardsigmoid": _unary(nn.hard_sigmoid),
     "hardswish": _unary(nn.hard_swish),
     "hardtanh": lambda call: nn.hard_tanh(call.x, float(call.get("min_val", -1)), float(call.get("max_val", 1))),
-    "index": _index,
-    "index_put": _index_put,
-    "index_select": _index_select,
+    "hypot": _binary(mnp.hypot),
+    "index": indexing.index,
+    "index_put": indexing.index_put,
+    "index_select": indexing.index_select,
     "isinf": _unary(mnp.isinf),
     "isnan": _unary(mnp.isnan),
     "layer_norm": _layer_norm,
@@ -636,13 +582,13 @@ OPS: dict[str, Op] = {
     "lt": _compare(mnp.less),
     "masked_fill": _masked_fill,
     "matmul": _matmul,
-    "max": _extreme(mnp.max, mnp.argmax),
+    "max": _extreme(mnp.max, mnp.argmax, mnp.maximum),
     "max_pool2d_with_indices": _max_pool(2, True),
     "max_pool3d_with_indices": _max_pool(3, True),
     "maximum": _binary(mnp.maximum),
     "mean": _reduce(mnp.mean),
-    "median": _median,
-    "min": _extreme(mnp.min, mnp.argmin),
+    "median": indexing.median,
+    "min": _extreme(mnp.min, mnp.argmin, mnp.minimum),
     "minimum": _binary(mnp.minimum),
     "mish": _unary(nn.mish),
     "mm": _matmul,
@@ -658,7 +604,7 @@ OPS: dict[str, Op] = {
     "ones": _full(1),
     "ones_like": _full(1),
     "permute": _permute,
-    "pow": lambda call: _as_result(call, mnp.pow(call["self"], call["exponent"])),
+    "pow": lambda call: as_result(call, mnp.pow(call["self"], call["exponent"])),
     "prod": _reduce(mnp.prod),
     "reciprocal": _unary(lambda x: 1 / x),
     "relu": _unary(nn.relu),
@@ -667,16 +613,14 @@ OPS: dict[str, Op] = {
     "reshape": _reshape,
     "rms_norm": _rms_norm,
     "roll": _roll,
-    "round": lambda call: _as_result(call, mnp.round(call.x, int(call.get("decimals", 0)))),
+    "round": lambda call: as_result(call, mnp.round(call.x, int(call.get("decimals", 0)))),
     "rsqrt": _unary(lambda x: 1 / mnp.sqrt(x)),
-    "rsub": lambda call: _as_result(
-        call, mnp.subtract(call["other"], mnp.multiply(call["self"], call.get("alpha", 1)))
-    ),
+    "rsub": lambda call: as_result(call, mnp.subtract(call["other"], mnp.multiply(call["self"], call.get("alpha", 1)))),
     "scalar_tensor": lambda call: mnp.full((), call["s"], dtype=call.dtype),
     "scaled_dot_product_attention": _attention,
-    "scatter": _scattered("set"),
-    "scatter_add": _scattered("add"),
-    "scatter_reduce": _scattered("add"),
+    "scatter": indexing.scattered("set"),
+    "scatter_add": indexing.scattered("add"),
+    "scatter_reduce": indexing.scattered("add"),
     "select": _select,
     "sigmoid": _unary(nn.sigmoid),
     "sign": _unary(mnp.sign),
@@ -684,16 +628,17 @@ OPS: dict[str, Op] = {
     "sin": _unary(mnp.sin),
     "sinh": _unary(mnp.sinh),
     "slice": _slice,
+    "slice_scatter": indexing.slice_scatter,
     "softmax": _softmax(nn.softmax),
     "softplus": _softplus,
-    "sort": _sort,
+    "sort": indexing.sort,
     "split": _split,
     "split_with_sizes": _split,
     "sqrt": _unary(mnp.sqrt),
     "square": _unary(mnp.square),
     "squeeze": _reshape,
     "stack": lambda call: mnp.stack(
-        [_as_result(call, asarray(each)) for each in call["tensors"]], axis=int(call["dim"])
+        [as_result(call, asarray(each)) for each in call["tensors"]], axis=int(call["dim"])
     ),
     "std": _variance(True, False),
     "sub": _added(-1),
@@ -702,7 +647,7 @@ OPS: dict[str, Op] = {
     "tan": _unary(mnp.tan),
     "tanh": _unary(mnp.tanh),
     "to": _to,
-    "topk": _topk,
+    "topk": indexing.topk,
     "transpose": _transpose,
     "tril": _triangle(mnp.tril),
     "triu": _triangle(mnp.triu),
@@ -715,7 +660,7 @@ OPS: dict[str, Op] = {
     "upsample_nearest2d": _nearest,
     "var": _variance(False, False),
     "var_mean": _variance(False, True),
-    "view": _reshape,
+    "view": _view,
     "where": _where,
     "zeros": _full(0),
     "zeros_like": _full(0),
