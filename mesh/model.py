@@ -28,6 +28,7 @@ from wire.graph import WireGraph
 from wire.types import TensorType
 
 from .array import Array, argument, handle_array
+from .decoder import Text
 from .expression import computable
 from .handle import Handle
 from .numpy.promotion import INT_BOUNDS, as_numpy, asarray
@@ -69,11 +70,13 @@ class Model:
         inputs: Sequence[InputSpec],
         outputs: Sequence[str],
         params: Mapping[str, NDArray[Any]],
+        text: Text | None = None,
     ) -> None:
         self.name = name
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.params = params
+        self.text = text
         self._function = function
 
     def __call__(self, *args: Any, **named: Any) -> Any:

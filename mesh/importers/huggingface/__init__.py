@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from wire.errors import InputError, Unsupported
 
+from ...decoder import Text
 from ...model import Model
 from ...safetensors import load_safetensors
 from . import bert, distilbert, gpt2, llama, t5, vit
@@ -59,7 +60,16 @@ def load(folder: Path) -> Model:
     family = make(config)
     require_known_heads(family, config, folder)
     name = str(config.get("_name_or_path", "") or folder.resolve().name)
-    return Model(name, family.function, family.inputs, family.outputs, weights)
+    text = Text(family.decoder, folder, _ends(config, folder)) if family.decoder else None
+    return Model(name, family.function, family.inputs, family.outputs, weights, text)
+
+
+def _ends(config: Config, folder: Path) -> tuple[int, ...]:
+    """The tokens that end a text: generation_config.json says so, or config.json."""
+    file = folder / "generation_config.json"
+    told = read_json(file).get("eos_token_id") if file.exists() else None
+    found = config.get("eos_token_id") if told is None else told
+    return tuple(int(each) for each in (found if isinstance(found, list) else [found]) if isinstance(each, int))
 
 
 def load_weights(folder: Path) -> dict[str, NDArray[Any]]:

@@ -13,6 +13,7 @@ from wire.errors import InputError, Unsupported
 from ... import nn
 from ... import numpy as mnp
 from ...array import Array
+from ...decoder import Decoder
 from ...model import Function, InputSpec
 
 
@@ -28,6 +29,7 @@ class Family:
     function: Function
     prefix: str = ""
     heads: Sequence[str] = ()
+    decoder: Decoder | None = None  # of one that generates text
 
 
 class Config:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ... import numpy as mnp
 from ...array import Array
+from ...decoder import Attend, Decoder, Params, whole
 from ...model import Value
 from ...nn import embedding
-from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
+from ...nn.attention import join_heads, split_heads
 from .config import IDS, MASK, Config, Family, Weights, both, causal_mask, check_length, key_mask
 
 
@@ -25,27 +27,41 @@ def family(config: Config) -> Family:
         """Weights lie (in, out) here, unlike everywhere else."""
         return x @ weights(f"{name}.weight") + weights(f"{name}.bias")
 
-    def layer(weights: Weights, x: Array, mask: Array | None, number: int) -> Array:
+    def embed(params: Params, ids: Array, positions: Array) -> Array:
+        weights = Weights(params, prefix)
+        return embedding(ids, weights("wte.weight")) + embedding(positions, weights("wpe.weight"))
+
+    def layer(params: Params, number: int, x: Array, positions: Array, attend: Attend) -> Array:
+        weights = Weights(params, f"{prefix}h.{number}.")
         scale = (size**-0.5 if scaled else 1.0) / (number + 1 if by_layer else 1)
         width = x.shape[-1]
         qkv = project(weights, "attn.c_attn", weights.layer_norm("ln_1", x, eps))
         q, k, v = (split_heads(qkv[..., place * width : (place + 1) * width], heads) for place in range(3))
-        looked = scaled_dot_product_attention(q, k, v, mask, scale=scale)
-        x = x + project(weights, "attn.c_proj", join_heads(looked))
+        x = x + project(weights, "attn.c_proj", join_heads(attend(number, q, k, v, scale)))
         wide = act(project(weights, "mlp.c_fc", weights.layer_norm("ln_2", x, eps)))
         return x + project(weights, "mlp.c_proj", wide)
 
-    def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
-        ids, weights = inputs[IDS.name], Weights(params, prefix)
-        length = ids.shape[1]
-        check_length(length, weights("wpe.weight"))
-        mask = both(causal_mask(length), key_mask(inputs))
-        x = embedding(ids, weights("wte.weight")) + weights("wpe.weight")[:length]
-        for number in range(layers):
-            x = layer(weights.at(f"h.{number}"), x, mask, number)
-        x = weights.layer_norm("ln_f", x, eps)
-        if not causal:
-            return {"last_hidden_state": x}
-        return {"logits": x @ params.get("lm_head.weight", weights("wte.weight")).T}
+    def normed(params: Params, x: Array) -> Array:
+        return Weights(params, prefix).layer_norm("ln_f", x, eps)
 
-    return Family((IDS, MASK), ("logits",) if causal else ("last_hidden_state",), function, prefix, ("lm_head.",))
+    def head(params: Params, x: Array) -> Array:
+        return normed(params, x) @ params.get("lm_head.weight", Weights(params, prefix)("wte.weight")).T
+
+    windows = (None,) * layers
+
+    def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
+        ids = inputs[IDS.name]
+        length = ids.shape[1]
+        check_length(length, Weights(params, prefix)("wpe.weight"))
+        attend = whole({None: both(causal_mask(length), key_mask(inputs))}, windows)
+        positions = mnp.arange(length)[None]
+        x = embed(params, mnp.asarray(ids), positions)
+        for number in range(layers):
+            x = layer(params, number, x, positions, attend)
+        return {"logits": head(params, x)} if causal else {"last_hidden_state": normed(params, x)}
+
+    decoder = Decoder(
+        embed, layer, head, windows, heads, size, config.weights[f"{prefix}wpe.weight"][0], f"{prefix}wte.weight"
+    )
+    outputs = ("logits",) if causal else ("last_hidden_state",)
+    return Family((IDS, MASK), outputs, function, prefix, ("lm_head.",), decoder if causal else None)

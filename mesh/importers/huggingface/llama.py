@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from ... import numpy as mnp
 from ...array import Array
+from ...decoder import Attend, Decoder, Params, whole
 from ...model import Value
 from ...nn import embedding
-from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
+from ...nn.attention import join_heads, split_heads
 from .config import IDS, MASK, Config, Family, Weights, both, causal_mask, key_mask
 
 
@@ -27,42 +28,51 @@ def family(config: Config) -> Family:
     config.refuse("partial_rotary_factor", 1.0)
     eps, act = config.number("rms_norm_eps", 1e-6), config.activation("hidden_act", "silu")
     rates = rotary_rates(config, size)
-    windows = [_window(config, number) for number in range(layers)]
+    windows = tuple([_window(config, number) for number in range(layers)])
     prefix = config.prefix("embed_tokens.weight", "hidden_size", "model.", "")
     causal = config.is_causal or prefix == "model."
 
-    def attention(weights: Weights, x: Array, turned: tuple[Array, Array], mask: Array | None) -> Array:
+    def attention(weights: Weights, number: int, x: Array, positions: Array, attend: Attend) -> Array:
         q, k = split_heads(weights.linear("q_proj", x), heads), split_heads(weights.linear("k_proj", x), shared)
         v = split_heads(weights.linear("v_proj", x), shared)
         if "q_norm.weight" in weights:
             q, k = weights.rms_norm("q_norm", q, eps), weights.rms_norm("k_norm", k, eps)
-        q, k = rotated(q, turned), rotated(k, turned)
-        batch, _, length, _ = q.shape
-        grouped = mnp.reshape(q, (batch, shared, heads // shared, length, size))  # heads that share keys and values
-        near = mask if mask is None or mask.ndim == 2 else mask[:, :, None]
-        looked = scaled_dot_product_attention(grouped, k[:, :, None], v[:, :, None], near, scale=size**-0.5)
-        return weights.linear("o_proj", join_heads(mnp.reshape(looked, (batch, heads, length, size))))
+        turned = rotary(positions, rates)
+        looked = attend(number, rotated(q, turned), rotated(k, turned), v, size**-0.5)
+        return weights.linear("o_proj", join_heads(looked))
 
-    def layer(weights: Weights, x: Array, turned: tuple[Array, Array], mask: Array | None) -> Array:
-        x = x + attention(weights.at("self_attn"), weights.rms_norm("input_layernorm", x, eps), turned, mask)
+    def embed(params: Params, ids: Array, positions: Array) -> Array:
+        return embedding(ids, Weights(params, prefix)("embed_tokens.weight"))
+
+    def layer(params: Params, number: int, x: Array, positions: Array, attend: Attend) -> Array:
+        weights = Weights(params, f"{prefix}layers.{number}.")
+        normed = weights.rms_norm("input_layernorm", x, eps)
+        x = x + attention(weights.at("self_attn"), number, normed, positions, attend)
         y, own = weights.rms_norm("post_attention_layernorm", x, eps), weights.at("mlp")
         return x + own.linear("down_proj", act(own.linear("gate_proj", y)) * own.linear("up_proj", y))
 
-    def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
-        ids, weights, keys = inputs[IDS.name], Weights(params, prefix), key_mask(inputs)
-        length = ids.shape[1]
-        turned = rotary(length, rates)
-        masks = {window: both(causal_mask(length, window), keys) for window in dict.fromkeys(windows)}
-        x = embedding(ids, weights("embed_tokens.weight"))
-        for number in range(layers):
-            x = layer(weights.at(f"layers.{number}"), x, turned, masks[windows[number]])
-        x = weights.rms_norm("norm", x, eps)
-        if not causal:
-            return {"last_hidden_state": x}
-        return {"logits": x @ params.get("lm_head.weight", weights("embed_tokens.weight")).T}
+    def normed(params: Params, x: Array) -> Array:
+        return Weights(params, prefix).rms_norm("norm", x, eps)
 
+    def head(params: Params, x: Array) -> Array:
+        table = params.get("lm_head.weight", Weights(params, prefix)("embed_tokens.weight"))
+        return normed(params, x) @ table.T
+
+    def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
+        ids, keys = inputs[IDS.name], key_mask(inputs)
+        length = ids.shape[1]
+        masks = {window: both(causal_mask(length, window), keys) for window in dict.fromkeys(windows)}
+        attend, positions = whole(masks, windows), mnp.arange(length)[None]
+        x = embed(params, mnp.asarray(ids), positions)
+        for number in range(layers):
+            x = layer(params, number, x, positions, attend)
+        return {"logits": head(params, x)} if causal else {"last_hidden_state": normed(params, x)}
+
+    decoder = Decoder(
+        embed, layer, head, windows, shared, size, config.get("max_position_embeddings"), f"{prefix}embed_tokens.weight"
+    )
     outputs = ("logits",) if causal else ("last_hidden_state",)
-    return Family((IDS, MASK), outputs, function, prefix, ("lm_head.",))
+    return Family((IDS, MASK), outputs, function, prefix, ("lm_head.",), decoder if causal else None)
 
 
 def _window(config: Config, number: int) -> int | None:
@@ -105,9 +115,9 @@ SCALINGS = {
 }
 
 
-def rotary(length: int, rates: NDArray[np.float32]) -> tuple[Array, Array]:
-    """Cosines and sines of every position, each f32 (length, size)."""
-    angles = mnp.astype(mnp.arange(length), mnp.float32)[:, None] * mnp.asarray(rates)[None, :]
+def rotary(positions: Array, rates: NDArray[np.float32]) -> tuple[Array, Array]:
+    """Cosines and sines of positions (batch, n), each f32 (batch, 1, n, size): alike for all heads."""
+    angles = mnp.astype(positions, mnp.float32)[:, None, :, None] * mnp.asarray(rates)
     both_halves = mnp.concat([angles, angles], axis=-1)
     return mnp.cos(both_halves), mnp.sin(both_halves)
 
