@@ -22,7 +22,7 @@ from .address import EVERY, parse_address, shown
 from .allowed import LOOPBACK_ONLY, Allowed
 from .certificates import Member
 from .errors import Busy, ConfigError, ConnectFailed, MeshError, NodeLost, NotTrusted, ProtocolError
-from .frames import Hello, decode
+from .frames import Hello, decode, is_chunk
 from .identity import member_id
 from .limits import DEFAULT, KIB, Limits
 from .link import Handler, Link
@@ -68,6 +68,9 @@ class Socket(Protocol):
 
     async def receive(self) -> bytes | None:
         """The next frame; None when the connection has ended."""
+
+    async def pour(self, take: Callable[[bytes | memoryview], None]) -> None:
+        """Hand every frame to `take`, which must not keep a view, until the connection has ended."""
 
     def settled(self) -> None:
         """It is part of a link: no time limit holds for it any more."""
@@ -467,9 +470,11 @@ async def _handshake(peer: Peer, channel: Channel, socket: Socket, where: str) -
 
 async def _read(link: Link, channel: Channel, socket: Socket) -> None:
     """Hand every frame to the link until the connection ends."""
-    while (frame := await socket.receive()) is not None:
-        link.received(channel, frame)
-        del frame  # a chunk would be held for as long as the next does not come
+
+    def take(frame: bytes | memoryview) -> None:
+        link.received(channel, frame if is_chunk(frame) else bytes(frame))
+
+    await socket.pour(take)
     link.ended(channel)
 
 

@@ -185,6 +185,11 @@ def decode(data: Bytes, limits: Limits = DEFAULT) -> Frame:
     return _build(row, data, limits)
 
 
+def is_chunk(data: Bytes) -> bool:
+    """Whether it is the frame of a chunk, whose receiver puts it in place and keeps nothing of it."""
+    return len(data) > 0 and data[0] == _CHUNK
+
+
 def decode_long(data: Bytes, limits: Limits = DEFAULT) -> Frame:
     """The frame that came in pieces; FrameError unless it is of a kind that may be long."""
     row = _row_of(data)
@@ -368,6 +373,7 @@ _PREFIX = struct.Struct("<B4sHH")
 _HELLO = f"<B4sHH{LINK_ID_BYTES}sB"
 _NUMBER = "<BQ"
 
+_CHUNK = 0x21
 _ROWS = (
     _Row(0x01, Hello, struct.Struct(_HELLO), lambda _: HELLO_BYTES_MAX,
          lambda f: ((MAGIC, *f.version, f.link_id, f.flag), f.body), _build_hello(Hello)),
@@ -392,7 +398,7 @@ _ROWS = (
          lambda f: ((f.total, f.offset), f.payload), _build_piece),
     _Row(0x20, StreamOpen, struct.Struct("<BQQ"), lambda _: HEADER_BYTES_MAX,
          lambda f: ((f.stream, f.size), f.header), _build_open),
-    _Row(0x21, StreamChunk, struct.Struct("<BQQ"), _body,
+    _Row(_CHUNK, StreamChunk, struct.Struct("<BQQ"), _body,
          lambda f: ((f.stream, f.offset), f.payload), _build_chunk),
     _Row(0x22, StreamAbort, struct.Struct(_NUMBER), lambda _: ERROR_BYTES_MAX,
          lambda f: ((f.stream,), _error_bytes(f.error)), _build_error(StreamAbort)),

@@ -196,8 +196,8 @@ class Link:
         self._guarded("on_linked", self._owner.handler.on_linked, self)
         self._flush()
 
-    def received(self, channel: Channel, data: bytes) -> None:
-        """A frame came."""
+    def received(self, channel: Channel, data: bytes | memoryview) -> None:
+        """A frame came; a view, which only a chunk's may be, is not kept."""
         self.bytes_received[_KIND[channel]] += len(data)
         self.heard_s = self._loop.time()
         try:

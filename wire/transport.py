@@ -35,6 +35,7 @@ from .link import Handler, Link
 from .listener import Caller, Listener, addresses_of
 from .protocol import Identity
 from .security import HANDSHAKE_S, drop, explain, explain_caller, gave_up, is_tls_error, peer_member
+from .websocket import BinaryWebSocket
 
 log = logging.getLogger("graph_mesh.transport")
 
@@ -200,7 +201,7 @@ class WebSockets:
         except (aiohttp.ClientError, OSError) as error:
             raise self._failure(error, f"{shown(address)}:{port}") from None
         assert isinstance(websocket, _ClientWebSocket)
-        return _Socket(websocket, websocket.transport, self._member(websocket.transport))
+        return _Socket(websocket, websocket.transport, self._member(websocket.transport), self._frame_bytes_max)
 
     def _tls(self) -> dict[str, Any]:
         """How to dial as a member: any member may answer, and who it is its certificate says."""
@@ -259,9 +260,8 @@ class WebSockets:
         except ConnectionError:  # the caller tried several addresses of ours, and another one was quicker
             return web.Response()
         assert request.transport is not None
-        served = _Socket(
-            websocket, request.transport, self._member(request.transport), lambda: self._settled(request.protocol)
-        )
+        member, limit = self._member(request.transport), self._frame_bytes_max
+        served = _Socket(websocket, request.transport, member, limit, lambda: self._settled(request.protocol))
         self._watch(request.protocol, HELLO_TIMEOUT_S)
         assert self._accept is not None
         try:
@@ -319,10 +319,12 @@ class _Socket:
         websocket: web.WebSocketResponse | _ClientWebSocket,
         transport: Any,
         member: Member | None,
+        message_bytes_max: int,
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._websocket = websocket
         self._transport = transport
+        self._binary = _binary_before(websocket, transport, message_bytes_max)
         self.member = member
         self.settled = settled
 
@@ -331,6 +333,8 @@ class _Socket:
 
         aiohttp writes first and only then waits for a congested socket, so the coroutine is run to its first wait.
         """
+        if (binary := self._alone) is not None:
+            return binary.write(frame)
         sending = self._websocket.send_frame(frame, WSMsgType.BINARY)
         try:
             congested = sending.send(None)
@@ -344,12 +348,34 @@ class _Socket:
 
     async def send(self, frame: bytes) -> None:
         """As Socket has it."""
-        await self._websocket.send_frame(frame, WSMsgType.BINARY)
+        if (binary := self._alone) is not None:
+            binary.write(frame)
+            await binary.drain()
+        else:
+            await self._websocket.send_frame(frame, WSMsgType.BINARY)
+
+    @property
+    def _alone(self) -> BinaryWebSocket | None:
+        """What moves the messages, while aiohttp has nothing to do with the connection."""
+        binary = self._binary
+        return None if binary is None or binary.handed_over or self._websocket.closed else binary
 
     async def receive(self) -> bytes | None:
         """As Socket has it; a text frame is no frame of ours and ends the connection."""
+        if self._binary is not None:
+            frame = await self._binary.receive()
+            if frame is not None or not self._binary.handed_over:
+                return frame
         message = await self._websocket.receive()
         return message.data if message.type is WSMsgType.BINARY else None
+
+    async def pour(self, take: Callable[[bytes | memoryview], None]) -> None:
+        """As Socket has it."""
+        if self._binary is not None:
+            await self._binary.pour(take)
+        while (frame := await self.receive()) is not None:
+            take(frame)
+            del frame  # a chunk would be held for as long as the next does not come
 
     async def close(self) -> None:
         """As Socket has it."""
@@ -359,6 +385,17 @@ class _Socket:
             drop(self._transport)
         if (error := self._websocket.exception()) is not None:
             error.__traceback__ = None  # it would hold the WebSocket that holds it, and TLS with both
+
+
+def _binary_before(
+    websocket: web.WebSocketResponse | _ClientWebSocket, transport: Any, message_bytes_max: int
+) -> BinaryWebSocket | None:
+    """What moves the messages of a WebSocket that stands since just now, unless aiohttp has read some already."""
+    accepted = isinstance(websocket, web.WebSocketResponse)
+    queue: Any = websocket._reader
+    if transport is None or transport.is_closing() or queue is None or queue._buffer or queue.exception() is not None:
+        return None
+    return BinaryWebSocket(transport, accepted, message_bytes_max)
 
 
 # -- who may connect ---------------------------------------------------------------------------------------

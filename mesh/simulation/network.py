@@ -186,6 +186,11 @@ class _Socket:
             return None
         return self._inbox.popleft()
 
+    async def pour(self, take: Callable[[bytes | memoryview], None]) -> None:
+        """As Socket has it."""
+        while (frame := await self.receive()) is not None:
+            take(frame)
+
     def settled(self) -> None:
         return  # time limits before a link are the real transport's
 

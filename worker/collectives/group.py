@@ -234,8 +234,7 @@ class Group:
         with np.errstate(all="ignore"):
             for move in moves:
                 run.send(*move) if len(move) == 4 else run.combine(*move)
-        if self._bridged:
-            self.wires.ring()
+        run.ring()
         if settle:
             run.settle()
         return made
@@ -274,7 +273,7 @@ def _counted(program: Program, piece_max: int) -> tuple[_Move, ...]:
 class _Run:
     """One operation under way on one rank."""
 
-    __slots__ = ("_combine", "_envelope", "_given", "_group", "_made", "_used", "_wires")
+    __slots__ = ("_changed", "_combine", "_envelope", "_given", "_group", "_made", "_used", "_wires")
 
     def __init__(
         self, group: Group, envelope: bytes, given: NDArray[Any], made: NDArray[Any], combine: np.ufunc | None
@@ -286,6 +285,7 @@ class _Run:
         self._made = made
         self._combine = combine
         self._used: set[int] = set()
+        self._changed = False
 
     def send(self, to: int, made: bool, start: int, stop: int) -> None:
         wire = self._wires[to]
@@ -297,6 +297,7 @@ class _Run:
             data = self._made if made else self._given
             np.copyto(outbox.letter(self._given.dtype)[: stop - start], data[start:stop], casting="same_kind")
         outbox.publish(self._envelope, (stop - start) * self._given.itemsize)
+        self._changed |= wire.bridged
         self._used.add(to)
 
     def combine(self, start: int, stop: int, of: tuple[int, ...], own_start: int, own_stop: int, made: bool) -> None:
@@ -326,6 +327,12 @@ class _Run:
             if behind is not None:
                 behind.release()
 
+    def ring(self) -> None:
+        """Have what changed in bridged mailboxes carried."""
+        if self._changed:
+            self._changed = False
+            self._group.wires.ring()
+
     def settle(self) -> None:
         """Wait until all that was sent is taken: whoever takes it may object."""
         for to in self._used:
@@ -345,6 +352,7 @@ class _Run:
                 self._wait(lambda: not inbox.empty, tuple(each for each in of if each != self._group.rank))
             envelope = inbox.envelope
             if envelope == self._envelope:
+                self._changed |= wire.bridged  # for it will be released
                 return inbox
             tag, mine = tag_of(envelope), self._group.wires.tag
             if tag == mine:
@@ -355,8 +363,7 @@ class _Run:
 
     def _wait(self, ready: Callable[[], bool], ranks: tuple[int, ...]) -> None:
         group = self._group
-        if group._bridged:
-            group.wires.ring()
+        self.ring()
 
         def missing() -> str:
             wires = [(rank, self._wires[rank]) for rank in ranks]

@@ -226,8 +226,8 @@ class Inbox(_Ring):
 
     def copied(self, number: int) -> memoryview:
         """What there is of letter `number`, envelope included."""
-        letter = number % self.letters
-        return self._places[letter][: ENVELOPE_BYTES + min(self._words[_LENGTHS + letter], self.letter_bytes)]
+        place = number % self.letters
+        return self._places[place][: ENVELOPE_BYTES + min(self._words[_LENGTHS + place], self.letter_bytes)]
 
     def released(self, count: int) -> None:
         """The reader of the copies is done with so many."""
