@@ -210,7 +210,7 @@ def test_no_test_is_switched_off() -> None:
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_HELPERS = ("check", "assert_", "expect", "verify", "validate", "refuse", "compare", "raises", "must", "until")
+_HELPERS = ("check", "assert_", "expect", "verify", "validate", "refuse", "compare", "raises", "warns", "must", "until")
 
 
 def _public_functions(file: SourceFile) -> Iterator[Function]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import mmap
-import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from wire.errors import MeshError, from_fields
 from worker.collectives.group import Group, Wire, Wires
 from worker.collectives.mailbox import LETTER_BYTES, LETTERS, Inbox, Outbox, Patience, lay_out, short_sleeps, size_of
 
@@ -65,33 +71,41 @@ def mailbox(letters: int, letter_bytes: int) -> memoryview:
 
 
 class Processes:
-    """n ranks, each a process, over mailboxes that are files in `folder`; `ask` has all of them run a function."""
+    """n ranks, each a process, over mailboxes that are files in `folder`; `ask` has all of them run a function.
+
+    Functions go by name, and arguments and results as Python literals, a line each.
+    """
 
     def __init__(self, n: int, folder: Path, letters: int = LETTERS, letter_bytes: int = LETTER_BYTES) -> None:
-        paths = {}
-        for pair in ((i, j) for i in range(n) for j in range(n) if i != j):
-            paths[pair] = folder / f"{pair[0]}-{pair[1]}"
-            with open(paths[pair], "wb") as file:
-                file.truncate(size_of(letters, letter_bytes))
-            lay_out(mapped(paths[pair]), letters, letter_bytes)
-        context = multiprocessing.get_context("spawn")
-        pairs = [context.Pipe() for _ in range(n)]
-        self._pipes = [ours for ours, _ in pairs]
+        for path in (_path(folder, i, j) for i in range(n) for j in range(n) if i != j):
+            path.write_bytes(bytes(size_of(letters, letter_bytes)))
+            lay_out(mapped(path), letters, letter_bytes)
         self.processes = [
-            context.Process(target=_serve, args=(rank, n, paths, theirs, letter_bytes), daemon=True)
-            for rank, (_, theirs) in enumerate(pairs)
+            subprocess.Popen(
+                [sys.executable, __file__, str(rank), str(n), str(folder), str(letter_bytes)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(n)
         ]
-        for process in self.processes:
-            process.start()
 
     def begin(self, body: Body, *arguments: Any, ranks: Sequence[int] | None = None) -> None:
         """Have the ranks (all if None) run `body(group, *arguments)`."""
-        for rank in range(len(self._pipes)) if ranks is None else ranks:
-            self._pipes[rank].send((body, arguments))
+        asked = (inspect.getfile(body), body.__name__, arguments)
+        for process in self._of(ranks):
+            assert process.stdin is not None
+            print(repr(asked), file=process.stdin, flush=True)
 
     def results(self, ranks: Sequence[int] | None = None) -> list[Any]:
         """What came of it: what was returned, or a MeshError."""
-        return [self._pipes[rank].recv() for rank in (range(len(self._pipes)) if ranks is None else ranks)]
+        results = []
+        for process in self._of(ranks):
+            assert process.stdout is not None
+            result, failure = ast.literal_eval(process.stdout.readline())
+            results.append(from_fields(failure) if failure else result)
+        return results
 
     def ask(self, body: Body, *arguments: Any) -> list[Any]:
         """Both."""
@@ -99,11 +113,16 @@ class Processes:
         return self.results()
 
     def close(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
         for process in self.processes:
-            process.join(10.0)
             process.kill()
+            process.communicate()
+
+    def _of(self, ranks: Sequence[int] | None) -> list[subprocess.Popen[str]]:
+        return self.processes if ranks is None else [self.processes[rank] for rank in ranks]
+
+
+def _path(folder: Path, source: int, target: int) -> Path:
+    return folder / f"{source}-{target}"
 
 
 def mapped(path: Path) -> memoryview:
@@ -112,24 +131,29 @@ def mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0))
 
 
-def _serve(rank: int, n: int, paths: dict[tuple[int, int], Path], pipe: Connection, letter_bytes: int) -> None:
+def _serve(rank: int, n: int, folder: Path, letter_bytes: int) -> None:
     short_sleeps()
     ends = {
-        other: Wire(Outbox(mapped(paths[rank, other])), Inbox(mapped(paths[other, rank])))
+        other: Wire(Outbox(mapped(_path(folder, rank, other))), Inbox(mapped(_path(folder, other, rank))))
         for other in range(n)
         if other != rank
     }
-    wires, tag = Wires(ends, letter_bytes=letter_bytes), 0
-    while True:
-        try:
-            body, arguments = pipe.recv()
-        except EOFError:
-            return
-        tag += 1
+    wires = Wires(ends, letter_bytes=letter_bytes)
+    for tag, line in enumerate(sys.stdin, 1):
+        file, name, arguments = ast.literal_eval(line)
         wires.begin(tag, lambda: False)
         try:
-            pipe.send(body(Group(wires, range(n), rank), *arguments))
-        except Exception as error:
-            if hasattr(error, "to_fields"):
-                wires.fail(error)
-            pipe.send(error)
+            answer = (_function(file, name)(Group(wires, range(n), rank), *arguments), None)
+        except MeshError as error:
+            wires.fail(error)
+            answer = (None, error.to_fields())
+        print(repr(answer), flush=True)
+
+
+@cache
+def _function(file: str, name: str) -> Body:
+    return runpy.run_path(file)[name]  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
