@@ -204,6 +204,7 @@ class Plan:
         return found
 
     gangs: tuple[Gang, ...] = ()
+    lying: tuple[tuple[tuple[FromPart, Window | None], ...], ...] = ()  # of outputs made by ranks, what each rank has
 
     @property
     def ranks(self) -> dict[int, Gang]:

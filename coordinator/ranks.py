@@ -161,6 +161,7 @@ class _Draft:
             (),
             ordered=True,
             gangs=tuple(self._gangs),
+            lying=tuple(self._lying(index) for index in graph.outputs),
         )
         short = missing(plan, self._profiles)
         if any(short):
@@ -283,6 +284,17 @@ class _Draft:
         return part.node, part.device
 
     # -- the rest of a plan
+
+    def _lying(self, index: int) -> tuple[tuple[FromPart, Window | None], ...]:
+        """What every rank has of an output, if ranks made it; a block may reach beyond the tensor."""
+        made = _trimmed(self._graph, index)
+        held = self._held.get(index if made is None else made)
+        if held is None:
+            return ()
+        whole = self._graph.types[index].shape == held.blocks.shape
+        full = Window((0,) * len(held.blocks.shape), held.blocks.shape)
+        windows = (window or (None if whole else full) for window in held.blocks.windows)
+        return tuple(zip(held.parts, windows, strict=True))
 
     def _output(self, index: int) -> Output:
         node, shape = self._graph.nodes[index], self._graph.types[index].shape

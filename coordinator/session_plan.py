@@ -1,9 +1,10 @@
 """The plan of a session: as that of a call, and what of the state is where.  Pure.
 
-A tensor of the state has to be made on the device where the next step reads it.  A plan for one worker has it so; where
-the best plan over several workers has it otherwise, the nodes that read or make one tensor are kept together, and the
-best way to share out these groups is looked for: whole groups in the order of the graph, cut where the slowest worker
-has least to do, and then single groups moved while that helps.  What belongs to no group goes where its operands are.
+A tensor of the state, or the window of it that a rank has, has to be made on the device where the next step reads it.
+A plan for one worker has it so, and one of ranks that make what they read.  Where the best plan over several workers
+has it otherwise, the nodes that read or make one tensor are kept together, and the best way to share out these groups
+is looked for: whole groups in the order of the graph, cut where the slowest worker has least to do, and then single
+groups moved while that helps.  What belongs to no group goes where its operands are.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from wire.errors import InputError, PlacementError
 from wire.graph import WireGraph
 from wire.ops import LEAVES
 from wire.simplify import simplify
+from wire.strategies import FOR_ANY_GRAPH, Split, strategy_of
 
 from .cost import CostModel, Prediction
 from .memory import does_not_fit, memory_by_site, missing
 from .parts import edges_of, output_source, param_places, parts_of
-from .plan import Carry, FromParam, FromPart, FromState, Part, Plan, WorkerShare
+from .plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window, WorkerShare
 from .planner import make_plan
 from .profile import Profiles
 
 ORDERS_MAX = 24  # of workers, that are tried
 MOVES_MAX = 200
+RANKS_TRIED_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +44,43 @@ class Stateful:
 def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful) -> Plan:
     """The plan for the steps of a session; PlacementError if nothing fits, or nothing that has the state in place."""
     graph = simplify(graph)
-    refusal: PlacementError
-    try:
-        plan = make_plan(graph, profiles, strategy)
-        found = _with_state(plan, state)
+    refusal = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+    for tried in _tried(strategy, len(profiles.workers)):
+        try:
+            plan = make_plan(graph, profiles, tried)
+        except PlacementError as error:
+            refusal = error
+            continue
+        found = _with_state(plan, state, graph)
         if found is not None and not any(missing(found, profiles)):
             return _counted(found)
-        refusal = PlacementError("the state would not be made where it is read, or needs more memory than there is")
-    except PlacementError as error:
-        refusal = error
-    if strategy not in ("auto", "single", "pipeline"):
+        refusal = _not_in_place(plan, state) if found is None else does_not_fit(found, missing(found, profiles))
+    if strategy not in FOR_ANY_GRAPH:
         raise refusal
     return _counted(_Together(graph, profiles, state).plan(strategy))
+
+
+def _tried(strategy: str, workers: int) -> Iterator[str]:
+    """The strategy, and where that leaves the number of ranks open, also fewer than are fastest: they may divide what
+    those do not."""
+    yield strategy
+    asked = strategy_of(strategy)
+    if isinstance(asked, Split) and not asked.ranks:
+        yield from (replace(asked, ranks=ranks).text for ranks in range(min(workers, RANKS_TRIED_MAX), 1, -1))
+
+
+def meanwhile(graph: WireGraph, profiles: Profiles, state: Stateful, lacking: PlacementError) -> Plan:
+    """One worker's plan, for as long as there are too few for what was asked; the plan says so."""
+    plan = session_plan(graph, profiles, "single", state)
+    return replace(plan, reasons=(*plan.reasons, f"for the time being, since {lacking.message}"))
+
+
+def _not_in_place(plan: Plan, state: Stateful) -> PlacementError:
+    names = ", ".join(name for name, _ in state.carries[:4])
+    return PlacementError(
+        f"by the strategy {plan.strategy!r} some of the state ({names}, ...) would not be made where it is read",
+        next_step="Choose sizes that the ranks divide, or another strategy",
+    )
 
 
 def check_carried(graph: WireGraph, state: Stateful) -> None:
@@ -64,7 +92,7 @@ def check_carried(graph: WireGraph, state: Stateful) -> None:
             raise InputError(f"the state {name!r} is not read, or its next value is not computed")
 
 
-def _with_state(plan: Plan, state: Stateful) -> Plan | None:
+def _with_state(plan: Plan, state: Stateful, graph: WireGraph) -> Plan | None:
     """A call's plan as one of a session; None if some of the state is not made where it is read."""
     carries = dict(state.carries)
 
@@ -78,21 +106,34 @@ def _with_state(plan: Plan, state: Stateful) -> Plan | None:
         return replace(part, sources=tuple(sources))
 
     parts = tuple(stateful(part) for part in plan.parts)
-    made: dict[FromState, FromPart] = {}
+    made: dict[tuple[FromState, tuple[str, int]], FromPart] = {}
     for name, position in carries.items():
-        source = plan.outputs[position]
-        if not isinstance(source, FromPart):
-            return None
-        made[FromState(name, None, state.values)] = source
-    for part in parts:
-        for source in part.sources:
-            if isinstance(source, FromState):
-                maker = made.get(source)
-                if maker is None or _site(parts[maker.part]) != _site(part):
-                    return None
-    found = tuple(Carry(piece, source) for piece, source in made.items())
+        for maker, window in _makers(plan, position):
+            made.setdefault((FromState(name, window, state.values), _site(parts[maker.part])), maker)
+    read = {(each, _site(part)): None for part in parts for each in part.sources if isinstance(each, FromState)}
+    kinds = graph.param_types
+    if read.keys() - made.keys() or any(_beyond(piece, kinds[piece.name].shape) for piece, _ in read):
+        return None
+    found = tuple(Carry(piece, made[piece, site]) for piece, site in read)
     params = tuple(place for place in plan.params if place.name not in carries)
     return replace(plan, parts=parts, outputs=plan.outputs[: state.told], params=params, carries=found)
+
+
+def _beyond(piece: FromState, shape: tuple[int, ...]) -> bool:
+    """Whether a window is larger than what there is: the rest has to be zeros in every step, and what is carried of it
+    might be anything."""
+    if piece.window is None:
+        return False
+    ends = (start + size for start, size in zip(piece.window.starts, piece.window.sizes, strict=True))
+    return any(end > dim for end, dim in zip(ends, shape, strict=True))
+
+
+def _makers(plan: Plan, position: int) -> Iterable[tuple[FromPart, Window | None]]:
+    """Who makes an output, or a window of it: of ranks each one."""
+    output, ranks = plan.outputs[position], plan.lying[position] if plan.lying else ()
+    if ranks:
+        return ranks
+    return [(output, None)] if isinstance(output, FromPart) else []
 
 
 def _site(part: Part) -> tuple[str, int]:
@@ -156,7 +197,7 @@ class _Together:
                 f"{len(self._groups)} groups of nodes stay together, so that the state is made where it is read",
             ),
         )
-        plan = _with_state(whole, self._state)
+        plan = _with_state(whole, self._state, self._graph)
         assert plan is not None, "the groups are together"
         short = missing(plan, self._profiles)
         if any(short):

@@ -15,11 +15,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from wire.codec import hash_array, tensor_from
-from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, ProtocolError
+from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
 from wire.exchange import BlobExchange, off_loop
 from wire.limits import MIB
 from wire.messages import PlanKey, Snapshot, Snapshotted
 from wire.sharedmem import SharedDir
+from wire.strategies import Split, strategy_of
 from wire.types import TensorType
 
 from . import dispatch
@@ -33,7 +34,7 @@ from .plan import FromParam, FromState, Plan, Window
 from .profile import CLIENT, Profiles
 from .program import Program
 from .records import Member
-from .session_plan import Stateful, check_carried, session_plan
+from .session_plan import Stateful, check_carried, meanwhile, session_plan
 from .sessions import Policy, SessionState
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -247,7 +248,7 @@ class Session:
             if now is None or self._machine.over:
                 return
             other = await self._planned(nodes)
-            wider = now.strategy == "pipeline" and len(dispatch.nodes(other)) > len(dispatch.nodes(now))
+            wider = self._program.strategy != "auto" and len(dispatch.nodes(other)) > len(dispatch.nodes(now))
             if self.plan is now and (wider or other.seconds < BETTER * now.seconds):
                 self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
                 self.feed(ev.BetterPlan())
@@ -263,8 +264,13 @@ class Session:
         self._spawn(self._plan(action))
 
     async def _planned(self, nodes: Iterable[str]) -> Plan:
-        program, profiles = self._program, self._around.profiles(nodes)
-        return await asyncio.to_thread(session_plan, program.graph, profiles, program.strategy, self._stateful)
+        graph, profiles, strategy = self._program.graph, self._around.profiles(nodes), self._program.strategy
+        try:
+            return await asyncio.to_thread(session_plan, graph, profiles, strategy, self._stateful)
+        except PlacementError as error:
+            if not (self.committed and isinstance(strategy_of(strategy), Split)):
+                raise
+            return await asyncio.to_thread(meanwhile, graph, profiles, self._stateful, error)
 
     async def _plan(self, action: ev.MakePlan) -> None:
         deployment = self.plans[action.generation]

@@ -39,6 +39,22 @@ def test_a_worker_killed_in_the_middle_loses_no_step_and_changes_no_bit() -> Non
             assert losses == expected and bits(session.state()) == final
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
+@pytest.mark.parametrize("strategy", ["data", "fully-sharded"])
+def test_ranks_carry_what_they_share_and_go_on_with_one_less(strategy: str) -> None:
+    """Data parallel, every rank has all of the state; fully sharded, each has a window of it and a buddy the copy."""
+    with Mesh.builder().local(2, engine="cpu").build() as mesh:
+        with mesh.session(train, first_state(), *batch(0), mode="off") as alone:
+            expected = [float(alone.step(*batch(step)).result()) for step in range(STEPS)]
+        with mesh.session(train, first_state(), *batch(0), strategy=strategy, every=3) as session:
+            steps = [session.step(*batch(step)) for step in range(STEPS)]
+            losses = [float(step.result(60)) for step in steps[:12]]
+            os.kill(mesh.nodes[0].pid, signal.SIGKILL)
+            losses += [float(step.result(60)) for step in steps[12:]]
+            np.testing.assert_allclose(losses, expected, rtol=1e-4)
+            assert int(session.state()["steps"]) == STEPS
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
 def test_memory_is_flat_over_a_thousand_steps_and_free_after_the_end() -> None:
     state, x = np.zeros((512, 512), np.float32), np.float32(1)
