@@ -34,7 +34,7 @@ from wire.types import TensorType
 
 from . import algorithms
 from .algorithms import BRIDGED, SHARED, Path, Program, Send, piece_of, steps
-from .mailbox import LETTER_BYTES, Envelope, Inbox, Outbox, Patience, tag_of
+from .mailbox import LETTER_BYTES, Envelope, Inbox, Outbox, Patience, tag_of, tagged
 
 DEADLINE_S = 120.0  # a rank may compile, or compute, long before it comes
 REDUCTIONS: dict[str, np.ufunc] = {
@@ -118,6 +118,8 @@ class Group:
     _wires: list[Wire | None] = field(init=False)
     _bridged: bool = field(init=False)
     _plans: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+    _choices: dict[tuple[int, bool], str] = field(default_factory=dict)
+    _envelopes: dict[tuple[str, str, TensorType], bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._wires = [None if rank == self.rank else self.wires.wires[key] for rank, key in enumerate(self.keys)]
@@ -136,7 +138,7 @@ class Group:
     def all_reduce(self, array: NDArray[Any], reduction: str = "sum") -> NDArray[Any]:
         """All ranks' arrays combined, element by element, on every rank."""
         kind = _reducible(array, reduction)
-        name = self.algorithm or algorithms.choose(self.size, array.nbytes, self.path, exact=kind.dtype.kind in "biu")
+        name = self.algorithm or self._choice(array.nbytes, kind.dtype.kind in "biu")
         if name in algorithms.PARTIAL and kind.dtype in _HALVES:
             array = array.astype(np.float32)
         make = partial(algorithms.ALL_REDUCE[name], self.rank, self.size, array.size, self.shares or (1,) * self.size)
@@ -211,6 +213,22 @@ class Group:
 
     # -- how a program is performed
 
+    def _choice(self, size_bytes: int, exact: bool) -> str:
+        found = self._choices.get((size_bytes, exact))
+        if found is None:
+            found = algorithms.choose(self.size, size_bytes, self.path, exact)
+            _remember(self._choices, (size_bytes, exact), found)
+        return found
+
+    def _envelope(self, operation: str, reduction: str, kind: TensorType) -> bytes:
+        key = operation, reduction, kind
+        found = self._envelopes.get(key)
+        if found is None:
+            codes = _CODES[operation], _REDUCTION_CODES[reduction]
+            found = Envelope(0, self.number, *codes, kind.dtype, kind.shape).pack()
+            _remember(self._envelopes, key, found)
+        return tagged(found, self.wires.tag)
+
     def _perform(
         self,
         operation: str,
@@ -227,9 +245,7 @@ class Group:
         wide = bool(reduction) and kind.dtype in _HALVES
         made = np.empty(tuple(shape), np.float32 if wide else given.dtype)
         moves = self._moves((operation, *key, given.itemsize), make)
-        envelope = Envelope(
-            self.wires.tag, self.number, _CODES[operation], _REDUCTION_CODES[reduction], kind.dtype, kind.shape
-        ).pack()
+        envelope = self._envelope(operation, reduction, kind)
         run = _Run(self, envelope, given, made.reshape(-1), REDUCTIONS.get(reduction))
         with np.errstate(all="ignore"):
             for move in moves:
@@ -243,13 +259,20 @@ class Group:
         """The steps of a program with all its elements counted; remembered, since the same ones come again."""
         found = self._plans.get(key)
         if found is None:
-            if len(self._plans) >= PLANS_MAX:
-                self._plans.clear()
-            found = self._plans[key] = _counted(make(), self.wires.letter_bytes // key[-1])
+            found = _counted(make(), self.wires.letter_bytes // key[-1])
+            _remember(self._plans, key, found)
         return found
 
 
-PLANS_MAX = 64
+REMEMBERED_MAX = 64  # of what is found out for a tensor's size: the same ones come again
+
+
+def _remember(found: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(found) >= REMEMBERED_MAX:
+        found.clear()
+    found[key] = value
+
+
 _Move = tuple[int, bool, int, int] | tuple[int, int, tuple[int, ...], int, int, bool]
 
 
@@ -401,7 +424,10 @@ def _theirs(told: bytes, name: str) -> MeshError:
 
 
 def _kind(array: NDArray[Any]) -> TensorType:
-    return TensorType(array.shape, dtype_of(array))
+    return TensorType(array.shape, _DTYPES.get(array.dtype) or dtype_of(array))
+
+
+_DTYPES = {dtype.numpy: dtype for dtype in DTYPES}
 
 
 def _reducible(array: NDArray[Any], reduction: str) -> TensorType:

@@ -75,6 +75,11 @@ class Envelope:
         return cls(tag, group, operation, reduction, DTYPES[code], tuple(dims[:rank]))
 
 
+def tagged(packed: bytes, tag: int) -> bytes:
+    """A packed envelope with another tag."""
+    return tag.to_bytes(8, "little") + packed[8:]
+
+
 def tag_of(packed: bytes) -> int:
     """The tag of a packed envelope."""
     return int.from_bytes(packed[:8], "little")
