@@ -190,7 +190,11 @@ class Daemon:
         self._beater: asyncio.TimerHandle | None = None
         self._beats = 0
         self._lag_s = 0.0
-        self._performers: dict[type, Callable[[Any], object]] = {
+        self._performers = self._performers_by_action()
+
+    def _performers_by_action(self) -> dict[type, Callable[[Any], object]]:
+        """Who performs which action of the machine."""
+        return {
             ev.Reply: self._reply,
             ev.Refuse: self._refuse,
             ev.ReplyRan: self._reply_ran,
