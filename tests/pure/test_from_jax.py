@@ -321,6 +321,12 @@ def test_an_example_fits_its_own_function_as_it_does_in_jax(example: Any) -> Non
     assert_same(mesh.evaluate(imported, example), jax.jit(doubled)(example), 0)
 
 
+def test_a_scatter_of_a_function_is_not_taken_for_one_of_values() -> None:
+    assert_same(mesh.evaluate(mesh.from_jax(lambda x: x.at[1].set(2.0), X), X), jnp.asarray(X).at[1].set(2.0), 0)
+    with pytest.raises(Unsupported, match="scatter with a function"):
+        mesh.from_jax(lambda x: x.at[1].apply(jnp.sin), X)
+
+
 def test_arguments_that_do_not_fit_are_named() -> None:
     imported = mesh.from_jax(lambda p: p["w"] * 2, {"w": W})
     with pytest.raises(InputError, match="differ in structure"):

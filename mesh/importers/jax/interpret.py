@@ -82,6 +82,8 @@ def check_supported(jaxpr: Any, name: str) -> None:
     missing: dict[str, int] = {}
     for eqn in _equations(jaxpr):
         reasons = [] if eqn.primitive.name in PRIMITIVES else [f"the primitive {eqn.primitive.name}"]
+        if eqn.primitive.name == "scatter" and not _replaces(eqn.params.get("update_jaxpr")):
+            reasons.append("scatter with a function (x.at[...].apply)")
         for var in eqn.outvars:
             try:
                 type_of(var.aval)
@@ -92,6 +94,12 @@ def check_supported(jaxpr: Any, name: str) -> None:
     if missing:
         told = ", ".join(f"{reason} ({count} times)" for reason, count in sorted(missing.items()))
         raise Unsupported(f"{name} uses {told}", next_step="Write these parts with mesh.numpy, or leave them outside")
+
+
+def _replaces(update: Any) -> bool:
+    """Whether a scatter's function of the old and the new element is the new one."""
+    inner = getattr(update, "jaxpr", update)
+    return inner is None or (not inner.eqns and inner.outvars[0] is inner.invars[1])
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
