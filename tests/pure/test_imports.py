@@ -111,6 +111,8 @@ PURE = (
     "wire/alone.py",
     "wire/backoff.py",
     "wire/codec.py",
+    "wire/coding/checking.py",
+    "wire/coding/code.py",
     "wire/dtypes.py",
     "wire/errors.py",
     "wire/flow.py",
