@@ -28,10 +28,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from wire.device_names import DeviceName
 from wire.errors import PlacementError
 from wire.graph import Node, WireGraph
 from wire.ops import CONTROL, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
 
+from .pins import allows, check, pins
 from .profile import CLIENT, DeviceProfile, Link, Profiles
 from .working_set import DUPLICATED, inside
 
@@ -135,18 +137,22 @@ class CostModel:
         self.sites: list[Site] = [(w, d.index) for w, each in enumerate(self.profiles.workers) for d in each.devices]
         self.site: list[list[int]] = []  # per worker and unit, an index of `sites`
         number = {site: index for index, site in enumerate(self.sites)}
-        kinds: dict[Needs, int] = {}
+        kinds: dict[tuple[Needs, DeviceName | None], int] = {}
         unit_kinds = [needs(self.graph, index) for index in self.units]
+        pinned = pins(self.graph)
+        check(pinned, self.profiles)
         work = [self._work(index) for index in self.units]
         for index, worker in enumerate(self.profiles.workers):
             kinds.clear()
             devices, seconds = [], []
-            for kind, (flops, moved, turns) in zip(unit_kinds, work, strict=True):
-                able = kinds.get(kind)
+            for unit, kind, (flops, moved, turns) in zip(self.units, unit_kinds, work, strict=True):
+                pin = pinned.get(unit)
+                able = kinds.get((kind, pin))
                 if able is None:
                     known = all(op in worker.ops for op, _ in kind)
-                    fit = (d.index for d in worker.devices if known and all(d.supports(*need) for need in kind))
-                    able = kinds[kind] = next(fit, -1)
+                    fit = (d for d in worker.devices if known and all(d.supports(*need) for need in kind))
+                    meant = (d.index for d in fit if pin is None or allows(pin, worker, d, self.profiles))
+                    able = kinds[kind, pin] = next(meant, -1)
                 devices.append(able)
                 seconds.append(_roofline(worker.devices[able], flops, moved, turns) if able >= 0 else float("inf"))
             self.device.append(devices)

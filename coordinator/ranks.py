@@ -26,6 +26,7 @@ from .grid_sites import Site, sites_for
 from .memory import does_not_fit, memory_by_site, missing
 from .partition import Partitioner
 from .parts import edges_of, output_source, param_places, parts_of
+from .pins import pins
 from .plan import (
     FromConst,
     FromInput,
@@ -132,7 +133,7 @@ class _Draft:
         self._sites = _sites(self._gangs_of, profiles)
         nodes = {site.worker.node_id for sites in self._sites.values() for site in sites}
         near = tuple(each for each in profiles.workers if each.node_id in nodes)
-        self._near = replace(profiles, workers=near)
+        self._near = profiles if pins(graph) else replace(profiles, workers=near)
         self._parts: list[Part] = []
         self._gangs: list[Gang] = []
         self._made: dict[Wanted, FromPart] = {}  # by ordinary parts

@@ -38,6 +38,7 @@ from .importers.torch import from_torch
 from .load import load
 from .model import InputSpec, Model
 from .numpy import random
+from .placing import accelerator, cpu, gpu, to_device, transfer_to
 from .realise import realise
 from .safetensors import load_safetensors, save_safetensors
 from .shard_map import shard_map
@@ -71,9 +72,11 @@ __all__ = [
     "TensorParallel",
     "Traced",
     "WireGraph",
+    "accelerator",
     "auto_sharding",
     "collectives",
     "cond",
+    "cpu",
     "custom_jvp",
     "custom_vjp",
     "errors",
@@ -82,6 +85,7 @@ __all__ = [
     "from_jax",
     "from_torch",
     "function",
+    "gpu",
     "grad",
     "hessian",
     "jacobian",
@@ -103,8 +107,10 @@ __all__ = [
     "shard",
     "shard_map",
     "stop_gradient",
+    "to_device",
     "trace",
     "trace_full",
+    "transfer_to",
     "tree",
     "value_and_grad",
     "vjp",

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.errors import NoSuchDevice
+from wire.graph import WireGraph
 from worker.cpu import evaluate as evaluate_on_cpu
 from worker.cpu.engine import compile_graph, run
 from worker.cpu.process import one_thread
@@ -26,6 +28,7 @@ def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = 
 
     Cancelled between two ops once `stopped()`.
     """
+    _check_devices(work.graph)
     params = {name: _local(handle) for name, handle in work.bindings.items()}
     return evaluate_on_cpu(work.graph, inputs, params, stopped)
 
@@ -34,6 +37,7 @@ class Evaluating:
     """A work's graph, compiled once: `run` evaluates it with other params than its bindings where they are given."""
 
     def __init__(self, work: Work) -> None:
+        _check_devices(work.graph)
         self.params = {name: _local(handle) for name, handle in work.bindings.items()}
         self._names = [work.graph.nodes[index].attrs["name"] for index in (*work.graph.inputs, *work.graph.params)]
         one_thread()
@@ -43,6 +47,16 @@ class Evaluating:
         """The outputs, in graph order."""
         given = {**self.params, **params, **inputs}
         return run(self._executable, [given[name] for name in self._names])
+
+
+def _check_devices(graph: WireGraph) -> None:
+    """NoSuchDevice if values are to be elsewhere than on the cpu of this process."""
+    for op, _, attrs in graph.nodes:
+        if op == "transfer" and attrs["device"] != "cpu":
+            raise NoSuchDevice(
+                f"there is no device {attrs['device']!r} in this process",
+                next_step="Run it on a mesh: with mesh.Mesh.builder()...build() as m",
+            )
 
 
 def _local(handle: Handle) -> NDArray[Any]:

@@ -35,6 +35,8 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
   * `after` is its first operand, computed again: no node is merged with it or with what is made of it, so that what
     was kept before its other operands need not be kept for what comes behind it.
   * `constraint` is its operand.  It asks whoever splits the program over a grid for a result that lies as `spec` says.
+  * `transfer` is its operand, on the device that it names.  What is computed of it and of nothing on another device is
+    computed there, too.
   * `lu`, `qr`, `eigh`, `svd`, `cond`, `while` and `scan` have several results: a node is one of them, `output`, and
     nodes that differ in `output` only are computed once.
   * `cond`, `while` and `scan` have as many results as their graphs have outputs.  Only the branch that `cond` takes is
@@ -308,6 +310,7 @@ _add("after", "view", None, rules.first_shape, rules.first_dtype, _free, EXACT)
 _add("reverse", "view", 1, rules.reversed_axes, rules.every_dtype, _free, EXACT, axes="ints")
 _add("constraint", "view", 1, rules.constrained, rules.first_dtype, _free, EXACT,
      axes="strs", sizes="ints", spec="str")  # fmt: skip
+_add("transfer", "view", 1, rules.transferred, rules.first_dtype, _free, EXACT, device="str")
 
 # contraction
 _add("dot", "dot", 2, rules.dot_shape, rules.numeric, _dot_flops, SUMMED,

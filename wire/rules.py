@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .device_names import device_named
 from .dtypes import BOOL, I32, PARTS, U32, DType, dtype_named
 from .errors import AttrError, DTypeError, ShapeError
 from .grids import check_axes, check_spec, local_shape, spec_of
@@ -431,6 +432,12 @@ def concatenated(attrs: Attrs, types: Types) -> tuple[int, ...]:
 def reversed_axes(attrs: Attrs, types: Types) -> tuple[int, ...]:
     """That of the operand."""
     _distinct_axes(attrs["axes"], len(types[0].shape))
+    return types[0].shape
+
+
+def transferred(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """That of the operand."""
+    device_named(attrs["device"])
     return types[0].shape
 
 

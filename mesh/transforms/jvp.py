@@ -173,6 +173,7 @@ JVPS: dict[str, Row] = {
     "after": lambda z, tangents, operands: tangents[0],
     "reverse": _linear("reverse"),
     "constraint": _linear("constraint"),
+    "transfer": _linear("transfer"),
     "dot": _dot,
     "conv": convolutions.tangent,
     **{op: Whole(partial(matrices.jvp, op)) for op in matrices.TANGENTS},

@@ -307,6 +307,7 @@ VJPS: dict[str, Row] = {
     "concat": Whole(_concat),
     "after": Whole(_after),
     "constraint": (lambda g, z, x, **attrs: apply("constraint", g, **attrs),),
+    "transfer": (lambda g, z, x, **attrs: g,),  # back to wherever x was computed
     "reverse": (lambda g, z, x, axes: apply("reverse", g, axes=axes),),
     "dot": (_dot_left, _dot_right),
     "conv": (convolutions.of_x, convolutions.of_w),

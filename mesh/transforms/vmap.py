@@ -128,6 +128,10 @@ def _pad(size: int, inputs: Sequence[Array], batched: Flags, **attrs: tuple[int,
     return apply("select", inner, padded, _of_rank(fill, rows.ndim - 1))
 
 
+def _transfer(size: int, inputs: Sequence[Array], batched: Flags, **attrs: Any) -> Array:
+    return apply("transfer", *inputs, **attrs)
+
+
 def _constraint(size: int, inputs: Sequence[Array], batched: Flags, spec: str, **attrs: Any) -> Array:
     """The batch is not split."""
     return apply("constraint", *inputs, spec=spec_text(((), *spec_of(spec))), **attrs)
@@ -244,6 +248,7 @@ VMAPS: dict[str, Row] = {
     "broadcast": lambda size, inputs, batched, shape: mnp.broadcast_to(_of_rank(inputs[0], len(shape)), (size, *shape)),
     "slice": _slice,
     "constraint": _constraint,
+    "transfer": _transfer,
     "pad": _pad,
     "concat": _concat,
     "after": Whole(lambda size, inputs, batched: ([apply("after", *inputs)], [batched[0]])),

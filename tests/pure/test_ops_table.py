@@ -145,6 +145,7 @@ GOOD: dict[str, tuple[tuple[TensorType, ...], dict[str, Any], TensorType]] = {
     "reverse": ((f32(2, 3),), {"axes": (1,)}, f32(2, 3)),
     "after": ((f32(2, 3), i32(4), f32()), {}, f32(2, 3)),
     "constraint": ((f32(2, 3),), {"axes": ("dp", "tp"), "sizes": (2, 3), "spec": "tp dp"}, f32(2, 3)),
+    "transfer": ((f32(2, 3),), {"device": "worker 1 anna"}, f32(2, 3)),
     "dot": ((f32(5, 2, 3), f32(5, 3, 4)),
             {"lhs_batch": (0,), "rhs_batch": (0,), "lhs_contract": (2,), "rhs_contract": (1,)}, f32(5, 2, 4)),
     "conv": ((f32(2, 6, 9, 5), f32(8, 3, 3, 2)),
@@ -443,6 +444,8 @@ WRONG_SHAPES: list[tuple[str, tuple[TensorType, ...], dict[str, Any], type[Graph
     ("concat", (), {"axis": 0}, LimitExceeded),
     ("concat", (f32(2, 3),) * 4097, {"axis": 0}, LimitExceeded),
     ("after", (), {}, LimitExceeded),
+    *[("transfer", (f32(),), {"device": device}, AttrError)
+      for device in ("", "gpu 1", "accelerator", "accelerator -1", "worker", "tpu", "worker 1 ", "worker x", " cpu")],
     *[("constraint", (f32(2, 3),), {**GOOD["constraint"][1], "spec": spec}, AttrError)
       for spec in ("", "tp", "tp dp -", "tp tp", "pp -", "- tp+tp", "- +", "-  -")],
     *[("constraint", (f32(2, 3),), {**GOOD["constraint"][1], "axes": axes, "sizes": sizes}, AttrError)

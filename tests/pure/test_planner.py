@@ -232,7 +232,7 @@ def test_ten_thousand_nodes_are_planned(strategy: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("make", [alike_profiles, random_profiles])
 def test_of_many_workers_the_best_are_looked_at(make: Callable[..., Profiles]) -> None:
-    graph = random_graph(5, 6, 24).graph
+    graph = random_graph(8, 6, 24).graph  # nothing in it asks for ranks
     profiles = make(np.random.default_rng(0), 200)
     for strategy in FOR_ANY_GRAPH:
         plan = make_plan(graph, profiles, strategy)

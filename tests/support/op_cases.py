@@ -357,6 +357,11 @@ def _after(dtype: DType) -> Examples:
     yield Example("large", (any_bits(dtype, LARGE), any_bits(dtype, 2)), {})
 
 
+def _transfer(dtype: DType) -> Examples:
+    for shape in ((), (5,), (3, 4), (0, 2)):
+        yield Example(str(shape), (any_bits(dtype, *shape),), {"device": "cpu"})
+
+
 def _constraint(dtype: DType) -> Examples:
     attrs = {"axes": ("dp", "tp"), "sizes": (2, 2)}
     for shape, spec in (((), ""), ((5,), "-"), ((5,), "dp"), ((3, 4), "tp dp"), ((3, 4), "- tp+dp"), ((0, 2), "dp -")):
@@ -649,6 +654,7 @@ ROWS: dict[str, tuple[str, Row]] = {  # op -> (kinds of dtype, examples)
     "concat": ("biufc", _concat),
     "reverse": ("biufc", _reverse),
     "constraint": ("biufc", _constraint),
+    "transfer": ("biufc", _transfer),
     "after": ("biufc", _after),
     "dot": ("iufc", _dot),
     "conv": ("iufc", _conv),

@@ -405,6 +405,8 @@ def _after(grower: _Grower) -> int | None:
     if grower.rng.random() < 0.5:
         spec = " ".join(["dp", "-", "tp", *["-"] * 5][: len(grower.type(source).shape)])
         return grower.add("constraint", source, axes=("dp", "tp"), sizes=(2, 3), spec=spec)
+    if grower.rng.random() < 0.2:
+        return grower.add("transfer", source, device="cpu")
     return grower.add("after", source, first)
 
 

@@ -649,7 +649,7 @@ REFERENCES: dict[str, Reference] = {
     "pad": _pad,
     "concat": _concat,
     "reverse": _reverse,
-    **dict.fromkeys(("after", "constraint"), lambda attrs, operands, out: operands[0]),
+    **dict.fromkeys(("after", "constraint", "transfer"), lambda attrs, operands, out: operands[0]),
     "dot": _dot,
     "conv": _conv,
     "gather": _gather,

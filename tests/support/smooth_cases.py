@@ -158,6 +158,7 @@ REAL: dict[str, tuple[Smooth, ...]] = {
         Smooth((any_(0, 2), any_(3, 2)), {"axis": 0}),
     ),
     "after": (Smooth((any_(3, 2), any_(4), any_())), Smooth((any_(2),))),
+    "transfer": (Smooth((any_(3, 2),), {"device": "cpu"}),),
     "constraint": (
         Smooth((any_(3, 2),), {"axes": ("dp", "tp"), "sizes": (2, 2), "spec": "tp -"}),
         Smooth((any_(),), {"axes": ("dp",), "sizes": (2,), "spec": ""}),

@@ -327,7 +327,7 @@ class _Graph:
 
 ROWS: dict[str, Row] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(("broadcast", "constraint"), _elementwise),
+    **dict.fromkeys(("broadcast", "constraint", "transfer"), _elementwise),
     "iota": _iota,
     "random_bits": _random_bits,
     "reduce_sum": _reduce("sum"),

@@ -197,7 +197,7 @@ STRUCTURAL: dict[str, Kernel] = {
     "pad": _pad,
     "concat": lambda attrs, operands, out: np.concatenate(operands, axis=attrs["axis"]),
     "after": lambda attrs, operands, out: operands[0],
-    "constraint": lambda attrs, operands, out: operands[0],
+    **dict.fromkeys(("constraint", "transfer"), lambda attrs, operands, out: operands[0]),
     "reverse": lambda attrs, operands, out: np.flip(operands[0], attrs["axes"]),
     "dot": _dot,
     "conv": conv,

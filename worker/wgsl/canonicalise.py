@@ -425,7 +425,7 @@ RULES: dict[str, Rule] = {
     "bitcast": _same_type,
     "transpose": _transpose,
     "reverse": _reverse,
-    "constraint": lambda rewriter, node, inputs, type_: inputs[0],
+    **dict.fromkeys(("constraint", "transfer"), lambda rewriter, node, inputs, type_: inputs[0]),
     "pad": _pad,
     "concat": _concat,
     "dynamic_update_slice": _dynamic_update,
