@@ -6,7 +6,7 @@ softmax and log_softmax are composites: an engine may have a kernel for them, ev
 from __future__ import annotations
 
 from wire.dtypes import I32, I64, U32, U64
-from wire.errors import DTypeError, ShapeError
+from wire.errors import DTypeError, InputError, ShapeError
 
 from .. import numpy as mnp
 from ..array import Array, Operand, apply
@@ -18,12 +18,16 @@ from ..transforms.custom import stop_gradient
 
 
 def embedding(indices: Operand, table: Operand) -> Array:
-    """Rows of `table` (n, width) by integer `indices` (...): (..., width).  Indices outside [0, n) are clamped."""
+    """Rows of `table` (n, width) by integer `indices` (...): (..., width).
+
+    Computed indices outside [0, n) are clamped, known ones raise an InputError.
+    """
     rows, index = asarray(table), asarray(indices)
     if index.type.dtype.kind not in "iu":
         raise DTypeError(f"embedding needs integer indices, got {index.type.dtype.name}")
     if rows.ndim != 2:
         raise ShapeError(f"an embedding table has shape (n, width), got {rows.shape}")
+    check_known(index, rows.shape[0], "an index")
     narrow = cast(index, I32) if index.type.dtype in (I64, U32, U64) and rows.shape[0] < 1 << 31 else index
     return apply("gather", rows, narrow, axis=0, batch_dims=0)
 
@@ -63,3 +67,13 @@ def _log_softmax(x: Array, axis: int) -> Array:
     peak: Array = stop_gradient(x.max(axis, keepdims=True))
     shifted = x - peak
     return shifted - mnp.log(mnp.exp(shifted).sum(axis, keepdims=True))
+
+
+def check_known(index: Array, count: int, what: str, but: int | None = None) -> None:
+    """InputError for an index outside [0, count) that is known, and not `but`; computed ones cannot be checked."""
+    if index.value is not None:
+        outside = (index.value < 0) | (index.value >= count)
+        if but is not None:
+            outside &= index.value != but
+        if outside.any():
+            raise InputError(f"{what} is {index.value[outside].flat[0]}, and there are {count}")

@@ -11,7 +11,7 @@ from .. import numpy as mnp
 from ..array import Array, Operand
 from ..numpy.promotion import asarray, cast, floats
 from .activations import softplus
-from .functions import log_softmax
+from .functions import check_known, log_softmax
 
 
 def mse(prediction: Operand, target: Operand, *, reduction: str = "mean") -> Array:
@@ -45,7 +45,7 @@ def cross_entropy(
     """-log softmax(logits)[label], for logits (..., classes) and labels (...) or probabilities (..., classes).
 
     With smoothing s the wanted probabilities are (1 - s) * label + s / classes.  Samples labelled `ignore_index` count
-    for nothing, in the mean neither.
+    for nothing, in the mean neither.  InputError for a known label that is no class; computed ones are clamped.
     """
     scores, target = log_softmax(logits), asarray(labels)
     classes = scores.shape[-1]
@@ -57,6 +57,7 @@ def cross_entropy(
     if target.shape != scores.shape[:-1]:
         raise ShapeError(f"cross_entropy of logits {scores.shape} needs labels {scores.shape[:-1]}, got {target.shape}")
     counted = None if ignore_index is None else target != ignore_index
+    check_known(target, classes, "a label", ignore_index)
     index = target if counted is None else mnp.where(counted, target, 0)
     loss = -mnp.squeeze(mnp.take_along_axis(scores, mnp.expand_dims(index, -1), axis=-1), -1)
     if label_smoothing:

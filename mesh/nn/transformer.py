@@ -97,6 +97,8 @@ class Attention:
         few, each = kv_heads or heads, size or width // heads
         if heads % few:
             raise ShapeError(f"{heads} heads cannot share {few} keys and values")
+        if size is None and width % heads:
+            raise ShapeError(f"a width of {width} does not split into {heads} heads; say the size of one")
         keys = random.split(key, 4)
         query = Linear.init(keys[0], width, heads * each, bias=bias, dtype=dtype)
         to_key, to_value = (Linear.init(keys[at], width, few * each, bias=bias, dtype=dtype) for at in (1, 2))

@@ -168,3 +168,19 @@ def test_a_mask_that_is_added_joins_the_causal_one() -> None:
     close(layer(x, bias), layer(x, bias > -1), atol=1e-5)
     with pytest.raises(ShapeError, match="share"):
         nn.Attention.init(KEY, 8, 4, kv_heads=3)
+
+
+def test_a_class_and_a_row_that_are_not_there_are_named_where_they_are_known() -> None:
+    scores, table = normal(3, 5), normal(5, 2)
+    for wrong in ([0, 5, 1], [0, -1, 1]):
+        with pytest.raises(InputError, match=f"a label is {wrong[1]}, and there are 5"):
+            nn.cross_entropy(scores, np.array(wrong))
+        with pytest.raises(InputError, match=f"an index is {wrong[1]}, and there are 5"):
+            nn.embedding(np.array(wrong), table)
+    assert np.isfinite(values(nn.cross_entropy(scores, np.array([0, -100, 1]), ignore_index=-100)))
+
+
+def test_heads_that_do_not_split_the_width_are_refused() -> None:
+    with pytest.raises(ShapeError, match="a width of 8 does not split into 3 heads"):
+        nn.Attention.init(KEY, 8, 3)
+    assert nn.Attention.init(KEY, 8, 3, size=4)(normal(2, 5, 8)).shape == (2, 5, 8)
