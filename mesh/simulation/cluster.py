@@ -33,6 +33,7 @@ from worker.surroundings import Surroundings
 
 from .checks import Referee
 from .host import Device, host_on
+from .meetings import Meetings
 from .network import SimulatedNetwork
 
 COORDINATOR = "coordinator"
@@ -66,6 +67,7 @@ class Cluster:
     _falling: dict[str, asyncio.TimerHandle] = field(init=False, default_factory=dict)  # asleep, or soon
     _cleanup: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
     _folder: Path = field(init=False)
+    _meetings: Meetings = field(init=False, default_factory=Meetings)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,7 +116,7 @@ class Cluster:
         (folder / "node_id").write_text(_node_id(name) + "\n")
         surroundings = Surroundings(
             endpoint=lambda identity, handler, _: self._endpoint(name, identity, handler),
-            host=host_on(self.devices[self.names.index(name)]),
+            host=host_on(self.devices[self.names.index(name)], self._meetings),
             machine=self.referee.worker(name),
             watch=lambda endpoint, config, port: LinkWatch(endpoint, wall=asyncio.get_running_loop().time),
         )

@@ -1,7 +1,8 @@
 """SimulatedHost: an engine host without a process.  It computes real results and takes virtual time for them.
 
-Parts go through the same `Host` (worker/host.py) and the cpu engine; what they take follows from the machine's figures
-by the roofline that the planner uses, so it is the same in every run.  Faults of a device are in `Device`.
+Parts go through the same `Host` (worker/host.py) and the cpu engine, those of a gang together (`meetings.py`).  What
+they take follows from the machine's figures by the roofline that the planner uses, so it is the same in every run.
+Faults of a device are in `Device`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from worker.surroundings import OnLost, OnMessage
 from worker.watchdog import Watchdog, loss_of
 
 from .flipping import FlippingEngine
+from .meetings import Meetings
 
 ANSWER_S = 0.00005  # of a pipe between two processes
 
@@ -65,8 +67,10 @@ class SimulatedHost:
         on_message: OnMessage,
         on_lost: OnLost,
         device: Device,
+        meetings: Meetings,
     ) -> None:
         self.selection = opening.device
+        self.shared_dir = opening.shared_dir
         self.device = 0
         self.exited = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -94,6 +98,9 @@ class SimulatedHost:
         self._watchdog = Watchdog(config.host_beat_s, config.host_silence_s, config.part_s_max, config.stop_s_max)
         self._checker: asyncio.TimerHandle | None = None  # only while it owes an answer: an idle one is not simulated
         self._took_s = 0.0  # what is under way, or was last
+        self._meetings = meetings
+        self._gangs: dict[int, hm.RankOf] = {}  # of what is prepared
+        self._aside: hm.ExecutePart | None = None  # a part that waits for the other ranks of its gang
         self._work: dict[int, tuple[int, int]] = {}  # flops and bytes of what is prepared
         self._ops: dict[int, set[str]] = {}
         self._over = False
@@ -128,10 +135,16 @@ class SimulatedHost:
         if self._busy is not None and run == self._running and not self._hangs:
             self._busy.cancel()
             self._busy = self._loop.call_later(ANSWER_S, self._done)
+        elif self._aside is not None and run == self._aside.run:
+            self._meetings.leave(self)
+            self._waiting.appendleft(self._aside)
+            self._aside = None
+            self._next()
 
     def kill(self) -> None:
         """As EngineHost has it."""
         self._over = True
+        self._meetings.leave(self)
         for timer in (self._busy, self._checker):
             if timer is not None:
                 timer.cancel()
@@ -141,7 +154,7 @@ class SimulatedHost:
     # -- helpers
 
     def _next(self) -> None:
-        if self._busy is not None or self._over or not self._waiting:
+        if self._busy is not None or self._aside is not None or self._over or not self._waiting:
             return
         message = self._waiting[0]
         if self._hangs:
@@ -159,12 +172,15 @@ class SimulatedHost:
                 flops = sum(graph.flops_of(index) for index in range(len(graph.nodes)))
                 self._work[message.prepared] = flops, moved
                 self._ops[message.prepared] = {node.op for node in graph.nodes}
+                if message.gang is not None:
+                    self._gangs[message.prepared] = message.gang
                 return self._machine.compile_s * self._machine.slower
             case hm.ExecutePart():
                 return self._machine.seconds(*self._work.get(message.prepared, (0, 0))) + ANSWER_S
             case hm.Unprepare():
                 self._work.pop(message.prepared, None)
                 self._ops.pop(message.prepared, None)
+                self._gangs.pop(message.prepared, None)
         return 0.0
 
     @property
@@ -194,7 +210,24 @@ class SimulatedHost:
         if isinstance(message, hm.ExecutePart) and self._loses_device(self._ops.get(message.prepared, set())):
             self._lose("the device is gone")
             return
-        answer = self._host.handle(message)
+        if isinstance(message, hm.ExecutePart) and message.run != self._stopped:
+            gang = self._gangs.get(message.prepared)
+            if gang is not None:
+                self._aside = message
+                self._meetings.come(self, gang, message)
+                return
+        self._answer(self.compute(message))
+
+    def compute(self, message: hm.ToHost) -> hm.FromHost | None:
+        """As Attendant has it."""
+        return self._host.handle(message)
+
+    def met(self, answer: hm.FromHost | None) -> None:
+        """As Attendant has it."""
+        self._aside = None
+        self._answer(answer)
+
+    def _answer(self, answer: hm.FromHost | None) -> None:
         match answer:
             case hm.Executed(run, _, outputs):
                 answer = hm.Executed(run, self._took_s, outputs)
@@ -227,13 +260,15 @@ class SimulatedHost:
         self._on_lost(self, loss_of(self.selection, reason))
 
 
-def host_on(device: Device) -> Callable[[hm.Open, memoryview, WorkerConfig, OnMessage, OnLost], SimulatedHost]:
+def host_on(
+    device: Device, meetings: Meetings
+) -> Callable[[hm.Open, memoryview, WorkerConfig, OnMessage, OnLost], SimulatedHost]:
     """A factory of hosts of this device, for Surroundings."""
 
     def make(
         opening: hm.Open, stop_cell: memoryview, config: WorkerConfig, on_message: OnMessage, on_lost: OnLost
     ) -> SimulatedHost:
         used = Device() if device.spare and opening.device == "cpu" else device
-        return SimulatedHost(opening, stop_cell, config, on_message, on_lost, used)
+        return SimulatedHost(opening, stop_cell, config, on_message, on_lost, used, meetings)
 
     return make

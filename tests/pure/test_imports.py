@@ -39,6 +39,7 @@ ROOT = {
     "mesh/simulation/cluster.py": {"coordinator", "worker"},
     "mesh/simulation/flipping.py": {"worker"},
     "mesh/simulation/host.py": {"worker"},
+    "mesh/simulation/meetings.py": {"worker"},
 }
 
 # third-party library -> its door files

@@ -14,6 +14,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+IDLE_S = 1.0  # after which the thread ends: parts come and go
+
 Work = Callable[[bool], NDArray[Any]]
 """Performs an operation; the argument says whether somebody waits for it."""
 
@@ -65,9 +67,9 @@ class Progress:
             self._waiting.append(pending)
             if meanwhile:
                 self._changed.notify_all()
-        if meanwhile and self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="collectives", daemon=True)
-            self._thread.start()
+            if meanwhile and self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="collectives", daemon=True)
+                self._thread.start()
         return pending
 
     def advance(self, wanted: Pending) -> None:
@@ -119,6 +121,8 @@ class Progress:
         while True:
             with self._changed:
                 while self._busy or not self._waiting:
-                    self._changed.wait()
+                    if not self._changed.wait(IDLE_S) and not self._waiting:
+                        self._thread = None
+                        return
                 pending = self._take()
             self._perform(pending, waited_for=False)
