@@ -45,14 +45,16 @@ def exchanges(graph: WireGraph, times: int = 1) -> Iterator[Exchange]:
 
 def exchange_s(graph: WireGraph, axes: Axes, sizes: Sizes, nodes: Sequence[str], profiles: Profiles) -> float:
     """Seconds that the ranks of a grid, which are on `nodes`, spend on the collectives of a graph."""
-    worst: dict[Axes, Link] = {}
+    worst: dict[Axes, tuple[Link, int]] = {}
     seconds = 0.0
     for each in exchanges(graph):
         over = each.attrs["axes"]
         if over not in worst:
-            pairs = (pair for group in groups(axes, sizes, over) for pair in itertools.permutations(group, 2))
-            worst[over] = _slowest([_way(nodes[one], nodes[other], profiles) for one, other in pairs])
-        seconds += each.times * _seconds(each, worst[over], len(groups(axes, sizes, over)[0]))
+            among = groups(axes, sizes, over)
+            pairs = (pair for group in among for pair in itertools.permutations(group, 2))
+            slowest = _slowest([_way(nodes[one], nodes[other], profiles) for one, other in pairs])
+            worst[over] = slowest, len(among[0])
+        seconds += each.times * _seconds(each, *worst[over])
     return seconds
 
 

@@ -28,6 +28,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from wire.device_names import DeviceName
 from wire.errors import PlacementError
 from wire.graph import Node, WireGraph
@@ -415,9 +418,19 @@ def _body_needs(body: WireGraph) -> Needs:
 
 def graph_seconds(graph: WireGraph, device: DeviceProfile) -> float:
     """What a device needs for all of a graph, without its own dispatch."""
+    flops, moved, dispatches = _all_work(graph)
+    computing = np.maximum(flops / (device.gflops * 1e9 or 1.0), moved / (device.gbytes_per_s * 1e9 or 1.0))
+    return float(computing.sum()) + dispatches * device.dispatch_s
+
+
+@lru_cache(maxsize=64)
+def _all_work(graph: WireGraph) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """By unit the flops and the bytes moved; and how often a loop turns in all of them."""
     again = {index for first, group in graph.siblings.items() for index in group if index != first}
-    units = (i for i, node in enumerate(graph.nodes) if node.op not in DUPLICATED and i not in again)
-    return sum(_roofline(device, graph.flops_of(i), _moved(graph, i), turns(graph.nodes[i])) for i in units)
+    units = [i for i, node in enumerate(graph.nodes) if node.op not in DUPLICATED and i not in again]
+    flops = np.array([graph.flops_of(i) for i in units], np.float64)
+    moved = np.array([_moved(graph, i) for i in units], np.float64)
+    return flops, moved, sum(turns(graph.nodes[i]) for i in units)
 
 
 def _roofline(device: DeviceProfile, flops: int, moved: int, turns: int) -> float:

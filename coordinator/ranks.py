@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from wire.graph import GraphBuilder, WireGraph, const_value
 from wire.grids import Axes, Sizes, block, coordinates, parts, spec_of
-from wire.ops import GRAPH_ATTRS
+from wire.ops import GRAPH_ATTRS, LEAVES, inner_graphs
 from wire.types import Attrs
 from wire.unroll import joined, unroll
 from wire.varying import Over, varying
@@ -53,6 +53,9 @@ def plan_ranks(graph: WireGraph, profiles: Profiles, strategy: str) -> Plan:
 
 
 def _without_inner_ranks(graph: WireGraph) -> WireGraph:
+    inside = (inner for n in graph.nodes if n.op not in ("spmd", *LEAVES) for inner in inner_graphs(n.op, n.attrs))
+    if not any(inner.has_spmd for inner in inside):
+        return graph
     builder = GraphBuilder()
     builder.blobs.update(graph.blobs)
     placed: list[int] = []
