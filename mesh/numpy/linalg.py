@@ -274,14 +274,14 @@ def matrix_norm(x: Operand, *, keepdims: bool = False, ord: Any = "fro") -> Arra
     if ord == "fro":
         return vector_norm(array, axis=(-2, -1), keepdims=keepdims)
     if ord in (2, -2, "nuc"):
-        reduce = {2: reductions.max, -2: reductions.min, "nuc": reductions.sum}[ord]
+        reduce = {2: _largest, -2: reductions.min, "nuc": reductions.sum}[ord]
         found = reduce(svdvals(array), -1)
         return found[..., None, None] if keepdims else found
     if ord not in (1, -1, math.inf, -math.inf):
         raise InputError(
             f"the matrix norm {ord!r} is not known", next_step="Known: 'fro', 'nuc', 1, -1, 2, -2, inf, -inf"
         )
-    along, extreme = (-2 if abs(ord) == 1 else -1), (reductions.max if ord > 0 else reductions.min)
+    along, extreme = (-2 if abs(ord) == 1 else -1), (_largest if ord > 0 else reductions.min)
     found = extreme(reductions.sum(elementwise.abs(array), along, keepdims=True), -3 - along, keepdims=True)
     return found if keepdims else manipulation.squeeze(found, (-2, -1))
 
@@ -376,7 +376,7 @@ def vector_norm(x: Operand, *, axis: Axis = None, keepdims: bool = False, ord: f
     (array,) = inexact(x)
     axes, size = normal_axes(axis, array.ndim), elementwise.abs(array)
     if ord in (math.inf, -math.inf):
-        return (reductions.max if ord > 0 else reductions.min)(size, axes, keepdims=keepdims)
+        return (_largest if ord > 0 else reductions.min)(size, axes, keepdims=keepdims)
     if ord == 0:
         counted = elementwise.where(elementwise.equal(size, 0), elementwise.multiply(size, 0), 1)
         return reductions.sum(counted, axes, keepdims=keepdims)
@@ -397,6 +397,13 @@ def _check_square(name: str, array: Array) -> None:
 
 def _identity(like: Array, dtype: Any = None) -> Array:
     return eye(like.shape[-1], dtype=dtype or like.type.dtype)
+
+
+def _largest(sizes: Array, axis: Axis, *, keepdims: bool = False) -> Array:
+    """The largest of what is not negative, 0 of nothing."""
+    axes = normal_axes(axis, sizes.ndim)
+    empty = any(sizes.shape[each] == 0 for each in axes)
+    return (reductions.sum if empty else reductions.max)(sizes, axes, keepdims=keepdims)
 
 
 def _adjoint(array: Array) -> Array:

@@ -77,6 +77,24 @@ def _is_complex(array: Any) -> bool:
     return array.dtype.kind == "c"  # sizes and directions of complex integers are rounded
 
 
+def _float32(xp: Any, array: Any) -> Any:
+    """At least float32: numpy factors nothing narrower."""
+    return array + xp.zeros((), dtype="float32")
+
+
+def _corner(xp: Any, array: Any) -> Any:
+    """Matrices so small that results are whole numbers once they are rounded."""
+    return _float32(xp, array)[..., :3, :3]
+
+
+def _solved(xp: Any, array: Any) -> Any:
+    """By a unit triangle of the array's first row: whole numbers again."""
+    columns = _corner(xp, array)
+    size = columns.shape[-1]
+    triangle = xp.tril(columns[..., :1, :] + np.zeros((size, 1)), k=-1) + np.eye(size)
+    return xp.round(xp.linalg.solve(triangle, xp.swapaxes(columns, -1, -2)))
+
+
 STEPS: dict[str, Row] = {
     "add": Row(2, lambda xp, n, a, b: a + b),
     "subtract": Row(2, lambda xp, n, a, b: a - b),
@@ -161,6 +179,11 @@ STEPS: dict[str, Row] = {
     "tensordot": Row(2, lambda xp, n, a, b: xp.tensordot(a, b, axes=abs(n) % 3)),
     "vecdot": Row(2, lambda xp, n, a, b: xp.vecdot(a, b)),
     "outer": Row(2, lambda xp, n, a, b: xp.outer(a, b)),
+    "trace": Row(1, lambda xp, n, a: xp.linalg.trace(a, offset=n)),
+    "norm": Row(1, lambda xp, n, a: xp.linalg.norm(xp.real(_float32(xp, a)), 1 if n > 0 else np.inf)),
+    "det": Row(1, lambda xp, n, a: xp.round(xp.linalg.det(_corner(xp, a)))),
+    "rank": Row(1, lambda xp, n, a: xp.linalg.matrix_rank(_corner(xp, a))),
+    "solve": Row(1, lambda xp, n, a: _solved(xp, a)),
     "einsum": Row(2, lambda xp, n, a, b: xp.einsum("...,...->...", a, b)),
     "einsum of rows": Row(2, lambda xp, n, a, b: xp.einsum("ij,kj->ik", a, b)),
 }
