@@ -151,9 +151,10 @@ class Bridge:
             if original.node == node and original.inbox is not None:
                 original.sent, original.gave_up = original.inbox.read, 0
                 self._send(name, original, original.inbox)
-        for copy in self._copies.values():
-            if copy.node == node:
+        for name, copy in self._copies.items():
+            if copy.node == node and copy.outbox is not None:
                 copy.told = 0
+                self._tell_now(name, copy, copy.outbox.read)
 
     def close(self) -> None:
         for task in self._sending:
