@@ -27,6 +27,9 @@ class Likeness(IntEnum):
     ANY = 2
 
 
+FACTORED = frozenset({"cholesky", "solve", "lu", "qr", "eigh", "svd"})
+"""Errors grow with a matrix's condition, which nobody knows, and signs of vectors are open."""
+
 JUMPS = frozenset({"floor", "round", "sign", "rem", "atan2"})
 SCALAR: dict[str, Callable[..., float]] = {
     "add": lambda x, y: x + y, "mul": lambda x, y: x * y, "neg": lambda x: -x, "abs": abs, "max": max, "min": min,
@@ -46,8 +49,8 @@ def likeness(graph: WireGraph, index: int, found: Sequence[Likeness]) -> Likenes
     worst = max(inputs, default=Likeness.SAME)
     if node.op == "select" and max(inputs[1:]) is not Likeness.ANY and inputs[0] is Likeness.ANY:
         return Likeness.CLOSE if dtype.kind == "f" and _agrees_at_border(graph, *node.inputs) else worst
-    if worst is Likeness.ANY:
-        return worst
+    if worst is Likeness.ANY or node.op in FACTORED:
+        return Likeness.ANY
     if node.op in CONTROL:
         return _control(graph, index, inputs)
     if node.op == "composite":

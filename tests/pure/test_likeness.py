@@ -34,6 +34,8 @@ CASES: list[tuple[Callable[..., Any], Any, Likeness]] = [
     (lambda x: mnp.where(x @ x > x, x @ x, 0.0), X, ANY),
     (lambda x: nn.relu(mnp.where(x @ x > 1, x @ x, x)), X, ANY),
     (lambda x: mnp.take(x, mnp.argmax(x @ x, 1), axis=0) * 2, X, ANY),
+    (lambda x: mnp.linalg.solve(x, x), X, ANY),
+    (lambda x: mnp.linalg.eigh(x).eigenvectors, X, ANY),
     (lambda x: mesh.cond(x[0, 0] > 0, lambda: x + 1, lambda: x), X, CLOSE),
     (lambda x: mesh.cond(x.sum() > 0, lambda: x, lambda: x.T), X, ANY),
     (lambda x: mesh.fori_loop(0, 3, lambda i, v: v + i, x), WHOLE, SAME),
