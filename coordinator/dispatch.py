@@ -196,7 +196,8 @@ def assembled(kind: TensorType, pieces: Iterable[tuple[Window, NDArray[Any]]]) -
     """The whole of pieces."""
     whole = np.empty(kind.shape, kind.dtype.numpy)
     for window, piece in pieces:
-        whole[window.index] = piece[tuple(map(slice, window.sizes))]  # it may be longer
+        inside = whole[window.index]  # a piece may be longer, and a window may reach beyond the end
+        inside[...] = piece[tuple(map(slice, inside.shape))]
     return whole
 
 

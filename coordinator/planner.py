@@ -23,7 +23,7 @@ from .placement import named, placed
 from .plan import Edge, Part, Plan, WorkerShare
 from .profile import Profiles
 from .ranks import plan_ranks
-from .splitting import counts, rates_of, split
+from .splitting import Carries, counts, rates_of, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,10 @@ class Question:
         return make_plan(self.graph, self.profiles, self.strategy)
 
 
-def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> Plan:
+def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carries: Carries = ()) -> Plan:
     """The plan for one call of `graph`; `strategy` is the text of one (wire/strategies.py).
+
+    `carries` are params with the position of the output that is to lie as they do, where a strategy splits the program.
 
     PlacementError with need and have per worker if nothing fits, InputError for a strategy that is not known.
     """
@@ -49,7 +51,7 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     whole = graph = simplify(graph)
     if isinstance(asked, Split):
-        return _split(graph, profiles, asked)
+        return _split(graph, profiles, asked, carries)
     if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
         graph = simplify(partition(graph, rates=rates_of(profiles)))
     if not graph.has_spmd:
@@ -66,13 +68,13 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto") -> P
     return replace(plan, reasons=(*plan.reasons, f"all ranks are computed as one program, since {why}"))
 
 
-def _split(graph: WireGraph, profiles: Profiles, asked: Split) -> Plan:
+def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: Carries) -> Plan:
     """The fastest plan for any number of ranks that may be tried; PlacementError if none fits."""
     found: list[Plan] = []
     refusals: list[PlacementError] = []
     for ranks in counts(asked, profiles):
         try:
-            found.append(plan_ranks(simplify(split(graph, asked, ranks, profiles)), profiles, asked.text))
+            found.append(plan_ranks(simplify(split(graph, asked, ranks, profiles, carries)), profiles, asked.text))
         except PlacementError as error:
             refusals.append(error)
     if not found:

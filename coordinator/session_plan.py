@@ -47,7 +47,7 @@ def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Sta
     refusal = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     for tried in _tried(strategy, len(profiles.workers)):
         try:
-            plan = make_plan(graph, profiles, tried)
+            plan = make_plan(graph, profiles, tried, state.carries)
         except PlacementError as error:
             refusal = error
             continue
@@ -112,7 +112,10 @@ def _with_state(plan: Plan, state: Stateful, graph: WireGraph) -> Plan | None:
             made.setdefault((FromState(name, window, state.values), _site(parts[maker.part])), maker)
     read = {(each, _site(part)): None for part in parts for each in part.sources if isinstance(each, FromState)}
     kinds = graph.param_types
-    if read.keys() - made.keys() or any(_beyond(piece, kinds[piece.name].shape) for piece, _ in read):
+    clean = isinstance(strategy_of(plan.strategy), Split)  # the partitioner leaves zeros there
+    if read.keys() - made.keys() or not (
+        clean or not any(_beyond(piece, kinds[piece.name].shape) for piece, _ in read)
+    ):
         return None
     found = tuple(Carry(piece, made[piece, site]) for piece, site in read)
     params = tuple(place for place in plan.params if place.name not in carries)

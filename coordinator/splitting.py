@@ -18,16 +18,23 @@ from wire.strategies import DataParallel, FullySharded, Split, TensorParallel
 
 from .profile import Profiles
 
+Carries = tuple[tuple[str, int], ...]
 RANKS_MAX = 16  # where nobody said how many
 
 
-def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles) -> WireGraph:
-    """The program of so many ranks; InputError if the strategy finds nothing to split."""
+def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carries: Carries = ()) -> WireGraph:
+    """The program of so many ranks; InputError if the strategy finds nothing to split.
+
+    `carries` are params by name, each with the position of an output that is to lie as it does.
+    """
     axes = Axes((asked.axis,), (ranks,))
     specs = LAYOUTS[type(asked)](graph, asked)
     if not any(any(dims) for dims in specs.values()):
         raise InputError(f"the strategy {asked.word!r} finds nothing to split in this program")
-    return partition(graph, axes, specs, rates_of(profiles))
+    kinds = graph.param_types
+    state = {name: specs.get(name, ((),) * len(kinds[name].shape)) for name, _ in carries if name in kinds}
+    following = {graph.output_names[at]: state[name] for name, at in carries if name in state}
+    return partition(graph, axes, {**specs, **state, **following}, rates_of(profiles))
 
 
 def counts(asked: Split, profiles: Profiles) -> Iterator[int]:

@@ -116,11 +116,15 @@ class Partitioner:
         return found
 
     def _final(self, index: int) -> Held:
-        """An output, complete: as it was asked for, else as it is."""
+        """An output, complete: as it was asked for, with zeros behind the end like what comes in, else as it is."""
         first = self._held[index][0]
-        if index in self._program.fixed or first.layout.partial:
-            return self._obtained(index, Layout(self._wanted[index]))
-        return first
+        if index not in self._program.fixed and not first.layout.partial:
+            return first
+        held = self._obtained(index, Layout(self._wanted[index]))
+        kind, dims = self._graph.types[index], held.layout.dims
+        if held.is_clean or index not in self._program.fixed:
+            return held
+        return Held(self._rank.masked(held.index, kind, dims, range(len(dims)), 0), held.layout, is_clean=True)
 
     # -- leaves -------------------------------------------------------------------------------------------
 
