@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from support.simulated import chaos_run, simulate
+from support.simulated import chaos_of_ranks, chaos_run, simulate
 
 
 @pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 2000), marks=pytest.mark.long)], ids=str)
@@ -17,6 +17,12 @@ def test_every_seed_ends_with_right_answers_and_nothing_left(seeds: range) -> No
     for seed in seeds:
         transcript = simulate(chaos_run, 2 + seed % 4, seed)
         assert transcript.startswith(f"seed {seed}, ")
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 1000), marks=pytest.mark.long)], ids=str)
+def test_every_seed_of_ranks_ends_with_right_answers_and_nothing_left(seeds: range) -> None:
+    for seed in seeds:
+        simulate(chaos_of_ranks, 4 + seed % 3, seed)
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from worker.cpu import evaluate
 
 from .compare import same_bits
 from .random_graphs import RandomGraph, random_graph
+from .rank_programs import rank_program
 
 ANSWER_S = 120.0  # virtual seconds within which any call must have ended
 ALONE_S = 5.0
@@ -84,6 +86,13 @@ class Job:
     def of(seed: int, strategy: str) -> Job:
         """One that follows from the seed, and from which ops there are."""
         return Job._of(random_graph(seed, 6, 24), strategy)
+
+    @staticmethod
+    def of_ranks(seed: int, strategy: str) -> Job:
+        """One whose ranks wait for each other."""
+        graph, inputs, params = next(filter(lambda made: made[0].has_spmd, map(rank_program, itertools.count(seed))))
+        given = {name: inputs[name] for name in graph.input_types}
+        return Job._of(RandomGraph(graph, given, {name: params[name] for name in graph.param_types}), strategy)
 
     @staticmethod
     def chain(strategy: str, nodes: int = 12) -> Job:
@@ -271,13 +280,18 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-async def chaos_run(cluster: Cluster) -> None:
+async def chaos_of_ranks(cluster: Cluster) -> None:
+    """The same of programs with ranks, which have a device each for as long as there are enough."""
+    await chaos_run(cluster, lambda seed, _: Job.of_ranks(seed, "auto"))
+
+
+async def chaos_run(cluster: Cluster, make: Callable[[int, str], Job] = Job.of) -> None:
     """Twelve jobs under mischief; once it is over every job ended, and one more is answered."""
     rng = random.Random(cluster.seed)
     chaos = Chaos(cluster, rng)
     player = asyncio.create_task(chaos.play())
     for _ in range(4):
-        jobs = [Job.of(rng.randrange(1 << 30), rng.choice(("auto", "single", "pipeline"))) for _ in range(3)]
+        jobs = [make(rng.randrange(1 << 30), rng.choice(("auto", "single", "pipeline"))) for _ in range(3)]
         asked = [asyncio.create_task(job.ask(cluster, 2 * ANSWER_S)) for job in jobs]
         await asyncio.sleep(rng.uniform(0, 2))
         if rng.random() < 0.2:
@@ -293,7 +307,7 @@ async def chaos_run(cluster: Cluster) -> None:
                 raise AssertionError(f"a job failed: {error}") from error
     chaos.settle()
     await player
-    last = Job.of(rng.randrange(1 << 30), "auto")
+    last = make(rng.randrange(1 << 30), "auto")
     async with asyncio.timeout(ANSWER_S):
         while not await last.ask(cluster):
             await asyncio.sleep(0.1)
