@@ -589,7 +589,7 @@ class Coordinator:
     def _sessions_surroundings(self) -> Surroundings:
         """What sessions need."""
         return Surroundings(
-            self.epoch,
+            lambda: self.epoch,
             self._members,
             self._deploying,
             self._planning.profiles,

@@ -58,6 +58,7 @@ from .health import Health
 from .jobs import FINAL, Action, Free, Job, JobTable, Note, Save, Start, Stop, Tell
 from .keeping import Content, Found, Keeper
 from .program import Program
+from .receiving import Receiving, consts_of
 from .report import NodeView
 from .runtime import Coordinator
 
@@ -110,6 +111,7 @@ class JobService:
         self._table = table
         self._keeper = keeper
         self._wall = wall  # Unix time
+        self._receiving = Receiving(coordinator.blobs)
         self._loop = asyncio.get_running_loop()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._saving: set[asyncio.Task[None]] = set()
@@ -140,7 +142,7 @@ class JobService:
             AskNodes: self._nodes,
             PauseNode: self._pause_node,
         }
-        coordinator.requests.update({message: _for_clients(answer) for message, answer in answers.items()})
+        coordinator.requests.update({message: for_clients(answer) for message, answer in answers.items()})
         coordinator.unlinked.append(self._client_gone)
         coordinator.watchers.append(self._happened)
         self._timer = self._loop.create_task(self._watch_time())
@@ -379,29 +381,9 @@ class JobService:
 
     async def _receive(self, link: Link, graph: WireGraph, body: SubmitJob) -> _Work:
         """The program and inputs of a job, everything fetched from the client and checked against the graph."""
-        inputs = await self._fetch(link, body.inputs, graph.input_types)
-        arrays = await self._fetch(link, body.params, graph.param_types)
-        params = {name: (await off_loop(array.nbytes, hash_array, array), array) for name, array in arrays.items()}
-        consts = {}
-        for address, kind in _consts(graph).items():
-            data = await self._coordinator.blobs.fetch(link, address, kind.size_bytes)
-            consts[address] = tensor_from(data, kind)
-        return _Work(graph, body.strategy, inputs, params, consts)
-
-    async def _fetch(
-        self, link: Link, values: tuple[NamedValue, ...], kinds: Mapping[str, TensorType]
-    ) -> dict[str, NDArray[Any]]:
-        given = {value.name: value for value in values}
-        for name in given.keys() - kinds.keys():
-            raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {', '.join(kinds) or 'none'}")
-        for name, kind in kinds.items():
-            if name not in given:
-                raise InputError(f"the input {name!r} ({kind}) is missing")
-            value = given[name]
-            if (value.shape, value.dtype) != (kind.shape, kind.dtype.name):
-                raise InputError(f"the input {name!r} is {value.dtype}{list(value.shape)}, expected {kind}")
-        fetches = [self._coordinator.blobs.fetch_named(link, given[name]) for name in kinds]
-        return dict(zip(kinds, await asyncio.gather(*fetches), strict=True))
+        inputs = await self._receiving.values(link, body.inputs, graph.input_types)
+        params = await self._receiving.params(link, body.params, graph)
+        return _Work(graph, body.strategy, inputs, params, await self._receiving.consts(link, graph))
 
     # -- values on their way out
 
@@ -428,7 +410,7 @@ class JobService:
         for name, leaf in kept["params"].items():
             array = tensor_from(await load(leaf), graph.param_types[name])
             params[name] = (await off_loop(array.nbytes, hash_array, array), array)
-        kinds = {address.hex(): (address, kind) for address, kind in _consts(graph).items()}
+        kinds = {address.hex(): (address, kind) for address, kind in consts_of(graph).items()}
         consts = {}
         for name, leaf in kept["consts"].items():
             address, kind = kinds[name]
@@ -513,15 +495,6 @@ def _values(save: Save) -> Any:
     return None
 
 
-def _consts(graph: WireGraph) -> dict[bytes, TensorType]:
-    """Constants that lie outside of the graph's encoding, by address."""
-    found = {}
-    for node in graph.nodes:
-        if node.op == "const" and "blob" in node.attrs:
-            found[node.attrs["blob"]] = TensorType(node.attrs["shape"], dtype_named(node.attrs["dtype"]))
-    return found
-
-
 def _digest(body: SubmitJob) -> str:
     """What a job computes, in a few bytes."""
     values = [
@@ -532,7 +505,7 @@ def _digest(body: SubmitJob) -> str:
     return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
 
-def _for_clients(answer: Answer) -> Answer:
+def for_clients(answer: Answer) -> Answer:
     """A worker computes what it is given; what there is to compute is not its to say or to see."""
 
     async def checked(link: Link, body: Any) -> Message:

@@ -39,7 +39,6 @@ from .sessions import Policy, SessionState
 
 log = logging.getLogger("graph_mesh.coordinator")
 
-FEEDS_BYTES_MAX = 64 * MIB  # held for a state that nobody copies
 BETTER = 0.8  # of the present plan's time per step: what is worth a move
 AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
 SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
@@ -51,7 +50,7 @@ Holders = Mapping[FromState, frozenset[str]]
 class Surroundings:
     """What sessions need of their coordinator."""
 
-    epoch: int
+    epoch: Callable[[], int]
     members: Mapping[str, Member]
     deploying: Deploying
     profiles: Callable[[Iterable[str]], Profiles]
@@ -182,7 +181,7 @@ class Session:
         self._steps[number], self._feeds[number] = future, inputs
         self._feeds_bytes += _bytes_of(inputs)
         self.feed(ev.StepAsked())
-        if self._policy.copies == "none" and self._feeds_bytes > FEEDS_BYTES_MAX:
+        if self._policy.copies == "none" and self._feeds_bytes > self._policy.replay_bytes:
             self.feed(ev.ForgetFirst())
         return future
 
@@ -315,7 +314,7 @@ class Session:
         deployment, member = self.plans.get(action.generation), self._around.members.get(action.node)
         if deployment is None or deployment.plan is None:
             return
-        key = PlanKey(self._around.epoch, action.generation)
+        key = PlanKey(self._around.epoch(), action.generation)
         bindings = {**self._program.bindings, **deployment.gathered}
         first = deployment.contents if deployment.contents and not deployment.gathered else {}
         state = {piece: ((at, self._kind(piece)), deployment.holders[piece]) for piece, at in first.items()}
@@ -344,7 +343,7 @@ class Session:
             return  # it was rejected
         begun = None
         if member is not None:
-            key, wanted = PlanKey(self._around.epoch, action.generation), deployment.feeds.get(action.node, ())
+            key, wanted = PlanKey(self._around.epoch(), action.generation), deployment.feeds.get(action.node, ())
             begun = begin(member.link, key, action.step, wanted, inputs, action.committed)
         self._spawn(self._run(action, deployment, member, begun))
 
@@ -394,7 +393,7 @@ class Session:
         try:
             if member is None or deployment is None:
                 raise NodeLost("the worker is gone")
-            key = PlanKey(self._around.epoch, action.generation)
+            key = PlanKey(self._around.epoch(), action.generation)
             answer = await member.link.request(Snapshot(key, action.step))
             if not isinstance(answer, Snapshotted):
                 raise ProtocolError(f"expected Snapshotted, got {type(answer).__name__}", node=member.profile.name)
@@ -412,7 +411,7 @@ class Session:
                 await self._hold(action.copy, contents, holders)
             else:
                 state = {piece: ((at, self._kind(piece)), holders[piece]) for piece, at in contents.items()}
-                await self._around.deploying.keep(action.node, PlanKey(self._around.epoch, action.copy), state)
+                await self._around.deploying.keep(action.node, PlanKey(self._around.epoch(), action.copy), state)
         except MeshError as error:
             self.feed(ev.CopyFailed(action.copy, action.node, error))
         else:
@@ -456,7 +455,7 @@ class Session:
 
     def _let_go(self, node: str, generation: int) -> None:
         """Have a worker forget a plan."""
-        task = self._spawn(self._around.deploying.drop(node, PlanKey(self._around.epoch, generation)))
+        task = self._spawn(self._around.deploying.drop(node, PlanKey(self._around.epoch(), generation)))
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
 

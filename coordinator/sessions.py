@@ -77,11 +77,16 @@ READS_MAX = 5  # how often a value is asked for that nobody could give
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which copies are made, after how many steps each, and how many steps are under way at most."""
+    """Which copies are made, after how many steps each, and how many steps are under way at most.
+
+    A state that nobody copies is made again of what the client gave while the feeds since are no more than
+    `replay_bytes`.
+    """
 
     copies: str = "buddy"
     every: int = 10
     ahead: int = 2
+    replay_bytes: int = 64 << 20
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .simulation.cluster import Cluster
 
 MODES = ("auto", "on", "off")
+REPLAY_BYTES = 64 << 20  # of feeds, held for a state that nobody copies
 
 
 class AsyncMesh:
@@ -71,6 +72,10 @@ class AsyncMesh:
     async def nodes(self) -> tuple[Node, ...]:
         """Every worker, by name, with its present state."""
         return await self._backend.nodes()
+
+    def live(self) -> bool:
+        """Whether any worker can take work now."""
+        return self._backend.live()
 
     async def put(self, value: Any) -> Any:
         """Hold the arrays of a pytree on the mesh; the same tree with a Handle for each.
@@ -184,13 +189,21 @@ class AsyncMesh:
         _check_mode(mode)
         return Stepping(fn, state, examples, text_of(strategy))
 
-    def open_session(self, stepping: Stepping, copies: str, every: int, ahead: int | None, mode: str) -> AsyncSession:
+    def open_session(
+        self,
+        stepping: Stepping,
+        copies: str,
+        every: int,
+        ahead: int | None,
+        mode: str,
+        replay_bytes: int = REPLAY_BYTES,
+    ) -> AsyncSession:
         """Begin a session, on the loop."""
         check_choices(copies, every, ahead)
         self._check_open()
         if mode == "off" or (mode == "auto" and not self._backend.live()):
             return AsyncSession(stepping, Here(stepping))
-        state = Stateful(stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead)
+        state = Stateful(stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead, replay_bytes)
         return AsyncSession(stepping, self._backend.session(stepping.work, state))
 
     def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:

@@ -38,7 +38,8 @@ class Started:
 class Stateful:
     """Which params of a session's graph are its state, by name with the output that is the next value; outputs before
     `told` are told to the caller.  How it is kept: which `copies` are made after `every` so many steps, and how many
-    steps are under way at most (None: what suits the state's size)."""
+    steps are under way at most (None: what suits the state's size).  A state without copies is made again of its first
+    value and the feeds since, while these are no more than `replay_bytes`; else NodeLost says that it is lost."""
 
     carries: tuple[tuple[str, int], ...]
     told: int
@@ -46,6 +47,7 @@ class Stateful:
     copies: str
     every: int
     ahead: int | None
+    replay_bytes: int
 
 
 class Running(Protocol):

@@ -79,7 +79,7 @@ class Embedded:
 
     def session(self, work: Work, state: Stateful) -> Running:
         ahead = state.ahead or ahead_for(state.state_bytes)
-        policy = Policy(state.copies, state.every, ahead)
+        policy = Policy(state.copies, state.every, ahead, state.replay_bytes)
         opened = self.coordinator.sessions.open(
             self._program(work), session_plan.Stateful(state.carries, state.told, ahead), policy
         )

@@ -67,6 +67,7 @@ from .config import default_name
 from .enrolment import client_membership
 from .handle import Handle
 from .node import Node, node_from
+from .remote_session import RemoteSession
 
 DIAL_TIMEOUT_S = 5.0
 RENEW_S = 1.0  # at the end, where the mesh has a new authority
@@ -174,10 +175,7 @@ class Remote:
         return Started(task, lambda: told, task.cancel)
 
     def session(self, work: Work, state: Stateful) -> Running:
-        raise ConfigError(
-            "a session needs its coordinator in the same process",
-            next_step="Build the mesh with Mesh.builder() over the workers, not over mesh-coord serve",
-        )
+        return RemoteSession(self._open(), self._exchange, self._offered, _named, work, state)
 
     def attend(self, started: Started) -> None:
         return

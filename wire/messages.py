@@ -570,6 +570,60 @@ class CancelJob(Message, frozen=True, array_like=True, tag=True):
     job: Name
 
 
+class SessionCarry(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A param of a session's graph that is its state: the next value is that output."""
+
+    name: Name
+    output: Index
+
+
+class OpenSession(Message, frozen=True, array_like=True, tag=True):
+    """Run a graph step by step, with a state that stays on the workers; the first `told` outputs are answered.  Copies
+    are made after `every` so many steps; `ahead` steps are under way at most, 0 for what suits.  Answered by
+    SessionOpened; the session ends with the link."""
+
+    graph: bytes
+    params: tuple[NamedValue, ...]
+    carries: Annotated[tuple[SessionCarry, ...], Meta(max_length=100_000)]
+    told: Index
+    strategy: Text
+    copies: Name
+    every: Count
+    ahead: Annotated[int, Meta(ge=0, le=1024)]
+    replay_bytes: Count
+
+
+class SessionOpened(Message, frozen=True, array_like=True, tag=True):
+    session: Name
+
+
+class SessionStep(Message, frozen=True, array_like=True, tag=True):
+    """One more step.  What is asked of a session is done in the order of `number`, from 0.  Answered by SessionTold."""
+
+    session: Name
+    number: Count
+    inputs: tuple[NamedValue, ...]
+
+
+class SessionState(Message, frozen=True, array_like=True, tag=True):
+    """The state after what has smaller numbers.  Answered by SessionTold."""
+
+    session: Name
+    number: Count
+
+
+class SessionTold(Message, frozen=True, array_like=True, tag=True):
+    """What a step tells, or the state by the params' names; large values are blobs to fetch at once."""
+
+    values: tuple[NamedValue, ...]
+
+
+class CloseSession(Message, frozen=True, array_like=True, tag=True):
+    """Answered by Done once its workers have freed all of it."""
+
+    session: Name
+
+
 class AskNodes(Message, frozen=True, array_like=True, tag=True):
     """Answered by Nodes, with `pairs` if they are asked for."""
 
@@ -623,6 +677,7 @@ AnyMessage = (
     | Ballast | Landed | Leaving | Pause | Paused
     | TailLog | LogLines
     | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob
+    | OpenSession | SessionOpened | SessionStep | SessionState | SessionTold | CloseSession
     | AskNodes | Nodes | PauseNode
 )  # fmt: skip
 

@@ -16,7 +16,8 @@ from coordinator.health import HealthConfig
 from coordinator.jobs import JobLimits, JobTable
 from coordinator.keeping import Keeper
 from coordinator.runtime import Coordinator, CoordinatorConfig
-from coordinator.service import JobService
+from coordinator.service import JobService, for_clients
+from coordinator.session_service import SessionService
 from wire.address import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
 from wire.stopping import watch_signals
@@ -58,6 +59,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     coordinator = await start_coordinator(config, admission.credentials)
     coordinator.epoch = keeper.epoch
     service = JobService(coordinator, JobTable(limits), keeper)
+    SessionService(coordinator, for_clients)
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
     returning: asyncio.Task[None] | None = None

@@ -209,6 +209,32 @@ def test_a_python_program_is_a_client_of_the_same_coordinator(site: Site, at_hom
         Mesh.builder().mesh("serve").node(site.coordinator.address).local(1, "cpu").build()
 
 
+def test_a_session_has_its_state_on_the_workers_of_the_coordinator(site: Site, at_home: None) -> None:
+    """With tensors that ride along and others that are fetched, in both directions."""
+    small, large = np.zeros((4,), np.float32), np.zeros((300, 300), np.float32)
+
+    def step(state: Any, x: Any, y: Any) -> Any:
+        return {"small": state["small"] + x, "large": state["large"] * 0.5 + y}, (state["small"].sum(), state["large"])
+
+    with Mesh.builder().mesh("serve").node(site.coordinator.address).build() as mesh:
+        state = {"small": small, "large": large}
+        session = mesh.session(step, state, small, large, copies="checkpoint", every=2, strategy="single")
+        steps = [session.step(small + number, large + number) for number in range(6)]
+        sums = [float(each.result(RUN_S)[0]) for each in steps]
+        assert sums == [0, 0, 4, 12, 24, 40]
+        found = session.state()
+        np.testing.assert_array_equal(found["small"], small + 15)
+        np.testing.assert_array_equal(found["large"], steps[5].result()[1] * 0.5 + 5)
+        with pytest.raises(errors.InputError):
+            mesh.session(step, state, small, large).step(small, small)
+        session.close()
+        with pytest.raises(errors.Cancelled):
+            session.step(small, large).result(RUN_S)
+        left = mesh.session(step, state, small, large)  # it ends with the link
+        left.step(small, large).result(RUN_S)
+    assert node_states(site.coordinator) == {"one": "healthy", "two": "healthy"}
+
+
 def test_a_task_that_is_cancelled_cancels_its_job_at_the_coordinator(site: Site, at_home: None) -> None:
     async def use() -> None:
         builder = AsyncMesh.builder().mesh("serve").node(site.coordinator.address)

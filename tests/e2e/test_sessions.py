@@ -15,7 +15,6 @@ from support.waiting import until
 from support.worker_process import children
 
 from mesh import Mesh, tree
-from mesh.errors import ConfigError
 
 MIB = 1 << 20
 STEPS = 30
@@ -81,11 +80,3 @@ def test_memory_is_flat_over_a_thousand_steps_and_free_after_the_end() -> None:
                     step.result(60)
         assert held() - early_mib < 10 * 16, "four states of 16 MiB, each of three values and copies, are gone"
         asyncio.run(until(lambda: shared_files([pid]) <= before, 30))  # a snapshot may be on its way still
-
-
-def test_a_session_over_a_served_coordinator_says_what_to_do() -> None:
-    from mesh.remote import Remote
-
-    with pytest.raises(ConfigError) as raised:
-        Remote.session(None, None, None)  # type: ignore[arg-type]
-    assert "Mesh.builder()" in raised.value.next_step

@@ -1,0 +1,64 @@
+"""Receiving: a client's program and its values, fetched from the client and checked against the graph."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.codec import hash_array, tensor_from
+from wire.dtypes import dtype_named
+from wire.errors import InputError
+from wire.exchange import BlobExchange, off_loop
+from wire.graph import WireGraph
+from wire.link import Link
+from wire.messages import NamedValue
+from wire.types import TensorType
+
+
+class Receiving:
+    """By this process's exchange of content."""
+
+    def __init__(self, blobs: BlobExchange) -> None:
+        self._blobs = blobs
+
+    async def values(
+        self, link: Link, values: tuple[NamedValue, ...], kinds: Mapping[str, TensorType]
+    ) -> dict[str, NDArray[Any]]:
+        """Values by name, exactly those of these types; InputError naming one that is not."""
+        given = {value.name: value for value in values}
+        for name in given.keys() - kinds.keys():
+            raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {', '.join(kinds) or 'none'}")
+        for name, kind in kinds.items():
+            if name not in given:
+                raise InputError(f"the input {name!r} ({kind}) is missing")
+            value = given[name]
+            if (value.shape, value.dtype) != (kind.shape, kind.dtype.name):
+                raise InputError(f"the input {name!r} is {value.dtype}{list(value.shape)}, expected {kind}")
+        fetches = [self._blobs.fetch_named(link, given[name]) for name in kinds]
+        return dict(zip(kinds, await asyncio.gather(*fetches), strict=True))
+
+    async def params(
+        self, link: Link, values: tuple[NamedValue, ...], graph: WireGraph
+    ) -> dict[str, tuple[bytes, NDArray[Any]]]:
+        """The params of a graph, with their addresses."""
+        arrays = await self.values(link, values, graph.param_types)
+        return {name: (await off_loop(array.nbytes, hash_array, array), array) for name, array in arrays.items()}
+
+    async def consts(self, link: Link, graph: WireGraph) -> dict[bytes, NDArray[Any]]:
+        """The constants that lie outside of the graph's encoding, by address."""
+        found = {}
+        for address, kind in consts_of(graph).items():
+            found[address] = tensor_from(await self._blobs.fetch(link, address, kind.size_bytes), kind)
+        return found
+
+
+def consts_of(graph: WireGraph) -> dict[bytes, TensorType]:
+    """Constants that lie outside of the graph's encoding, by address."""
+    found = {}
+    for node in graph.nodes:
+        if node.op == "const" and "blob" in node.attrs:
+            found[node.attrs["blob"]] = TensorType(node.attrs["shape"], dtype_named(node.attrs["dtype"]))
+    return found
