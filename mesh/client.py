@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -37,6 +37,8 @@ from .session import AsyncSession
 
 if TYPE_CHECKING:
     from .simulation.backend import Simulation
+
+T = TypeVar("T")
 
 
 class Mesh:
@@ -131,6 +133,26 @@ class Mesh:
             return self._async.open_session(stepping, copies, every, ahead, mode)
 
         return Session(self, self._loop.wait(begin()))
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine that runs on the mesh's loop, with what is `on_loop`."""
+
+        def start() -> Started:
+            task = asyncio.get_running_loop().create_task(work)
+            return Started(task, dict, task.cancel)
+
+        try:
+            waiter = _Waiter(self, start)
+        except ConfigError:
+            work.close()
+            raise
+        found: T = waiter.value(None)
+        return found
+
+    @property
+    def on_loop(self) -> AsyncMesh:
+        """The mesh as coroutines on its loop use it."""
+        return self._async
 
     def report(self) -> Report:
         """What the last call that was started on this mesh did where; complete once it has ended."""

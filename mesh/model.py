@@ -87,6 +87,37 @@ class Model:
         params = {name: handle_array(handle) for name, handle in self.handles.items()}
         return self.arranged(self._function(params, arrays))
 
+    def generate(
+        self,
+        prompts: Any,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Any = None,
+        ends: Any = None,
+        stream: bool = False,
+        mesh: Any = None,
+        strategy: str = "auto",
+    ) -> Any:
+        """What the model says after `prompts`: a text or a list of tokens, or several; it answers with the same.
+
+        `temperature` 0 takes the likeliest token; else tokens are drawn, after `top_k` left the k likeliest (0: all)
+        and `top_p` the fewest that have this probability together; prompt i of several is drawn by `seed` + i.  A text
+        ends at one of the model's end tokens (or `ends`), at a token or before a text of `stop`, or when it is
+        `max_new_tokens` longer.  With `stream`, an iterator of pieces, each as soon as it is there: of pairs of place
+        and piece where there are several prompts.  Everything is computed on `mesh`, or in this process.
+
+        InputError if the model is no causal language model, or a prompt has tokens that it has not.
+        """
+        from .inference.generate import generate
+        from .inference.replies import Request
+
+        request = Request(max_new_tokens, temperature, top_k, top_p, seed, stop, ends)
+        return generate(self, prompts, request, stream, mesh, strategy)
+
     def __repr__(self) -> str:
         takes = ", ".join(f"{spec.name}: {spec}" for spec in self.inputs)
         return f"Model({self.name or 'unnamed'}: {takes} -> {', '.join(self.outputs)})"

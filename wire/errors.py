@@ -5,6 +5,7 @@
     |   |-- InputError          a missing file, a wrong input name, shape or dtype
     |   |-- ConfigError         a flag, an address or a set-up that cannot work
     |   |   `-- TokenError      text that is not a join token
+    |   |-- QueueFull           more waits already than may wait
     |   `-- PlacementError      no plan fits: need and have for every worker
     |       `-- NoSuchDevice    a worker or device was named that is not there
     |-- GraphError              the graph itself is wrong, whoever made it
@@ -106,6 +107,11 @@ class InputError(LocalError):
 
 class ConfigError(LocalError):
     code = "config_error"
+
+
+class QueueFull(LocalError):
+    code = "queue_full"
+    retry = True
 
 
 class TokenError(ConfigError):

@@ -1,0 +1,128 @@
+"""Cached: one step of a batch of texts, whose keys and values stay where the layers are computed.
+
+A batch has `slots` places, each with room for `length` tokens.  A step takes up to `chunk` tokens of every text: those
+of a prompt, or the one that the step before chose, which never leaves the workers.  So prompts are read in pieces while
+other texts go on by one token (Agrawal et al., 2024, "Sarathi-Serve"), and steps can be asked for ahead.  Where no text
+has more than one token the layers compute no more than that.
+
+What is written behind a text's end is never looked at before it is overwritten, so nothing has to be cleared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import DType
+
+from .. import numpy as mnp
+from ..array import Array, apply
+from ..control import cond
+from ..decoder import Decoder, attended
+from . import sampling
+from .settings import Room
+
+State = dict[str, Any]
+LAST = "last"
+
+
+def empty(decoder: Decoder, room: Room, dtype: DType) -> State:
+    """The state of a batch without texts: keys and values (slots, length, kv_heads, size) of every layer, zeros."""
+    zeros = np.zeros((room.slots, room.length, decoder.kv_heads, decoder.size), dtype.numpy)
+    caches = {f"{kind}.{number}": zeros for number in range(decoder.layers) for kind in ("keys", "values")}
+    return {**caches, LAST: np.zeros(room.slots, np.int32)}
+
+
+def grown(state: Mapping[str, NDArray[Any]], room: Room) -> State:
+    """The same texts in a batch of another size, as far as they fit."""
+    return {name: _fitted(array, room) for name, array in state.items()}
+
+
+def feeds(
+    room: Room, ids: NDArray[np.int32], start: NDArray[np.int32], count: NDArray[np.int32], follow: NDArray[np.bool_],
+    how: dict[str, NDArray[Any]],
+) -> tuple[Any, ...]:  # fmt: skip
+    """A step's arguments: tokens (slots, chunk), of which `count` are meant, at positions from `start`; where `follow`
+    the first one is what the step before chose."""
+    assert ids.shape == (room.slots, room.chunk)
+    return ids, start, count, follow, how
+
+
+def stepper(decoder: Decoder, room: Room, params: Mapping[str, Array]) -> Callable[..., tuple[State, Array]]:
+    """`step(state, *feeds)` gives the next state and the token i32 (slots,) chosen behind every text."""
+
+    def step(state: State, ids: Array, start: Array, count: Array, follow: Array, how: Any) -> tuple[State, Array]:
+        given = mnp.astype(mnp.arange(room.chunk), mnp.int32)[None]
+        ids = mnp.where(follow[:, None] & (given == 0), state[LAST][:, None], ids)
+        positions = start[:, None] + given
+        several = mnp.any(count > 1)
+        x = decoder.embed(params, ids, positions)
+        following: State = {}
+        for number in range(decoder.layers):
+            kept = state[f"keys.{number}"], state[f"values.{number}"]
+            layer = _layer(decoder, number, params, room.length)
+            x, *kept = _either(layer, several, x, positions, given < count[:, None], kept)
+            following[f"keys.{number}"], following[f"values.{number}"] = kept
+        final = mnp.take_along_axis(x, mnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+        token = sampling.chosen(decoder.head(params, final), start + count, how)
+        token = mnp.where(count > 0, token, state[LAST])
+        return {**following, LAST: token}, token
+
+    return step
+
+
+def _either(layer: Any, several: Array, x: Array, positions: Array, meant: Array, kept: Any) -> Any:
+    """The layer over all columns, or over the first alone where no text has more."""
+    if x.shape[1] == 1:
+        return layer(x, positions, meant, *kept)
+
+    def first(*kept: Array) -> tuple[Array, ...]:
+        made, *more = layer(x[:, :1], positions[:, :1], meant[:, :1], *kept)
+        return (mnp.concat([made, x[:, 1:]], axis=1), *more)
+
+    return cond(several, lambda *kept: tuple(layer(x, positions, meant, *kept)), first, *kept)
+
+
+def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], length: int) -> Callable[..., tuple[Array, ...]]:
+    """A layer that reads and extends what was kept: (x, keys, values)."""
+    window = decoder.windows[number]
+
+    def layer(x: Array, positions: Array, meant: Array, keys: Array, values: Array) -> tuple[Array, ...]:
+        made: list[Array] = []
+
+        def attend(_: int, q: Array, k: Array, v: Array, scale: float) -> Array:
+            made[:] = [_written(old, new, positions, meant) for old, new in ((keys, k), (values, v))]
+            there = mnp.astype(mnp.arange(length), mnp.int32)
+            seen = there <= positions[:, :, None]
+            if window is not None and window < length:
+                seen = seen & (there > positions[:, :, None] - window)
+            k, v = (mnp.moveaxis(each, 1, 2) for each in made)
+            return attended(q, mnp.astype(k, q.dtype), mnp.astype(v, q.dtype), seen[:, None], scale)
+
+        x = decoder.layer(params, number, x, positions, attend)
+        return x, *made
+
+    return layer
+
+
+def _written(old: Array, new: Array, positions: Array, meant: Array) -> Array:
+    """`old` (slots, length, heads, size) with `new` (slots, heads, n, size) at its positions, where it is meant."""
+    slots, length = old.shape[:2]
+    row = mnp.astype(mnp.arange(slots), mnp.int32)[:, None] * length
+    places = mnp.where(meant & (positions < length), row + positions, slots * length)  # beyond the end: dropped
+    flat = mnp.reshape(old, (slots * length, *old.shape[2:]))
+    updates = mnp.astype(mnp.moveaxis(new, 1, 2), old.dtype)
+    updates = mnp.reshape(updates, (-1, *old.shape[2:]))
+    made = apply("scatter", flat, mnp.reshape(places, (-1,)), updates, axis=0, mode="set")
+    return mnp.reshape(made, old.shape)
+
+
+def _fitted(array: NDArray[Any], room: Room) -> NDArray[Any]:
+    shape = (room.slots, room.length, *array.shape[2:]) if array.ndim > 1 else (room.slots,)
+    made = np.zeros(shape, array.dtype)
+    part = tuple(slice(0, min(old, new)) for old, new in zip(array.shape[:2], shape[:2], strict=True))
+    made[part] = array[part]
+    return made

@@ -1,0 +1,98 @@
+"""`model.generate`: one call that goes on with prompts, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..client import Mesh
+from ..config import MeshConfig
+from ..model import Model
+from .generating import Generating, text_of
+from .replies import Prompt, Reply, Request, is_one
+from .tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SLOTS_MAX = 16
+
+
+def generate(
+    model: Model, prompts: Prompt | Sequence[Prompt], request: Request, stream: bool, mesh: Mesh | None, strategy: str
+) -> Any:
+    """See `mesh.Model.generate`."""
+    one = is_one(prompts)
+    several: list[Any] = [prompts] if one else list(prompts)
+    text = text_of(model)
+    tokenizer = Tokenizer(text.folder) if any(isinstance(each, str) for each in several) else None
+    call = _Call(model, several, request, tokenizer, mesh, strategy)
+    if stream:
+        pieces = call.pieces()
+        return (piece for _, piece in pieces) if one else pieces
+    found = call.all()
+    return found[0] if one else found
+
+
+class _Call:
+    """One call, on a mesh that is there or in this process."""
+
+    def __init__(
+        self, model: Model, prompts: list[Prompt], request: Request, tokenizer: Tokenizer | None, mesh: Mesh | None,
+        strategy: str,
+    ) -> None:  # fmt: skip
+        self._model = model
+        self._prompts = prompts
+        self._request = request
+        self._tokenizer = tokenizer
+        self._mesh = mesh or Mesh(MeshConfig())
+        self._own = mesh is None
+        self._strategy = strategy
+
+    def all(self) -> list[Any]:
+        try:
+            return self._mesh.wait(self._all())
+        finally:
+            self._end()
+
+    def pieces(self) -> Iterator[tuple[int, Any]]:
+        """Pieces with the prompts' places, one prompt after the other; all go on meanwhile."""
+        generating = None
+        try:
+            generating, replies = self._mesh.wait(self._begin())
+            for place, reply in enumerate(replies):
+                while (piece := self._mesh.wait(_next(reply))) is not None:
+                    yield place, piece
+        finally:
+            if generating is not None:
+                self._mesh.wait(generating.close())
+            self._end()
+
+    async def _begin(self) -> tuple[Generating, list[Reply]]:
+        count = len(self._prompts)
+        generating = Generating(
+            self._mesh.on_loop, self._model, slots=min(count, SLOTS_MAX), queue=count, strategy=self._strategy
+        )
+        try:
+            return generating, [
+                self._request.begin(generating, self._tokenizer, prompt, place)
+                for place, prompt in enumerate(self._prompts)
+            ]
+        except BaseException:
+            await generating.close()
+            raise
+
+    async def _all(self) -> list[Any]:
+        generating, replies = await self._begin()
+        try:
+            return [await reply.all() for reply in replies]
+        finally:
+            await generating.close()
+
+    def _end(self) -> None:
+        if self._own:
+            self._mesh.close()
+
+
+async def _next(reply: Reply) -> Any:
+    return await anext(reply, None)

@@ -1,0 +1,162 @@
+"""Causal models go on with texts as transformers lets them (tests/golden/make_generation_reference.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.language import GOLDEN, golden_model, gpt2_folder, with_bytes
+
+import mesh
+from mesh.errors import InputError
+from mesh.inference.sampling import chosen, fed
+from mesh.inference.settings import Sampling
+
+REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCE))
+def test_greedy_tokens_are_those_of_transformers_in_a_batch_of_different_lengths(name: str) -> None:
+    reference = REFERENCE[name]
+    found = golden_model(name).generate(reference["prompts"], max_new_tokens=14, ends=())
+    assert found == reference["tokens"]
+
+
+def test_a_text_is_the_same_alone_and_in_a_batch_whatever_the_seed() -> None:
+    model, how = golden_model("llama"), {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "max_new_tokens": 8, "ends": ()}
+    prompts = [[3, 4], list(range(2, 21)), [7]]
+    together = model.generate(prompts, seed=11, **how)
+    assert [model.generate(prompt, seed=11 + place, **how) for place, prompt in enumerate(prompts)] == together
+    assert model.generate(prompts, seed=12, **how) != together
+
+
+def test_a_cache_that_is_full_grows_and_a_text_ends_with_the_positions(tmp_path: Path) -> None:
+    model = mesh.load(gpt2_folder(tmp_path, layers=1, positions=150))
+    prompt = [1, 2, 3]
+    found = model.generate(prompt, max_new_tokens=1000)
+    assert len(found) == 150 + 1 - len(prompt), "one is told that has no position of its own"
+    ids = np.array([[*prompt, *found[:-1]]], np.int32)
+    assert np.argmax(np.asarray(model(ids))[0], -1)[2:].tolist() == found
+
+
+def test_ends_and_stops() -> None:
+    model = golden_model("gpt2")
+    prompt, said = [26, 31, 48, 37, 32, 28, 28, 46, 15], REFERENCE["gpt2"]["tokens"][3]
+    assert model.generate(prompt, max_new_tokens=14, ends=(1,)) == said[:5]
+    assert model.generate(prompt, max_new_tokens=14, stop=[47, 10]) == said[:6]
+    pieces = model.generate(prompt, max_new_tokens=14, stream=True)
+    assert next(pieces) == said[0]
+    pieces.close()
+    assert list(model.generate([prompt, [26]], max_new_tokens=3, stream=True))[:3] == [(0, each) for each in said[:3]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "says"),
+    [
+        ([], {}, "there is no prompt"),
+        ([50], {}, "the model has 50 tokens, and no token 50"),
+        ([1] * 33, {}, "the model has 32 positions, got 33 tokens"),
+        ([1.5], {}, "a prompt is a text or a list of tokens"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens counts tokens"),
+        ([1], {"temperature": -1.0}, "temperature is 0 or more"),
+        ([1], {"top_p": 0.0}, "top_p is a probability"),
+        ([1], {"top_k": -1}, "top_k counts tokens"),
+        ([1], {"seed": 1 << 70}, "a seed has up to 64 bits"),
+        ([1], {"stop": "end"}, "is text, and the prompt is tokens"),
+        ("text", {}, r"tokenizer.json does not exist"),
+    ],
+)
+def test_what_cannot_be_is_named(prompt: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        golden_model("gpt2").generate(prompt, **options)
+
+
+def test_a_model_that_is_no_language_model_says_so() -> None:
+    with pytest.raises(InputError, match="does not generate text"):
+        golden_model("bert").generate([1, 2])
+
+
+# -- sampling ---------------------------------------------------------------------------------------------
+
+
+def drawn(logits: np.ndarray, count: int, **how: Any) -> np.ndarray:
+    """Tokens drawn from one row of logits at `count` positions."""
+    rows = np.broadcast_to(logits, (count, logits.size))
+    settings = fed([Sampling(**how)] * count)
+    return np.asarray(mesh.function(chosen)(rows, np.arange(count, dtype=np.int32), settings))
+
+
+def test_draws_have_the_probabilities_of_the_temperature() -> None:
+    logits = np.log(np.array([0.5, 0.25, 0.125, 0.125], np.float32))
+    for temperature in (0.5, 1.0, 2.0):
+        wanted = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
+        shares = np.bincount(drawn(logits, 20_000, temperature=temperature, seed=3), minlength=4) / 20_000
+        np.testing.assert_allclose(shares, wanted, atol=0.02)
+
+
+def test_top_k_and_top_p_leave_the_likeliest() -> None:
+    logits = np.log(np.array([0.1, 0.4, 0.05, 0.3, 0.15], np.float32))
+    kept = [
+        ({"top_k": 2}, {1, 3}),
+        ({"top_p": 0.39}, {1}),
+        ({"top_p": 0.69}, {1, 3}),
+        ({"top_p": 0.71}, {1, 3, 4}),
+        ({"top_k": 3, "top_p": 0.5}, {1, 3}),  # of what top_k left: 0.47, 0.35, 0.18
+        ({"top_k": 9}, {0, 1, 2, 3, 4}),
+        ({"top_p": 1e-6}, {1}),
+    ]
+    for how, wanted in kept:
+        assert set(drawn(logits, 1000, temperature=1.0, seed=1, **how).tolist()) == wanted, how
+
+
+def test_every_row_of_a_batch_is_drawn_in_its_own_way() -> None:
+    logits = np.tile(np.array([0.0, 3.0, 2.0, 1.0], np.float32), (4, 1))
+    settings = [Sampling(), Sampling(1.0, top_k=1, seed=4), Sampling(5.0, seed=9), Sampling(1e-4)]
+    found = [
+        np.asarray(mesh.function(chosen)(logits, np.full(4, at, np.int32), fed(settings))).tolist() for at in range(40)
+    ]
+    assert {(row[0], row[1], row[3]) for row in found} == {(1, 1, 1)} and len({row[2] for row in found}) == 4
+
+
+# -- text -------------------------------------------------------------------------------------------------
+
+
+def test_streamed_text_never_splits_a_character(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    from mesh.inference.tokens import Tokenizer, Writing
+
+    tokenizer = Tokenizer(with_bytes(gpt2_folder(tmp_path / "plain", layers=1), tmp_path / "model"))
+    text = "naïve 日本語 🙂👩‍👩‍👧 end\n"
+    ids = tokenizer.ids(text)
+    assert len(ids) == len(text.encode()) and tokenizer.text(ids) == text
+    writing = Writing(tokenizer)
+    pieces = [writing.add(token) for token in ids]
+    assert "".join(pieces) == text and writing.rest() == "" and all("\ufffd" not in piece for piece in pieces)
+    broken = Writing(tokenizer)
+    assert "".join([broken.add(token) for token in tokenizer.ids("a🙂")[:-1]]) == "a" and "\ufffd" in broken.rest()
+
+
+@pytest.mark.parametrize("stop", ["lo w", "world", "d", "hello world"])
+def test_text_ends_before_a_stop_and_holds_back_its_beginnings(tmp_path: Path, stop: str) -> None:
+    pytest.importorskip("tokenizers")
+    from mesh.inference.tokens import Tokenizer, Writing
+
+    tokenizer = Tokenizer(with_bytes(gpt2_folder(tmp_path / "plain", layers=1), tmp_path / "model"))
+    writing = Writing(tokenizer, [stop, "never"])
+    text = "hello wor hello world and more"
+    shown = ""
+    for token in tokenizer.ids(text):
+        shown += writing.add(token)
+        assert stop not in shown and text.startswith(shown)
+    assert writing.stopped and shown == text[: text.index(stop)] and writing.rest() == ""
+
+
+def test_text_in_text_out(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    model = mesh.load(with_bytes(gpt2_folder(tmp_path / "plain", layers=1), tmp_path / "model"))
+    text = model.generate("Once", max_new_tokens=12)
+    assert isinstance(text, str) and "".join(model.generate("Once", max_new_tokens=12, stream=True)) == text
+    assert model.generate("Once", max_new_tokens=12, stop=text[3]) == text[: text.index(text[3])]

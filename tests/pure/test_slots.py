@@ -1,0 +1,174 @@
+"""The machine of a running batch, with a worker that remembers which token is where, and chooses by a hash of them."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from mesh.inference.settings import GREEDY, Room, Sampling
+from mesh.inference.slots import FULL, STOP, Feeds, Slots, Wish, bucket
+
+CHUNK = 4
+
+
+def next_token(tokens: list[int], how: Sampling) -> int:
+    return zlib.crc32(repr((tokens, how.seed)).encode()) % 1000
+
+
+def alone(wish: Wish) -> list[int]:
+    """What a text becomes when it is the only one."""
+    tokens = list(wish.prompt)
+    while len(tokens) < len(wish.prompt) + wish.tokens_max:
+        tokens.append(next_token(tokens, wish.sampling))
+        if tokens[-1] in wish.ends:
+            break
+    return tokens[len(wish.prompt) :]
+
+
+@dataclass
+class Worker:
+    """Its `cache` has a token per position of every slot, of the room that it was given."""
+
+    room: Room
+    cache: list[dict[int, int]] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cache = [*self.cache, *({} for _ in range(self.room.slots - len(self.cache)))]
+        self.last = [*self.last, *(0 for _ in range(self.room.slots - len(self.last)))]
+
+    def grown(self, room: Room) -> Worker:
+        return Worker(room, self.cache, self.last)
+
+    def step(self, feeds: Feeds) -> list[int]:
+        for slot, count in enumerate(feeds.count.tolist()):
+            start = int(feeds.start[slot])
+            if not count:
+                continue
+            given = feeds.ids[slot, :count].tolist()
+            if feeds.follow[slot]:
+                given[0] = self.last[slot]
+            for place, token in enumerate(given):
+                assert start + place < self.room.length, "written behind the end"
+                self.cache[slot][start + place] = token
+            tokens = [self.cache[slot][at] for at in range(start + count)]
+            self.last[slot] = next_token(tokens, feeds.settings[slot])
+        return list(self.last)
+
+
+def play(wishes: list[Wish], seed: int, slots_max: int = 4, die: float = 0.0, length_max: int | None = None) -> Slots:
+    """Texts come at any time, answers too, and the state is lost now and then; every text is as if it were alone."""
+    rng = random.Random(seed)
+    slots = Slots(slots_max, CHUNK, length_max)
+    worker: Worker | None = None
+    coming, answers = list(wishes), list[list[int]]()
+    heard: dict[int, list[int]] = {wish.number: [] for wish in wishes}
+    reasons: dict[int, str] = {}
+
+    def answer() -> None:
+        for told in slots.answer(answers.pop(0)):
+            assert told.number not in reasons, "a text goes on behind its end"
+            heard[told.number].append(told.token)
+            if told.reason:
+                reasons[told.number] = told.reason
+
+    while coming or not slots.idle or answers:
+        if coming and rng.random() < 0.3:
+            slots.join(coming.pop(0))
+        if worker is not None and rng.random() < die:
+            slots.lost()
+            answers.clear()
+            worker = None
+        room = slots.wanted()
+        if worker is None or room != slots.room:
+            while answers:
+                answer()
+            room = slots.wanted()
+            worker = Worker(room) if worker is None else worker.grown(room)
+            slots.moved(room)
+        if len(answers) < 3 and (feeds := slots.ask()) is not None:
+            answers.append(worker.step(feeds))
+        if answers and rng.random() < 0.5:
+            answer()
+        assert slots.under_way == len(answers)
+    for wish in wishes:
+        assert heard[wish.number] == alone(wish)
+        assert reasons[wish.number] == (STOP if heard[wish.number][-1] in wish.ends else FULL)
+    return slots
+
+
+def wishes(seed: int, count: int) -> list[Wish]:
+    rng = random.Random(seed)
+    return [
+        Wish(
+            number, tuple(rng.randrange(1000) for _ in range(rng.choice((1, 3, 4, 5, 30)))), rng.choice((1, 2, 9, 60)),
+            frozenset(rng.sample(range(1000), 30)), Sampling(seed=number),
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_text_is_as_if_it_were_alone(seed: int) -> None:
+    play(wishes(seed, 12), seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_texts_go_on_where_they_were_after_the_state_is_lost(seed: int) -> None:
+    play(wishes(seed, 8), seed, die=0.1)
+
+
+def test_a_loss_at_every_single_step_changes_no_token() -> None:
+    wish = Wish(0, tuple(range(10)), 12, sampling=Sampling(seed=5))
+    for deadline in range(20):
+        slots, heard, steps = Slots(1, CHUNK), list[int](), 0
+        slots.join(wish)
+        worker = Worker(slots.wanted())
+        slots.moved(worker.room)
+        while not slots.idle:
+            if steps == deadline:
+                slots.lost()
+                worker = Worker(worker.room)
+            steps += 1
+            feeds = slots.ask()
+            assert feeds is not None
+            heard += [told.token for told in slots.answer(worker.step(feeds))]
+        assert heard == alone(wish)
+
+
+def test_a_batch_grows_with_its_texts_and_no_further_than_it_may() -> None:
+    slots = play([Wish(0, tuple(range(60)), 100), *(Wish(at, (at,), 5) for at in range(1, 12))], 1, slots_max=4)
+    assert slots.room == Room(4, 256, CHUNK)
+    slots = play([Wish(0, tuple(range(60)), 41)], 1, length_max=100)
+    assert slots.room == Room(1, 100, CHUNK)
+    assert [bucket(count) for count in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
+
+
+def test_who_leaves_makes_room_for_who_waits() -> None:
+    slots = Slots(1, CHUNK)
+    slots.join(Wish(0, (1, 2), 50))
+    slots.join(Wish(1, (3,), 2))
+    slots.join(Wish(2, (4,), 2))
+    worker = Worker(slots.wanted())
+    slots.moved(worker.room)
+    first = slots.ask()
+    assert first is not None and len(slots.waiting) == 2
+    slots.leave(0)
+    slots.leave(1)
+    second = slots.ask()
+    assert second is not None and second.ids[0, 0] == 4 and not second.follow[0], "what is under way is nobody's"
+    assert slots.answer(worker.step(first)) == []
+    assert [told.number for told in slots.answer(worker.step(second))] == [2]
+
+
+def test_a_slot_without_a_text_has_nothing_to_do() -> None:
+    slots = Slots(2, CHUNK)
+    slots.join(Wish(0, (1,), 3))
+    slots.moved(Room(2, 64, CHUNK))
+    feeds = slots.ask()
+    assert feeds is not None and feeds.count.tolist() == [1, 0] and feeds.settings[1] is GREEDY
+    assert feeds.ids.dtype == np.int32
