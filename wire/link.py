@@ -115,7 +115,7 @@ class Link:
         Raises the other side's MeshError, DeadlineExceeded after `timeout_s`, or NodeLost when the link ends.
         Cancelling the awaiting task tells the other side to stop.
         """
-        number = self._machine.request(encode_message(body))
+        number = self._machine.request(self._encoded(body))
         answer: asyncio.Future[Message] = self._loop.create_future()
         self._answers[number] = answer
         self._flush()
@@ -131,7 +131,7 @@ class Link:
 
     def notify(self, body: Message) -> None:
         """Send a one-way message, at once where the socket takes it.  NodeLost when the link has ended."""
-        self._machine.notify(encode_message(body))
+        self._machine.notify(self._encoded(body))
         self._flush()
 
     async def send_stream(self, header: Message, data: memoryview | Sequence[memoryview]) -> None:
@@ -140,7 +140,7 @@ class Link:
         Raises the receiver's MeshError if it refuses, NodeLost when the link ends.
         """
         parts = [data] if isinstance(data, memoryview) else data
-        stream = self._machine.open_stream(encode_message(header), [_flat(part) for part in parts])
+        stream = self._machine.open_stream(self._encoded(header), [_flat(part) for part in parts])
         sent = self._sending[stream] = self._loop.create_future()
         self._flush()
         try:
@@ -234,6 +234,9 @@ class Link:
     def _handle(self, event: Event) -> None:
         _REACTIONS[type(event)](self, event)
 
+    def _encoded(self, body: Message) -> bytes:
+        return encode_message(body, self._machine.version[1])
+
     def _on_request(self, event: RequestReceived) -> None:
         body = decode_message(event.body)
         task = self._loop.create_task(self._serve(event.number, body))
@@ -241,7 +244,7 @@ class Link:
 
     async def _serve(self, number: int, body: Message) -> None:
         try:
-            reply = encode_message(await self._owner.handler.on_request(self, body))
+            reply = self._encoded(await self._owner.handler.on_request(self, body))
             self._machine.reply(number, reply)
         except MeshError as error:
             self._machine.reply_error(number, error)

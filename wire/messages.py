@@ -13,13 +13,14 @@ input or an output of a part.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from .errors import FrameError
+from .errors import FrameError, LocalError
 from .limits import DEFAULT, KIB
+from .versions import PROTOCOL, text
 
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -685,9 +686,42 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 
-def encode_message(message: Message) -> bytes:
-    """The message as bytes."""
-    return _encoder.encode(message)
+APPENDED: dict[type[Struct], int] = {Deploy: 1, Run: 1, PartSpec: 2}  # how many fields minor 1 appended
+SINCE_1 = (
+    Letter, LettersRead, GaveUp, Snapshot, Snapshotted,
+    OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession,
+)  # fmt: skip
+
+
+def encode_message(message: Message, minor: int = PROTOCOL[1]) -> bytes:
+    """The message as bytes, for a node that speaks this minor version; LocalError if it has no words for it."""
+    return _encoder.encode(message if minor else _as_of_0(message))
+
+
+def _as_of_0(message: Message) -> object:
+    """The message without what minor 0 does not know."""
+    if isinstance(message, SINCE_1):
+        raise _unknown_to_0(type(message).__name__)
+    if isinstance(message, Deploy):
+        plan, parts, *rest = _fields_of_0(message)
+        return [Deploy.__name__, plan, [_fields_of_0(part) for part in parts], *rest]
+    return [Run.__name__, *_fields_of_0(message)] if isinstance(message, Run) else message
+
+
+def _fields_of_0(struct: Struct) -> list[Any]:
+    fields = msgspec.structs.fields(struct)
+    first = len(fields) - APPENDED[type(struct)]
+    for field in fields[first:]:
+        if getattr(struct, field.name) != field.default:
+            raise _unknown_to_0(f"{type(struct).__name__}.{field.name}")
+    return [getattr(struct, field.name) for field in fields[:first]]
+
+
+def _unknown_to_0(what: str) -> LocalError:
+    return LocalError(
+        f"{what} is of protocol {text(PROTOCOL)}, and the other node speaks {PROTOCOL[0]}.0",
+        next_step="Upgrade graph-mesh on the other node",
+    )
 
 
 def decode_message(data: bytes | bytearray | memoryview) -> AnyMessage:

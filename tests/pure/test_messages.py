@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
+from msgspec import Struct
 from support.messages import BLOB, MESSAGES, PLAN, VALUE
 
-from wire.errors import FrameError
+from wire.errors import FrameError, LocalError
 from wire.limits import DEFAULT, KIB, MIB
 from wire.messages import (
+    SINCE_1,
+    AnyMessage,
     BlobSpec,
     Deploy,
     FetchBlob,
@@ -22,8 +25,10 @@ from wire.messages import (
     LogLines,
     Message,
     PartSpec,
+    PlanKey,
     Planned,
     Push,
+    Run,
     Source,
     Suspected,
     TailLog,
@@ -137,3 +142,58 @@ WRONG = [
 def test_a_wrong_type_is_refused(fields: Any) -> None:
     with pytest.raises(FrameError):
         decode_message(msgspec.msgpack.encode(fields))
+
+
+# -- an earlier minor version -----------------------------------------------------------------------------
+
+
+class OldPart(Struct, array_like=True, forbid_unknown_fields=True):
+    part: int
+    device: int
+    graph: bytes
+    sources: list[Any]
+    targets: list[Any]
+
+
+class OldDeploy(Struct, array_like=True, tag="Deploy", forbid_unknown_fields=True):
+    plan: list[int]
+    parts: list[OldPart]
+    graphs: dict[bytes, bytes]
+    blobs: list[Any]
+    peers: dict[str, list[str]]
+    force: bool = False
+
+
+class OldRun(Struct, array_like=True, tag="Run", forbid_unknown_fields=True):
+    plan: list[int]
+    step: int
+    feeds: list[Any]
+
+
+def test_a_node_of_the_minor_before_is_sent_what_it_knows() -> None:
+    plan = PlanKey(3, 7)
+    part = PartSpec(1, 0, bytes(32), (Source("input"),), ((Target("", 0, 0),),))
+    deploy = encode_message(Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True), 0)
+    assert msgspec.msgpack.decode(deploy, type=OldDeploy).parts[1].targets == [[["", 0, 0]]]
+    assert msgspec.msgpack.decode(encode_message(Run(plan, 2, ()), 0), type=OldRun).step == 2
+    assert decode_message(deploy) == Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True)
+    for message in MESSAGES:
+        if not isinstance(message, (*SINCE_1, Deploy, Run)):
+            assert encode_message(message, 0) == encode_message(message)
+
+
+NEW = [message for message in MESSAGES if isinstance(message, (*SINCE_1, Deploy, Run))]  # or with what is new
+
+
+@pytest.mark.parametrize("message", NEW, ids=lambda message: type(message).__name__)
+def test_what_it_has_no_words_for_is_an_error_here(message: Message) -> None:
+    with pytest.raises(LocalError, match=r"the other node speaks 1\.0"):
+        encode_message(message, 0)
+
+
+def test_every_message_is_known_to_be_new_or_old() -> None:
+    """A new one goes into SINCE_1, or raises the minor version."""
+    old = """Deploy Deployed MissingGraphs Drop Done Run Ran Push Relay Began CancelStep FetchBlob Blob BlobStream Join
+        Joined Devices Beat Revocations Suspected Probe Probed Ballast Landed Leaving Pause Paused TailLog LogLines
+        SubmitJob JobAccepted PlanGraph Planned AskJobs Jobs AwaitJob JobResult CancelJob AskNodes Nodes PauseNode"""
+    assert {each.__name__ for each in get_args(AnyMessage)} == {*old.split(), *(each.__name__ for each in SINCE_1)}
