@@ -144,6 +144,30 @@ def test_a_program_about_whole_tensors_is_split_as_it_asks(mesh: Mesh) -> None:
     assert len(mesh.report().workers) == 4, "an array outside of a function is split too"
 
 
+@pytest.mark.parametrize("strategy", [DataParallel(2), TensorParallel(2), FullySharded(4)], ids=lambda each: each.word)
+def test_a_state_may_be_split_over_ranks(mesh: Mesh, strategy: Any) -> None:
+    """Ten steps of gradient descent, whose weights stay with the ranks."""
+    start = {"w": RNG.standard_normal((8, 32)).astype(np.float32), "v": RNG.standard_normal((32, 8)).astype(np.float32)}
+    x, y = RNG.standard_normal((2, 16, 8)).astype(np.float32)
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return ((abs(x @ p["w"]) @ p["v"] - y) ** 2).mean()
+
+    def step(p: Any, x: Any, y: Any) -> Any:
+        value, slopes = value_and_grad(loss)(p, x, y)
+        return {name: p[name] - 1e-2 * slopes[name] for name in p}, value
+
+    expected, here = [], start
+    for _ in range(10):
+        here, value = evaluate(step, here, x, y)
+        expected.append(value)
+    with mesh.session(step, start, x, y, strategy=strategy) as session:
+        found = [job.result() for job in [session.step(x, y) for _ in range(10)]]
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+        for name, value in session.state().items():
+            np.testing.assert_allclose(value, here[name], rtol=1e-3, atol=1e-4)
+
+
 def test_a_killed_rank_is_replaced_and_the_answer_is_right(mesh: Mesh) -> None:
     """The last test of these: it leaves the others' mesh with a worker less."""
     graph = looped(2, 300)
