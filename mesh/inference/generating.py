@@ -25,6 +25,7 @@ from ..array import handle_array
 from ..decoder import Text
 from ..model import Model
 from ..session import AsyncSession
+from ..stepping import Stepping
 from . import cached, sampling
 from .settings import GREEDY, Room, Sampling
 from .slots import Feeds, Slots, Told, Wish
@@ -103,8 +104,10 @@ class Generating:
         self._session: AsyncSession | None = None
         self._answers: deque[asyncio.Future[Any]] = deque()
         self._news = asyncio.Event()
+        self._fresh: Stepping | None = None  # the step from an empty state, of the room beside it
+        self._fresh_room: Room | None = None
         self._closed = False
-        self._steps = 0
+        self._steps = self._rebuilt = 0
         self._fruitless = 0  # sessions that were lost since the last answer
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -125,6 +128,11 @@ class Generating:
     def steps(self) -> int:
         """Steps that were answered."""
         return self._steps
+
+    @property
+    def rebuilt(self) -> int:
+        """How often the state was lost, and made again of the texts."""
+        return self._rebuilt
 
     def begin(
         self, prompt: Iterable[int], tokens_max: int, how: Sampling = GREEDY, ends: Iterable[int] | None = None
@@ -172,6 +180,7 @@ class Generating:
                 await self._close_session()
                 self._slots.lost()
                 self._fruitless += 1
+                self._rebuilt += 1
                 alone = self._fruitless > 1 and not self._mesh.live()  # the second session has waited for somebody
                 if not isinstance(error, NodeLost) or alone or self._fruitless > REBUILDS_MAX:
                     self._fail_all(error)  # it belongs to those whose texts it ends
@@ -224,16 +233,23 @@ class Generating:
 
     async def _open(self, room: Room) -> None:
         """A session with this much room, of the state that there is."""
-        decoder = self._text.decoder
-        state: dict[str, NDArray[Any]] = cached.empty(decoder, room, self._dtype)
-        if self._session is not None:
+        if self._session is None:
+            stepping = self._fresh if self._fresh_room == room else None
+            if stepping is None:
+                stepping = await self._traced(room, cached.empty(self._text.decoder, room, self._dtype))
+            self._fresh, self._fresh_room = stepping, room
+        else:
             state = cached.grown(await self._session.state(), room)
             await self._close_session()
-        step = cached.stepper(decoder, room, self._params)
-        examples = self._example(room)
-        stepping = await asyncio.to_thread(self._mesh.stepping, step, state, examples, self._strategy, self._mode)
+            stepping = await self._traced(room, state)
         self._session = self._mesh.open_session(stepping, "none", 1, None, self._mode, 0)
         self._slots.moved(room)
+
+    async def _traced(self, room: Room, state: dict[str, NDArray[Any]]) -> Stepping:
+        step = cached.stepper(self._text.decoder, room, self._params)
+        return await asyncio.to_thread(
+            self._mesh.stepping, step, state, self._example(room), self._strategy, self._mode
+        )
 
     def _example(self, room: Room) -> tuple[Any, ...]:
         zeros = np.zeros(room.slots, np.int32)

@@ -1,0 +1,116 @@
+"""Texts on simulated workers: whoever dies, and whenever, they go on with the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+from support.language import GOLDEN, golden_model
+
+from mesh import Mesh
+from mesh.errors import NodeLost
+from mesh.inference import Generating, Sampling
+from mesh.simulation.loop import VirtualLoop
+
+REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())["llama"]
+
+
+def run(work: Any) -> Any:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)
+
+
+@pytest.mark.parametrize("strategy", ["single", "pipeline"])
+def test_three_workers_say_what_one_process_says(strategy: str) -> None:
+    model, how = golden_model("gpt2"), {"temperature": 1.0, "top_p": 0.95, "seed": 2, "max_new_tokens": 8, "ends": ()}
+    prompts = [[3, 4], list(range(2, 21)), [7]]
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        assert model.generate(prompts, mesh=mesh, strategy=strategy, **how) == model.generate(prompts, **how)
+        mesh.simulation.wait(1.0)
+        assert mesh.simulation._cluster.coordinator.sessions.idle
+
+
+async def _killed_at_every_token() -> None:
+    prompt, wanted = REFERENCE["prompts"][3], REFERENCE["tokens"][3][:7]
+    async with await Mesh.builder().mesh("sim").simulate(3).build_async() as mesh:
+        cluster = mesh.simulation
+        generating = Generating(mesh, golden_model("llama"), strategy="pipeline", chunk=4)
+        for place in range(len(wanted)):
+            stream = generating.begin(prompt, len(wanted), ends=())
+            said = [await anext(stream) for _ in range(place)]
+            name = cluster.names[place % 3]
+            cluster.kill(name)
+            assert said + [token async for token in stream] == wanted
+            cluster.start(name)
+            while len(cluster.alive) < 3:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(3)  # it has joined, and the session has moved
+        assert generating.rebuilt > len(wanted) // 2, "a session that has told nothing begins again by itself"
+        await generating.close()
+
+
+def test_a_worker_killed_after_every_single_token_changes_none() -> None:
+    run(_killed_at_every_token())
+
+
+async def _disturbed(seed: int) -> None:
+    """Texts that come at any time, while workers die and come back."""
+    rng = random.Random(seed)
+    async with await Mesh.builder().mesh("sim").simulate(3, seed).build_async() as mesh:
+        cluster = mesh.simulation
+
+        async def mischief() -> None:
+            while True:
+                await asyncio.sleep(rng.uniform(0.001, 0.5))
+                name = rng.choice(cluster.names)
+                if len(cluster.alive) < 2:
+                    continue
+                rng.choice((cluster.kill, cluster.leave))(name)
+                await asyncio.sleep(rng.uniform(0.05, 4))
+                cluster.start(name)
+
+        async def text(place: int) -> None:
+            await asyncio.sleep(rng.uniform(0, 1))
+            stream = generating.begin(REFERENCE["prompts"][place], 14, Sampling(), ())
+            assert [token async for token in stream] == REFERENCE["tokens"][place]
+
+        strategy = rng.choice(("single", "pipeline", "auto"))
+        generating = Generating(mesh, golden_model("llama"), slots=4, strategy=strategy)
+        player = asyncio.create_task(mischief())
+        await asyncio.gather(*(text(rng.randrange(4)) for _ in range(8)))
+        player.cancel()
+        await generating.close()
+
+
+def test_texts_that_come_and_go_while_workers_die() -> None:
+    run(_disturbed(1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 60))
+def test_many_texts_that_come_and_go_while_workers_die(seed: int) -> None:
+    run(_disturbed(seed))
+
+
+async def _deserted() -> None:
+    async with await Mesh.builder().mesh("sim").simulate(2).build_async() as mesh:
+        generating = Generating(mesh, golden_model("llama"), strategy="pipeline")
+        stream = generating.begin([3, 4], 30, ends=())
+        await anext(stream)
+        for name in mesh.simulation.names:
+            mesh.simulation.kill(name)
+        with pytest.raises(NodeLost):
+            async for _ in stream:
+                pass
+        mesh.simulation.start(mesh.simulation.names[0])
+        while not mesh.live():
+            await asyncio.sleep(0.1)
+        assert len([token async for token in generating.begin([3, 4], 5, ends=())]) == 5
+        await generating.close()
+
+
+def test_with_nobody_left_a_text_is_an_error_and_the_next_one_is_not() -> None:
+    run(_deserted())
