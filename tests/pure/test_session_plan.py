@@ -1,0 +1,118 @@
+"""Plans of sessions: the state is made where it is read, its values are counted, and what cannot be says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.profiles import device, near, worker
+from support.training import batch, first_state, train
+
+from coordinator.memory import memory_by_site
+from coordinator.plan import FromPart, FromState, Plan
+from coordinator.plan_bytes import plan_bytes, plan_from
+from coordinator.profile import Profiles
+from coordinator.session_plan import Stateful, _even, check_carried, session_plan
+from mesh.stepping import Stepping
+from wire.errors import InputError, PlacementError
+
+STEP = Stepping(train, first_state(), batch(0), "auto")
+STATE = Stateful(STEP.carries, STEP.told, values=2)
+
+
+def mesh_of(count: int) -> Profiles:
+    """So many workers, all alike."""
+    return near(*(worker(number, device(0, 10.0, 10.0)) for number in range(count)))
+
+
+def sound(plan: Plan) -> None:
+    """Every piece that is read is made on the same device, and nothing of the state comes back."""
+    makers = [(carry.state, plan.parts[carry.source.part]) for carry in plan.carries]
+    made = {(piece, maker.node, maker.device) for piece, maker in makers}
+    for part in plan.parts:
+        for source in part.sources:
+            if isinstance(source, FromState):
+                assert (source, part.node, part.device) in made
+    assert {carry.state.name for carry in plan.carries} == {name for name, _ in STATE.carries}
+    assert len(plan.outputs) == STATE.told
+    carried = {carry.source for carry in plan.carries}
+    assert not carried & {source for source in plan.outputs if isinstance(source, FromPart)}
+
+
+@pytest.mark.parametrize("strategy", ["auto", "single", "pipeline"])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_state_is_made_where_it_is_read(strategy: str, workers: int) -> None:
+    plan = session_plan(STEP.graph, mesh_of(workers), strategy, STATE)
+    sound(plan)
+    if strategy == "pipeline":
+        assert len({part.node for part in plan.parts}) == workers, "there are more groups than workers"
+
+
+@pytest.mark.parametrize("strategy", ["data", "tensor", "fully-sharded"])
+def test_ranks_carry_what_they_make(strategy: str) -> None:
+    plan = session_plan(STEP.graph, mesh_of(2), strategy, STATE)
+    sound(plan)
+    assert len(plan.gangs) == 1 and plan.ordered
+    owners = plan.owners
+    assert all(len(nodes) == 2 for piece, nodes in owners.items() if piece.window is None), "replicas"
+    assert any(piece.window is not None for piece in owners) == (strategy != "data")
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "fully-sharded"])
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_no_rank_carries_what_is_beyond_a_tensor(strategy: str, ranks: int) -> None:
+    """What is there would have to be zeros at every step: three ranks do not divide 16."""
+    asked = f'{strategy} {{"ranks":{ranks}}}' if ranks else strategy
+    try:
+        plan = session_plan(STEP.graph, mesh_of(3), asked, STATE)
+    except PlacementError as error:
+        assert ranks and "not be made where it is read" in str(error)
+        return
+    sound(plan)
+    kinds = STEP.graph.param_types
+    for piece in plan.owners:
+        for start, size, dim in zip(*_box(piece, kinds[piece.name].shape), strict=True):
+            assert start + size <= dim
+
+
+def _box(piece: FromState, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    window = piece.window
+    return ((0,) * len(shape), shape, shape) if window is None else (window.starts, window.sizes, shape)
+
+
+def test_every_value_that_is_held_counts_as_memory() -> None:
+    few = session_plan(STEP.graph, mesh_of(1), "single", STATE)
+    many = session_plan(STEP.graph, mesh_of(1), "single", replace(STATE, values=6))
+    (less,), (more,) = memory_by_site(few.parts).values(), memory_by_site(many.parts).values()
+    assert more - less == 4 * STEP.state_bytes
+    assert few.workers[0].memory_bytes == less
+
+
+def test_a_state_that_fits_nowhere_says_what_is_missing() -> None:
+    profiles = mesh_of(2)
+    small = replace(profiles, workers=tuple(replace(each, memory_bytes=4096) for each in profiles.workers))
+    with pytest.raises(PlacementError, match=r"needs \d+ bytes and has 4096"):
+        session_plan(STEP.graph, small, "auto", STATE)
+
+
+def test_a_plan_with_a_state_survives_being_written() -> None:
+    plan = session_plan(STEP.graph, mesh_of(2), "pipeline", STATE)
+    assert plan_from(plan_bytes(plan), STEP.graph) == plan
+
+
+@pytest.mark.parametrize("carries", [(("nothing", 1),), ((STEP.carries[0][0], 0),)], ids=["no param", "fine"])
+def test_a_state_is_read_and_its_next_value_computed(carries: Any) -> None:
+    if carries[0][0] == "nothing":
+        with pytest.raises(InputError):
+            check_carried(STEP.graph, Stateful(carries, 1))
+    else:
+        check_carried(STEP.graph, Stateful(carries, 1))
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1, 1, 1], [5, 1, 1, 1], [0, 0, 0], [1, 9, 1], list(np.arange(20.0))])
+def test_slices_are_contiguous_and_none_is_empty(weights: list[float]) -> None:
+    for count in range(1, len(weights) + 1):
+        slices = _even(weights, count)
+        assert slices == sorted(slices) and set(slices) == set(range(count))
