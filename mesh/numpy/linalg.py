@@ -13,7 +13,7 @@ inv) or not positive definite (cholesky) has NaN in all of its result, and the o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from wire.errors import InputError, ShapeError
@@ -134,11 +134,16 @@ def pinv(x: Operand, *, rtol: Any = None) -> Array:
 
     Singular values up to `rtol` times the largest count as 0; by default max(m, n) times the dtype's epsilon.
     """
+
+    def inverse(a: Array) -> Array:
+        u, s, vh = svd(a, full_matrices=False)
+        kept = _counted(s, a.shape, rtol)
+        inverted = elementwise.where(kept, elementwise.divide(1, elementwise.where(kept, s, 1)), 0)
+        return matmul(elementwise.multiply(_adjoint(vh), inverted[..., None, :]), _adjoint(u))
+
     (a,) = inexact(x)
-    u, s, vh = svd(a, full_matrices=False)
-    kept = _counted(s, a.shape, rtol)
-    inverse = elementwise.where(kept, elementwise.divide(1, elementwise.where(kept, s, 1)), 0)
-    return matmul(elementwise.multiply(_adjoint(vh), inverse[..., None, :]), _adjoint(u))
+    known = rtol is None or isinstance(rtol, float)
+    return _with_derivative("pinv", inverse, a) if known else inverse(a)
 
 
 def lstsq(a: Operand, b: Operand, rcond: Any = None) -> tuple[Array, Array, Array, Array]:
@@ -212,25 +217,31 @@ def svdvals(x: Operand) -> Array:
 
 
 def det(x: Operand) -> Array:
-    """The determinants of square matrices.  Of a singular one the derivative is NaN."""
-    pivots, sign = _pivots("det", x)
-    return elementwise.multiply(sign, reductions.prod(pivots, -1))
+    """The determinants of square matrices."""
+
+    def product(a: Array) -> Array:
+        pivots, sign = _pivots(a)
+        return elementwise.multiply(sign, reductions.prod(pivots, -1))
+
+    (a,) = inexact(x)
+    _check_square("det", a)
+    return _with_derivative("det", product, a)
 
 
 def slogdet(x: Operand) -> SlogdetResult:
     """The sign of the determinant (complex: its direction) and the logarithm of its magnitude: 0 and -inf of a singular
     matrix."""
-    pivots, sign = _pivots("slogdet", x)
+    (a,) = inexact(x)
+    _check_square("slogdet", a)
+    pivots, sign = _pivots(a)
     signs = reductions.prod(elementwise.sign(pivots), -1)
     return SlogdetResult(
         elementwise.multiply(sign, signs), reductions.sum(elementwise.log(elementwise.abs(pivots)), -1)
     )
 
 
-def _pivots(name: str, x: Operand) -> tuple[Array, Array]:
+def _pivots(a: Array) -> tuple[Array, Array]:
     """U's diagonal of the matrices' LU, and the sign that its swaps of rows give the determinant."""
-    (a,) = inexact(x)
-    _check_square(name, a)
     factors, swapped, _ = several("lu", [a])
     moved = elementwise.not_equal(swapped, creation.arange(a.shape[-1]))
     odd = elementwise.remainder(reductions.sum(moved, -1), 2)
@@ -274,8 +285,8 @@ def matrix_norm(x: Operand, *, keepdims: bool = False, ord: Any = "fro") -> Arra
     if ord == "fro":
         return vector_norm(array, axis=(-2, -1), keepdims=keepdims)
     if ord in (2, -2, "nuc"):
-        reduce = {2: _largest, -2: reductions.min, "nuc": reductions.sum}[ord]
-        found = reduce(svdvals(array), -1)
+        reduce: dict[Any, Callable[..., Array]] = {2: _largest, -2: reductions.min, "nuc": reductions.sum}
+        found = reduce[ord](svdvals(array), -1)
         return found[..., None, None] if keepdims else found
     if ord not in (1, -1, math.inf, -math.inf):
         raise InputError(
@@ -404,6 +415,12 @@ def _largest(sizes: Array, axis: Axis, *, keepdims: bool = False) -> Array:
     axes = normal_axes(axis, sizes.ndim)
     empty = any(sizes.shape[each] == 0 for each in axes)
     return (reductions.sum if empty else reductions.max)(sizes, axes, keepdims=keepdims)
+
+
+def _with_derivative(name: str, function: Callable[[Array], Array], a: Array) -> Array:
+    from ..transforms.derived import applied  # which is made of this namespace
+
+    return applied(name, function, a)
 
 
 def _adjoint(array: Array) -> Array:

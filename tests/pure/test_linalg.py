@@ -115,3 +115,70 @@ def test_derivatives_of_symmetric_matrices_are_symmetric() -> None:
     for fn in (linalg.cholesky, lambda x: linalg.eigh(x).eigenvectors ** 3, linalg.eigvalsh):
         found = np.asarray(mesh.grad(lambda x, fn=fn: mnp.sum(mnp.sin(fn(x))))(DEFINITE))
         np.testing.assert_allclose(found, found.T, atol=1e-12)
+
+
+RANK_2 = np.outer(X[0], X[1]) + np.outer(X[2], X[3])
+
+
+def cofactors(x: Any) -> Any:
+    """By their definition: signed determinants without a row and a column."""
+    found = np.empty_like(x)
+    for row, column in np.ndindex(x.shape):
+        rest = np.delete(np.delete(x, row, 0), column, 1)
+        found[row, column] = (-1) ** (row + column) * np.linalg.det(rest)
+    return found
+
+
+@pytest.mark.parametrize(
+    "x",
+    [SQUARE, np.eye(3), RANK_2, np.outer(X[0], X[1]), np.zeros((3, 3)), SQUARE + 1j * X[:3], RANK_2 * (1 + 1j)],
+    ids=["regular", "identity", "rank 2", "rank 1", "zero", "complex", "complex, rank 2"],
+)  # fmt: skip
+def test_the_gradient_of_a_determinant_is_its_cofactors_also_of_singular_matrices(x: Any) -> None:
+    _, pull = mesh.vjp(linalg.det, np.stack([x, x]))
+    for found in np.asarray(pull(np.array([1, 2], x.dtype))[0]) / np.array([1, 2])[:, None, None]:
+        np.testing.assert_allclose(found, cofactors(x), 1e-9, 1e-12)
+    moved = mesh.vmap(lambda each: mesh.jvp(linalg.det, (each,), (x.T,))[1])(x[None])
+    np.testing.assert_allclose(np.asarray(moved)[0], np.sum(cofactors(x) * x.T), 1e-9, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "x", [SQUARE, np.eye(3), RANK_2, SQUARE + 1j * X[:3]], ids=["regular", "identity", "rank 2", "complex"]
+)
+def test_cofactors_have_derivatives(x: Any) -> None:
+    def size(x: Any) -> Any:
+        (found,) = mesh.vjp(linalg.det, x)[1](np.ones((), x.dtype))
+        return mnp.sum(mnp.abs(found) ** 2)
+
+    direction = np.cos(np.arange(9.0)).reshape(3, 3)
+    ahead, back = (np.sum(np.abs(cofactors(x + step * direction)) ** 2) for step in (1e-5, -1e-5))
+    found = np.asarray(mesh.grad(size)(x))
+    np.testing.assert_allclose(np.sum(found * direction).real, (ahead - back) / 2e-5, 1e-6, 1e-8)
+    if x.dtype.kind == "c":
+        both = np.asarray(mesh.vmap(mesh.grad(size))(np.stack([x, RANK_2 * (1 + 1j)])))
+        np.testing.assert_allclose(both[0], found, 1e-9)
+        assert np.isnan(both[1]).all(), "not told, rather than wrong"
+
+
+@pytest.mark.parametrize(
+    "x",
+    [X, X.T, SQUARE, np.eye(4)[:, :2], np.stack([X, 2 * X]), X + 1j * X[::-1]],
+    ids=["tall", "wide", "square", "of equal singular values", "batch", "complex"],
+)
+def test_derivatives_of_a_pseudo_inverse_are_the_central_differences(x: Any) -> None:
+    def towards(x: Any) -> Any:
+        return mnp.sum(mnp.real(mnp.sin(linalg.pinv(x)) * WEIGHTS[: x.shape[-1], : x.shape[-2]]))
+
+    def slope(x: Any) -> Any:
+        return mnp.real(mnp.sum(mesh.grad(towards)(x) * direction))
+
+    rng = np.random.default_rng(1)
+    direction = rng.standard_normal(x.shape)
+    for fn in (towards, slope):
+        wanted = (float(fn(x + 1e-5 * direction)) - float(fn(x - 1e-5 * direction))) / 2e-5
+        np.testing.assert_allclose(float(mesh.jvp(fn, (x,), (direction.astype(x.dtype),))[1]), wanted, 1e-6, 1e-8)
+        found = np.asarray(mesh.grad(fn)(x))
+        np.testing.assert_allclose(np.sum(found * direction).real, wanted, 1e-6, 1e-8)
+
+
+WEIGHTS = RNG.standard_normal((5, 5))

@@ -1,0 +1,91 @@
+"""Functions of matrices that have a derivative of their own: shorter, or finite where what they are made of has none.
+
+`applied(name, function, x)` is `function(x)`, of matrices and batches of them, marked for transforms (`inner.Mark`).
+A row of TANGENTS is `(x, z, moved)` to the tangent of z = function(x), linear in `moved`; reverse mode transposes it.
+The z of a row is marked too, so a second derivative is one of the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .. import numpy as mnp
+from ..array import Array
+from .custom import stop_gradient
+from .inner import marked
+from .jvp import Tangents
+from .matrices import h, t
+from .vjp import Cotangents, Pull, backward
+from .vmap import Flags
+
+
+def applied(name: str, function: Callable[[Array], Array], x: Array) -> Array:
+    """`function(x)`, with the derivative that TANGENTS has under `name`."""
+    return _Derived(name, function).again(x)[0]
+
+
+@dataclass(slots=True, eq=False)
+class _Derived:
+    name: str
+    function: Callable[[Array], Array]
+
+    def again(self, *inputs: Array) -> list[Array]:
+        return marked(self, inputs, [self.function(*inputs)])
+
+    def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
+        (x,), (z,), (moved,) = inputs, self.again(*inputs), tangents
+        assert moved is not None
+        return [z], [TANGENTS[self.name](x, z, moved)]
+
+    def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
+        (x,), (z,) = inputs, self.again(*inputs)
+
+        def pull(cotangents: Cotangents) -> list[Array | None]:
+            _, transposed = backward(lambda moved: [TANGENTS[self.name](x, z, moved)], [mnp.zeros_like(x)])
+            return transposed(cotangents)
+
+        return [z], pull
+
+    def vmap(self, size: int, inputs: list[Array], batched: Sequence[bool]) -> tuple[list[Array], list[bool]]:
+        return self.again(*inputs), [True]
+
+
+def _det(x: Array, z: Array, moved: Array) -> Array:
+    """Jacobi's formula: the sum of cofactors times what moves."""
+    return mnp.sum(_cofactors(x, z) * moved, (-2, -1)) if x.shape[-1] else mnp.sum(moved, (-2, -1))
+
+
+def _cofactors(x: Array, det: Array) -> Array:
+    """By the inverse, or if that says little by the singular values, of which each cofactor lacks one.
+
+    Of a batch both are made, each of matrices that suit it, so that neither has derivatives that are not finite.
+    """
+    s = mnp.linalg.svdvals(stop_gradient(x))
+    is_singular = mnp.less_equal(s[..., -1], math.sqrt(mnp.finfo(s.dtype).eps) * s[..., 0])[..., None, None]
+    size = x.shape[-1]
+    one, apart = mnp.eye(size, dtype=x.dtype), mnp.diag(mnp.astype(mnp.arange(1, size + 1), x.dtype))
+    inverse = t(mnp.linalg.inv(mnp.where(is_singular, one, x)))
+    given = mnp.where(is_singular, x, apart)
+    u, s, vh = mnp.linalg.svd(stop_gradient(given) if mnp.iscomplexobj(x) else given)
+    others = mnp.prod(mnp.where(mnp.eye(size, dtype="bool"), 1, s[..., None, :]), -1)
+    signs = mnp.linalg.det(u) * mnp.linalg.det(vh)
+    of_singular = mnp.conj(mnp.matmul(u * others[..., None, :], vh)) * signs[..., None, None]
+    if mnp.iscomplexobj(x):  # whose vectors turn infinitely fast where a singular value is 0: the derivative is NaN
+        moved = mnp.sum(mnp.abs(given - stop_gradient(given)) ** 2, (-2, -1), keepdims=True)
+        of_singular = of_singular + 0 * mnp.sqrt(mnp.where(is_singular, moved, 1))
+    return mnp.where(is_singular, of_singular, det[..., None, None] * inverse)
+
+
+def _pinv(x: Array, z: Array, moved: Array) -> Array:
+    """Golub and Pereyra, The differentiation of pseudo-inverses (1973), equation 4.12: where the rank stays."""
+    m, n = x.shape[-2:]
+    left = mnp.eye(n, dtype=x.dtype) - mnp.matmul(z, x)
+    right = mnp.eye(m, dtype=x.dtype) - mnp.matmul(x, z)
+    across = mnp.matmul(z, mnp.matmul(h(z), mnp.matmul(h(moved), right)))
+    down = mnp.matmul(left, mnp.matmul(h(moved), mnp.matmul(h(z), z)))
+    return across + down - mnp.matmul(z, mnp.matmul(moved, z))
+
+
+TANGENTS: dict[str, Callable[[Array, Array, Array], Array]] = {"det": _det, "pinv": _pinv}
