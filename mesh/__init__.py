@@ -28,6 +28,7 @@ from . import collectives, errors, nn, numpy, optim, tree
 from .aio import AsyncMesh
 from .array import Array
 from .client import Mesh
+from .coding import CodedWeights, Coding
 from .control import cond, fori_loop, map, scan, while_loop  # noqa: A004  # users write mesh.map
 from .errors import MeshError
 from .function import Function, function
@@ -53,6 +54,8 @@ __all__ = [
     "Array",
     "AsyncMesh",
     "Auto",
+    "CodedWeights",
+    "Coding",
     "DataParallel",
     "DeviceMap",
     "FullySharded",

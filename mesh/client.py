@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -110,6 +110,17 @@ class Mesh:
         form = self._async.form(fn, args, strategy, mode)
         return Job(form, self._started(form, *form.bind_copies(args)))
 
+    def as_completed(self, jobs: Sequence[Job | Step]) -> Iterator[int]:
+        """The places in `jobs` of those that are done, in the order in which they end, well or not."""
+        waiting = {job._waiter.arrived: place for place, job in enumerate(jobs)}
+        while waiting:
+            if not any(arrived.done() for arrived in waiting):
+                self._loop.check_may_wait()
+                self._loop.soon(self._attend_any, [jobs[place]._waiter for place in waiting.values()])
+                concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+            for arrived in [each for each in waiting if each.done()]:
+                yield waiting.pop(arrived)
+
     def session(
         self,
         step_fn: Callable[..., Any],
@@ -197,6 +208,18 @@ class Mesh:
         ).value(None)
         return outputs
 
+    def _attend_any(self, waiters: Sequence[_Waiter]) -> None:
+        """On the loop: somebody waits for one of these, which lets simulated time flow until there is one."""
+        one: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def ended() -> None:
+            if not one.done():
+                one.set_result(None)
+
+        for waiter in waiters:
+            waiter.on_end(ended)
+        self._async.attend(Started(one, dict, one.cancel))
+
     def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
         return self._wait(form, *form.bind(args))
 
@@ -250,7 +273,11 @@ class Session:
 
     def state(self) -> Any:
         """The state after all steps asked for until now, with numpy arrays as its leaves."""
-        return _Waiter(self._mesh, self._async.begin_state).value(None)
+        return self.begin_state().result()
+
+    def begin_state(self) -> Step:
+        """As `state`, without waiting for it."""
+        return Step(_Waiter(self._mesh, self._async.begin_state))
 
     def close(self) -> None:
         """End the session and free what it has on the workers; steps under way are Cancelled."""
@@ -304,6 +331,13 @@ class _Waiter:
         except KeyboardInterrupt:
             self.cancel()
             raise
+
+    def on_end(self, call: Callable[[], object]) -> None:
+        """On the loop: call this once there is a result, which may be now."""
+        if self._started is None:
+            call()
+        else:
+            self._started.outputs.add_done_callback(lambda _: call())
 
     def cancel(self) -> None:
         with contextlib.suppress(ConfigError):  # the mesh is closed, and its calls with it

@@ -1,4 +1,4 @@
-"""Code: n shares of k blocks, any k of which give these back.  Sums of shares are shares, and so are products with them.
+"""Code: n shares of k blocks, any k of which give these back.  Sums of shares are shares, products with them are too.
 
 Share i is the sum over j of G[i, j] times block j.  The generator G has orthonormal columns: the first k functions of
 

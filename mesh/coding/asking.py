@@ -1,0 +1,140 @@
+"""Coding: which worker has which share, and how k answers of n are taken.
+
+Every share is asked by an ordinary call that a DeviceMap pins to its worker; the first k answers that agree are taken,
+and the other calls are cancelled.  So a worker that dies, hangs or is slow costs nothing but its share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from wire.coding.checking import TOLERANCE, wrong_shares
+from wire.coding.code import Code, Shares
+from wire.errors import ExecuteFailed, InputError, MeshError, NodeLost, PlacementError
+from wire.graph import WireGraph
+from wire.strategies import DeviceMap
+
+from .. import tree
+from ..nn import Linear
+from ..tree import LEAF, Tree
+from .linear import CodedLinear
+
+if TYPE_CHECKING:
+    from ..client import Mesh
+
+
+class Coding:
+    """n shares on n workers of a mesh, any k of which suffice.
+
+        coded = mesh.Coding(m, n=5, k=3).layers(model)
+        y = coded(x)
+
+    `extra` answers beyond k are waited for, to check the others: 1 shows that one is wrong, 2 which one.  Where they do
+    not agree, more answers are waited for until it is known who is wrong.  `workers` are the names of those to use.
+    """
+
+    def __init__(
+        self, mesh: Mesh, n: int, k: int, *, extra: int = 0, workers: Sequence[str] | None = None,
+        tolerance: float = TOLERANCE,
+    ) -> None:  # fmt: skip
+        self.mesh = mesh
+        self.code = Code(n, k)
+        if not 0 <= extra <= n - k:
+            raise InputError(f"{n} shares for {k} blocks leave {n - k} extra answers, not {extra}")
+        self.extra = extra
+        self.wrong: Counter[str] = Counter()  # how often a worker's answer was found to be wrong
+        self._tolerance = tolerance
+        there = list(dict.fromkeys(workers or _healthy(mesh)))
+        if len(there) < n:
+            raise PlacementError(f"{n} shares need {n} workers, there are {len(there)}", next_step="Start more workers")
+        self.workers = there[:n]  # of each share
+
+    def layers(self, value: Any) -> Any:
+        """A pytree of layers with every Linear coded; InputError if there is none."""
+        leaves, structure = tree.flatten(value)
+        found: list[Any] = []
+        made = tree.unflatten(self._replaced(structure, iter(leaves), found), found)
+        if not any(isinstance(leaf, CodedLinear) for leaf in found):
+            raise InputError("there is no Linear to code", next_step="Pass a layer of mesh.nn, or a pytree of them")
+        return made
+
+    def spare(self) -> list[str]:
+        """Names of the healthy workers that have no share."""
+        return [name for name in _healthy(self.mesh) if name not in self.workers]
+
+    def repair(self) -> dict[int, str]:
+        """Give the shares of workers that are lost to spare ones; the new worker of each.  Nothing else moves."""
+        there = {node.name for node in self.mesh.nodes if node.state != "dead"}
+        lost = [number for number, worker in enumerate(self.workers) if worker not in there]
+        moved = dict(zip(lost, self.spare(), strict=False))
+        for number, worker in moved.items():
+            self.workers[number] = worker
+        return moved
+
+    def pinned(self, number: int) -> DeviceMap:
+        """The strategy that has a share computed by its worker, and by no other."""
+        return DeviceMap().layer("", self.workers[number])
+
+    def ask(self, graph: WireGraph, given: Sequence[tuple[Any, ...]]) -> Shares:
+        """Evaluate a graph of one output for every share, with its arguments; k answers or more that agree.
+
+        NodeLost if fewer than k can come; ExecuteFailed if they contradict each other, and nobody can say who is wrong.
+        """
+        jobs = [
+            self.mesh.submit(graph, *given[number], strategy=self.pinned(number), mode="on")
+            for number in range(self.code.n)
+        ]
+        answers: dict[int, Any] = {}
+        errors: list[MeshError] = []
+        try:
+            for number in self.mesh.as_completed(jobs):
+                try:
+                    answers[number] = jobs[number].result()
+                except MeshError as error:
+                    errors.append(error)
+                    continue
+                if len(answers) >= self.code.k + self.extra and (found := self.agreed(answers)) is not None:
+                    return found
+        finally:
+            for job in jobs:
+                job.cancel()
+        if len(answers) < self.code.k + self.extra:
+            raise NodeLost(
+                f"{self.code.k + self.extra} answers are needed, {len(answers)} of {self.code.n} came",
+                cause=str(errors[-1]),
+                next_step="Call repair() with more workers, or code with fewer blocks",
+            )
+        raise ExecuteFailed(
+            f"the answers of {self._names(answers)} contradict each other, and it takes more to say who is wrong",
+            next_step=f"{self.code.k + 2} answers show which one it is: code with more shares",
+        )
+
+    def agreed(self, answers: Shares) -> Shares | None:
+        """The answers without those that are wrong; None if nobody can say which these are."""
+        if not self.extra:
+            return answers
+        wrong = wrong_shares(self.code, answers, self._tolerance)
+        if wrong is None:
+            return None
+        self.wrong.update(self.workers[number] for number in wrong)
+        return {number: answer for number, answer in answers.items() if number not in wrong}
+
+    def _names(self, numbers: Mapping[int, Any]) -> str:
+        return ", ".join(self.workers[number] for number in sorted(numbers))
+
+    def _replaced(self, structure: Tree, leaves: Iterator[Any], found: list[Any]) -> Tree:
+        if structure.kind is Linear:
+            layer = tree.unflatten(structure, [next(leaves) for _ in range(structure.leaf_count)])
+            found.append(CodedLinear(self, layer))
+            return LEAF
+        if structure.kind is None:
+            found.append(next(leaves))
+        children = [self._replaced(child, leaves, found) for child in structure.children]
+        return dataclasses.replace(structure, children=tuple(children))
+
+
+def _healthy(mesh: Mesh) -> list[str]:
+    return [node.name for node in mesh.nodes if node.state == "healthy"]

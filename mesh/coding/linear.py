@@ -1,0 +1,78 @@
+"""CodedLinear: a Linear of which every worker computes one share; what comes out is decoded here.
+
+The rows of weight and bias are cut in k blocks, as many zeros behind the last as it takes; so share i of the result is
+x @ share_i(weight)^T + share_i(bias).  What is between linear layers is no sum of shares, and is computed here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.coding.code import FLOATS, blocks_of, joined
+from wire.graph import WireGraph
+
+from .. import numpy as mnp
+from ..array import Array, Operand
+from ..nn import Linear
+from ..nn.functions import linear
+from ..realise import using
+from ..trace import trace
+
+if TYPE_CHECKING:
+    from .asking import Coding
+
+
+class CodedLinear:
+    """Made by `Coding.layers`.  Called with values: within a traced function there is no decoding."""
+
+    __tree_leaf__: ClassVar[bool] = True
+
+    def __init__(self, coding: Coding, layer: Linear) -> None:
+        self._coding = coding
+        weight = _floats(layer.weight)
+        self._outputs = weight.shape[0]
+        shares = {"weight": self._shares(weight)}
+        if layer.bias is not None:
+            shares["bias"] = self._shares(_floats(layer.bias))
+        numbers = range(coding.code.n)
+        self._held = coding.mesh.put([{name: each[number] for name, each in shares.items()} for number in numbers])
+        self._graphs: dict[Any, WireGraph] = {}
+
+    @property
+    def share_bytes(self) -> int:
+        """Of one share: about 1 / k of the layer."""
+        return sum(handle.type.size_bytes for handle in self._held[0].values())
+
+    def __call__(self, x: Operand) -> Array:
+        """x @ weight^T + bias, (..., out); NodeLost if fewer than k workers answer."""
+        with using(
+            None
+        ):  # what is between coded layers is computed here, and waits for no worker
+            rows: NDArray[Any] = np.asarray(x)
+        graph = self._graph(rows)
+        answers = self._coding.ask(graph, [(rows, *held.values()) for held in self._held])
+        return mnp.asarray(joined(self._coding.code.decode(answers), self._outputs, axis=-1))
+
+    def _graph(self, rows: NDArray[Any]) -> WireGraph:
+        """The same for every share, so that an engine compiles it once."""
+        key = rows.shape, rows.dtype
+        if key not in self._graphs:
+            self._graphs[key] = trace(_share, rows, *self._held[0].values())
+        return self._graphs[key]
+
+    def _shares(self, tensor: NDArray[Any]) -> NDArray[Any]:
+        code = self._coding.code
+        return code.encode(blocks_of(tensor, code.k))
+
+
+def _share(x: Any, weight: Any, bias: Any = None) -> Array:
+    return linear(x, weight, bias)
+
+
+def _floats(tensor: Operand) -> NDArray[Any]:
+    """Weights of half precision are coded in float32, so that coding costs none of theirs."""
+    array: NDArray[Any] = np.asarray(tensor)
+    return array if array.dtype.name in FLOATS else array.astype(np.float32)
