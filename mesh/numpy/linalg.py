@@ -155,12 +155,10 @@ def lstsq(a: Operand, b: Operand, rcond: Any = None) -> tuple[Array, Array, Arra
     left, right = inexact(a, b)
     if left.ndim != 2 or right.ndim not in (1, 2) or right.shape[0] != left.shape[0]:
         raise ShapeError(f"lstsq needs a (m, n) and b (m,) or (m, k), got {left.shape} and {right.shape}")
-    u, s, vh = svd(left, full_matrices=False)
+    s = svdvals(left)
     kept = _counted(s, left.shape, rcond)
     columns = right[:, None] if right.ndim == 1 else right
-    inverse = elementwise.where(kept, elementwise.divide(1, elementwise.where(kept, s, 1)), 0)
-    part = elementwise.multiply(inverse[:, None], matmul(_adjoint(u), columns))
-    found = matmul(_adjoint(vh), part)
+    found = matmul(pinv(left, rtol=rcond), columns)
     rank = reductions.sum(kept)
     if left.shape[0] > left.shape[1]:
         missed = elementwise.square(elementwise.abs(elementwise.subtract(columns, matmul(left, found))))
