@@ -210,6 +210,11 @@ class Session:
         return next((each.plan for each in reversed(self.plans.values()) if each.plan is not None), None)
 
     @property
+    def copies_begin_after(self) -> int:
+        """The value of the oldest copy there is: steps from there on may be done again."""
+        return self._machine.held_from
+
+    @property
     def committed(self) -> int:
         """How many steps are done for good."""
         return self._machine.committed

@@ -105,6 +105,11 @@ class _Copy:
         return all(self.holders.values())
 
     @property
+    def here(self) -> bool:
+        """Whether this process has all of it."""
+        return all(CLIENT in nodes for nodes in self.holders.values())
+
+    @property
     def where(self) -> Holders:
         return {piece: frozenset(nodes) for piece, nodes in self.holders.items()}
 
@@ -169,6 +174,7 @@ class SessionState:
         self._done = 0  # the value that the present plan has come to, or the next one will begin with
         self._held_from = 0  # the first step whose feeds are held
         self._copied = 0  # the value of the last copy that was begun
+        self._through_here = False  # some worker cannot fetch from another: copies pass through this process
         self._attempts = 0
         self._alone_since_s: float | None = None
         self._parked_until_s: float | None = None
@@ -218,6 +224,11 @@ class SessionState:
     def committed(self) -> int:
         """How many steps are committed and told."""
         return self._told
+
+    @property
+    def held_from(self) -> int:
+        """The first step that may be done again."""
+        return self._held_from
 
     @property
     def over(self) -> bool:
@@ -332,7 +343,7 @@ class SessionState:
         """A new plan, from the newest copy there is."""
         if not self._copies:
             return self._end(_state_lost(self._last_error, self.policy.copies))
-        copy = max(self._copies, key=lambda copy: copy.value)
+        copy = max(self._copies, key=lambda copy: (copy.value, copy.here))
         self._done = copy.value
         if not self._nodes:
             self._alone_since_s = now if self._alone_since_s is None else self._alone_since_s
@@ -340,6 +351,8 @@ class SessionState:
         self._alone_since_s = None
         if self._parked_until_s is not None:
             return []
+        if self._through_here and not copy.here:
+            return self._keep(self._again("rescue", copy))
         generation = self._generation()
         self._plan = _Plan(generation, copy.value)
         return [MakePlan(generation, self._nodes, copy.contents, copy.where)]
@@ -393,12 +406,9 @@ class SessionState:
         plan = self._current(event.generation)
         if plan is None:
             return []
-        actions: list[Action] = []
         if isinstance(event.error, BlobError):  # what it was to begin with is not to be had
-            for copy in self._copies:
-                copy.failures += copy.value == plan.start
-            actions = self._trim(lambda copy: copy.failures >= COPY_TRIES and copy.contents is not None)
-            return [*actions, *self._fail(event.error, now)]
+            self._through_here = True
+            return [*self._blame_copy(plan.start), *self._fail(event.error, now)]
         return self._fail(event.error, now) if event.error.retry else self._end(event.error)
 
     # -- steps
@@ -500,6 +510,13 @@ class SessionState:
         self._takings[copy.number] = taking
         return taking
 
+    def _again(self, purpose: str | int, copy: _Copy) -> _Taking:
+        """Have others hold a copy that there is."""
+        assert copy.contents is not None
+        taking = self._begin_copy(purpose, copy.where)
+        taking.found = dict(copy.contents)
+        return taking
+
     def _snapshot_done(self, event: SnapshotDone, now: float) -> list[Action]:
         taking = self._takings.get(event.copy)
         if taking is None:
@@ -531,9 +548,10 @@ class SessionState:
 
     def _others(self, taking: _Taking, owner: str) -> set[str]:
         """Who is to hold a piece besides its owner."""
-        if taking.purpose == "rescue":
+        if taking.purpose == "rescue" and not self._through_here:
             return set()
-        if taking.purpose == "copy" and self.policy.copies == "buddy" and len(self._nodes) > 1:
+        buddies = self.policy.copies == "buddy" and len(self._nodes) > 1 and not self._through_here
+        if taking.purpose == "copy" and buddies:
             ring = sorted(self._nodes)
             return {ring[(ring.index(owner) + 1) % len(ring)]}
         return {CLIENT}
@@ -566,10 +584,12 @@ class SessionState:
         if taking is None:
             return []
         actions = self._abandon(taking.purpose)
+        self._through_here |= not taking.snapping and isinstance(event.error, BlobError)
         if taking.purpose == "copy":
             return actions  # the next one is due soon
         if taking.purpose == "rescue":
-            assert self._plan is not None
+            if self._plan is None:  # it was to be brought here
+                return [*actions, *self._blame_copy(taking.copy.value), *self._fail(event.error, now)]
             for owners in self._plan.owners.values():
                 owners.discard(event.node)
             return [*actions, *self._fail(event.error, now)]
@@ -580,6 +600,12 @@ class SessionState:
             return [*actions, *self._read()]
         del self._reads[taking.purpose]
         return [*actions, RefuseState(taking.purpose, event.error), *self._issue()]
+
+    def _blame_copy(self, value: int) -> list[Action]:
+        """The pieces of a copy could not be had; after some times it counts as lost."""
+        for copy in self._copies:
+            copy.failures += copy.value == value
+        return self._trim(lambda copy: copy.failures >= COPY_TRIES and copy.contents is not None)
 
     def _abandon(self, purpose: str | int) -> list[Action]:
         """Make such copies no more, and let go what there is of them."""
@@ -617,7 +643,7 @@ class SessionState:
             if read.begun or read.value != self._done:
                 continue
             copy = next((copy for copy in self._copies if copy.value == self._done), None)
-            if copy is not None and all(CLIENT in nodes for nodes in copy.holders.values()):
+            if copy is not None and copy.here:
                 del self._reads[request]
                 actions.append(GiveState(request, copy.contents, copy.where))
                 continue
@@ -625,10 +651,7 @@ class SessionState:
             if copy is None:
                 actions += self._take(request)
                 continue
-            assert copy.contents is not None
-            taking = self._begin_copy(request, copy.where)
-            taking.found = dict(copy.contents)
-            actions += self._keep(taking)
+            actions += self._keep(self._again(request, copy))
         return [*actions, *self._issue()]
 
     # -- the end

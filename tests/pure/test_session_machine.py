@@ -213,6 +213,26 @@ def test_a_better_plan_begins_with_the_value_of_the_old_one() -> None:
     assert len(world.told) == 6
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_workers_that_cannot_connect_have_their_state_brought_here(seed: int) -> None:
+    world = World(seed, Policy("buddy", every=2), together=True, cut=frozenset("abc"))
+    for _ in range(9):
+        world.ask()
+    world.settle()
+    (owner,) = next(plan.nodes for plan in world.plans.values() if plan.values)
+    world.kill(owner)
+    for _ in range(3):
+        world.ask()
+    world.feed(ev.BetterPlan())
+    world.settle()
+    world.feed(ev.BetterPlan())
+    world.ask()
+    world.feed(ev.StateAsked(1))
+    world.settle()
+    assert list(world.told) == list(range(13)) and not world.ended and world.states == {1: 13}
+    assert world.feeds_from > 0, "feeds are let go"
+
+
 def test_the_end_lets_everything_go() -> None:
     world = World(16, EVERY)
     for _ in range(3):
@@ -232,7 +252,8 @@ def test_the_end_lets_everything_go() -> None:
 @pytest.mark.parametrize("copies", ["buddy", "checkpoint"])
 def test_random_lives(seed: int, copies: str) -> None:
     """Deaths one at a time, with time to make a copy between them: every step is told once and in order."""
-    world = World(seed, Policy(copies, every=1 + seed % 4, ahead=1 + seed % 3), together=seed % 2 == 0)
+    cut = frozenset(("", "ab", "abc")[seed % 3])
+    world = World(seed, Policy(copies, every=1 + seed % 4, ahead=1 + seed % 3), together=seed % 2 == 0, cut=cut)
     chance = world.random
     asked, requests = 0, 0
     for _ in range(150):

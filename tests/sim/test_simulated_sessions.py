@@ -193,6 +193,22 @@ def test_a_worker_that_comes_late_takes_part() -> None:
             assert ([*first, *rest], bits(session.state())) == undisturbed(STEPS)
 
 
+def test_workers_that_cannot_connect_have_copies_all_the_same() -> None:
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        mesh.simulation.block("sim-0", "sim-1")
+        mesh.simulation.block("sim-1", "sim-0")
+        mesh.simulation.wait(3)
+        with mesh.session(train, first_state(), *batch(0), strategy="single", every=2) as session:
+            losses = [float(session.step(*batch(step)).result()) for step in range(6)]
+            plan = session._async._running.plan  # type: ignore[attr-defined]
+            (owner,) = {part.node for part in plan.parts}
+            mesh.simulation.wait(30)  # for those who try to connect
+            mesh.simulation.kill(next(share.name for share in plan.workers if share.node == owner))
+            losses += [float(session.step(*batch(step)).result()) for step in range(6, STEPS)]
+            assert (losses, bits(session.state())) == undisturbed(STEPS)
+            assert session._async._running.copies_begin_after >= 2  # type: ignore[attr-defined]
+
+
 def test_a_device_that_is_lost_goes_back_to_a_copy() -> None:
     async def run() -> None:
         async with (

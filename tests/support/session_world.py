@@ -42,6 +42,7 @@ class World:
     names: tuple[str, ...] = ("a", "b", "c")
     together: bool = False  # every plan has all pieces on one worker
     replicas: bool = False  # every worker of a plan has every piece
+    cut: frozenset[str] = frozenset()  # workers that cannot fetch from each other
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -136,7 +137,9 @@ class World:
         assert action.node in self.alive
         contents, holders = self.begins[action.generation]
         mine = [piece for piece, nodes in plan.owners.items() if action.node in nodes]
-        if contents is not None and not all(self._has(piece, contents[piece], holders[piece]) for piece in mine):
+        if contents is not None and not all(
+            self._has(piece, contents[piece], self._reached(action.node, holders[piece])) for piece in mine
+        ):
             self.waiting.append(ev.DeployFailed(action.generation, action.node, BlobMissing("no holder has it")))
             return
         plan.values[action.node] = plan.start
@@ -174,7 +177,8 @@ class World:
     def _Keep(self, action: ev.Keep) -> None:
         assert action.node in self.alive | {CLIENT}
         self._value_of(action.contents)
-        if not all(self._has(piece, blob, action.holders[piece]) for piece, blob in action.contents.items()):
+        reached = {piece: self._reached(action.node, nodes) for piece, nodes in action.holders.items()}
+        if not all(self._has(piece, blob, reached[piece]) for piece, blob in action.contents.items()):
             self.waiting.append(ev.CopyFailed(action.copy, action.node, BlobMissing("no holder has it")))
             return
         self.kept.setdefault((action.copy, action.node), {}).update(action.contents)
@@ -212,6 +216,10 @@ class World:
 
     def _Ended(self, action: ev.Ended) -> None:
         self.ended.append(action.error)
+
+    def _reached(self, node: str, holders: frozenset[str]) -> frozenset[str]:
+        """Whom of these a node can fetch from."""
+        return holders - (self.cut - {node} if node in self.cut else set())
 
     def _has(self, piece: Any, blob: bytes, holders: frozenset[str]) -> bool:
         snapped = (blobs.get(piece, set()) for key, blobs in self.snapped.items() if key[1] in holders)
