@@ -42,8 +42,9 @@ def devices(fuse: Fuse, what: str) -> list[Device]:
 
 
 @pytest.mark.parametrize("what", ["lost", "full", pytest.param("host full", marks=pytest.mark.long), "hangs"])
-@pytest.mark.parametrize("graph", [3, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 2, 4, 5, 6, 7))])
+@pytest.mark.parametrize("graph", [10, *(pytest.param(each, marks=pytest.mark.long) for each in (6, 7, 8, 11, 12, 14))])
 def test_whatever_call_of_an_engine_fails_calls_are_answered_all_the_same(graph: int, what: str) -> None:
+    assert not job_of(graph, "auto").random.graph.work_varies, "else nobody can tell that it hangs: take another"
     for fuse in each_call():
         made = devices(fuse, what)
 
