@@ -1,12 +1,15 @@
 """Content in files named by their BLAKE2b-256: written whole, kept for as long as something holds it.
 
-It does not know what the content is.  Methods wait for the disk, so they are called in threads.
+Content that may well come again (weights) is held a while longer: the most recent, as long as there is room.  It does
+not know what the content is.  Methods wait for the disk, so they are called in threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +19,8 @@ from wire.codec import hash_bytes
 from wire.disk import Disk
 from wire.errors import BlobCorrupt, BlobMissing
 
+RECENT_BYTES_MAX = 4 << 30  # weights that come again need not be sent again; and a quarter of the free disk
+
 
 class Contents:
     """The files of one folder."""
@@ -24,6 +29,7 @@ class Contents:
         self._folder = folder
         self._disk = disk
         self._holds: Counter[bytes] = Counter()
+        self._recent: dict[bytes, int] = {}  # sizes of what is held once more as it may come again, the oldest first
         self._lock = threading.Lock()
 
     def restore(self, held: Iterable[bytes]) -> None:
@@ -35,21 +41,35 @@ class Contents:
             if path.name not in names:
                 self._disk.remove(path)
 
-    def put(self, address: bytes, data: memoryview) -> None:
-        """Hold content, written if nobody held it; OSError if the disk refuses, and then it is not held."""
+    def put(self, address: bytes, data: memoryview, again: bool = False) -> None:
+        """Hold content, written if nobody held it, and remembered if it may come `again`; OSError if the disk refuses,
+        and then it is not held."""
         with self._lock:
-            if not self._holds[address]:
-                self._disk.write_whole(self._path(address), [data])
+            room = min(RECENT_BYTES_MAX, shutil.disk_usage(self._folder).free // 4) if again else 0
+            if address not in self._holds:
+                try:
+                    self._disk.write_whole(self._path(address), [data])
+                except OSError:
+                    if not self._recent:
+                        raise
+                    self._forget(0)
+                    self._disk.write_whole(self._path(address), [data])
             self._holds[address] += 1
+            if again:
+                self._holds[address] += self._recent.pop(address, None) is None
+                self._recent[address] = data.nbytes
+                self._forget(room)
+
+    def forget(self) -> None:
+        """Hold nothing but what was asked for: the disk is needed for something else."""
+        with self._lock:
+            self._forget(0)
 
     def release(self, addresses: Iterable[bytes]) -> None:
         """Undo one `put` each; what nobody holds is removed."""
         with self._lock:
             for address in addresses:
-                self._holds[address] -= 1
-                if self._holds[address] <= 0:
-                    del self._holds[address]
-                    self._disk.remove(self._path(address))
+                self._let_go(address)
 
     def load(self, address: bytes, size_bytes: int) -> memoryview:
         """The content, mapped; BlobMissing or BlobCorrupt, naming the file, if it is not what was put."""
@@ -63,6 +83,30 @@ class Contents:
         if length != size_bytes or hash_bytes(data) != address:
             raise BlobCorrupt(f"content of a job is altered: {path}", next_step=_AGAIN)
         return data
+
+    def find(self, address: bytes, size_bytes: int) -> memoryview | None:
+        """As `load`, of what is held; None if it is not, or not whole any more."""
+        with self._lock:
+            if address not in self._holds:
+                return None
+        try:
+            return self.load(address, size_bytes)
+        except (BlobMissing, BlobCorrupt):
+            return None
+
+    def _forget(self, size_bytes: int) -> None:
+        """Remember the latest that have so many bytes together."""
+        while self._recent and sum(self._recent.values()) > size_bytes:
+            oldest = next(iter(self._recent))
+            del self._recent[oldest]
+            with contextlib.suppress(OSError):  # what stays is removed by the next start
+                self._let_go(oldest)
+
+    def _let_go(self, address: bytes) -> None:
+        self._holds[address] -= 1
+        if self._holds[address] <= 0:
+            del self._holds[address]
+            self._disk.remove(self._path(address))
 
     def _path(self, address: bytes) -> str:
         return os.path.join(self._folder, address.hex())

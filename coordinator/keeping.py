@@ -32,7 +32,7 @@ IN_ENTRY_BYTES_MAX = 4096  # a file costs two syncs, a longer entry next to noth
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A leaf among an entry's values: bytes, and their address where it is known."""
+    """A leaf among an entry's values: bytes, and their address if they came by it, and may do so again."""
 
     data: memoryview
     address: bytes | None = None
@@ -93,6 +93,7 @@ class Keeper:
             raise NotDurable("a job's values cannot be written", cause=str(error), next_step="Make room") from None
         except StorageError:
             self._doubtful += held
+            await asyncio.to_thread(self._contents.forget)
             raise
         doubtful, self._doubtful = self._doubtful, []
         await self._release(doubtful)
@@ -121,6 +122,10 @@ class Keeper:
             return memoryview(base64.b64decode(leaf["data"]))
         return await asyncio.to_thread(self._contents.load, bytes.fromhex(leaf["address"]), leaf["size_bytes"])
 
+    async def find(self, address: bytes, size_bytes: int) -> memoryview | None:
+        """Content that another job has on the disk, by its address: weights come from a client once."""
+        return await asyncio.to_thread(self._contents.find, address, size_bytes)
+
     async def close(self) -> None:
         """Write what is under way, and let go of the folder."""
         await (self._writing or self._write_all())
@@ -134,7 +139,7 @@ class Keeper:
             if content.data.nbytes <= IN_ENTRY_BYTES_MAX:
                 return {"data": base64.b64encode(content.data).decode()}
             address = content.address or hash_bytes(content.data)
-            self._contents.put(address, content.data)
+            self._contents.put(address, content.data, again=content.address is not None)  # named, so weights
             held.append(address)
             return {"address": address.hex(), "size_bytes": content.data.nbytes}
 

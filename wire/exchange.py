@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,9 +46,13 @@ def room_for(size_bytes: int) -> memoryview:
 
 
 class BlobExchange:
-    """Serves what `find(address)` has (its bytes, or None) and fetches from others."""
+    """Serves what `find(address)` has (its bytes, or None) and fetches from others.
+
+    `kept(address, size)` may have it from before, on disk say, so that it need not be fetched.
+    """
 
     def __init__(self, shared: SharedDir | None, find: Callable[[bytes], memoryview | None]) -> None:
+        self.kept: Callable[[bytes, int], Awaitable[memoryview | None]] | None = None
         self._shared = shared
         self._find = find
         self._numbers = itertools.count(1)
@@ -73,6 +77,8 @@ class BlobExchange:
 
     async def fetch(self, link: Link, blob: bytes, size_bytes: int) -> memoryview:
         """Content of exactly this address and size; BlobMissing, BlobCorrupt or NodeLost."""
+        if self.kept is not None and (here := await self.kept(blob, size_bytes)) is not None:
+            return here
         number = next(self._numbers)
         arrived: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
         self._expected[number] = (blob, size_bytes, arrived)

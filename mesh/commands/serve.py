@@ -60,6 +60,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     coordinator.epoch = keeper.epoch
     service = JobService(coordinator, JobTable(limits), keeper)
     SessionService(coordinator, for_clients)
+    coordinator.blobs.kept = keeper.find
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
     returning: asyncio.Task[None] | None = None

@@ -21,6 +21,7 @@ from support.commands import (
     PATIENT_S,
     RUN_S,
     Daemon,
+    asked,
     command,
     daemon,
     environment,
@@ -35,6 +36,8 @@ from support.endless import endless
 import mesh.numpy as mnp
 from mesh import AsyncMesh, Mesh, errors, trace
 from mesh.commands import exit_codes
+from mesh.compiled import handle_of
+from mesh.remote import Remote
 
 SERVE = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
 WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
@@ -250,6 +253,23 @@ def test_a_task_that_is_cancelled_cancels_its_job_at_the_coordinator(site: Site,
             await asyncio.to_thread(wait_for, lambda: site.state(job) == "cancelled")
 
     asyncio.run(use())
+
+
+def test_weights_come_from_a_client_once(site: Site) -> None:
+    weights = X + np.float32(0.5)  # which no other job has
+    graph = trace(lambda x, w: mnp.tanh(x @ w), X[:2], handle_of(weights, "w"))
+    (x,), (w,) = graph.input_types, graph.param_types
+
+    async def submitted(remote: Remote) -> list[int]:
+        sent = []
+        for _ in range(2):
+            before = remote.bytes_sent
+            await remote.result(await remote.submit(graph, {x: X[:2]}, {w: weights}))
+            sent.append(remote.bytes_sent - before)
+        return sent
+
+    first, again = asked(site.coordinator, submitted)
+    assert first > X.nbytes > 10 * again
 
 
 def test_outputs_that_are_given_no_place_are_in_a_folder_named_after_the_job(site: Site, tmp_path: Path) -> None:

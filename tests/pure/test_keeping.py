@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.faulty_disk import FaultyDisk, Fuse, QuickDisk, quick_connect
 
+from coordinator import contents
 from coordinator.keeping import IN_ENTRY_BYTES_MAX, Content, Found, Keeper
 from wire.codec import hash_bytes
-from wire.disk import Disk
+from wire.disk import Data, Disk
 from wire.errors import BlobCorrupt, BlobMissing, NotDurable
 
 LONG = bytes(range(256)) * 17
@@ -27,6 +30,19 @@ def values(*contents: bytes) -> dict[str, Any]:
     return {
         "outputs": [{"name": f"{place}", "content": Content(memoryview(data))} for place, data in enumerate(contents)]
     }
+
+
+class RoomFor(QuickDisk):
+    """A disk with room for so many contents."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def write_whole(self, path: str | Path, parts: Sequence[Data]) -> None:
+        folder = Path(path).parent
+        if folder.name == "content" and len(list(folder.iterdir())) >= self._count:
+            raise OSError(errno.ENOSPC, "no space left on the test's device")
+        super().write_whole(path, parts)
 
 
 def files(folder: Path) -> set[str]:
@@ -47,6 +63,54 @@ async def test_values_come_back_long_ones_from_files(tmp_path: Path) -> None:
     keeper, (entry,) = opened(tmp_path)
     assert (entry.job, entry.kind, entry.fields["state"]) == ("a", "ended", "done")
     assert await loaded(keeper, entry.fields["values"]) == [SHORT, LONG, b""]
+    await keeper.close()
+
+
+async def test_content_that_a_job_has_is_found_by_its_address_while_it_is_whole(tmp_path: Path) -> None:
+    keeper, _ = opened(tmp_path)
+    address = hash_bytes(LONG)
+    assert await keeper.find(address, len(LONG)) is None
+    await keeper.save("a", "accepted", {}, values(LONG))
+    assert bytes(await keeper.find(address, len(LONG)) or b"") == LONG
+    assert await keeper.find(address, len(LONG) + 1) is None
+    (tmp_path / "content" / address.hex()).write_bytes(LONG[::-1])
+    assert await keeper.find(address, len(LONG)) is None, "whoever has it is asked"
+    await keeper.save("a", "forgotten", {})
+    assert await keeper.find(address, len(LONG)) is None
+    await keeper.close()
+
+
+async def test_weights_stay_a_while_for_whoever_sends_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, _ = opened(tmp_path)
+    kinds = [LONG, LONG[::-1], LONG[1:] + LONG[:1]]
+    for number, data in enumerate(kinds):
+        for turn in range(2):
+            await keeper.save(f"{number}.{turn}", "accepted", {}, {"w": Content(memoryview(data), hash_bytes(data))})
+            await keeper.save(f"{number}.{turn}", "forgotten", {})
+    assert files(tmp_path) == {hash_bytes(data).hex() for data in kinds}
+    assert bytes(await keeper.find(hash_bytes(LONG), len(LONG)) or b"") == LONG
+    monkeypatch.setattr(contents, "RECENT_BYTES_MAX", 2 * len(LONG))
+    last = LONG[2:] + LONG[:2]
+    await keeper.save("last", "accepted", {}, {"w": Content(memoryview(last), hash_bytes(last))})
+    assert files(tmp_path) == {hash_bytes(data).hex() for data in (kinds[2], last)}, "the latest"
+    await keeper.close()
+    keeper, _ = opened(tmp_path)
+    assert files(tmp_path) == {hash_bytes(last).hex()}, "which its job needs"
+    await keeper.close()
+
+
+async def test_weights_of_before_make_room_when_the_disk_is_full(tmp_path: Path) -> None:
+    disk = RoomFor(1)
+    keeper, _ = opened(tmp_path, disk)
+    await keeper.save("a", "accepted", {}, {"w": Content(memoryview(LONG), hash_bytes(LONG))})
+    await keeper.save("a", "forgotten", {})
+    other = LONG[::-1]
+    await keeper.save("b", "accepted", {}, {"w": Content(memoryview(other), hash_bytes(other))})
+    assert files(tmp_path) == {hash_bytes(other).hex()}
+    with pytest.raises(NotDurable):
+        await keeper.save("c", "accepted", {}, values(LONG))
     await keeper.close()
 
 

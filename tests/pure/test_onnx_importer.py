@@ -261,6 +261,9 @@ def test_weights_beside_the_model_are_mapped_and_never_outside_of_its_folder(tmp
     (tmp_path / "weights.bin").write_bytes(b"short")
     with pytest.raises(InputError, match="which has fewer"):
         mesh.load(path)
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(InputError, match=r"lie in .*weights\.bin, which does not exist"):
+        mesh.load(path)
     stored = onnx.load(str(path), load_external_data=False)
     stored.graph.initializer[0].external_data[0].value = "../weights.bin"
     onnx.save(stored, str(tmp_path / "escaping.onnx"))

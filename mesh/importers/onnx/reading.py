@@ -146,7 +146,9 @@ class Reader:
         if offset is None or length != expected or min(shape, default=0) < 0:
             told = ", ".join(f"{key} {value}" for key, value in where.items())
             raise InputError(f"the weights {proto.name!r} of shape {list(shape)} are {expected} bytes, not {told}")
-        if not path.is_file() or path.stat().st_size < offset + expected:
+        if not path.is_file():
+            raise InputError(f"the weights {proto.name!r} lie in {path}, which does not exist")
+        if path.stat().st_size < offset + expected:
             raise InputError(f"the weights {proto.name!r} need {expected} bytes at {offset} of {path}, which has fewer")
         if expected == 0:
             return np.zeros(shape, dtype)
