@@ -20,6 +20,7 @@ from wire.types import Attrs, TensorType
 from .cost import turns
 from .profile import Link, Profiles
 
+ALIKE = 1.25  # links that differ by no more than that share a reduction evenly
 MAILBOX = Link(1e-5, 4e9)  # between processes of one host: bench/collectives.py
 
 
@@ -56,6 +57,15 @@ def exchange_s(graph: WireGraph, axes: Axes, sizes: Sizes, nodes: Sequence[str],
             worst[over] = slowest, len(among[0])
         seconds += each.times * _seconds(each, *worst[over])
     return seconds
+
+
+def sending_rates(nodes: Sequence[str], profiles: Profiles) -> tuple[float, ...]:
+    """Bytes/s that each of the ranks on `nodes` can send, as its best link has it; () where all are about alike."""
+    rates = []
+    for rank, node in enumerate(nodes):
+        ways = [_way(node, other, profiles) for place, other in enumerate(nodes) if place != rank]
+        rates.append(max((way.bytes_per_s for way in ways), default=MAILBOX.bytes_per_s))
+    return tuple(rates) if max(rates) > ALIKE * min(rates) else ()
 
 
 def exchanged_bytes(graph: WireGraph, ranks: int) -> int:

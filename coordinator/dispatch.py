@@ -221,7 +221,7 @@ def _gang(plan: Plan, part: int) -> WireGang | None:
         return None
     members = (plan.parts[each] for each in gang.parts)
     told = tuple(Member(each.node, each.index, each.device) for each in members)
-    return WireGang(gang.axes, gang.sizes, gang.parts.index(part), told)
+    return WireGang(gang.axes, gang.sizes, gang.parts.index(part), told, gang.bytes_per_s)
 
 
 def _targets(plan: Plan) -> dict[tuple[int, int], list[Target]]:

@@ -127,13 +127,15 @@ class Edge:
 @dataclass(frozen=True, slots=True)
 class Gang:
     """Parts of one graph that run at the same time, one per rank of a grid, `parts` by rank.  Seconds are those that
-    its collectives are predicted to take, bytes what all ranks send each other."""
+    its collectives are predicted to take, bytes what all ranks send each other; `bytes_per_s` is what each of them can
+    send, if that is not alike."""
 
     parts: tuple[int, ...]
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
     seconds: float
     sent_bytes: int
+    bytes_per_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from wire.types import Attrs
 from wire.unroll import joined, unroll
 from wire.varying import Over, varying
 
-from .collectives import exchange_s, exchanged_bytes
+from .collectives import exchange_s, exchanged_bytes, sending_rates
 from .cost import CostModel
 from .grid_sites import Site, sites_for
 from .memory import does_not_fit, memory_by_site, missing
@@ -266,7 +266,8 @@ class _Draft:
         sent = exchanged_bytes(ranks.graph, len(sites))
         nodes = [site.worker.node_id for site in sites]
         shared_s = exchange_s(ranks.graph, ranks.axes, ranks.sizes, nodes, self._profiles)
-        self._gangs.append(Gang(tuple(numbers), ranks.axes, ranks.sizes, shared_s, sent))
+        rates = sending_rates(nodes, self._profiles)
+        self._gangs.append(Gang(tuple(numbers), ranks.axes, ranks.sizes, shared_s, sent, rates))
         self._seconds += max(seconds) + shared_s
 
     def _source(self, wanted: Wanted, site: Site) -> Source:

@@ -70,12 +70,14 @@ class RankPeer(Struct, frozen=True, array_like=True):
 
 
 class RankOf(Struct, frozen=True, array_like=True):
-    """Which rank of which grid a part is; `peers` are by rank, None for itself."""
+    """Which rank of which grid a part is; `peers` are by rank, None for itself, and so is `bytes_per_s`, what each can
+    send, or empty if that is alike."""
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
     rank: int
     peers: tuple[RankPeer | None, ...]
+    bytes_per_s: tuple[float, ...] = ()
 
 
 class PreparePart(_Message, frozen=True, array_like=True, tag=True):

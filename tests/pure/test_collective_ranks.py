@@ -12,9 +12,13 @@ from support.rank_parts import by_ranks
 from support.ranks import wires_in_memory
 from support.spmd_cases import CASES, DTYPES
 
+from coordinator.collectives import sending_rates
+from coordinator.profile import Link, Profiles
 from wire.dtypes import F32
 from wire.errors import Cancelled, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph
+from wire.types import Attrs
+from worker.collectives.algorithms import shares
 from worker.collectives.ranks import Ranks
 from worker.cpu.engine import compile_graph, evaluate, run
 from worker.engine import never
@@ -115,3 +119,37 @@ def test_a_part_that_is_stopped_stops_waiting() -> None:
     with pytest.raises(Cancelled):
         pending.result()
     ranks.fail(Cancelled("stopped"))
+
+
+def test_ranks_on_unequal_links_combine_unequal_shares_of_the_same_bits() -> None:
+    wires = wires_in_memory(3)
+    arrays = [np.random.default_rng(rank).standard_normal(5000).astype(np.float32) for rank in range(3)]
+    attrs = Attrs({"axes": ("dp",), "sizes": (3,), "reduction": "sum"})
+    results: dict[int, Array] = {}
+
+    def work(rank: int) -> None:
+        ranks = Ranks(wires[rank], ("dp",), (3,), rank, (1e9, 1e9, 2e8))
+        ranks.begin(1, never)
+        assert ranks._group(("dp",)).shares == shares([1e9, 1e9, 2e8])
+        ranks._group(("dp",)).algorithm = "direct"
+        results[rank] = ranks.start("all_reduce", attrs, arrays[rank]).result()
+        ranks.end()
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    expected = arrays[0] + arrays[1] + arrays[2]
+    assert [results[rank].tobytes() for rank in range(3)] == [expected.tobytes()] * 3
+
+
+def test_what_ranks_can_send_is_told_where_it_differs() -> None:
+    fast, slow = Link(1e-3, 1e8), Link(1e-3, 1e7)
+    names = ("a", "b", "c")
+    pairs = [(one, other) for one in names for other in names if one != other]
+    alike = Profiles((), links=dict.fromkeys(pairs, fast))
+    assert sending_rates(names, alike) == ()
+    unlike = Profiles((), links={pair: slow if "c" in pair else fast for pair in pairs})
+    assert sending_rates(names, unlike) == (1e8, 1e8, 1e7)
+    assert sending_rates(("a", "a"), unlike) == ()

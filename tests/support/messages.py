@@ -93,7 +93,7 @@ PART = PartSpec(
     (Source("input"), Source("edge", 2, 1), Source("param", blob=BLOB)),
     ((Target("n2", 4, 0),),),
     (Carry(0, 1, 2),),
-    Gang(("dp",), (2,), 1, (Member("n1", 0, 0), Member("n2", 1, 0))),
+    Gang(("dp",), (2,), 1, (Member("n1", 0, 0), Member("n2", 1, 0)), (1e9, 2e8)),
 )
 MESSAGES: list[Message] = [
     Deploy(

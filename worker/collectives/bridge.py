@@ -102,7 +102,7 @@ class Bridge:
             None if other == me else RankPeer(name_of(plan, me, other), name_of(plan, other, me), other.node[:8])
             for other in gang.members
         )
-        return RankOf(gang.axes, gang.sizes, gang.rank, peers)
+        return RankOf(gang.axes, gang.sizes, gang.rank, peers, gang.bytes_per_s)
 
     def inboxes(self, prepared: int) -> tuple[str, ...]:
         """In whose directory the mailbox from each rank is; "" where it has to be carried.  ConnectFailed if a rank's

@@ -24,7 +24,7 @@ def ranks_of(gang: RankOf, own: str, inboxes: Sequence[str], ring: Callable[[], 
     short_sleeps()
     ringing = ring if any(wire.bridged for wire in wires.values()) else _silence
     together = Wires(wires, ringing, letter_bytes=min(letter_bytes)) if wires else Wires(wires)
-    return Ranks(together, gang.axes, gang.sizes, gang.rank)
+    return Ranks(together, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s)
 
 
 def _silence() -> None:

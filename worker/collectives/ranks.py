@@ -7,7 +7,7 @@ add a collective op, add a row to `_OPERATIONS`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from wire.errors import InputError, MeshError
 from wire.grids import Axes, Sizes, groups
 from wire.types import Attrs
 
+from .algorithms import shares
 from .group import Group, Wires
 from .mailbox import CARRIED_SLEEP_S_MIN, SPINS_MIN, Patience
 from .progress import Pending, Progress
@@ -25,16 +26,18 @@ Array = NDArray[Any]
 
 
 class Ranks:
-    """Collectives (worker/engine.py) of rank `rank` of a grid; `wires` has the other ranks by number.
+    """Collectives (worker/engine.py) of rank `rank` of a grid; `wires` has the other ranks by number.  `bytes_per_s` is
+    what each rank can send, where that differs.
 
     One step at a time: `begin`, what the engine starts, then `end` or `fail`.
     """
 
-    def __init__(self, wires: Wires, axes: Axes, sizes: Sizes, rank: int) -> None:
+    def __init__(self, wires: Wires, axes: Axes, sizes: Sizes, rank: int, bytes_per_s: Sequence[float] = ()) -> None:
         self._wires = wires
         self._axes = axes
         self._sizes = sizes
         self._rank = rank
+        self._bytes_per_s = bytes_per_s
         self._groups: dict[Axes, Group] = {}
         self._progress = Progress()
         carried = any(wire.bridged for wire in wires.wires.values())
@@ -81,7 +84,10 @@ class Ranks:
         if found is None:
             members = next(each for each in groups(self._axes, self._sizes, axes) if self._rank in each)
             number = zlib.crc32("+".join(axes).encode())
-            found = self._groups[axes] = Group(self._wires, members, members.index(self._rank), number)
+            found = Group(self._wires, members, members.index(self._rank), number)
+            if self._bytes_per_s:
+                found.shares = shares([self._bytes_per_s[member] for member in members])
+            self._groups[axes] = found
         return found
 
 
