@@ -47,7 +47,7 @@ class Coding:
         self.extra = extra
         self.wrong: Counter[str] = Counter()  # how often a worker's answer was found to be wrong
         self._tolerance = tolerance
-        there = list(dict.fromkeys(workers or _healthy(mesh)))
+        there = list(dict.fromkeys(workers or self.healthy()))
         if len(there) < n:
             raise PlacementError(f"{n} shares need {n} workers, there are {len(there)}", next_step="Start more workers")
         self.workers = there[:n]  # of each share
@@ -61,13 +61,17 @@ class Coding:
             raise InputError("there is no Linear to code", next_step="Pass a layer of mesh.nn, or a pytree of them")
         return made
 
+    def healthy(self) -> list[str]:
+        """Names of the workers that can be asked."""
+        return [node.name for node in self.mesh.nodes if node.state == "healthy"]
+
     def spare(self) -> list[str]:
-        """Names of the healthy workers that have no share."""
-        return [name for name in _healthy(self.mesh) if name not in self.workers]
+        """Names of those that have no share."""
+        return [name for name in self.healthy() if name not in self.workers]
 
     def repair(self) -> dict[int, str]:
-        """Give the shares of workers that are lost to spare ones; the new worker of each.  Nothing else moves."""
-        there = {node.name for node in self.mesh.nodes if node.state != "dead"}
+        """Give the shares of workers that are dead or paused to spare ones; the new worker of each.  No other moves."""
+        there = {node.name for node in self.mesh.nodes if node.state not in ("dead", "paused")}
         lost = [number for number, worker in enumerate(self.workers) if worker not in there]
         moved = dict(zip(lost, self.spare(), strict=False))
         for number, worker in moved.items():
@@ -134,7 +138,3 @@ class Coding:
             found.append(next(leaves))
         children = [self._replaced(child, leaves, found) for child in structure.children]
         return dataclasses.replace(structure, children=tuple(children))
-
-
-def _healthy(mesh: Mesh) -> list[str]:
-    return [node.name for node in mesh.nodes if node.state == "healthy"]

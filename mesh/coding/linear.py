@@ -48,9 +48,7 @@ class CodedLinear:
 
     def __call__(self, x: Operand) -> Array:
         """x @ weight^T + bias, (..., out); NodeLost if fewer than k workers answer."""
-        with using(
-            None
-        ):  # what is between coded layers is computed here, and waits for no worker
+        with using(None):  # what is between coded layers is computed here, and waits for no worker
             rows: NDArray[Any] = np.asarray(x)
         graph = self._graph(rows)
         answers = self._coding.ask(graph, [(rows, *held.values()) for held in self._held])

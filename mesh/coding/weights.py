@@ -8,12 +8,13 @@ nothing, and shares of the same number belong together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.coding.code import blocks_of, joined
+from wire.coding.code import Shares, blocks_of, joined
 from wire.errors import ExecuteFailed, MeshError, NodeLost, ShapeError
 
 from .. import numpy as mnp
@@ -61,14 +62,14 @@ class CodedWeights:
         return tuple(sorted(self._sessions))
 
     def update(self, *change: Any) -> int:
-        """Add a change to the tensor, and its number, once k shares have it; NodeLost if fewer can.
+        """Add a change to the tensor; its number, once k shares have it.  NodeLost if fewer can.
 
         With a rank the factors left and right, else one tensor.
         """
         coded = self.coded(*change)
         self.version += 1
         steps = {number: self.send(number, self.version, coded[number]) for number in self.shares}
-        taken = self._first(steps)
+        taken = self._first(steps, self.coding.code.k, self.coding.code.k)
         if any(version != self.version for version in taken.values()):
             raise ExecuteFailed(f"shares have had the changes {taken}, where {self.version} is the last one")
         return self.version
@@ -89,33 +90,27 @@ class CodedWeights:
 
     def read(self) -> NDArray[Any]:
         """The tensor, of the k shares that come first, and `extra` to check them; NodeLost if fewer can."""
-        shares = {number: state["share"] for number, state in self.states().items()}
-        agreed = self.coding.agreed(shares)
-        if agreed is None:
-            raise ExecuteFailed(f"the shares {sorted(shares)} contradict each other", next_step="Read with more extra")
-        return joined(self.coding.code.decode(agreed), self._shape[0])
+        return joined(self.coding.code.decode(self._agreed(self.states())), self._shape[0])
 
     def states(self) -> dict[int, State]:
         """Shares with their versions, all with the last change in it: the k and `extra` that come first."""
-        found = self._first({number: session.begin_state() for number, session in self._sessions.items()})
-        behind = [number for number, state in found.items() if int(state["version"]) != self.version]
-        if behind:
-            raise ExecuteFailed(f"the shares {behind} lack changes that were sent to them")
-        return found
+        return self._states(self.coding.code.k + self.coding.extra)
 
     def rebuild(self) -> dict[int, str]:
-        """Make the shares that are lost again, of k others, on spare workers; the worker of each.
+        """Make the shares that are lost again, of k others, on spare workers where theirs are dead; the worker of each.
 
         What moves is k shares to here and each new one to its worker.
         """
-        lost = set(range(self.coding.code.n)) - set(self._sessions)
-        moved = {number: worker for number, worker in self.coding.repair().items() if number in lost}
-        if moved:
-            shares = {number: state["share"] for number, state in self.states().items()}
-            blocks = self.coding.code.decode(shares)
-            for number in moved:
+        self.coding.repair()
+        there = self.coding.healthy()
+        workers = dict(enumerate(self.coding.workers))
+        lost = {number: at for number, at in workers.items() if number not in self._sessions and at in there}
+        if lost:
+            left = self._states(self.coding.code.k)  # it may be that there are no more to check them
+            blocks = self.coding.code.decode(self._agreed(left))
+            for number in lost:
                 self._open(number, self.coding.code.share(number, blocks))
-        return moved
+        return lost
 
     def close(self) -> None:
         """End the sessions, and free the shares."""
@@ -128,28 +123,53 @@ class CodedWeights:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _agreed(self, states: dict[int, State]) -> Shares:
+        """Shares that agree; ExecuteFailed if they contradict each other, and nobody can say which is wrong."""
+        agreed = self.coding.agreed({number: state["share"] for number, state in states.items()})
+        if agreed is None:
+            raise ExecuteFailed(
+                f"the shares {sorted(states)} contradict each other, and it takes more to say which is wrong",
+                next_step="Make the Coding with a larger extra: 2 show one wrong share",
+            )
+        return agreed
+
     def _open(self, number: int, share: NDArray[Any]) -> None:
         state = {"share": share, "version": np.int64(self.version)}
-        width = () if self._rank is None else (self._rank,)
-        step = take if self._rank is None else take_product
-        examples = [np.zeros(share.shape if self._rank is None else (share.shape[0], *width), self._dtype)]
+        step: Callable[..., Any] = take
+        shapes = [share.shape]
         if self._rank is not None:
-            examples.append(np.zeros((self._rank, *self._shape[1:]), self._dtype))
+            step, shapes = take_product, [(share.shape[0], self._rank), (self._rank, *self._shape[1:])]
+        examples = [np.zeros(shape, self._dtype) for shape in shapes]
         self._sessions[number] = self.coding.mesh.session(
             step, state, np.int64(0), *examples, copies="none", strategy=self.coding.pinned(number)
         )
 
-    def _first(self, steps: dict[int, Step]) -> dict[int, Any]:
-        """What the first k and `extra` tell; a share whose worker is lost is given up."""
-        wanted, numbers = self.coding.code.k + self.coding.extra, list(steps)
+    def _states(self, needed: int) -> dict[int, State]:
+        """As `states`, where so many of them must be had."""
+        asked = {number: session.begin_state() for number, session in self._sessions.items()}
+        found = self._first(asked, needed, self.coding.code.k + self.coding.extra)
+        behind = [number for number, state in found.items() if int(state["version"]) != self.version]
+        if behind:
+            raise ExecuteFailed(f"the shares {behind} lack changes that were sent to them")
+        return found
+
+    def _first(self, steps: dict[int, Step], needed: int, wanted: int) -> dict[int, Any]:
+        """What the first `wanted` tell; a share whose worker is lost is given up.  NodeLost for fewer than `needed`."""
+        numbers, why = list(steps), "the others were lost before"
         found: dict[int, Any] = {}
         for place in self.coding.mesh.as_completed(list(steps.values())):
             number = numbers[place]
             try:
                 found[number] = steps[number].result()
             except MeshError as error:
-                cause = error
-                self._sessions.pop(number, None)
+                why = str(error)
+                self._sessions.pop(number).close()
             if len(found) == wanted:
                 return found
-        raise NodeLost(f"{wanted} shares are needed, {len(found)} answered", cause=str(cause))
+        if len(found) >= needed:
+            return found
+        raise NodeLost(
+            f"{needed} shares are needed, {len(found)} answered",
+            cause=why,
+            next_step=f"Call rebuild(), which needs {self.coding.code.k}; with fewer the tensor is lost",
+        )

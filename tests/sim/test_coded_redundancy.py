@@ -229,6 +229,49 @@ def test_shares_die_and_are_made_again_of_others() -> None:
             weights.update(changes(1)[0])
 
 
+def test_a_worker_that_is_back_gets_its_share_again() -> None:
+    tensor, (change, other) = values(11, 6), changes(2)
+    with workers(4) as mesh, CodedWeights(Coding(mesh, 4, 2, extra=2), tensor) as weights:
+        mesh.simulation.kill("sim-1")
+        weights.update(change)
+        mesh.simulation.wait(0.5)
+        weights.update(other)
+        assert weights.rebuild() == {} and weights.shares == (0, 2, 3), "nobody is there to take it"
+        with pytest.raises(errors.NodeLost, match="4 shares are needed, 3 answered"):
+            weights.read()
+        mesh.simulation.start("sim-1")
+        mesh.simulation.wait(0.5)
+        assert weights.rebuild() == {1: "sim-1"}
+        assert error(weights.read(), tensor + change + other) <= ERROR_MAX
+
+
+def test_linear_regression_is_trained_in_shares_while_workers_die() -> None:
+    """Nobody ever holds the weights: outputs are decoded, and gradients are coded as the factors dy^T and x."""
+    x, target = values(64, 8), values(64, 8) @ values(5, 8, seed=1).T
+    weight = np.zeros((5, 8), np.float32)
+    with workers(5) as mesh, CodedWeights(Coding(mesh, 5, 3), weight, rank=64) as weights:
+        for step in range(30):
+            if step in (7, 19):
+                mesh.simulation.kill(f"sim-{step % 5}")
+            gradient = (x @ weight.T - target) / 64
+            weights.update(-0.5 * gradient.T, x)
+            weight = weight - 0.5 * gradient.T @ x
+            assert error(weights.read(), weight) <= ERROR_MAX
+        assert error(weight, values(5, 8, seed=1)) < 0.02
+
+
+def test_a_share_is_not_made_again_of_a_wrong_one() -> None:
+    tensor, (change, other) = values(11, 6), changes(2)
+    with workers(6) as mesh:
+        coding = Coding(mesh, 5, 2, extra=2)
+        with CodedWeights(coding, tensor) as weights:
+            weights.send(3, 1, weights.coded(other)[3]).result()
+            mesh.simulation.kill("sim-0")
+            weights.update(change)
+            assert weights.rebuild() == {0: "sim-5"} and dict(coding.wrong) == {"sim-3": 1}
+            assert error(weights.read(), tensor + change) <= ERROR_MAX
+
+
 def test_a_wrong_share_is_seen_by_one_more_and_located_by_two() -> None:
     tensor, (change, other) = values(11, 6), changes(2)
     with workers(5) as mesh:
