@@ -36,6 +36,7 @@ from .grid import Grid, PartitionSpec
 from .handle import Handle
 from .importers.jax import from_jax
 from .importers.torch import from_torch
+from .inference import AsyncInferenceServer, InferenceServer
 from .load import load
 from .model import InputSpec, Model
 from .numpy import random
@@ -52,6 +53,7 @@ from .transforms.remat import remat
 
 __all__ = [
     "Array",
+    "AsyncInferenceServer",
     "AsyncMesh",
     "Auto",
     "CodedWeights",
@@ -62,6 +64,7 @@ __all__ = [
     "Function",
     "Grid",
     "Handle",
+    "InferenceServer",
     "InputSpec",
     "Mesh",
     "MeshError",

@@ -5,6 +5,18 @@ models at once.  `cached.py` and `sampling.py` are the graphs of a step.
 """
 
 from .generating import Generating, TokenStream
+from .replies import Reply
+from .server import AsyncInferenceServer, InferenceServer, LoadedModel, Options
 from .settings import GREEDY, Sampling
 
-__all__ = ["GREEDY", "Generating", "Sampling", "TokenStream"]
+__all__ = [
+    "GREEDY",
+    "AsyncInferenceServer",
+    "Generating",
+    "InferenceServer",
+    "LoadedModel",
+    "Options",
+    "Reply",
+    "Sampling",
+    "TokenStream",
+]

@@ -106,6 +106,7 @@ PURE = (
     "coordinator/tokens.py",
     "coordinator/working_set.py",
     "mesh/diagnosis.py",
+    "mesh/inference/batching.py",
     "mesh/inference/settings.py",
     "mesh/inference/slots.py",
     "wire/address.py",

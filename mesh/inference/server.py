@@ -1,0 +1,268 @@
+"""InferenceServer: several models that answer requests, and go on with texts, on one mesh.
+
+    server = InferenceServer(mesh)
+    server.load_model("minilm", "path/to/folder", max_batch=16)
+    rows = server.infer("minilm", {"input_ids": ids})
+    for piece in server.generate("llama", "Once upon", stream=True): ...
+
+`AsyncInferenceServer` is the same on a loop.  Any number of threads or tasks may ask at once: that is what batches are
+made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wire.errors import ConfigError, InputError
+
+from ..aio import AsyncMesh
+from ..client import Mesh
+from ..load import load
+from ..model import Model
+from .answering import Answering, is_batched
+from .generating import Generating, text_of
+from .replies import Prompt, Reply, Request
+from .tokens import Tokenizer
+
+Source = str | Path | Model | Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is served: batches of up to `max_batch` rows, begun after `max_wait_ms` at the latest; `queue`
+    requests may wait, and as many texts.
+
+    A language model has `replicas` running batches of `max_batch` texts, which fill the stages of a pipeline, and reads
+    prompts in pieces of `chunk` tokens.  `batched` says whether the first axis of inputs and outputs is one of rows
+    that do not depend on each other; None: as the model's file says.
+    """
+
+    max_batch: int = 8
+    max_wait_ms: float = 2.0
+    queue: int = 64
+    replicas: int = 1
+    chunk: int = 16
+    batched: bool | None = None
+    strategy: str = "auto"
+    mode: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "queue", "replicas", "chunk"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} counts from 1, got {getattr(self, name)!r}")
+        if not self.max_wait_ms >= 0:
+            raise InputError(f"max_wait_ms is 0 or more, got {self.max_wait_ms!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model as `loaded_models` tells of it: its weights, what waits, which texts run, what was done until now."""
+
+    name: str
+    weights_bytes: int
+    waiting: int
+    texts: int
+    batches: int
+    steps: int
+
+
+class AsyncInferenceServer:
+    """Serves on the loop of its mesh.  Close it, or use it as an async context manager; the mesh stays."""
+
+    def __init__(self, mesh: AsyncMesh) -> None:
+        self._mesh = mesh
+        self._models: dict[str, _Served] = {}
+        self._loading: set[str] = set()
+        self._closed = False
+
+    async def load_model(self, name: str, model: Source, **options: Any) -> None:
+        """Serve a model, a path to one, or a function, under a name; `options` are those of `Options`.
+
+        Weights go to the workers when they are first needed.  InputError for a name that is taken.
+        """
+        self._check_open()
+        chosen = Options(**options)
+        if name in self._models or name in self._loading:
+            raise InputError(f"a model is called {name!r} already", next_step="Unload it first, or choose another name")
+        self._loading.add(name)
+        try:
+            found = await asyncio.to_thread(_loaded, model)
+            self._check_open()
+            self._models[name] = _Served(self._mesh, found, chosen)
+        finally:
+            self._loading.discard(name)
+
+    async def infer(self, name: str, *inputs: Any) -> Any:
+        """What the model makes of the inputs, as `Mesh.run` gives it.  Cancel the task to want it no more.
+
+        QueueFull at once if too many requests wait; InputError for a model that is not loaded.
+        """
+        return await self._served(name).answering.ask(inputs)
+
+    def generate(self, name: str, prompt: Prompt, **request: Any) -> Reply:
+        """Go on with a prompt, a text or a list of tokens: an async iterator of pieces, each when it is there.
+
+        `request` is as for `mesh.Model.generate`.  QueueFull at once if too many texts wait.
+        """
+        return self._served(name).begin(prompt, Request(**request))
+
+    def loaded_models(self) -> tuple[LoadedModel, ...]:
+        """All of them, by name."""
+        return tuple([served.told(name) for name, served in sorted(self._models.items())])
+
+    async def unload_model(self, name: str) -> None:
+        """Cancel what is asked of a model, and free what it has on the workers."""
+        served = self._served(name)
+        del self._models[name]
+        await served.close()
+
+    async def close(self) -> None:
+        """Unload all."""
+        self._closed = True
+        while self._models:
+            await self._models.popitem()[1].close()
+
+    async def __aenter__(self) -> AsyncInferenceServer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _served(self, name: str) -> _Served:
+        self._check_open()
+        found = self._models.get(name)
+        if found is None:
+            known = ", ".join(sorted(self._models)) or "none"
+            raise InputError(f"no model is called {name!r}", next_step=f"Loaded: {known}")
+        return found
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("this server is closed")
+
+
+class InferenceServer:
+    """Serves on a Mesh; any thread may ask.  Close it, or use it as a context manager; the mesh stays."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._async = AsyncInferenceServer(mesh.on_loop)
+
+    def load_model(self, name: str, model: Source, **options: Any) -> None:
+        """Serve a model, a path to one, or a function, under a name; `options` are those of `Options`.
+
+        Weights go to the workers when they are first needed.  InputError for a name that is taken.
+        """
+        self._mesh.wait(self._async.load_model(name, model, **options))
+
+    def infer(self, name: str, *inputs: Any) -> Any:
+        """What the model makes of the inputs, as `Mesh.run` gives it.
+
+        QueueFull at once if too many requests wait; InputError for a model that is not loaded.
+        """
+        return self._mesh.wait(self._async.infer(name, *inputs))
+
+    def generate(self, name: str, prompt: Prompt, *, stream: bool = False, **request: Any) -> Any:
+        """Go on with a prompt: all that is new, or with `stream` an iterator of pieces, each when it is there.
+
+        `request` is as for `mesh.Model.generate`.  QueueFull at once if too many texts wait.
+        """
+
+        async def begin() -> Reply:
+            return self._async.generate(name, prompt, **request)
+
+        reply = self._mesh.wait(begin())
+        return self._pieces(reply) if stream else self._mesh.wait(reply.all())
+
+    def loaded_models(self) -> tuple[LoadedModel, ...]:
+        """All of them, by name."""
+        return self._mesh.wait(_soon(self._async.loaded_models))
+
+    def unload_model(self, name: str) -> None:
+        """Cancel what is asked of a model, and free what it has on the workers."""
+        self._mesh.wait(self._async.unload_model(name))
+
+    def close(self) -> None:
+        """Unload all."""
+        self._mesh.wait(self._async.close())
+
+    def __enter__(self) -> InferenceServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _pieces(self, reply: Reply) -> Iterator[Any]:
+        async def following() -> Any:
+            return await anext(reply, None)
+
+        try:
+            while (piece := self._mesh.wait(following())) is not None:
+                yield piece
+        finally:
+            self._mesh.wait(_soon(reply.cancel))
+
+
+class _Served:
+    """A model with its queues."""
+
+    def __init__(self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options) -> None:
+        self._mesh = mesh
+        self._model = model
+        self._options = options
+        batched = options.batched
+        if batched is None:
+            batched = is_batched(model) if isinstance(model, Model) else True
+        self.answering = Answering(
+            mesh, model, rows_max=options.max_batch, wait_s=options.max_wait_ms / 1e3, queue=options.queue,
+            batched=batched, strategy=options.strategy, mode=options.mode,
+        )  # fmt: skip
+        self._generating: list[Generating] = []
+        self._tokenizer: Tokenizer | None = None
+
+    def begin(self, prompt: Prompt, request: Request) -> Reply:
+        """Go on with a prompt in the batch that has least to do."""
+        if not isinstance(self._model, Model):
+            raise InputError("a function does not generate text")
+        folder = text_of(self._model).folder
+        if isinstance(prompt, str) and self._tokenizer is None:
+            self._tokenizer = Tokenizer(folder)
+        if not self._generating:
+            options = self._options
+            self._generating = [
+                Generating(
+                    self._mesh, self._model, slots=options.max_batch, queue=-(-options.queue // options.replicas),
+                    chunk=options.chunk, strategy=options.strategy, mode=options.mode,
+                )
+                for _ in range(options.replicas)
+            ]  # fmt: skip
+        least = min(self._generating, key=lambda each: each.waiting + each.active)
+        return request.begin(least, self._tokenizer, prompt)
+
+    def told(self, name: str) -> LoadedModel:
+        """What it does now."""
+        weights = self._model.params.values() if isinstance(self._model, Model) else ()
+        texts, steps = (sum(getattr(each, what) for each in self._generating) for what in ("active", "steps"))
+        waiting = self.answering.waiting + sum(each.waiting for each in self._generating)
+        size = sum(weight.nbytes for weight in weights)
+        return LoadedModel(name, size, waiting, texts, self.answering.batches, steps)
+
+    async def close(self) -> None:
+        """Cancel everything."""
+        await self.answering.close()
+        await asyncio.gather(*(each.close() for each in self._generating))
+
+
+def _loaded(source: Source) -> Model | Callable[..., Any]:
+    model = load(source) if isinstance(source, str | Path) else source
+    if isinstance(model, Model):
+        _ = model.handles  # hashed now, and not while somebody waits
+    return model
+
+
+async def _soon(call: Callable[[], Any]) -> Any:
+    return call()

@@ -1,0 +1,79 @@
+"""Which requests are computed together, and when."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mesh.inference.batching import Batcher, Waiting
+
+
+def batcher(**other: float) -> Batcher:
+    return Batcher(**{"rows_max": 4, "wait_s": 1.0, "queue_max": 10, "batches_max": 2, **other})  # type: ignore[arg-type]
+
+
+def numbers(batch: list[Waiting]) -> list[int]:
+    return [each.number for each in batch]
+
+
+def test_a_batch_waits_for_more_until_it_is_full_or_its_time_is_up() -> None:
+    machine = batcher()
+    machine.add(Waiting(0, "a", 1, 0.0))
+    machine.add(Waiting(1, "a", 2, 0.5))
+    assert machine.take(0.9) == [] and machine.next_deadline() == 1.0
+    machine.add(Waiting(2, "a", 1, 0.9))
+    assert numbers(machine.take(0.9)) == [0, 1, 2], "four rows are a batch"
+    machine.add(Waiting(3, "a", 1, 1.0))
+    assert machine.take(1.9) == [] and numbers(machine.take(2.0)) == [3]
+    assert machine.next_deadline() is None
+
+
+def test_kinds_are_apart_and_one_does_not_hold_up_the_other() -> None:
+    machine = batcher()
+    machine.add(Waiting(0, "a", 1, 0.0))
+    for number in range(1, 5):
+        machine.add(Waiting(number, "b", 1, 0.1))
+    assert numbers(machine.take(0.2)) == [1, 2, 3, 4] and numbers(machine.waiting.values()) == [0]  # type: ignore[arg-type]
+
+
+def test_a_request_larger_than_a_batch_is_one_by_itself() -> None:
+    machine = batcher()
+    machine.add(Waiting(0, "a", 9, 0.0))
+    machine.add(Waiting(1, "a", 1, 0.0))
+    assert numbers(machine.take(0.0)) == [0] and machine.take(0.0) == []
+
+
+def test_no_more_are_under_way_than_may_be_and_what_waits_gathers() -> None:
+    machine = batcher(batches_max=1)
+    for number in range(6):
+        machine.add(Waiting(number, "a", 1, 0.0))
+    assert numbers(machine.take(0.0)) == [0, 1, 2, 3] and machine.take(9.0) == [] and machine.next_deadline() is None
+    assert machine.leave(4) and not machine.leave(0)
+    machine.done()
+    assert numbers(machine.take(9.0)) == [5]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_everybody_is_served_once_in_time_and_in_order_of_their_kind(seed: int) -> None:
+    rng = random.Random(seed)
+    machine, now, served, running = batcher(), 0.0, list[Waiting](), 0
+    coming = [Waiting(number, rng.choice("ab"), rng.randint(1, 3), 0.0) for number in range(50)]
+    while coming or machine.waiting:
+        if coming and not machine.full and rng.random() < 0.7:
+            first = coming.pop(0)
+            machine.add(Waiting(first.number, first.kind, first.rows, now))
+        while batch := machine.take(now):
+            assert len({each.kind for each in batch}) == 1
+            assert len(batch) == 1 or sum(each.rows for each in batch) <= machine.rows_max
+            served += batch
+            running += 1
+        if running and rng.random() < 0.6:
+            machine.done()
+            running -= 1
+        now += rng.uniform(0, 0.6)
+    assert sorted(numbers(served)) == list(range(50))
+    for kind in "ab":
+        assert numbers([each for each in served if each.kind == kind]) == sorted(
+            each.number for each in served if each.kind == kind
+        )

@@ -1,0 +1,186 @@
+"""A server of several models: in this process, and on simulated workers that die under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from support.language import GOLDEN, MODELS, golden_model
+
+import mesh
+import mesh.numpy as mnp
+from mesh import AsyncInferenceServer, AsyncMesh, InferenceServer, Mesh
+from mesh.config import MeshConfig
+from mesh.errors import Cancelled, ConfigError, InputError, QueueFull
+from mesh.simulation.loop import VirtualLoop
+
+REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())["llama"]
+W = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+
+
+def layer(x: Any) -> Any:
+    return mnp.tanh(x @ W)
+
+
+def run(work: Any) -> Any:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)
+
+
+def rows(seed: int, count: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, 16)).astype(np.float32)
+
+
+def test_two_models_at_once_and_what_is_told_of_them() -> None:
+    ids = np.arange(3, 11, dtype=np.int32)[None]
+    with Mesh(MeshConfig()) as here, InferenceServer(here) as server:
+        server.load_model("bert", MODELS / "bert")
+        server.load_model("llama", str(MODELS / "llama"), max_batch=2)
+        assert [model.name for model in server.loaded_models()] == ["bert", "llama"]
+        wanted = mesh.load(MODELS / "bert")(ids)
+        found = server.infer("bert", {"input_ids": ids})
+        np.testing.assert_allclose(found["last_hidden_state"], np.asarray(wanted["last_hidden_state"]), atol=1e-5)
+        assert server.infer("llama", ids).shape == (1, 8, 50)
+        prompt = REFERENCE["prompts"][2]
+        assert server.generate("llama", prompt, max_new_tokens=14, ends=()) == REFERENCE["tokens"][2]
+        pieces = server.generate("llama", prompt, max_new_tokens=14, ends=(), stream=True)
+        assert [next(pieces), next(pieces)] == REFERENCE["tokens"][2][:2]
+        pieces.close()
+        told = {model.name: model for model in server.loaded_models()}
+        assert told["llama"].steps >= 14 and told["llama"].batches == 1 and told["bert"].weights_bytes > 60_000
+        server.unload_model("bert")
+        with pytest.raises(InputError, match=r"no model is called 'bert'. Loaded: llama"):
+            server.infer("bert", {"input_ids": ids})
+        with pytest.raises(InputError, match="is called 'llama' already"):
+            server.load_model("llama", MODELS / "llama")
+        with pytest.raises(InputError, match="max_batch counts from 1"):
+            server.load_model("other", MODELS / "bert", max_batch=0)
+    with pytest.raises(ConfigError, match="closed"):
+        server._async.generate("llama", [1])
+
+
+async def _batched() -> None:
+    async with await AsyncMesh.connect(MeshConfig()) as here, AsyncInferenceServer(here) as server:
+        await server.load_model("layer", layer, max_batch=8)
+        await server.load_model("sum", lambda x: mnp.sum(x), batched=False)
+        counts = [1, 2, 1, 3, 1, 1, 5]
+        found = await asyncio.gather(*(server.infer("layer", rows(seed, count)) for seed, count in enumerate(counts)))
+        for seed, (count, array) in enumerate(zip(counts, found, strict=True)):
+            np.testing.assert_allclose(array, np.tanh(rows(seed, count) @ W), rtol=1e-5, atol=1e-6)
+        (told,) = [model for model in server.loaded_models() if model.name == "layer"]
+        assert told.batches == 2, "fourteen rows"
+        assert float(await server.infer("sum", rows(1, 3))) == pytest.approx(rows(1, 3).sum(), rel=1e-5)
+        await server.load_model("wrong", lambda x: mnp.sum(x))
+        with pytest.raises(InputError, match="no row per row"):
+            await server.infer("wrong", rows(1, 3))
+        with pytest.raises(InputError, match="the first axis of every input is the batch"):
+            await server.infer("layer", np.float32(1))
+
+
+def test_requests_of_any_number_of_rows_are_computed_together_and_equal_themselves_alone() -> None:
+    run(_batched())
+
+
+async def _crowded() -> None:
+    async with (
+        await Mesh.builder().mesh("sim").simulate(2).build_async() as workers,
+        AsyncInferenceServer(workers) as server,
+    ):
+        await server.load_model("layer", layer, max_batch=2, queue=4, max_wait_ms=1000)
+        asked = [asyncio.ensure_future(server.infer("layer", rows(seed))) for seed in range(16)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        refused = [each for each in asked if each.done()]
+        assert refused, "more than can be under way and wait"
+        for each in refused:
+            error = each.exception()
+            assert isinstance(error, QueueFull) and error.retry and "Try again" in str(error)
+        await asyncio.wait(asked)
+        for seed, each in enumerate(asked):
+            if each not in refused:
+                np.testing.assert_allclose(await each, np.tanh(rows(seed) @ W), rtol=1e-5, atol=1e-6)
+        await server.load_model("llama", golden_model("llama"), max_batch=1, queue=2)
+        replies = [server.generate("llama", [3, 4], max_new_tokens=4) for _ in range(2)]
+        with pytest.raises(QueueFull):
+            server.generate("llama", [3, 4])
+        assert await replies[0].all() == await replies[1].all()
+
+
+def test_a_full_queue_is_an_immediate_refusal() -> None:
+    run(_crowded())
+
+
+async def _cancelled() -> None:
+    async with (
+        await Mesh.builder().mesh("sim").simulate(1).build_async() as workers,
+        AsyncInferenceServer(workers) as server,
+    ):
+        await server.load_model("layer", layer, max_batch=2, max_wait_ms=1000)
+        alone = asyncio.ensure_future(server.infer("layer", rows(0)))
+        await asyncio.sleep(0.1)
+        alone.cancel()
+        await asyncio.wait([alone])
+        first, second = (asyncio.ensure_future(server.infer("layer", rows(seed))) for seed in (1, 2))
+        await asyncio.sleep(0)
+        first.cancel()
+        np.testing.assert_allclose(await second, np.tanh(rows(2) @ W), rtol=1e-5, atol=1e-6)
+        await server.load_model("llama", golden_model("llama"), max_batch=1)
+        long, short = (server.generate("llama", [3, 4], max_new_tokens=count, ends=()) for count in (30, 3))
+        assert isinstance(await anext(long), int)
+        long.cancel()
+        assert len(await short.all()) == 3 and long.reason == "cancelled"
+        waits = asyncio.ensure_future(server.infer("layer", rows(0)))
+        goes = server.generate("llama", [3, 4], max_new_tokens=30, ends=())
+        await anext(goes)
+        await server.close()
+        with pytest.raises(Cancelled):
+            await waits
+        with pytest.raises(Cancelled):
+            await goes.all()
+        await asyncio.sleep(1)
+        assert workers.simulation.coordinator.sessions.idle
+
+
+def test_requests_are_cancelled_by_whoever_asked_and_by_unloading() -> None:
+    run(_cancelled())
+
+
+async def _under_load() -> None:
+    """Every worker dies, or leaves, once; others come; no request is lost, and every answer is right."""
+    async with (
+        await Mesh.builder().mesh("sim").simulate(3, 4).build_async() as workers,
+        AsyncInferenceServer(workers) as server,
+    ):
+        cluster = workers.simulation
+        await server.load_model("layer", layer, max_batch=4, strategy="pipeline")
+        await server.load_model("llama", golden_model("llama"), max_batch=2, replicas=2, strategy="pipeline")
+
+        async def asks(seed: int) -> None:
+            for turn in range(12):
+                x = rows(100 * seed + turn)
+                np.testing.assert_allclose(await server.infer("layer", x), np.tanh(x @ W), rtol=1e-5, atol=1e-6)
+                await asyncio.sleep(0.3)
+
+        async def reads(place: int) -> None:
+            for _ in range(3):
+                reply = server.generate("llama", REFERENCE["prompts"][place], max_new_tokens=14, ends=())
+                assert await reply.all() == REFERENCE["tokens"][place]
+                await asyncio.sleep(1)
+
+        async def mischief() -> None:
+            for number, name in enumerate(cluster.names):
+                await asyncio.sleep(0.5)
+                (cluster.leave if number == 1 else cluster.kill)(name)
+                await asyncio.sleep(0.7)
+                cluster.start(name)
+                await asyncio.sleep(1)
+
+        await asyncio.gather(*map(asks, range(4)), *map(reads, range(4)), mischief())
+        cluster.referee.verdict()
+
+
+def test_stages_are_replaced_under_load_and_no_request_is_lost() -> None:
+    run(_under_load())
