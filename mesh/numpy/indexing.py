@@ -28,12 +28,13 @@ from .reductions import normal_axis
 def getitem(x: Operand, key: Any) -> Array:
     """x[key] with numpy's rules."""
     array = asarray(x)
-    items = _expanded(array, key if isinstance(key, tuple) else (key,))
+    given = [_item(item) for item in (key if isinstance(key, tuple) else (key,))]
+    items = _expanded(array, given)
     if any(isinstance(item, Array | _Flag) for item in items):
         items = [_index_literal(item) if isinstance(item, int) else item for item in items]
     basic = _Basic(array, items)
     result = basic.apply(array)
-    return _advanced(result, basic.gathers) if basic.gathers else result
+    return _advanced(result, basic.gathers, _are_apart(given)) if basic.gathers else result
 
 
 def take(x: Operand, indices: Operand, axis: int | None = None) -> Array:
@@ -172,9 +173,15 @@ class _Basic:
         return manipulation.reshape(array, self.shape)
 
 
-def _expanded(array: Array, key: tuple[Any, ...]) -> list[Any]:
+def _are_apart(items: list[Any]) -> bool:
+    """Whether something stands between two arrays or numbers, be it an Ellipsis for no axis at all."""
+    places = [place for place, item in enumerate(items) if isinstance(item, int | Array)]
+    return bool(places) and len(places) <= places[-1] - places[0]
+
+
+def _expanded(array: Array, items: list[Any]) -> list[Any]:
     """The key with one item per axis and None: masks as integer arrays, Ellipsis and missing axes as full slices."""
-    items = [_item(item) for item in key]
+    items = list(items)
     given = sum(_axes_of(item) for item in items)
     if given > array.ndim:
         raise InputError(f"{given} indices for an array of {array.ndim} dimensions")
@@ -244,13 +251,14 @@ def _without_masks(array: Array, items: list[Any]) -> list[Any]:
 # -- integer arrays ---------------------------------------------------------------------------------------
 
 
-def _advanced(array: Array, gathers: list[_Gather]) -> Array:
+def _advanced(array: Array, gathers: list[_Gather], apart: bool) -> Array:
+    """Where the indices stand `apart`, the new dimensions come first, as in numpy."""
     axes = [gather.axis for gather in gathers]
     dims = [array.shape[axis] for axis in axes]
     found = [wrapped(gather.index, dim) for gather, dim in zip(gathers, dims, strict=True)]
     if len(axes) == 1:
         return apply("gather", array, found[0], axis=axes[0], batch_dims=0)
-    if axes != list(range(axes[0], axes[0] + len(axes))):  # apart: numpy puts the new dimensions first
+    if apart:
         array = manipulation.moveaxis(array, axes, range(len(axes)))
         axes = list(range(len(axes)))
     merged = manipulation.reshape(array, (*array.shape[: axes[0]], math.prod(dims), *array.shape[axes[-1] + 1 :]))

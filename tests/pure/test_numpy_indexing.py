@@ -25,6 +25,8 @@ KEYS = [
     slice(None, None, 2)),
     (np.array([True, False]),), (slice(None), np.array([True, False, True])),
     (X > 50,), (X[:, :, 0, 0] % 2 == 0,), (0, np.array([[True] * 4, [False] * 4, [True] * 4])),
+    (slice(None), slice(None), [0, 1], ..., [2, 2]), (slice(None), [0], slice(None), np.array([True] * 5), ...),
+    (slice(None), slice(None), [1, 0], ..., 3), (slice(None), 1, ..., slice(None), [4, 0]),
     (np.array([True, True]), [0, 2]), (..., np.array([True, False, True, False, True])),
 ]  # fmt: skip
 
