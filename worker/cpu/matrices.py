@@ -70,22 +70,24 @@ def _svd(x: Array, attrs: Attrs) -> Sequence[Array]:
 def _lu(x: Array, attrs: Attrs) -> Sequence[Array]:
     """Golub and Van Loan, Matrix Computations, 4th edition, algorithm 3.4.1 in panels, over all matrices at once."""
     ahead, (m, n) = x.shape[:-2], x.shape[-2:]
-    factors = x.reshape(math.prod(ahead), m, n).copy()
-    every = np.arange(len(factors))
-    swapped = np.zeros((len(factors), min(m, n)), np.int32)
-    rows = np.tile(np.arange(m, dtype=np.int32), (len(factors), 1))
-    for first in range(0, min(m, n), PANEL):
-        last = min(first + PANEL, m, n)
+    few, count = min(m, n), math.prod(ahead)
+    factors = x.reshape(count, m, n).copy()
+    every = np.arange(count)
+    swapped = np.zeros((count, few), np.int32)
+    for first in range(0, few, PANEL):
+        last = min(first + PANEL, few)
         for at in range(first, last):
-            pivot = at + np.argmax(_size(factors[:, at:, at]), axis=1)
-            swapped[:, at] = pivot
-            for array in (factors, rows):
-                array[every, at], array[every, pivot] = array[every, pivot], array[every, at]
-            divisor = factors[:, at, at, None]
-            factors[:, at + 1 :, at] /= np.where(divisor == 0, 1, divisor)
-            factors[:, at + 1 :, at + 1 : last] -= factors[:, at + 1 :, at, None] * factors[:, at, None, at + 1 : last]
-        _behind(factors, first, last)
-    shapes = (x.shape, (*ahead, min(m, n)), (*ahead, m))
+            swapped[:, at] = pivot = at + np.argmax(_size(factors[:, at:, at]), axis=1)
+            factors[every, at], factors[every, pivot] = factors[every, pivot], factors[every, at]
+            below, divisor = factors[:, at + 1 :, at], factors[:, at, at, None]
+            np.divide(below, divisor, out=below, where=divisor != 0)
+            factors[:, at + 1 :, at + 1 : last] -= below[:, :, None] * factors[:, at, None, at + 1 : last]
+        if last < n:
+            _behind(factors, first, last)
+    rows = np.tile(np.arange(m, dtype=np.int32), (count, 1))
+    for at in range(few):
+        rows[every, at], rows[every, swapped[:, at]] = rows[every, swapped[:, at]], rows[every, at]
+    shapes = (x.shape, (*ahead, few), (*ahead, m))
     return [array.reshape(shape) for array, shape in zip((factors, swapped, rows), shapes, strict=True)]
 
 
@@ -98,8 +100,9 @@ def _size(array: Array) -> Array:
 
 def _behind(factors: NDArray[Any], first: int, last: int) -> None:
     """What the panel from column `first` to `last` does to the columns behind it."""
-    for at in range(first + 1, last):
-        factors[:, at, None, last:] -= factors[:, at, None, first:at] @ factors[:, first:at, last:]
+    lower = np.tril(factors[:, first:last, first:last], -1) + np.eye(last - first, dtype=factors.dtype)
+    turned = np.linalg.solve(lower[:, ::-1, ::-1], factors[:, first:last, last:][:, ::-1])  # back substitution
+    factors[:, first:last, last:] = turned[:, ::-1]
     factors[:, last:, last:] -= factors[:, last:, first:last] @ factors[:, first:last, last:]
 
 
