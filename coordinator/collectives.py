@@ -1,9 +1,10 @@
 """Collectives: what they are predicted to cost, from how two ranks reach each other.  Pure.
 
-With n ranks, m bytes, a latency a and b bytes/s of the slowest pair, each collective takes the time of the better of
-two algorithms: one that sends everything at once, and one that sends in pieces that are combined or gathered.  After
-Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.  Groups over the
-same axes are at it side by side.  How they are carried out is the workers' business (worker/collectives/).
+With n ranks, m bytes, a latency a and b bytes/s of the slowest pair, and c bytes/s that a rank combines, a collective
+takes the time of the better of two algorithms: one that sends everything at once, and one that sends in pieces that are
+combined or gathered.  After Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+MPICH", 2005.  Groups over the same axes are at it side by side.  How they are carried out is the workers' business
+(worker/collectives/).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from .cost import turns
 from .profile import Link, Profiles
 
 ALIKE = 1.25  # links that differ by no more than that share a reduction evenly
-MAILBOX = Link(1e-5, 4e9)  # between processes of one host: bench/collectives.py
+MAILBOX = Link(5e-5, 4e9)  # between processes of one host: bench/collectives.py, and what an engine needs to start one
+COMBINED_BYTES_PER_S = 8e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +89,18 @@ def _seconds(each: Exchange, link: Link, ranks: int) -> float:
     if ranks < 2 or each.operand is None:
         return 0.0
     size_bytes = each.operand.size_bytes
-    return min(link.latency_s * rounds + sent / link.bytes_per_s for rounds, sent in WAYS[each.op](size_bytes, ranks))
+    return min(
+        link.latency_s * rounds + sent / link.bytes_per_s + combined / COMBINED_BYTES_PER_S
+        for rounds, sent, combined in WAYS[each.op](size_bytes, ranks)
+    )
 
 
-# Rounds of messages, and bytes that one rank sends in all of them: of all at once, or in pieces.
-WAYS: dict[str, Callable[[float, int], tuple[tuple[int, float], ...]]] = {
-    "all_reduce": lambda m, n: ((1, (n - 1) * m), (2, 2 * (n - 1) / n * m)),
-    "all_gather": lambda m, n: ((1, (n - 1) * m),),
-    "reduce_scatter": lambda m, n: ((1, (n - 1) / n * m),),
-    "all_to_all": lambda m, n: ((1, (n - 1) / n * m),),
-    "permute": lambda m, n: ((1, m),),
-    "broadcast_from": lambda m, n: ((1, (n - 1) * m), (2, 2 * (n - 1) / n * m)),
+# Rounds of messages, bytes that one rank sends in all of them, and bytes that it combines: at once, or in pieces.
+WAYS: dict[str, Callable[[float, int], tuple[tuple[int, float, float], ...]]] = {
+    "all_reduce": lambda m, n: ((1, (n - 1) * m, (n - 1) * m), (2, 2 * (n - 1) / n * m, (n - 1) / n * m)),
+    "all_gather": lambda m, n: ((1, (n - 1) * m, 0),),
+    "reduce_scatter": lambda m, n: ((1, (n - 1) / n * m, (n - 1) / n * m),),
+    "all_to_all": lambda m, n: ((1, (n - 1) / n * m, 0),),
+    "permute": lambda m, n: ((1, m, 0),),
+    "broadcast_from": lambda m, n: ((1, (n - 1) * m, 0), (2, 2 * (n - 1) / n * m, 0)),
 }
