@@ -35,6 +35,7 @@ from wire.types import TensorType
 
 from . import host_messages as messages
 from .collectives.opening import ranks_of
+from .collectives.progress import Progress
 from .collectives.ranks import Ranks
 from .devices import open_engine
 from .engine import Engine, Executable, Stopped
@@ -141,7 +142,7 @@ class Host:
         ring: Callable[[], None] = lambda: None,
     ) -> None:
         self.lost = False
-        self._ring = ring
+        self._ring, self._progress = ring, Progress()
         self._engine = engine
         self._shared = shared
         self._stop_cell = stop_cell
@@ -311,7 +312,8 @@ class Host:
         if prepared.gang is None:
             return None
         if prepared.ranks is None or prepared.ranks[0] != message.inboxes:
-            opened = ranks_of(prepared.gang, str(self._shared.path), message.inboxes, self._ring)
+            own = str(self._shared.path)
+            opened = ranks_of(prepared.gang, own, message.inboxes, self._ring, self._progress)
             prepared.ranks = message.inboxes, opened
         prepared.ranks[1].begin(message.tag, stopped)
         return prepared.ranks[1]

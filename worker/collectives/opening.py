@@ -9,10 +9,13 @@ from wire.sharedmem import share
 from ..host_messages import RankOf
 from .group import Wire, Wires
 from .mailbox import Inbox, Outbox, short_sleeps
+from .progress import Progress
 from .ranks import Ranks
 
 
-def ranks_of(gang: RankOf, own: str, inboxes: Sequence[str], ring: Callable[[], None]) -> Ranks:
+def ranks_of(
+    gang: RankOf, own: str, inboxes: Sequence[str], ring: Callable[[], None], progress: Progress | None = None
+) -> Ranks:
     """Outboxes are in the directory `own`; the inbox from rank r is in `inboxes[r]`, or where that is "" in `own`, and
     then the daemon carries both.  BlobMissing where the other end is gone."""
     wires = {}
@@ -24,7 +27,7 @@ def ranks_of(gang: RankOf, own: str, inboxes: Sequence[str], ring: Callable[[], 
     short_sleeps()
     ringing = ring if any(wire.bridged for wire in wires.values()) else _silence
     together = Wires(wires, ringing, letter_bytes=min(letter_bytes)) if wires else Wires(wires)
-    return Ranks(together, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s)
+    return Ranks(together, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress)
 
 
 def _silence() -> None:

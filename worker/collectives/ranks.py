@@ -27,19 +27,27 @@ Array = NDArray[Any]
 
 class Ranks:
     """Collectives (worker/engine.py) of rank `rank` of a grid; `wires` has the other ranks by number.  `bytes_per_s` is
-    what each rank can send, where that differs.
+    what each rank can send, where that differs.  Parts that run one after the other may share a `progress`.
 
     One step at a time: `begin`, what the engine starts, then `end` or `fail`.
     """
 
-    def __init__(self, wires: Wires, axes: Axes, sizes: Sizes, rank: int, bytes_per_s: Sequence[float] = ()) -> None:
+    def __init__(
+        self,
+        wires: Wires,
+        axes: Axes,
+        sizes: Sizes,
+        rank: int,
+        bytes_per_s: Sequence[float] = (),
+        progress: Progress | None = None,
+    ) -> None:
         self._wires = wires
         self._axes = axes
         self._sizes = sizes
         self._rank = rank
         self._bytes_per_s = bytes_per_s
         self._groups: dict[Axes, Group] = {}
-        self._progress = Progress()
+        self._progress = progress or Progress()
         carried = any(wire.bridged for wire in wires.wires.values())
         self._polite = Patience(0, CARRIED_SLEEP_S_MIN) if carried else Patience(SPINS_MIN)
         self._eager = self._polite if carried else Patience()
