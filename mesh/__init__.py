@@ -30,6 +30,7 @@ from .array import Array
 from .client import Mesh
 from .coding import CodedWeights, Coding
 from .control import cond, fori_loop, map, scan, while_loop  # noqa: A004  # users write mesh.map
+from .distributed import distributed
 from .errors import MeshError
 from .function import Function, function
 from .grid import Grid, PartitionSpec
@@ -46,6 +47,7 @@ from .safetensors import load_safetensors, save_safetensors
 from .shard_map import shard_map
 from .sharding import auto_sharding, on_grid, reshard, shard
 from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
+from .training import DistributedTrainer
 from .transforms.batching import vmap
 from .transforms.custom import custom_jvp, custom_vjp, stop_gradient
 from .transforms.derivatives import grad, hessian, jacobian, jvp, value_and_grad, vjp
@@ -60,6 +62,7 @@ __all__ = [
     "Coding",
     "DataParallel",
     "DeviceMap",
+    "DistributedTrainer",
     "FullySharded",
     "Function",
     "Grid",
@@ -85,6 +88,7 @@ __all__ = [
     "cpu",
     "custom_jvp",
     "custom_vjp",
+    "distributed",
     "errors",
     "evaluate",
     "fori_loop",

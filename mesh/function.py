@@ -42,13 +42,14 @@ class Function:
     """A function that is traced once per shapes and dtypes; see the module."""
 
     def __init__(
-        self, fn: Callable[..., Any], buckets: Mapping[str, int], sizes: Sequence[int], out_axes: int | None
-    ) -> None:
+        self, fn: Callable[..., Any], buckets: Mapping[str, int], sizes: Sequence[int], out_axes: int | None,
+        strategy: str = "auto",
+    ) -> None:  # fmt: skip
         if not callable(fn):
             raise InputError(f"{fn!r:.40} is no function")
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._compiled = CompiledFunction(fn, "auto", "auto")
+        self._compiled = CompiledFunction(fn, strategy, "auto")
         self._buckets = _Buckets(fn, buckets, sorted(sizes), out_axes) if buckets else None
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -71,11 +72,17 @@ class Function:
 
 @overload
 def function(
-    fn: Callable[..., Any], *, buckets: Mapping[str, int] = ..., sizes: Sequence[int] = ..., out_axes: int | None = ...
-) -> Function: ...
+    fn: Callable[..., Any], *, buckets: Mapping[str, int] = ..., sizes: Sequence[int] = ...,
+    out_axes: int | None = ..., strategy: str = ...,
+) -> Function: ...  # fmt: skip
 @overload
 def function(
-    fn: None = None, *, buckets: Mapping[str, int] = ..., sizes: Sequence[int] = ..., out_axes: int | None = ...
+    fn: None = None,
+    *,
+    buckets: Mapping[str, int] = ...,
+    sizes: Sequence[int] = ...,
+    out_axes: int | None = ...,
+    strategy: str = ...,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
     fn: Callable[..., Any] | None = None,
@@ -83,15 +90,17 @@ def function(
     buckets: Mapping[str, int] | None = None,
     sizes: Sequence[int] = SIZES,
     out_axes: int | None = 0,
+    strategy: str = "auto",
 ) -> Any:
     """`fn` traced once per shapes and dtypes, as a decorator or a function.
 
     `buckets` names arguments whose axis (of every leaf below) may have any size: it is padded to the next of `sizes`.
     `out_axes` is that axis in every result; None if results have none.
+    `strategy` is the text of one.
     """
     if fn is None:
-        return functools.partial(function, buckets=buckets, sizes=sizes, out_axes=out_axes)
-    return Function(fn, dict(buckets or {}), sizes, out_axes)
+        return functools.partial(function, buckets=buckets, sizes=sizes, out_axes=out_axes, strategy=strategy)
+    return Function(fn, dict(buckets or {}), sizes, out_axes, strategy)
 
 
 class _Buckets:

@@ -48,6 +48,12 @@ def load_safetensors(path: str | Path, mmap: bool = True) -> dict[str, NDArray[A
 
 def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
     """Write named arrays to a file that `load_safetensors` and the reference package read."""
+    with Path(path).open("wb") as out:
+        out.writelines(safetensors_parts(tensors))
+
+
+def safetensors_parts(tensors: Mapping[str, Any]) -> list[bytes]:
+    """The bytes of such a file, one piece after the other."""
     arrays = {name: np.asarray(tensor) for name, tensor in tensors.items()}
     header: dict[str, Any] = {}
     offset = 0
@@ -61,11 +67,9 @@ def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)  # so that the tensors are aligned
-    with Path(path).open("wb") as out:
-        out.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
-        for name in header:
-            array = arrays[name]
-            out.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
+    ordered = (arrays[name] for name in header)
+    data = (np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes() for array in ordered)
+    return [len(text).to_bytes(_LENGTH_BYTES, "little") + text, *data]
 
 
 def _header(data: NDArray[np.uint8], file: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:

@@ -1,0 +1,152 @@
+"""Data: which rows are in which step.  It knows nothing of workers, so any number of them sees the same steps.
+
+The order of an epoch follows from the seed and the epoch's number, every row comes once in it, and a `Cursor` says
+where one is.  A step's rows are padded with copies of its first row, of weight 0, to what ranks share out evenly.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import InputError
+
+from .. import tree
+from ..handle import Handle
+from .recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The steps of an epoch that are done."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a step is fed: a pytree of rows, or places in what is resident; `counted` are not padding.  `after` it, one
+    is there."""
+
+    batch: Any
+    counted: int
+    after: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Into how many equal shares a step's rows are cut, and for how many of these the ranks have room."""
+
+    parts: int
+    room: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, ranks: int) -> Shares:
+        if recipe.shards:
+            return cls(recipe.shards, -(-recipe.shards // ranks) * ranks)
+        return cls(ranks * recipe.accumulate, ranks * recipe.accumulate)
+
+    def slots(self, rows: int) -> int:
+        """How many rows there are with padding."""
+        return -(-rows // self.parts) * self.room
+
+
+class ArrayData:
+    """A pytree of arrays, or of handles that `mesh.put` gave, with the same number of rows each."""
+
+    def __init__(self, data: Any, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> None:
+        leaves = tree.leaves(data)
+        handles = [isinstance(leaf, Handle) for leaf in leaves]
+        if not leaves or (any(handles) and not all(handles)):
+            raise InputError("data are arrays, or handles that mesh.put gave, and not both")
+        lengths = {(leaf.type.shape if isinstance(leaf, Handle) else np.shape(leaf))[:1] for leaf in leaves}
+        if len(lengths) != 1 or () in lengths or (0,) in lengths:
+            raise InputError(f"data have one number of rows, and some, got {sorted(lengths)}")
+        self.count: int = next(iter(lengths))[0]
+        self.resident = data if all(handles) else None
+        self._data = data if self.resident is not None else tree.map(np.asarray, data)
+        self.batch_size = min(batch_size, self.count)
+        self._shuffle, self._seed = shuffle, seed
+        self.steps = self.count // self.batch_size if drop_last else -(-self.count // self.batch_size)
+        self.uneven = not drop_last and self.count % self.batch_size != 0
+
+    def epoch(self, cursor: Cursor) -> Iterator[Rows]:
+        """The steps that are left of the cursor's epoch."""
+        order = self._order(cursor.epoch)
+        for batch in range(cursor.batch, self.steps):
+            mine = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            rows = mine if self.resident is not None else tree.map(lambda leaf, mine=mine: leaf[mine], self._data)
+            after = Cursor(cursor.epoch, batch + 1) if batch + 1 < self.steps else Cursor(cursor.epoch + 1)
+            yield Rows(rows, len(mine), after)
+
+    def _order(self, epoch: int) -> NDArray[np.int32]:
+        if not self._shuffle:
+            return np.arange(self.count, dtype=np.int32)
+        return np.random.default_rng([self._seed, epoch]).permutation(self.count).astype(np.int32)
+
+
+class BatchData:
+    """An iterable of batches, iterated anew for every epoch; the first one is the largest."""
+
+    resident = None
+    steps: int | None = None
+    uneven = True
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        first = next(iter(batches), None)
+        if first is None or iter(batches) is batches:
+            raise InputError("data that are batches can be iterated again and again, and are some")
+        self.batch_size = rows_of(first)
+
+    def epoch(self, cursor: Cursor) -> Iterator[Rows]:
+        """The steps that are left of the cursor's epoch."""
+        found = itertools.islice(self._batches, cursor.batch, None)
+        batch = next(found, None)
+        place = cursor.batch
+        while batch is not None:
+            following = next(found, None)
+            place += 1
+            count = rows_of(batch)
+            if count > self.batch_size:
+                raise InputError(f"batch {place} has {count} rows, and the first {self.batch_size}")
+            after = Cursor(cursor.epoch, place) if following is not None else Cursor(cursor.epoch + 1)
+            yield Rows(tree.map(np.asarray, batch), count, after)
+            batch = following
+
+
+Data = ArrayData | BatchData
+
+
+def data_of(data: Any, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> Data:
+    """Arrays by their rows, anything else by its batches."""
+    leaves = tree.leaves(data)
+    if leaves and all(isinstance(leaf, Handle) or hasattr(leaf, "__array__") for leaf in leaves):
+        return ArrayData(data, batch_size, shuffle, seed, drop_last)
+    if isinstance(data, Iterable):
+        return BatchData(data)
+    raise InputError(f"{type(data).__name__} is no data", next_step="Pass arrays, or something to iterate of batches")
+
+
+def rows_of(batch: Any) -> int:
+    """How many there are; InputError if its arrays differ."""
+    counts = {np.shape(leaf)[:1] for leaf in tree.leaves(batch)}
+    if len(counts) != 1 or () in counts:
+        raise InputError(f"the arrays of a batch have one number of rows, got {sorted(counts)}")
+    ((count,),) = counts
+    return int(count)
+
+
+def padded(rows: Rows, shares: Shares, batch_size: int) -> tuple[Any, NDArray[np.float32]]:
+    """The rows as all steps have them, with copies of the first one behind, and the weight of each."""
+    slots, weights = shares.slots(batch_size), np.zeros(shares.slots(batch_size), np.float32)
+    places = np.zeros(slots, np.intp)
+    weights[: rows.counted] = 1 / rows.counted
+    places[: rows.counted] = np.arange(rows.counted)
+    return tree.map(lambda leaf: leaf[places], rows.batch), weights

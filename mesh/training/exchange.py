@@ -1,0 +1,162 @@
+"""Exchange: how ranks make one gradient of theirs.  It stands in a step's program, around the collectives.
+
+Gradients of one dtype are laid end to end, the last params first since the backward pass has these first, and cut into
+buckets of `bucket_bytes`: one collective each, which leaves as soon as its own part is there.
+
+Compression keeps what it did not send, per rank, and adds it to the next gradient (error feedback: Seide et al., 2014;
+Karimireddy et al., 2019).  Deterministic training exchanges shards in place of sums, and adds these in one binary tree
+whose shape depends on their count only, so it does not matter who computed which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import collectives, tree
+from .. import numpy as mnp
+from ..array import Array
+from .recipe import Compression, Recipe, TopK
+
+AXIS = "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Pieces of tensors that travel together: (leaf, first element, end)."""
+
+    pieces: tuple[tuple[int, int, int], ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        return sum(end - first for _, first, end in self.pieces)
+
+
+def buckets(leaves: Sequence[Any], bucket_bytes: int) -> list[Bucket]:
+    """ceil(bytes / bucket_bytes) of every dtype, full but for the last."""
+    found: list[Bucket] = []
+    for dtype in dict.fromkeys(str(leaf.dtype) for leaf in leaves):
+        mine = [index for index, leaf in reversed(list(enumerate(leaves))) if str(leaf.dtype) == dtype]
+        room = most = max(1, bucket_bytes // leaves[mine[0]].dtype.itemsize)
+        pieces: list[tuple[int, int, int]] = []
+        for index in mine:
+            first, size = 0, math.prod(leaves[index].shape)
+            while first < size:
+                taken = min(room, size - first)
+                pieces.append((index, first, first + taken))
+                first, room = first + taken, room - taken
+                if not room:
+                    found.append(Bucket(tuple(pieces), dtype))
+                    pieces, room = [], most
+        if pieces:
+            found.append(Bucket(tuple(pieces), dtype))
+    return found
+
+
+def memory_size(params: Any, compression: Compression) -> int:
+    """How many numbers a rank keeps of what it did not send."""
+    return sum(math.prod(leaf.shape) for leaf in tree.leaves(params)) if compression else 0
+
+
+def summed(recipe: Recipe, gradients: Any, memory: Any) -> tuple[Any, Any]:
+    """The sum of the ranks' gradients, on all of them, and what this one has not sent yet."""
+    leaves, structure = tree.flatten(gradients)
+    flat = [mnp.reshape(leaf, (-1,)) for leaf in leaves]
+    made: dict[int, list[tuple[int, Array]]] = {index: [] for index in range(len(leaves))}
+    kept, place = [], 0
+    for bucket in buckets(leaves, recipe.bucket_bytes):
+        own = _joined([flat[index][first:end] for index, first, end in bucket.pieces])
+        if recipe.compression is None:
+            whole = collectives.all_reduce(own, AXIS)
+        else:
+            own = mnp.astype(own, "float32") + memory[0, place : place + bucket.size]
+            whole, sent = _compressed(own, recipe.compression)
+            kept.append(own - sent)
+            whole = mnp.astype(whole, bucket.dtype)
+        place, at = place + bucket.size, 0
+        for index, first, end in bucket.pieces:
+            made[index].append((first, whole[at : at + end - first]))
+            at += end - first
+    results = [mnp.reshape(_joined([piece for _, piece in sorted(made[index], key=lambda each: each[0])]), leaf.shape)
+               for index, leaf in enumerate(leaves)]  # fmt: skip
+    return tree.unflatten(structure, results), _joined(kept)[None] if kept else memory
+
+
+def combined(stacked: Any, shards: int, ranks: int) -> Any:
+    """The sums over all shards, of leaves that have this rank's shards along their first dimension."""
+    leaves, structure = tree.flatten(stacked)
+    sizes = [math.prod(leaf.shape[1:]) for leaf in leaves]
+    rows = leaves[0].shape[0]
+    flat = mnp.concatenate([mnp.reshape(mnp.astype(leaf, "float32"), (rows, -1)) for leaf in leaves], axis=1)
+    total, room = sum(sizes), -sum(sizes) % ranks
+    if ranks > 1:  # each rank adds up its share of the elements, of all shards
+        flat = mnp.concatenate([flat, mnp.zeros((rows, room), "float32")], axis=1) if room else flat
+        flat = collectives.all_to_all(flat, AXIS, 1, 0)
+    whole = _tree_sum([flat[shard] for shard in range(shards)])
+    if ranks > 1:
+        whole = collectives.all_gather(whole, AXIS)[:total]
+    found, first = [], 0
+    for leaf, size in zip(leaves, sizes, strict=True):
+        found.append(mnp.astype(mnp.reshape(whole[first : first + size], leaf.shape[1:]), leaf.dtype))
+        first += size
+    return tree.unflatten(structure, found)
+
+
+def _tree_sum(terms: list[Array]) -> Array:
+    """Neighbours first; one that is left over goes up as it is."""
+    while len(terms) > 1:
+        pairs = [terms[at] + terms[at + 1] for at in range(0, len(terms) - 1, 2)]
+        terms = pairs + ([terms[-1]] if len(terms) % 2 else [])
+    return terms[0]
+
+
+def _compressed(own: Array, compression: Compression) -> tuple[Array, Array]:
+    """The sum of all ranks, and what this one gave to it."""
+    if isinstance(compression, TopK):
+        return _largest(own, max(1, round(compression.share * own.shape[0])))
+    return _halved(own) if compression == "f16" else _bytes(own)
+
+
+def _halved(own: Array) -> tuple[Array, Array]:
+    """As f16: every rank gets all blocks of its share, adds them up as f32, and gives the sum as f16 again."""
+    sent = mnp.astype(own, "float16")
+    total = _by_shares(sent, lambda blocks: mnp.sum(mnp.astype(blocks, "float32"), axis=0))
+    return total, mnp.astype(sent, "float32")
+
+
+def _by_shares(sent: Array, add: Any) -> Array:
+    """Reduce and scatter, then gather, with sums that are made as wide as `add` likes and travel as `sent` does."""
+    ranks, size = collectives.axis_size(AXIS), sent.shape[0]
+    padded = mnp.concatenate([sent, mnp.zeros((-size % ranks,), sent.dtype)]) if size % ranks else sent
+    blocks = collectives.all_to_all(mnp.reshape(padded, (ranks, -1)), AXIS, 0, 0)
+    total = collectives.all_gather(mnp.astype(add(blocks), sent.dtype), AXIS)
+    return mnp.astype(total[:size], "float32")
+
+
+def _bytes(own: Array) -> tuple[Array, Array]:
+    """As int8, by the largest number of any rank; the sum is int8 again, of a range as wide as all ranks need."""
+    ranks = collectives.axis_size(AXIS)
+    top = collectives.all_reduce(mnp.max(mnp.abs(own)), AXIS, "max")
+    unit = mnp.where(top > 0, top / 127.0, 1.0)
+    sent = mnp.astype(mnp.clip(mnp.round(own / unit), -127, 127), "int8")
+
+    def add(blocks: Array) -> Array:
+        return mnp.round(mnp.sum(mnp.astype(blocks, "float32"), axis=0) / ranks)
+
+    return _by_shares(sent, add) * (unit * ranks), mnp.astype(sent, "float32") * unit
+
+
+def _largest(own: Array, count: int) -> tuple[Array, Array]:
+    """The `count` numbers that are furthest from 0, with their places."""
+    places = mnp.astype(mnp.argsort(mnp.abs(own), descending=True)[:count], "int32")
+    values = own[places]
+    everywhere = collectives.all_gather(places, AXIS), collectives.all_gather(values, AXIS)
+    empty = mnp.zeros(own.shape, "float32")
+    return empty.at[everywhere[0]].add(everywhere[1]), empty.at[places].set(values)
+
+
+def _joined(pieces: Sequence[Array]) -> Array:
+    return pieces[0] if len(pieces) == 1 else mnp.concatenate(list(pieces))

@@ -1,0 +1,143 @@
+"""Gradients of the loss of some rows: weighted, in another precision, of several batches one after the other.
+
+Every row has a weight, and what does not count has 0; the weights of a step sum to 1, so that ranks, batches and shards
+just add up.  It knows nothing of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from wire.errors import InputError, ShapeError
+
+from .. import numpy as mnp
+from .. import random, tree
+from ..array import Array
+from ..control import cond, scan
+from ..numpy.promotion import asarray
+from ..transforms.batching import vmap
+from ..transforms.derivatives import value_and_grad
+from .recipe import Recipe
+
+KINDS = {"f16": "float16", "bf16": "bfloat16"}
+Found = tuple[Array, Any]  # a loss, and the gradients
+
+
+def of_rows(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any, scale: Any, rows_apart: bool) -> Found:
+    """The loss of these rows, and its gradients in the params' own dtypes.
+
+    With `rows_apart` a loss that is a mean is computed row by row.
+    """
+
+    def scaled(own: Any) -> Array:
+        found = _weighted(recipe, _cast(recipe, own), _cast(recipe, batch), weights, key, rows_apart)
+        return found if scale is None else found * scale
+
+    loss, gradients = value_and_grad(scaled)(params)
+    if scale is None:
+        return loss, gradients
+    return loss / scale, tree.map(lambda each: each / scale, gradients)
+
+
+def in_turn(recipe: Recipe, turns: int, compute: Callable[[Any, Any], Found], rows: Any) -> Found:
+    """The sum over `turns` equal parts of the rows, one after the other, so that one is in memory at a time."""
+    if turns == 1:
+        return compute(rows, np.int32(0))
+    parts = _parts(rows, turns)
+    (shapes, _), numbers = value_shapes(compute, parts), mnp.arange(turns, dtype="int32")
+
+    def turn(carry: Any, part: Any) -> tuple[Any, tuple[()]]:
+        return tree.map(mnp.add, carry, compute(*part)), ()
+
+    found: Found = scan(turn, shapes, (parts, numbers))[0]
+    return found
+
+
+def each_alone(turns: int, compute: Callable[[Any, Any], Found], rows: Any, first: Any) -> Found:
+    """Loss and gradients of each of `turns` parts of the rows, stacked: every one is computed by the same graph."""
+
+    def turn(number: Any, part: Any) -> tuple[Any, Found]:
+        return number + 1, compute(part, number)
+
+    found: Found = scan(turn, asarray(first), _parts(rows, turns))[1]
+    return found
+
+
+def interleaved(turns: int, compute: Callable[[Any, Any], Found], rows: Any) -> Found:
+    """As `in_turn`, written out: parts take every `turns`-th row, so that whoever splits the rows splits each part."""
+    total: Found | None = None
+    for turn in range(turns):
+        part = tree.map(lambda leaf, turn=turn: _strided(leaf, turns, turn), rows)
+        found = compute(part, np.int32(turn))
+        total = found if total is None else tree.map(mnp.add, total, found)
+    assert total is not None
+    return total
+
+
+def value_shapes(compute: Callable[[Any, Any], Found], parts: Any) -> tuple[Found, None]:
+    """Zeros like what `compute` gives of one part."""
+    found = compute(tree.map(lambda leaf: leaf[0], parts), np.int32(0))
+    return tree.map(lambda leaf: mnp.zeros(leaf.shape, leaf.dtype), found), None
+
+
+def finite(values: Any) -> Array:
+    """Whether no leaf holds NaN or Inf."""
+    checks = [mnp.all(mnp.isfinite(leaf)) for leaf in tree.leaves(values)]
+    found = checks[0]
+    for each in checks[1:]:
+        found = mnp.logical_and(found, each)
+    return found
+
+
+def step_key(recipe: Recipe, step: Any, number: Any) -> Any:
+    """The key of a part of a step's rows, None if the loss wants none."""
+    if not recipe.takes_key:
+        return None
+    return random.fold_in(random.fold_in(random.key(recipe.seed), step), number)
+
+
+def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any, rows_apart: bool) -> Array:
+    keyed = {} if key is None else {"key": key}
+
+    def called(own: Any) -> Array:
+        return asarray(recipe.loss(params, *own, **keyed))
+
+    found = called(batch)
+    if found.type.dtype.kind != "f":
+        raise InputError(f"a loss is a float, got {found.type}")
+    if found.shape == weights.shape:
+        return _total(found, weights)
+    if found.shape != ():
+        raise ShapeError(f"a loss is one number per row, {weights.shape}, or the mean over rows, got {found.type}")
+
+    def apart() -> Array:
+        rows = vmap(lambda own: called(tree.map(lambda leaf: leaf[None], own)))(batch)
+        return _total(rows, weights)
+
+    if not rows_apart:
+        return mnp.astype(found, "float32") * mnp.sum(weights)
+    whole: Array = cond(mnp.all(weights > 0), lambda: mnp.astype(called(batch), "float32") * mnp.sum(weights), apart)
+    return whole
+
+
+def _total(losses: Array, weights: Array) -> Array:
+    """What does not count is a copy of a row that does, so it is finite where that is."""
+    return mnp.sum(mnp.where(weights > 0, mnp.astype(losses, "float32") * weights, 0.0))
+
+
+def _cast(recipe: Recipe, values: Any) -> Any:
+    kind = KINDS.get(recipe.precision)
+    if kind is None:
+        return values
+    return tree.map(lambda leaf: mnp.astype(leaf, kind) if asarray(leaf).type.dtype.kind == "f" else leaf, values)
+
+
+def _parts(rows: Any, turns: int) -> Any:
+    return tree.map(lambda leaf: mnp.reshape(leaf, (turns, leaf.shape[0] // turns, *leaf.shape[1:])), rows)
+
+
+def _strided(leaf: Any, turns: int, turn: int) -> Array:
+    return mnp.reshape(leaf, (leaf.shape[0] // turns, turns, *leaf.shape[1:]))[:, turn]

@@ -1,0 +1,79 @@
+"""Recipe: what a training step is to be, as a value.  It knows no mesh and no data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from wire.errors import InputError
+
+from ..optim import Optimiser
+
+PRECISIONS = ("f32", "f16", "bf16")
+SCALE_FIRST, SCALE_MAX = 2.0**16, 2.0**24
+SCALE_STEPS = 2000  # steps in a row without an overflow, after which the scale doubles (Micikevicius et al., 2018)
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Of every bucket of gradients each rank sends the share that is largest; the rest waits for later steps."""
+
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(f"TopK sends a share of the gradients in (0, 1], not {self.share!r}")
+
+
+Compression = str | TopK | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`loss(params, *batch)` gives one loss per row of the batch, or a number, which has to be the mean over rows.
+
+    `accumulate` batches make one step.  Of `precision` are computations, weights stay as they are.  `clip` bounds the
+    global norm of gradients.  `shards` above 0 are how many parts a batch always has, whoever computes them.
+    `bucket_bytes` is what travels at once.
+    """
+
+    loss: Callable[..., Any]
+    optimiser: Optimiser
+    accumulate: int = 1
+    precision: str = "f32"
+    clip: float | None = None
+    compression: Compression = None
+    shards: int = 0
+    bucket_bytes: int = 4 << 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise InputError(f"precision={self.precision!r} is not known", next_step=f"Choose one of {PRECISIONS}")
+        if self.compression not in (None, "f16", "int8") and not isinstance(self.compression, TopK):
+            raise InputError(
+                f"compression={self.compression!r} is not known", next_step="Choose 'f16', 'int8' or TopK(share)"
+            )
+        for name, least in (("accumulate", 1), ("shards", 0), ("bucket_bytes", 1)):
+            if type(getattr(self, name)) is not int or getattr(self, name) < least:
+                raise InputError(f"{name} is an int of at least {least}, not {getattr(self, name)!r}")
+        if self.shards and (self.compression or self.accumulate > 1):
+            raise InputError(
+                "deterministic training neither compresses gradients nor accumulates them",
+                next_step="Make the batch larger: its shards are computed one after the other",
+            )
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss is scaled, since small gradients would vanish."""
+        return self.precision == "f16"
+
+    @property
+    def takes_key(self) -> bool:
+        """Whether the loss wants a key of its own for random numbers."""
+        return "key" in inspect.signature(self.loss).parameters
+
+
+__all__ = ["Compression", "Recipe", "TopK"]

@@ -1,0 +1,258 @@
+"""Run: one call of `fit`.  It feeds steps to whoever computes them, and takes note of those that are done.
+
+A step counts once all workers have done it: only then do the cursor and the number of steps move on.  When workers come
+or go, the steps under way are waited for, and the next ones are computed by another formation of the same state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wire.errors import ConfigError, ExecuteFailed, MeshError
+from wire.strategies import Strategy
+
+from .. import tree
+from ..client import Mesh
+from .checkpoint import Checkpoints
+from .data import Cursor, Data, Rows, Shares, padded
+from .formation import Choice, Formed, Told, choose, form, together
+from .recipe import Recipe
+from .telling import Callback, History, StepReport
+
+AHEAD = 4  # steps that are fed before the first of them is waited for
+LOOK_S = 0.25  # between two looks at who is there
+WAIT_S = 0.1
+VETOES_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a call of `fit` asks for."""
+
+    strategy: Strategy
+    epochs: int
+    steps: int | None
+    min_nodes: int
+    max_nodes: int | None
+    copies: str
+    store: Checkpoints | None
+    every: int
+    callbacks: Sequence[Callback]
+
+
+class Run:
+    """`state`, `cursor` and `number` are those after the last step of which the state was fetched."""
+
+    def __init__(
+        self, recipe: Recipe, mesh: Mesh | None, data: Data, wishes: Wishes, state: Any, cursor: Cursor, number: int
+    ) -> None:
+        self.state, self.cursor, self.number = state, cursor, number
+        self._recipe, self._mesh, self._data, self._wishes = recipe, mesh, data, wishes
+        self._formed: Formed | None = None
+        self._choice = Choice(1, "single")
+        self._workers = 0
+        self._done = cursor, number  # steps that all workers have done
+        self._under_way: deque[tuple[Told, Rows]] = deque()
+        self._history = History()
+        self._vetoes: list[list[int]] = []
+        self._epoch_losses: list[float] = []
+        self._looked_s = time.monotonic()
+
+    def go(self) -> History:
+        """Do all steps; what happened."""
+        begun_s = time.monotonic()
+        try:
+            for rows in self._rows():
+                self._formed_for(rows)
+                self._feed(rows)
+                if self._due(len(self._under_way)):
+                    self._settle()
+                    self._save()
+            self._settle()
+            if self._wishes.store is not None and self._wishes.store.steps()[:1] != [self.number]:
+                self._save()
+        finally:
+            self._end()
+        self._history.seconds = time.monotonic() - begun_s
+        return self._history
+
+    # -- steps
+
+    def _rows(self) -> Iterator[Rows]:
+        cursor, fed, most = self.cursor, 0, self._wishes.steps
+        while cursor.epoch < self._wishes.epochs and (most is None or fed < most):
+            for rows in self._data.epoch(cursor):
+                if most is not None and fed >= most:
+                    return
+                yield rows
+                fed, cursor = fed + 1, rows.after
+
+    def _feed(self, rows: Rows) -> None:
+        assert self._formed is not None
+        self._under_way.append((self._formed.step(*self._arguments(rows)), rows))
+        if len(self._under_way) >= AHEAD:
+            self._take()
+
+    def _arguments(self, rows: Rows) -> tuple[Any, Any, Any]:
+        shares = Shares.of(self._recipe, self._choice.ranks)
+        batch, weights = padded(rows, shares, self._data.batch_size)
+        return self._data.resident, batch, weights
+
+    def _take(self) -> None:
+        """The oldest step under way is done."""
+        told, rows = self._under_way.popleft()
+        found = told.result()
+        number = self._done[1] + 1
+        loss, skipped = float(found["loss"]), not bool(found["good"])
+        self._done = rows.after, number
+        self._history.losses.append(loss)
+        self._history.rows += rows.counted
+        epoch = rows.after.epoch - (rows.after.batch == 0)
+        report = StepReport(
+            number, epoch, loss, float(found["norm"]), skipped, rows.counted, self._workers, self._sent_bytes(rows)
+        )
+        for callback in self._wishes.callbacks:
+            callback.on_step(report)
+        self._epoch_losses.append(loss)
+        if rows.after.batch == 0:
+            losses, self._epoch_losses = self._epoch_losses, []
+            for callback in self._wishes.callbacks:
+                callback.on_epoch(epoch, losses)
+        self._judge(number, skipped, found)
+
+    def _judge(self, number: int, skipped: bool, found: Any) -> None:
+        """Three steps in a row that no rank could use end the run, but for those that a smaller scale would mend."""
+        if not skipped:
+            self._vetoes.clear()
+            return
+        self._history.skipped.append(number)
+        if "scale" in found and float(found["scale"]) > 1:
+            return
+        self._vetoes.append([rank for rank, good in enumerate(np.asarray(found["flags"])) if not good])
+        if len(self._vetoes) < VETOES_MAX:
+            return
+        always = set(self._vetoes[0]).intersection(*self._vetoes[1:])
+        names = ", ".join(self._name_of(rank) for rank in sorted(always))
+        raise ExecuteFailed(
+            f"NaN or Inf in the gradients of {VETOES_MAX} steps in a row, up to step {number}; they changed nothing",
+            node=names,
+            next_step="Look at the data and the learning rate; if only one worker has it, do without that worker",
+        )
+
+    def _settle(self) -> None:
+        """Wait for all steps under way, and have the state after them."""
+        while self._under_way:
+            self._take()
+        if self._formed is not None and self._done[1] != self.number:
+            self.state = together(self._formed.state())
+            self.cursor, self.number = self._done
+
+    def _due(self, under_way: int) -> bool:
+        store = self._wishes.store
+        return store is not None and (self._done[1] + under_way) % self._wishes.every == 0
+
+    def _save(self) -> None:
+        store = self._wishes.store
+        if store is None:
+            return
+        path = store.save(self.number, self.cursor, self.state, {"seed": self._recipe.seed})
+        for callback in self._wishes.callbacks:
+            callback.on_checkpoint(self.number, path)
+
+    def _end(self) -> None:
+        """Whatever happened: what is done is kept, and nothing is left on workers."""
+        formed, self._formed = self._formed, None
+        if formed is None:
+            return
+        if self._under_way or self._done[1] != self.number:
+            with contextlib.suppress(MeshError):  # the run ended in an error already, which says more
+                while self._under_way:
+                    told, rows = self._under_way.popleft()
+                    told.result()
+                    self._done = rows.after, self._done[1] + 1
+                self.state = together(formed.state())
+                self.cursor, self.number = self._done
+        formed.close()
+
+    # -- workers
+
+    def _live(self) -> int:
+        if self._mesh is None:
+            return 0
+        self._looked_s = time.monotonic()
+        return sum(node.state in ("healthy", "suspect") for node in self._mesh.nodes)
+
+    def _formed_for(self, rows: Rows) -> None:
+        """See to it that somebody computes, with as many workers as there are."""
+        if self._formed is not None and (self._mesh is None or time.monotonic() - self._looked_s < LOOK_S):
+            return
+        live, most = self._live(), self._wishes.max_nodes
+        if self._mesh is not None and live < self._wishes.min_nodes:
+            live = self._wait()
+        workers = min(live, most or live)
+        choice = choose(self._recipe, self._wishes.strategy, max(live, 1), most)
+        if self._formed is not None and choice == self._choice:
+            self._workers = workers
+            return
+        self._settle()
+        self._disband()
+        self._choice, self._workers = choice, max(workers, 1)
+        shares = Shares.of(self._recipe, choice.ranks)
+        apart = self._data.uneven or shares.slots(self._data.batch_size) != self._data.batch_size
+        self._formed = form(
+            self._mesh if live else None, self._recipe, choice, self.state, self._arguments(rows), apart,
+            self._wishes.copies, min(self._wishes.every, 10),
+        )  # fmt: skip
+        for callback in self._wishes.callbacks:
+            callback.on_workers(self._workers)
+
+    def _disband(self) -> None:
+        if self._formed is not None:
+            self._formed.close()
+            self._formed = None
+
+    def _wait(self) -> int:
+        """There are too few workers: keep what there is, and wait for more."""
+        self._settle()
+        self._save()
+        self._disband()
+        for callback in self._wishes.callbacks:
+            callback.on_workers(0)
+        while (live := self._live()) < self._wishes.min_nodes:
+            _rest(self._mesh)
+        return live
+
+    def _name_of(self, rank: int) -> str:
+        plan = _plan_of(self._formed)
+        if plan is None or not plan.gangs:
+            return "the only one"
+        node = plan.parts[plan.gangs[0].parts[rank]].node
+        return str(next((worker.name for worker in plan.workers if worker.node == node), node))
+
+    def _sent_bytes(self, rows: Rows) -> int:
+        plan = _plan_of(self._formed)
+        return (sum(gang.sent_bytes for gang in plan.gangs) if plan is not None else 0) + sum(
+            np.asarray(leaf).nbytes for leaf in tree.leaves(rows.batch)
+        )
+
+
+def _plan_of(formed: Formed | None) -> Any:
+    """The plan of a session whose coordinator is in this process."""
+    session = getattr(formed, "_async", None)
+    return getattr(getattr(session, "_running", None), "plan", None)
+
+
+def _rest(mesh: Mesh | None) -> None:
+    """A moment, also of simulated time."""
+    assert mesh is not None
+    try:
+        mesh.simulation.wait(WAIT_S)
+    except ConfigError:
+        time.sleep(WAIT_S)

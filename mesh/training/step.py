@@ -1,0 +1,117 @@
+"""The step of training, as one program: loss, gradients, their exchange, the veto, clipping and the optimiser's update.
+
+    state, told = step(state, resident, batch, weights)
+
+It is made once and carried by a session.  `ranks` above 1 are ranks that share a batch, each with all params; with one,
+it is a program about whole tensors, for one worker, or for a strategy that splits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import collectives, optim, tree
+from .. import numpy as mnp
+from ..array import Array
+from ..grid import Grid, PartitionSpec
+from ..shard_map import shard_map
+from . import exchange
+from .gradients import Found, each_alone, finite, in_turn, interleaved, of_rows, step_key
+from .recipe import SCALE_FIRST, SCALE_MAX, SCALE_STEPS, Recipe
+
+Step = Callable[..., tuple[Any, Any]]
+
+
+def first_state(recipe: Recipe, params: Any, ranks: int) -> dict[str, Any]:
+    """What a step changes, before the first one."""
+    size = exchange.memory_size(params, recipe.compression) if ranks > 1 else 0
+    return {
+        "params": params,
+        "optimiser": tree.map(np.asarray, recipe.optimiser.init(params)),
+        "step": np.int32(0),
+        "scale": {"factor": np.float32(SCALE_FIRST), "steps": np.int32(0)} if recipe.scales else None,
+        "unsent": np.zeros((ranks, size), np.float32) if size else None,
+    }
+
+
+def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool) -> Step:
+    """The step of so many ranks; `whole`: it is split by others, who cannot split loops."""
+
+    def local(state: Any, resident: Any, batch: Any, weights: Array) -> tuple[Any, Any]:
+        rows = batch if resident is None else tree.map(lambda leaf: leaf[batch], resident)
+        rank = collectives.axis_index(exchange.AXIS) if ranks > 1 else np.int32(0)
+        factor = None if state["scale"] is None else state["scale"]["factor"]
+        turns = -(-recipe.shards // ranks) if recipe.shards else recipe.accumulate
+
+        def compute(part: Any, number: Any) -> Found:
+            own, counted = part
+            key = step_key(recipe, state["step"], rank * turns + number)
+            return of_rows(recipe, state["params"], own, counted, key, factor, rows_apart)
+
+        unsent = state["unsent"]
+        if recipe.shards:
+            found = each_alone(turns, lambda part, at: compute(part, at - rank * turns), (rows, weights), rank * turns)
+            flags = _gathered(finite(found), ranks)
+            loss, gradients = exchange.combined(found, recipe.shards, ranks)
+        else:
+            if whole:
+                found = interleaved(turns, compute, (rows, weights))
+            else:
+                found = in_turn(recipe, turns, compute, (rows, weights))
+            flags, (loss, gradients) = _gathered(finite(found), ranks), found
+            if ranks > 1:
+                loss = collectives.all_reduce(loss, exchange.AXIS)
+                gradients, unsent = exchange.summed(recipe, gradients, unsent)
+        return _updated(recipe, {**state, "unsent": unsent}, state, loss, gradients, flags)
+
+    if ranks == 1:
+        return local
+    split = PartitionSpec(exchange.AXIS)
+    specs = {"params": None, "optimiser": None, "step": None, "scale": None, "unsent": split}
+
+    def step(state: Any, resident: Any, batch: Any, weights: Array) -> tuple[Any, Any]:
+        lying = {name: spec if state[name] is not None else None for name, spec in specs.items()}
+        mapped = shard_map(local, Grid((ranks,), (exchange.AXIS,)), (lying, None, split, split), (lying, None))
+        found: tuple[Any, Any] = mapped(state, resident, batch, weights)
+        return found
+
+    return step
+
+
+def _gathered(flag: Array, ranks: int) -> Array:
+    """Of every rank, whether it found nothing that is no number."""
+    own = mnp.astype(flag, "int32")[None]
+    return collectives.all_gather(own, exchange.AXIS) if ranks > 1 else own
+
+
+def _updated(recipe: Recipe, after: Any, before: Any, loss: Array, gradients: Any, flags: Array) -> tuple[Any, Any]:
+    """The next state, which is the one before if anything is no number, and what the step tells."""
+    norm = optim.global_norm(gradients)
+    good = mnp.logical_and(mnp.all(flags > 0), mnp.logical_and(mnp.isfinite(loss), mnp.isfinite(norm)))
+    if recipe.clip is not None:
+        shrunk = mnp.where(norm > recipe.clip, recipe.clip / norm, 1.0)
+        gradients = tree.map(lambda each: each * shrunk, gradients)
+    updates, optimiser = recipe.optimiser.update(gradients, before["optimiser"], before["params"])
+    made = {**after, "params": optim.apply_updates(before["params"], updates), "optimiser": optimiser}
+    kept = {name: None if value is None else tree.map(lambda new, old: mnp.where(good, new, old), value, before[name])
+            for name, value in made.items() if name in ("params", "optimiser", "unsent")}  # fmt: skip
+    scale = None if before["scale"] is None else _rescaled(before["scale"], good)
+    told = {"loss": loss, "norm": norm, "good": good, "flags": flags}
+    if scale is not None:
+        told["scale"] = before["scale"]["factor"]
+    following = {**kept, "step": before["step"] + 1, "scale": scale}
+    return {name: following[name] for name in before}, told
+
+
+def _rescaled(scale: Any, good: Array) -> Any:
+    """Half after an overflow, double after many steps without one."""
+    steps = mnp.where(good, scale["steps"] + 1, 0)
+    grows = steps >= SCALE_STEPS
+    grown = mnp.where(grows, mnp.minimum(scale["factor"] * 2, SCALE_MAX), scale["factor"])
+    return {
+        "factor": mnp.where(good, grown, mnp.maximum(scale["factor"] / 2, 1.0)),
+        "steps": mnp.where(grows, 0, steps),
+    }

@@ -1,0 +1,152 @@
+"""DistributedTrainer: fit params to data on a mesh, or without one in this process.
+
+    trainer = mesh.DistributedTrainer(loss, params, optimizer=optim.adam(1e-3), strategy=mesh.DataParallel())
+    history = trainer.distribute(m).fit((x, y), epochs=10, batch_size=64)
+
+This is the public face; a run itself is `run.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wire.errors import InputError
+from wire.strategies import Strategy, strategy_of
+
+from .. import tree
+from ..client import Mesh
+from ..optim import Optimiser, adam
+from .checkpoint import Checkpoints, filled
+from .data import Cursor, data_of
+from .recipe import Compression, Recipe
+from .run import Run, Wishes
+from .step import first_state
+from .telling import Callback, History, Progress
+
+SHARDS = 8
+
+
+class DistributedTrainer:
+    """`loss(params, *batch)` with a batch that is a tuple, `loss(params, batch)` with any other pytree.
+
+    It gives one loss per row, or the mean over rows, which costs more where rows do not come out even.  A loss with an
+    argument `key` gets a key of its own for every step and part.  `deterministic` is True, or the number of shards that
+    every batch has: the weights are then the same to the bit for any number of workers.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        params: Any,
+        *,
+        optimizer: Optimiser | None = None,
+        strategy: str | Strategy = "data",
+        accumulate: int = 1,
+        precision: str = "f32",
+        clip: float | None = None,
+        compression: Compression = None,
+        deterministic: bool | int = False,
+        bucket_bytes: int = 4 << 20,
+        seed: int = 0,
+    ) -> None:
+        shards = SHARDS if deterministic is True else int(deterministic)
+        self._strategy = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
+        self.recipe = Recipe(
+            loss, optimizer or adam(1e-3), accumulate, precision, clip, compression, shards, bucket_bytes, seed
+        )
+        self._state = together_first(self.recipe, params)
+        self._cursor, self._step = Cursor(), 0
+        self._mesh: Mesh | None = None
+
+    @property
+    def params(self) -> Any:
+        """The params as they are now, numpy arrays."""
+        return self._state["params"]
+
+    @property
+    def step(self) -> int:
+        """How many steps were made."""
+        return self._step
+
+    def distribute(self, mesh: Mesh | None) -> DistributedTrainer:
+        """Use the workers of a mesh; None: this process.  Returns the trainer."""
+        self._mesh = mesh
+        return self
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        steps: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        checkpoint: str | Path | None = None,
+        every: int = 100,
+        keep: int = 3,
+        resume: bool = True,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+        min_nodes: int = 1,
+        max_nodes: int | None = None,
+        copies: str = "buddy",
+    ) -> History:
+        """Train for so many epochs in all, or `steps` at most in this call; what happened.
+
+        `data` are arrays of rows, or handles of them (`mesh.put`: then only places are sent), in any pytree; else an
+        iterable of batches.  A step takes `batch_size` rows, however many workers there are.  With a folder
+        `checkpoint` it goes on from the newest one there, and writes one after `every` steps, at the end, and when
+        there are fewer than `min_nodes` workers, for which it waits.
+        `copies` are those of the state, as `session` has them.
+
+        ExecuteFailed names the worker if three steps in a row hold NaN or Inf.
+        """
+        if batch_size < 1 or every < 1 or min_nodes < 1 or epochs < 0 or (max_nodes is not None and max_nodes < 1):
+            raise InputError("batch_size, every, min_nodes and max_nodes are 1 at least, and epochs not below 0")
+        found = data_of(data, batch_size, shuffle, self.recipe.seed, drop_last)
+        store = Checkpoints(checkpoint, keep) if checkpoint is not None else None
+        if store is not None and resume:
+            self._resume(store)
+        total = steps if found.steps is None or steps is not None else max(0, epochs - self._cursor.epoch) * found.steps
+        shown = [Progress(total)] if progress else []
+        wishes = Wishes(
+            self._strategy, epochs, steps, min_nodes, max_nodes, copies, store, every, (*callbacks, *shown)
+        )  # fmt: skip
+        run = Run(self.recipe, self._mesh, found, wishes, self._state, self._cursor, self._step)
+        try:
+            return run.go()
+        finally:
+            self._state, self._cursor, self._step = run.state, run.cursor, run.number
+            for each in shown:
+                each.close()
+
+    def save(self, folder: str | Path, keep: int = 3) -> Path:
+        """Write a checkpoint now."""
+        return Checkpoints(folder, keep).save(self._step, self._cursor, self._state, {"seed": self.recipe.seed})
+
+    def load(self, folder: str | Path) -> bool:
+        """Go on from the newest checkpoint of a folder; whether there was one."""
+        return self._resume(Checkpoints(folder))
+
+    def _resume(self, store: Checkpoints) -> bool:
+        found = store.latest()
+        if found is None or found.step < self._step:
+            return False
+        self._state = filled(self._state, found.state)
+        self._cursor, self._step = found.cursor, found.step
+        return True
+
+
+def together_first(recipe: Recipe, params: Any) -> dict[str, Any]:
+    """The first state without ranks, as arrays of this process."""
+    state = first_state(recipe, tree.map(np.array, params), 1)
+    size = sum(leaf.size for leaf in tree.leaves(state["params"])) if recipe.compression else 0
+    return {**state, "unsent": np.zeros(size, np.float32) if size else None}
+
+
+__all__ = ["DistributedTrainer"]
