@@ -27,7 +27,8 @@ def main() -> None:
     requests = np.random.default_rng(0).standard_normal((REQUESTS, 16, WIDTH)).astype(np.float32)
     expected = [np.asarray(model(x)) for x in requests]
 
-    with mesh.Mesh.builder().local(4, engine="cpu").build() as m:
+    builder = mesh.Mesh.builder().local(4, engine="cpu").node_timeout(20)  # a busy machine is not a dead one
+    with builder.build() as m:
         coding = mesh.Coding(m, n=4, k=2)
         coded = coding.layers(model)
         seconds, errors = [], []

@@ -6,10 +6,13 @@ and the other calls are cancelled.  So a worker that dies, hangs or is slow cost
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from wire.coding.checking import TOLERANCE, wrong_shares
 from wire.coding.code import Code, Shares
@@ -23,7 +26,7 @@ from ..tree import LEAF, Tree
 from .linear import CodedLinear
 
 if TYPE_CHECKING:
-    from ..client import Mesh
+    from ..client import Job, Mesh
 
 
 class Coding:
@@ -47,18 +50,24 @@ class Coding:
         self.extra = extra
         self.wrong: Counter[str] = Counter()  # how often a worker's answer was found to be wrong
         self._tolerance = tolerance
+        self._numbers = itertools.count()
+        self._layers: WeakValueDictionary[int, CodedLinear] = WeakValueDictionary()
         there = list(dict.fromkeys(workers or self.healthy()))
         if len(there) < n:
             raise PlacementError(f"{n} shares need {n} workers, there are {len(there)}", next_step="Start more workers")
         self.workers = there[:n]  # of each share
 
     def layers(self, value: Any) -> Any:
-        """A pytree of layers with every Linear coded; InputError if there is none."""
+        """A pytree of layers with every Linear coded, its shares on their workers; InputError if there is none."""
         leaves, structure = tree.flatten(value)
         found: list[Any] = []
         made = tree.unflatten(self._replaced(structure, iter(leaves), found), found)
-        if not any(isinstance(leaf, CodedLinear) for leaf in found):
+        coded = [leaf for leaf in found if isinstance(leaf, CodedLinear)]
+        if not coded:
             raise InputError("there is no Linear to code", next_step="Pass a layer of mesh.nn, or a pytree of them")
+        for layer in coded:
+            self._layers[next(self._numbers)] = layer
+            self._place(layer, range(self.code.n))
         return made
 
     def healthy(self) -> list[str]:
@@ -70,12 +79,17 @@ class Coding:
         return [name for name in self.healthy() if name not in self.workers]
 
     def repair(self) -> dict[int, str]:
-        """Give the shares of workers that are dead or paused to spare ones; the new worker of each.  No other moves."""
+        """Give the shares of workers that are dead or paused to spare ones; the new worker of each, where they are now.
+
+        Nothing else moves.
+        """
         there = {node.name for node in self.mesh.nodes if node.state not in ("dead", "paused")}
         lost = [number for number, worker in enumerate(self.workers) if worker not in there]
         moved = dict(zip(lost, self.spare(), strict=False))
         for number, worker in moved.items():
             self.workers[number] = worker
+        for layer in list(self._layers.values()):
+            self._place(layer, moved)
         return moved
 
     def pinned(self, number: int) -> DeviceMap:
@@ -87,10 +101,7 @@ class Coding:
 
         NodeLost if fewer than k can come; ExecuteFailed if they contradict each other, and nobody can say who is wrong.
         """
-        jobs = [
-            self.mesh.submit(graph, *given[number], strategy=self.pinned(number), mode="on")
-            for number in range(self.code.n)
-        ]
+        jobs = [self._submit(number, graph, args) for number, args in enumerate(given)]
         answers: dict[int, Any] = {}
         errors: list[MeshError] = []
         try:
@@ -125,6 +136,16 @@ class Coding:
             return None
         self.wrong.update(self.workers[number] for number in wrong)
         return {number: answer for number, answer in answers.items() if number not in wrong}
+
+    def _place(self, layer: CodedLinear, numbers: Iterable[int]) -> None:
+        """Have a layer computed once with these shares, to the end: calls that are cancelled may leave them behind."""
+        jobs = [self._submit(number, *layer.trial(number)) for number in numbers]
+        for place in self.mesh.as_completed(jobs):
+            with contextlib.suppress(MeshError):  # whoever dies meanwhile is dealt with as later
+                jobs[place].result()
+
+    def _submit(self, number: int, graph: WireGraph, args: tuple[Any, ...]) -> Job:
+        return self.mesh.submit(graph, *args, strategy=self.pinned(number), mode="on")
 
     def _names(self, numbers: Mapping[int, Any]) -> str:
         return ", ".join(self.workers[number] for number in sorted(numbers))

@@ -54,6 +54,11 @@ class CodedLinear:
         answers = self._coding.ask(graph, [(rows, *held.values()) for held in self._held])
         return mnp.asarray(joined(self._coding.code.decode(answers), self._outputs, axis=-1))
 
+    def trial(self, number: int) -> tuple[WireGraph, tuple[Any, ...]]:
+        """The smallest call that needs a share: its graph and arguments."""
+        row = np.zeros(self._held[number]["weight"].shape[1:], np.float32)
+        return self._graph(row), (row, *self._held[number].values())
+
     def _graph(self, rows: NDArray[Any]) -> WireGraph:
         """The same for every share, so that an engine compiles it once."""
         key = rows.shape, rows.dtype

@@ -21,7 +21,7 @@ ERROR_MAX = 1e-4
 
 
 class Killing:
-    """A mesh two of whose workers die in the middle of a request: all shares were asked, none has answered."""
+    """A mesh two of whose workers die in the middle of a request: so many calls were begun, the last has no answer."""
 
     def __init__(self, mesh: Mesh, asked: int, victims: tuple[str, ...]) -> None:
         self._mesh, self._left, self._victims = mesh, asked, victims
@@ -36,6 +36,20 @@ class Killing:
             for victim in self._victims:
                 self._mesh.simulation.kill(victim)
         return job
+
+
+class Recording:
+    """A mesh that remembers the calls that were begun."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh, self.jobs = mesh, list[Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mesh, name)
+
+    def submit(self, *args: Any, **options: Any) -> Any:
+        self.jobs.append(self._mesh.submit(*args, **options))
+        return self.jobs[-1]
 
 
 @contextmanager
@@ -67,7 +81,7 @@ def test_two_deaths_in_a_request_change_nothing_whoever_they_are() -> None:
     x = values(4, 20)
     for victims in ((0, 1), (0, 4), (2, 3)):
         with workers(5) as mesh:
-            killing = Killing(mesh, 5, tuple(f"sim-{victim}" for victim in victims))
+            killing = Killing(mesh, 15, tuple(f"sim-{victim}" for victim in victims))
             coded = Coding(killing, 5, 3).layers(MLP)  # type: ignore[arg-type]
             for _ in range(2):
                 assert error(coded(x), MLP(x)) <= ERROR_MAX
@@ -78,7 +92,7 @@ def test_a_transformer_block_is_coded_layer_by_layer() -> None:
     block = known(nn.TransformerBlock.init(random.key(1), 24, 4, causal=True, hidden=35))
     x = values(2, 6, 24)
     with workers(5) as mesh:
-        coded = Coding(Killing(mesh, 12, ("sim-1", "sim-4")), 5, 3).layers(block)  # type: ignore[arg-type]
+        coded = Coding(Killing(mesh, 42, ("sim-1", "sim-4")), 5, 3).layers(block)  # type: ignore[arg-type]
         assert error(coded(x), block(x)) <= ERROR_MAX
         assert sum(node.state == "dead" for node in mesh.nodes) == 2
 
@@ -105,7 +119,11 @@ def test_with_too_few_workers_left_it_says_so_and_spare_ones_take_the_shares() -
             mesh.simulation.kill(victim)
         with pytest.raises(errors.NodeLost, match="2 answers are needed, 1 of 3 came"):
             coded(x)
+        share = coded.up.share_bytes, coded.down.share_bytes
+        recording = coding.mesh = Recording(mesh)  # type: ignore[assignment]
         assert coding.repair() == {0: "sim-3", 2: "sim-4"} and coding.spare() == []
+        moved = [job.report().weight_bytes_moved for job in recording.jobs]
+        assert moved == [share[0], share[0], share[1], share[1]]
         assert error(coded(x), MLP(x)) <= ERROR_MAX
 
 
