@@ -305,3 +305,44 @@ def test_a_wrong_share_is_seen_by_one_more_and_located_by_two() -> None:
             weights.update(change)
             with pytest.raises(errors.ExecuteFailed, match="contradict"):
                 weights.read()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_befalls_workers_answers_are_right_while_k_are_left(seed: int) -> None:
+    """Random codes, sizes and mischief; at most n - k shares are lost at any time, and then repaired."""
+    chance = np.random.default_rng(seed)
+    n = int(chance.integers(2, 7))
+    k = int(chance.integers(1, n + 1))
+    rows, columns = (int(each) for each in chance.integers(1, 40, 2))
+    layer, x = nn.Linear(values(rows, columns, seed=seed)), values(3, columns, seed=seed + 1)
+    tensor = values(rows, columns, seed=seed + 2)
+    with workers(n + 2) as mesh:
+        coding = Coding(mesh, n, k)
+        coded = coding.layers(layer)
+        with CodedWeights(coding, tensor) as weights:
+            for turn in range(12):
+                victims = [
+                    str(each) for each in chance.choice(coding.workers, int(chance.integers(0, n - k + 1)), False)
+                ]
+                how = [str(chance.choice(["kill", "leave", "slow", "silence", "pause"])) for _ in victims]
+                for victim, what in zip(victims, how, strict=True):
+                    mesh.simulation.slow(victim, 1e4) if what == "slow" else getattr(mesh.simulation, what)(victim)
+                change = values(rows, columns, seed=1000 * seed + turn)
+                tensor = tensor + change
+                assert weights.update(change) == turn + 1
+                assert error(coded(x), layer(x)) <= ERROR_MAX
+                assert error(weights.read(), tensor) <= ERROR_MAX
+                mesh.simulation.heal()
+                for victim, what in zip(victims, how, strict=True):
+                    if what in ("kill", "leave"):
+                        mesh.simulation.start(victim)
+                    elif what == "pause":
+                        mesh.simulation.resume(victim)
+                    elif what == "slow":
+                        mesh.simulation.slow(victim, 1)
+                mesh.simulation.wait(5)
+                weights.rebuild()
+                mesh.simulation.wait(5)
+                assert len(weights.shares) >= k
+                weights.rebuild()
