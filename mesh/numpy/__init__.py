@@ -15,7 +15,7 @@ import math as _math
 from .. import array as _array
 from . import fft, linalg, random
 from .complexes import angle, conj, imag, iscomplex, iscomplexobj, isreal, isrealobj, real
-from .contraction import diagonal, einsum, matmul, outer, tensordot, trace, vecdot
+from .contraction import einsum, matmul, outer, tensordot, vecdot
 from .creation import (
     arange,
     array,
@@ -152,6 +152,7 @@ from .habits import (
     delete,
     diag,
     diagflat,
+    diagonal,
     digitize,
     divmod,
     dot,
@@ -199,6 +200,7 @@ from .habits import (
     rot90,
     select,
     sinc,
+    trace,
     trapezoid,
     tri,
     tril_indices,

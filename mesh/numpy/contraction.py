@@ -15,7 +15,7 @@ from wire.dtypes import BOOL, I32
 from wire.errors import InputError, ShapeError
 
 from ..array import Array, Operand, apply
-from . import complexes, elementwise, manipulation, reductions
+from . import complexes, elementwise, manipulation
 from .promotion import asarray, cast, operands
 from .reductions import normal_axis
 
@@ -79,11 +79,6 @@ def outer(x1: Operand, x2: Operand) -> Array:
     """The products of every element of x1 with every element of x2, both flattened."""
     left, right = manipulation.ravel(x1), manipulation.ravel(x2)
     return elementwise.multiply(manipulation.expand_dims(left, 1), right)
-
-
-def trace(x: Operand, offset: int = 0) -> Array:
-    """The sum of diagonal `offset` of the last two axes."""
-    return reductions.sum(diagonal(x, offset), -1)
 
 
 def diagonal(x: Operand, offset: int = 0) -> Array:

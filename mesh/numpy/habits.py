@@ -19,7 +19,7 @@ from ..array import Array, Operand, apply, renamed
 from . import complexes, contraction, creation, elementwise, indexing, linalg, manipulation, reductions, sorting
 from .manipulation import Shape, concat, expand_dims, reshape, to_shape
 from .promotion import asarray, cast, concrete, floats, inexact, like, operands
-from .reductions import Axis, normal_axis
+from .reductions import Axis, normal_axes, normal_axis
 
 # -- joining, splitting, turning --------------------------------------------------------------------------
 
@@ -131,6 +131,19 @@ def identity(n: int, dtype: Any = None) -> Array:
 def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Array:  # numpy's names
     """Ones on and below diagonal k, zeros above."""
     return creation.tril(creation.ones((N, N if M is None else M), dtype=dtype), k=k)
+
+
+def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    """Diagonal `offset` of two axes, the first two by default, as the last axis; `linalg.diagonal` has the last two."""
+    array = asarray(x)
+    if array.ndim < 2:
+        raise ShapeError(f"a diagonal needs two dimensions or more, got shape {array.shape}")
+    return contraction.diagonal(manipulation.moveaxis(array, (axis1, axis2), (-2, -1)), offset)
+
+
+def trace(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    """The sum of diagonal `offset` of two axes, the first two by default; `linalg.trace` has the last two."""
+    return reductions.sum(diagonal(x, offset, axis1, axis2), -1)
 
 
 def diag(x: Operand, k: int = 0) -> Array:
@@ -478,15 +491,25 @@ def digitize(x: Operand, bins: Operand, right: bool = False) -> Array:
     return indexing.searchsorted(bins, x, side="left" if right else "right")
 
 
-def gradient(x: Operand, axis: int = -1) -> Array:
-    """The slope along `axis` in steps of 1: half the distance of both neighbours, at the ends that to the only one."""
+def gradient(x: Operand, *spacing: float, axis: int | Sequence[int] | None = None) -> Array | list[Array]:
+    """The slopes along `axis`, of all axes by default: half the difference of both neighbours, at the ends that to the
+    only one, over `spacing`, one number or one for each axis.  A list where there are several axes."""
     (array,) = inexact(x)
-    rows = manipulation.moveaxis(array, normal_axis(axis, array.ndim), -1)
+    axes = normal_axes(axis, array.ndim)
+    steps = spacing * len(axes) if len(spacing) == 1 else spacing or (1.0,) * len(axes)
+    if len(steps) != len(axes) or not all(isinstance(step, (int, float)) for step in steps):
+        raise InputError(f"gradient takes one number as spacing, or {len(axes)}, one for each axis, got {spacing}")
+    found = [_slope(array, each, step) for each, step in zip(axes, steps, strict=True)]
+    return found[0] if len(found) == 1 else found
+
+
+def _slope(array: Array, axis: int, step: float) -> Array:
+    rows = manipulation.moveaxis(array, axis, -1)
     if rows.shape[-1] < 2:
         raise ShapeError(f"gradient needs two elements or more along an axis, got {rows.shape[-1]}")
     inside = (rows[..., 2:] - rows[..., :-2]) / 2
     found = concat([rows[..., 1:2] - rows[..., :1], inside, rows[..., -1:] - rows[..., -2:-1]], -1)
-    return manipulation.moveaxis(found, -1, axis)
+    return manipulation.moveaxis(found if step == 1 else found / step, -1, axis)
 
 
 def convolve(x1: Operand, x2: Operand, mode: str = "full") -> Array:

@@ -86,7 +86,8 @@ ROWS = [
     Row("interp", [(V, np.array([0, 1], np.float32), V[:2])], {"left": -9.0, "right": 9.0}, atol=1e-5),
     Row("digitize", [(V, np.array([-1, 0, 1], np.float32))]),
     Row("digitize", [(I, np.array([-3, 0, 4]))], {"right": True}),
-    Row("gradient", [(F, 0), (F, 1), (V,)], reference=lambda x, axis=-1: np.gradient(x, axis=axis)),
+    Row("gradient", [(F,), (V,), (V, 2.0), (F, 0.5, 2.0)], rtol=1e-5, atol=1e-6), Row("gradient", [(F,)], {"axis": 1}),
+    Row("trace", [(T3,), (T3, 1), (T3, 0, 2, 1)], atol=1e-5), Row("diagonal", [(T3,), (T3, -1), (T3, 1, 0, 2)]),
     *[Row("convolve", [(V, W), (W, V), (V, V), (I[0], I[1, :3])], {"mode": mode}, atol=1e-5)
       for mode in ("full", "same", "valid")],
     Row("select", [([F > 0, F < -1], [F, G], 7.0), ([B], [I])]),
@@ -249,7 +250,7 @@ def test_unique_gives_what_is_asked_for() -> None:
     lambda: mnp.convolve(F, V), lambda: mnp.convolve(V, W, "whole"), lambda: mnp.interp(V, F, F),
     lambda: mnp.cross(V, V), lambda: mnp.cov(T3), lambda: mnp.bincount(I[0] - 99), lambda: mnp.bincount(F),
     lambda: mnp.fill_diagonal(mnp.asarray(V), 0), lambda: mnp.put_along_axis(mnp.asarray(F), [[9]], 0, 1),
-    lambda: mnp.select([B], [I, I]), lambda: mnp.gradient(F[:1], 0), lambda: mnp.linalg.outer(F, V), lambda: mnp.kron(
+    lambda: mnp.select([B], [I, I]), lambda: mnp.gradient(F[:1]), lambda: mnp.linalg.outer(F, V), lambda: mnp.kron(
     np.zeros((1,) * 5), V), lambda: mnp.linalg.matrix_power(F, 2), lambda: mnp.linalg.matrix_power(F, -1),
     lambda: mnp.linalg.matrix_norm(V), lambda: mnp.linalg.matrix_norm(F, ord="max"), lambda: mnp.dot(F, F),
     *[partial(getattr(mnp.linalg, name), F) for name in ("cholesky", "det", "eigh", "eigvalsh", "inv", "slogdet")],

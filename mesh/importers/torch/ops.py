@@ -181,7 +181,7 @@ def _roll(call: Call) -> Array:
 def _diagonal(call: Call) -> Array:
     x = call.x
     first, second = int(call.get("dim1", 0)) % x.ndim, int(call.get("dim2", 1)) % x.ndim
-    return mnp.diagonal(mnp.moveaxis(x, (first, second), (-2, -1)), offset=int(call.get("offset", 0)))
+    return mnp.linalg.diagonal(mnp.moveaxis(x, (first, second), (-2, -1)), offset=int(call.get("offset", 0)))
 
 
 # -- new arrays -------------------------------------------------------------------------------------------
