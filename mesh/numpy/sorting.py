@@ -83,7 +83,7 @@ def quantile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", k
     """The element at the share q (0 to 1, known when the graph is made) of the sorted array; NaN if any is NaN.
 
     Between two elements `method` decides: linear, lower, higher, nearest or midpoint; between equal ones there is
-    nothing to decide, and an infinite neighbour changes nothing (numpy: NaN).  Axes of q come first; the dtype is x's.
+    nothing to decide, and beside an infinite one it is that (numpy: NaN at times).  Axes of q come first; the dtype is x's.
     """
     (array,) = floats(x)
     if method not in METHODS:
@@ -121,7 +121,9 @@ def _between(ordered: Array, positions: np.ndarray[Any, Any], method: str) -> Ar
     gap = elementwise.subtract(above, below)
     near = elementwise.add(below, elementwise.multiply(gap, weight))
     far = elementwise.subtract(above, elementwise.multiply(gap, elementwise.subtract(1, weight)))
-    between = elementwise.where(elementwise.less(weight, 0.5), near, far)
+    from_below = elementwise.logical_or(elementwise.less(weight, 0.5), elementwise.isinf(above))
+    from_below = elementwise.logical_and(from_below, elementwise.logical_not(elementwise.isinf(below)))
+    between = elementwise.where(from_below, near, far)
     return elementwise.where(elementwise.equal(below, above), below, between)  # infinities have no gap
 
 

@@ -299,7 +299,8 @@ ROWS: list[Row] = [
     Row("sort", [(F,), (I,), (B,), (U,), (T3, 0), (T3, 1), (F, None), (E, 0), (TIES,), (D,)]),
     Row("argsort", [(F,), (I,), (B,), (U,), (T3, 1), (F, None), (E, 0), (TIES,), (SPECIAL,)], {"stable": True}),
     Row("lexsort", [([TIES[0], TIES[1]],), ([I[0], V[:4]],), ([I, F],), ([F, I], 0)]),
-    Row("median", [(F,), (T3, 1), (T3, (0, 2)), (I,), (V,), (np.array([1, np.nan], np.float32),), (D, 0)], rtol=1e-5),
+    Row("median", [(F,), (T3, 1), (T3, (0, 2)), (I,), (V,), (np.array([1, np.nan], np.float32),), (D, 0),
+                   (np.array([[1, np.inf], [-np.inf, 1], [np.inf, np.inf]], np.float32), 1)], rtol=1e-5),
     Row("quantile", [(F, 0.3), (F, [0.0, 0.5, 1.0], 1), (T3, 0.25, (0, 1)), (V, [[0.1], [0.9]]), (I, 0.5),
         (np.array([1, 2, 3, np.inf], np.float32), 0.1), (np.array([1, np.nan], np.float32), 0.5)], rtol=1e-5),
     *[Row("quantile", [(V, [0.0, 0.1, 0.4, 0.5, 0.75, 1.0]), (F, 0.37, 1)], {"method": method}, rtol=1e-5)
