@@ -83,7 +83,8 @@ def quantile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", k
     """The element at the share q (0 to 1, known when the graph is made) of the sorted array; NaN if any is NaN.
 
     Between two elements `method` decides: linear, lower, higher, nearest or midpoint; between equal ones there is
-    nothing to decide, and beside an infinite one it is that (numpy: NaN at times).  Axes of q come first; the dtype is x's.
+    nothing to decide, and beside an infinite one it is that (numpy: NaN at times).  Axes of q come first; the dtype is
+    x's.
     """
     (array,) = floats(x)
     if method not in METHODS:
