@@ -72,13 +72,13 @@ class Deploying:
         given = await self._slices.params([each for piece, each in first.items() if piece not in state], bindings)
         return found | {piece: state[piece][0] if piece in state else given[each] for piece, each in first.items()}
 
-    async def drop(self, node: str, key: PlanKey) -> None:
-        """Have a worker forget a plan."""
+    async def drop(self, node: str, key: PlanKey, free: bool = False) -> None:
+        """Have a worker forget a plan, and free its weights, or not."""
         member = self._members.get(node)
         if member is None:
             return
         try:
-            await member.link.request(Drop(key))
+            await member.link.request(Drop(key, free))
         except MeshError as error:
             log.debug("dropping generation %d on %s: %s", key.generation, member.profile.name, error)
 

@@ -140,6 +140,13 @@ class OutputArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class JobForgotten:
+    """No more calls of this job will come, and what workers keep of it may be freed."""
+
+    job: Hashable
+
+
+@dataclass(frozen=True, slots=True)
 class CallCancelled:
     call: int
 
@@ -182,8 +189,11 @@ class SendCancel:
 
 @dataclass(frozen=True, slots=True)
 class SendDrop:
+    """Have a node forget a plan; with `free` weights that only it used are freed and not kept."""
+
     generation: int
     node: str
+    free: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +221,7 @@ class Reject:
 Event = (
     NodeJoined | NodeGone | NodePaused | ProfilesChanged | Outdated | Working | CallSubmitted | PlanMade | PlanFailed
     | DeployDone
-    | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled | Tick
+    | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled | JobForgotten | Tick
 )  # fmt: skip
 NEWS_OF_NODES = frozenset({NodeJoined, NodeGone, NodePaused, ProfilesChanged})  # other plans may be wanted after it
 Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ForgetPlan | Resolve | Reject

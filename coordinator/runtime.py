@@ -285,6 +285,10 @@ class Coordinator:
         self._tell_what_lacks()
         return number, future, report
 
+    def forget_program(self, program: Program) -> None:
+        """No more calls of it will come: its plans go, and its weights that nobody else uses."""
+        self._feed(ev.JobForgotten(program))
+
     async def call(
         self, program: Program, inputs: Mapping[str, NDArray[Any]], patient: bool = False
     ) -> tuple[list[NDArray[Any]], CallReport]:
@@ -688,7 +692,7 @@ class Coordinator:
 
     def _send_drop(self, action: ev.SendDrop) -> None:
         if action.node in self._members:
-            self._spawn(self._deploying.drop(action.node, PlanKey(self.epoch, action.generation)))
+            self._spawn(self._deploying.drop(action.node, PlanKey(self.epoch, action.generation), action.free))
 
     # -- outputs
 

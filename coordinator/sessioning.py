@@ -130,6 +130,7 @@ class Session:
         forget: Callable[[Session], None],
     ) -> None:
         self.plans: dict[int, _Deployment] = {}
+        self.frees = False  # whether weights are freed with its plans
         self._around = around
         self._program = program
         self._stateful = state
@@ -460,7 +461,7 @@ class Session:
 
     def _let_go(self, node: str, generation: int) -> None:
         """Have a worker forget a plan."""
-        task = self._spawn(self._around.deploying.drop(node, PlanKey(self._around.epoch(), generation)))
+        task = self._spawn(self._around.deploying.drop(node, PlanKey(self._around.epoch(), generation), self.frees))
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
 

@@ -41,6 +41,7 @@ from .events import (
     DeployFailed,
     Event,
     ForgetPlan,
+    JobForgotten,
     MakePlan,
     NodeBegan,
     NodeGone,
@@ -170,6 +171,7 @@ class CoordinatorState:
             RunFailed: self._run_failed,
             OutputArrived: self._output_arrived,
             CallCancelled: self._call_cancelled,
+            JobForgotten: self._job_forgotten,
             Tick: self._tick,
         }
 
@@ -502,12 +504,18 @@ class CoordinatorState:
             actions += self._retry(call, error, now)
         return actions
 
-    def _void(self, plan: _Plan, error: MeshError, actions: list[Action]) -> list[_Call]:
+    def _job_forgotten(self, event: JobForgotten, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for plan in [plan for plan in self._plans.values() if plan.job == event.job and plan.idle]:
+            self._void(plan, NodeLost("the job is over"), actions, free=True)
+        return actions
+
+    def _void(self, plan: _Plan, error: MeshError, actions: list[Action], free: bool = False) -> list[_Call]:
         """Forget a plan and tell its surviving nodes; returns the calls it leaves without any."""
         del self._plans[plan.generation]
         if self._current.get(plan.key) == plan.generation:
             del self._current[plan.key]
-        actions += [SendDrop(plan.generation, node) for node in sorted(plan.nodes & self._nodes)]
+        actions += [SendDrop(plan.generation, node, free) for node in sorted(plan.nodes & self._nodes)]
         actions.append(ForgetPlan(plan.generation))
         calls = [self._calls[call] for call in (*(step.call for step in plan.steps.values()), *plan.waiting)]
         for call in calls:

@@ -206,6 +206,11 @@ class AsyncMesh:
         state = Stateful(stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead, replay_bytes)
         return AsyncSession(stepping, self._backend.session(stepping.work, state))
 
+    def forget(self, work: Work) -> None:
+        """No more calls of a work will come: free what the workers keep of it; of a session once it is closed."""
+        if self._closing is None:
+            self._backend.forget(work)
+
     def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:
         """Begin a call, on the loop."""
         self._check_open()

@@ -93,6 +93,10 @@ class Backend(Protocol):
         """Begin a session; ConfigError where there can be none."""
         ...
 
+    def forget(self, work: Work) -> None:
+        """No more calls of a work will come: free what is kept of it, now or, of a session, when that is closed."""
+        ...
+
     def attend(self, started: Started) -> None:
         """Somebody in another thread waits for a call: where time is simulated, it flows until the call is over."""
         ...

@@ -87,6 +87,12 @@ class Embedded:
         opened.ended.add_done_callback(lambda _: self._sessions.pop(opened))
         return opened
 
+    def forget(self, work: Work) -> None:
+        for session in [session for session, its in self._sessions.items() if its is work]:
+            session.frees = True
+        if work in self._programs:
+            self.coordinator.forget_program(self._programs[work])
+
     def attend(self, started: Started) -> None:
         return  # real time needs nobody
 

@@ -166,6 +166,9 @@ class Remote:
     def hold(self, handle: Handle) -> None:
         return  # its tensor goes along with every job that names it
 
+    def forget(self, work: Work) -> None:
+        return  # others may ask the daemon for the same
+
     def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
         told: dict[str, Any] = {}
         loop = asyncio.get_running_loop()

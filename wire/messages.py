@@ -174,9 +174,11 @@ class MissingGraphs(Message, frozen=True, array_like=True, tag=True):
 
 
 class Drop(Message, frozen=True, array_like=True, tag=True):
-    """Forget a plan: cancel its steps and free what only it used.  Answered by Done."""
+    """Forget a plan: cancel its steps and free what only it used; with `free` also weights, which are kept for other
+    plans else.  Answered by Done."""
 
     plan: PlanKey
+    free: bool = False
 
 
 class Done(Message, frozen=True, array_like=True, tag=True):

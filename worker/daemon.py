@@ -445,7 +445,7 @@ class Daemon:
                 return Done()
             case Drop():
                 self._neighbours.forget(body.plan)
-                return await self._ask(lambda request: ev.DropAsked(node, request, body.plan))
+                return await self._ask(lambda request: ev.DropAsked(node, request, body.plan, body.free))
             case Snapshot(plan, number):
                 return await self._ask(lambda request: ev.SnapshotAsked(node, request, plan, number))
             case Join():

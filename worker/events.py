@@ -206,6 +206,7 @@ class DropAsked:
     node: str
     request: int
     plan: PlanKey
+    free: bool = False
 
 
 @dataclass(frozen=True, slots=True)

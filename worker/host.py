@@ -262,7 +262,8 @@ class Host:
 
     def _unbind(self, message: messages.Unbind) -> None:
         """Nobody will ask for these again, so what no other part uses is freed at once."""
-        params = self._prepared[message.prepared].params
+        found = self._prepared.get(message.prepared)  # it may have failed to be
+        params = found.params if found else {}
         for key in [params.pop(position) for position in message.positions if position in params]:
             self._resident[key].users -= 1
             if not self._resident[key].users:

@@ -165,6 +165,11 @@ class Plan:
         gang = (self.key, part.gang) if part.gang else None
         return Prepare(part.device, number, part.graph, encoded, *counts, bound, self.blobs, self.force, gang)
 
+    def unbound(self, part: int, number: int) -> list[Action]:
+        """Have a part's params freed that no other part uses."""
+        spec = self.parts[part]
+        return [Unbind(spec.device, number, frozenset(range(len(spec.sources))))]
+
     def refusal(self, step: int) -> MeshError | None:
         """Why a step cannot begin."""
         if not self.deployed:

@@ -400,13 +400,14 @@ class WorkerState:
         actions: list[ev.Action] = []
         if event.plan in self._plans:
             self._tell(now, f"drop {label(event.plan)}")
-            actions = self._drop(self._plans[event.plan], StaleGeneration(f"plan {label(event.plan)} was dropped"))
+            error = StaleGeneration(f"plan {label(event.plan)} was dropped")
+            actions = self._drop(self._plans[event.plan], error, event.free)
         for key, step in self._early.steps(event.plan):
             actions += self._release_early(key, step)
         return [*actions, ev.Reply(event.request, Done())]
 
-    def _drop(self, plan: Plan, error: MeshError) -> list[ev.Action]:
-        """Forget a plan; whoever waits for its deploy or its steps gets `error`."""
+    def _drop(self, plan: Plan, error: MeshError, free: bool = False) -> list[ev.Action]:
+        """Forget a plan, its weights too if they are to be freed; who waits for its deploy or steps gets `error`."""
         actions: list[ev.Action] = []
         for number in list(plan.steps):
             actions += self._close_step(plan, number, error)
@@ -419,6 +420,7 @@ class WorkerState:
         for part, number in plan.prepared.items():
             del self._prepared[number]
             self._devices[plan.parts[part].device].preparing.discard(number)
+            actions += plan.unbound(part, number) if free else []
             actions.append(ev.Unprepare(plan.parts[part].device, number))
         return [*actions, *self._unpin(plan.blobs - plan.waiting_blobs, plan)]
 

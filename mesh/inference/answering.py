@@ -19,7 +19,7 @@ from wire.errors import Cancelled, InputError, MeshError, QueueFull
 
 from .. import tree
 from ..aio import AsyncMesh
-from ..backend import Started
+from ..backend import Started, Work
 from ..model import Model
 from .batching import Batcher, Waiting
 from .slots import bucket
@@ -52,6 +52,7 @@ class Answering:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._works: set[Work] = set()  # what was asked of the workers
         self._closed = False
         self.batches = 0
 
@@ -80,7 +81,7 @@ class Answering:
         return len(self._batcher.waiting)
 
     async def close(self) -> None:
-        """Cancel what waits and what runs."""
+        """Cancel what waits and what runs, and free what the workers keep."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -91,6 +92,9 @@ class Answering:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for work in self._works:
+            self._mesh.forget(work)
+        self._works.clear()
 
     # -- helpers
 
@@ -145,6 +149,7 @@ class Answering:
             args = self._together(batch)
             form, inputs, work = await asyncio.to_thread(self._function.bind, args)
             if wanted:
+                self._works.add(work)
                 started = self._mesh.start(form, inputs, work)
                 self._share(batch, form.unbind(await started.outputs))
         except asyncio.CancelledError:

@@ -167,6 +167,8 @@ class Generating:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        if self._session is not None:
+            self._mesh.forget(self._session.stepping.work)
         await self._close_session()
         self._fail_all(Cancelled("the model was unloaded"))
 

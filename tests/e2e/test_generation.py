@@ -1,17 +1,21 @@
-"""Texts over three real workers, one of which is killed in the middle of them."""
+"""Texts and requests over real workers: one is killed in the middle, and what is unloaded is gone."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.footprint import footprint
 from support.language import gpt2_folder
+from support.worker_process import children
 
 import mesh
-from mesh import Mesh
+from mesh import InferenceServer, Mesh
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
@@ -27,3 +31,41 @@ def test_a_stage_killed_in_the_middle_changes_no_token(tmp_path: Path) -> None:
             if place == 0 and len(said[0]) == 10:
                 os.kill(workers.nodes[1].pid, signal.SIGKILL)
         assert said == expected
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+def test_what_is_unloaded_is_gone_from_the_worker(tmp_path: Path) -> None:
+    folder = gpt2_folder(tmp_path, width=512, layers=3, vocabulary=512)
+    with Mesh.builder().local(1, engine="cpu").build() as one:
+        pid = one.nodes[0].pid
+        pids = [pid, *children(pid)]
+
+        def held_mib() -> float:
+            return sum(footprint(each).rss_kib for each in pids) / 1024
+
+        held = []
+        for _ in range(2):
+            with InferenceServer(one) as server:
+                server.load_model("gpt2", folder, max_batch=1)
+                assert len(server.generate("gpt2", [1, 2, 3], max_new_tokens=3)) == 3
+                assert server.infer("gpt2", np.zeros((1, 4), np.int32)).shape == (1, 4, 512)
+                (model,) = server.loaded_models()
+                loaded_mib = held_mib()
+                server.unload_model("gpt2")
+                held.append(held_mib())
+                assert loaded_mib - held[-1] > 0.8 * model.weights_bytes / 2**20 > 25
+        assert held[1] - held[0] < 10
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
+def test_a_request_outlives_a_worker(tmp_path: Path) -> None:
+    model, ids = mesh.load(gpt2_folder(tmp_path)), np.arange(12, dtype=np.int32).reshape(2, 6)
+    wanted = np.asarray(model(ids))
+    with Mesh.builder().local(2, engine="cpu").build() as workers, InferenceServer(workers) as server:
+        server.load_model("gpt2", model, strategy="pipeline")
+        np.testing.assert_allclose(server.infer("gpt2", ids), wanted, rtol=1e-4, atol=1e-4)
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(server.infer, "gpt2", ids) for _ in range(8)]
+            os.kill(workers.nodes[0].pid, signal.SIGKILL)
+            for each in asked:
+                np.testing.assert_allclose(each.result(60), wanted, rtol=1e-4, atol=1e-4)
