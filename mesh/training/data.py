@@ -125,8 +125,8 @@ Data = ArrayData | BatchData
 
 
 def data_of(data: Any, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> Data:
-    """Arrays by their rows, anything else by its batches."""
-    leaves = tree.leaves(data)
+    """Arrays by their rows, a list or anything else to iterate by its batches."""
+    leaves = [] if isinstance(data, list) else tree.leaves(data)
     if leaves and all(isinstance(leaf, Handle) or hasattr(leaf, "__array__") for leaf in leaves):
         return ArrayData(data, batch_size, shuffle, seed, drop_last)
     if isinstance(data, Iterable):

@@ -62,7 +62,7 @@ def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None) -> C
     if isinstance(strategy, DataParallel) or (apart and isinstance(strategy, Auto)):
         asked = strategy.ranks if isinstance(strategy, DataParallel) else 0
         ranks = max(1, min(asked or workers, workers))
-        return Choice(ranks, "ranks" if ranks > 1 else "single")
+        return Choice(ranks, "auto" if ranks > 1 else "single")  # auto: one worker goes on alone if others die
     if apart:
         raise InputError(
             "deterministic training and compression of gradients are of data parallelism",

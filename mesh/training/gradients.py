@@ -103,7 +103,8 @@ def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any,
     keyed = {} if key is None else {"key": key}
 
     def called(own: Any) -> Array:
-        return asarray(recipe.loss(params, *own, **keyed))
+        given = own if type(own) is tuple else (own,)
+        return asarray(recipe.loss(params, *given, **keyed))
 
     found = called(batch)
     if found.type.dtype.kind != "f":

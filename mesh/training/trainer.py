@@ -98,11 +98,11 @@ class DistributedTrainer:
     ) -> History:
         """Train for so many epochs in all, or `steps` at most in this call; what happened.
 
-        `data` are arrays of rows, or handles of them (`mesh.put`: then only places are sent), in any pytree; else an
-        iterable of batches.  A step takes `batch_size` rows, however many workers there are.  With a folder
-        `checkpoint` it goes on from the newest one there, and writes one after `every` steps, at the end, and when
-        there are fewer than `min_nodes` workers, for which it waits.
-        `copies` are those of the state, as `session` has them.
+        `data` are arrays of rows, or handles of them (`mesh.put`: then only places are sent), in any pytree but
+        a list; a list, or what else can be iterated, is of batches.  A step takes `batch_size` rows, whoever is
+        there.  With a folder `checkpoint` it goes on from the newest one there, and writes one after `every` steps,
+        at the end, and when there are fewer than `min_nodes` workers, for which it waits.  `copies` are those of the
+        state on workers, as `session` has them.
 
         ExecuteFailed names the worker if three steps in a row hold NaN or Inf.
         """

@@ -1,0 +1,168 @@
+"""Checkpoints: whole or not there, whatever the disk does and whenever the process dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.training import first_state
+
+import mesh.numpy as mnp
+from mesh import DistributedTrainer, optim, tree
+from mesh.errors import InputError, StorageError
+from mesh.training import Checkpoints
+from mesh.training.data import Cursor
+from wire.disk import Disk
+
+STATE = {"params": [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, ml_dtypes.bfloat16)], "step": np.int32(4)}
+X = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+Y = np.sin(X[:, :4])
+
+
+def saved(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
+    store = Checkpoints(folder, keep)
+    for step in steps:
+        store.save(step, Cursor(1, step), STATE, {"seed": 7})
+    return store
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    found = saved(tmp_path, 3).latest()
+    assert found is not None
+    assert (found.step, found.cursor, found.about) == (3, Cursor(1, 3), {"seed": 7})
+    assert sorted(found.state) == ["params/0", "params/1", "step"]
+    for path, leaf in tree.flatten_with_paths(STATE)[0]:
+        assert np.array_equal(found.state[path], leaf) and found.state[path].dtype == np.asarray(leaf).dtype
+    manifest = json.loads((tmp_path / "step-0000000003.json").read_text())
+    assert manifest["tensors"]["params/0"] == ["float32", [2, 3]]
+
+
+def test_the_last_ones_are_kept_and_rubbish_is_not(tmp_path: Path) -> None:
+    (tmp_path / "step-0000000001.safetensors.writing").write_bytes(b"half")
+    store = saved(tmp_path, 1, 2, 3, 4, keep=2)
+    assert store.steps() == [4, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step-000000000{step}.{kind}" for step in (3, 4) for kind in ("json", "safetensors")
+    ]
+
+
+@pytest.mark.parametrize("part", ["json", "safetensors"])
+def test_a_damaged_one_is_passed_over_byte_by_byte(tmp_path: Path, part: str) -> None:
+    store = saved(tmp_path, 1, 2)
+    path = tmp_path / f"step-0000000002.{part}"
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        found = store.latest()
+        assert found is not None and found.step == 1
+    with pytest.raises(InputError):
+        store.load(2)
+
+
+class Failing(Disk):
+    """Refuses its nth step."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError("no space left on device")
+
+    def write(self, *args: Any) -> None:
+        self._count()
+        super().write(*args)
+
+    def sync(self, *args: Any) -> None:
+        self._count()
+        super().sync(*args)
+
+    def replace(self, *args: Any) -> None:
+        self._count()
+        super().replace(*args)
+
+    def sync_folder(self, *args: Any) -> None:
+        self._count()
+        super().sync_folder(*args)
+
+
+def test_a_disk_that_refuses_any_step_leaves_the_one_before(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    nth = 0
+    while True:
+        nth += 1
+        try:
+            Checkpoints(tmp_path, disk=Failing(nth)).save(2, Cursor(2, 0), STATE, {})
+            break
+        except StorageError:
+            found = Checkpoints(tmp_path).latest()
+            assert found is not None
+            if found.step == 2:  # only the folder was not synchronised
+                assert nth > 6
+            for path in tmp_path.glob("step-0000000002*"):
+                path.unlink()
+    assert nth > 6
+    assert Checkpoints(tmp_path).steps() == [2, 1]
+
+
+WRITER = """
+import sys, numpy as np
+from mesh.training import Checkpoints
+from mesh.training.data import Cursor
+store, step = Checkpoints(sys.argv[1]), 0
+while True:
+    step += 1
+    store.save(step, Cursor(0, step), {"w": np.full((300, 300), step, np.float32)}, {})
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
+def test_kill_9_while_writing_leaves_a_whole_one(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        told = [int(writer.stdout.readline()) for _ in range(20)]
+        os.kill(writer.pid, signal.SIGKILL)
+        told += [int(line) for line in writer.stdout if line.endswith("\n")]
+    found = Checkpoints(tmp_path).latest()
+    assert found is not None and found.step >= told[-1]
+    assert np.array_equal(found.state["w"], np.full((300, 300), found.step, np.float32))
+
+
+def loss(params: Any, x: Any, y: Any) -> Any:
+    for layer in params[:-1]:
+        x = mnp.tanh(x @ layer["w"] + layer["b"])
+    return mnp.mean((x @ params[-1]["w"] + params[-1]["b"] - y) ** 2, axis=1)
+
+
+def trainer(**wishes: Any) -> DistributedTrainer:
+    return DistributedTrainer(loss, first_state()["layers"], optimizer=optim.adam(1e-2), **wishes)
+
+
+def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
+    whole = trainer()
+    expected = whole.fit((X, Y), epochs=3, batch_size=16).losses
+    first = trainer().fit((X, Y), epochs=3, batch_size=16, steps=5, checkpoint=tmp_path, every=2, keep=2)
+    assert Checkpoints(tmp_path).steps() == [5, 4]
+    again = trainer()
+    rest = again.fit((X, Y), epochs=3, batch_size=16, checkpoint=tmp_path, every=2)
+    assert first.losses + rest.losses == expected and again.step == 9
+    assert all(map(np.array_equal, tree.leaves(again.params), tree.leaves(whole.params)))
+    assert again.fit((X, Y), epochs=3, batch_size=16, checkpoint=tmp_path).losses == [], "all is done"
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    trainer().save(tmp_path)
+    other = DistributedTrainer(loss, first_state()["layers"], optimizer=optim.sgd(0.1, momentum=0.9))
+    with pytest.raises(InputError, match="optimiser/0"):
+        other.load(tmp_path)
+    assert not trainer().load(tmp_path / "nowhere")

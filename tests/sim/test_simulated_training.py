@@ -1,0 +1,229 @@
+"""Training on simulated workers: whatever befalls them, rows count once, and the weights are those undisturbed."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.training import first_state
+
+import mesh.numpy as mnp
+from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Single, TensorParallel, optim, tree
+from mesh.errors import ConfigError, ExecuteFailed, InputError
+from mesh.training import Callback, Checkpoints, StepReport, TopK
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(53, 8)).astype(np.float32)  # 53 rows: batches of 16 leave 5, which no number of workers divides
+Y = np.sin(X[:, :4])
+
+
+def loss(params: Any, x: Any, y: Any) -> Any:
+    """One per row."""
+    for layer in params[:-1]:
+        x = mnp.tanh(x @ layer["w"] + layer["b"])
+    return mnp.mean((x @ params[-1]["w"] + params[-1]["b"] - y) ** 2, axis=1)
+
+
+def mean_loss(params: Any, x: Any, y: Any) -> Any:
+    return mnp.mean(loss(params, x, y))
+
+
+def trainer(own: Any = loss, **wishes: Any) -> DistributedTrainer:
+    return DistributedTrainer(own, first_state()["layers"], optimizer=optim.adam(1e-2), **wishes)
+
+
+def flat(found: DistributedTrainer) -> Any:
+    return np.concatenate([np.ravel(leaf) for leaf in tree.leaves(found.params)])
+
+
+@cache
+def undisturbed(deterministic: bool = False, epochs: int = 2) -> Any:
+    alone = trainer(deterministic=deterministic)
+    losses = alone.fit((X, Y), epochs=epochs, batch_size=16).losses
+    return np.array(losses), flat(alone)
+
+
+class Mischief(Callback):
+    """Does something to the mesh after some steps; hears of everything."""
+
+    def __init__(self, deeds: dict[int, Any]) -> None:
+        self.deeds, self.workers, self.rows, self.reports = deeds, list[int](), 0, list[StepReport]()
+
+    def on_step(self, report: StepReport) -> None:
+        self.reports.append(report)
+        self.rows += report.rows
+        if deed := self.deeds.pop(report.step, None):
+            deed()
+
+    def on_workers(self, workers: int) -> None:
+        self.workers.append(workers)
+        if deed := self.deeds.pop("waiting", None) if workers == 0 else None:  # type: ignore[call-overload]
+            deed()
+
+
+WAYS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {}),
+    "two": (2, {}),
+    "three": (3, {}),
+    "mean": (3, {"own": mean_loss}),
+    "accumulated": (2, {"accumulate": 3}),
+    "buckets": (2, {"bucket_bytes": 100}),
+    "single": (2, {"strategy": Single()}),
+    "fully sharded": (3, {"strategy": FullySharded()}),
+    "tensor": (3, {"strategy": TensorParallel()}),
+    "sharded, accumulated": (2, {"strategy": FullySharded(), "accumulate": 2}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_are_the_same_for_any_number_of_workers_and_any_split(way: str) -> None:
+    workers, wishes = WAYS[way]
+    found = trainer(**wishes)
+    with Mesh.builder().mesh("sim").simulate(workers).build() as mesh:
+        history = found.distribute(mesh).fit((X, Y), epochs=2, batch_size=16)
+    losses, weights = undisturbed()
+    np.testing.assert_allclose(history.losses, losses, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat(found), weights, rtol=0, atol=1e-5)
+
+
+def test_rows_that_workers_hold_are_named_by_their_places() -> None:
+    found, heard = trainer(), Mischief({})
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        found.distribute(mesh).fit(mesh.put((X, Y)), epochs=2, batch_size=16, callbacks=[heard])
+    np.testing.assert_allclose(flat(found), undisturbed()[1], rtol=0, atol=1e-5)
+    assert heard.workers == [2] and heard.rows == 2 * len(X)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_shards_give_the_same_bits_for_any_number_of_workers(workers: int) -> None:
+    found = trainer(deterministic=True)
+    with Mesh.builder().mesh("sim").simulate(workers).build() as mesh:
+        history = found.distribute(mesh).fit((X, Y), epochs=2, batch_size=16)
+    losses, weights = undisturbed(deterministic=True)
+    assert np.array_equal(history.losses, losses) and np.array_equal(flat(found), weights)
+
+
+def test_a_death_in_an_epoch_loses_no_row_and_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
+    found = trainer(deterministic=True)
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        heard = Mischief({3: lambda: mesh.simulation.kill("sim-1"), 8: lambda: mesh.simulation.start("sim-1")})
+        history = found.distribute(mesh).fit((X, Y), epochs=4, batch_size=16, callbacks=[heard])
+    losses, weights = undisturbed(deterministic=True, epochs=4)
+    assert np.array_equal(history.losses, losses) and np.array_equal(flat(found), weights)
+    assert heard.rows == 4 * len(X) and heard.workers[0] == 3 and 2 in heard.workers
+
+
+def test_below_the_minimum_it_waits_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
+    found = trainer()
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        kept = list[int]()
+
+        def again() -> None:
+            kept.extend(Checkpoints(tmp_path).steps())
+            mesh.simulation.start("sim-2")
+
+        heard = Mischief({2: lambda: mesh.simulation.kill("sim-1"), 4: lambda: mesh.simulation.kill("sim-2"),
+                          "waiting": again})  # fmt: skip
+        history = found.distribute(mesh).fit(
+            (X, Y), epochs=3, batch_size=16, callbacks=[heard], min_nodes=2, checkpoint=tmp_path, every=1000
+        )
+    losses, weights = undisturbed(epochs=3)
+    np.testing.assert_allclose(history.losses, losses, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat(found), weights, rtol=0, atol=1e-5)
+    assert heard.workers[0] == 3 and 0 in heard.workers[:-1] and heard.workers[-1] == 2 and kept and kept[0] >= 4
+
+
+def test_a_checkpoint_goes_on_with_other_workers_and_another_strategy(tmp_path: Path) -> None:
+    losses: list[float] = []
+    for workers, strategy, steps in ((3, DataParallel(), 3), (2, FullySharded(), 2), (1, Single(), None)):
+        found = trainer(strategy=strategy)
+        with Mesh.builder().mesh("sim").simulate(workers).build() as mesh:
+            fitted = found.distribute(mesh)
+            losses += fitted.fit((X, Y), epochs=2, batch_size=16, steps=steps, checkpoint=tmp_path).losses
+    np.testing.assert_allclose(losses, undisturbed()[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat(found), undisturbed()[1], rtol=0, atol=1e-5)
+
+
+def test_no_more_than_the_maximum_take_part() -> None:
+    heard = Mischief({})
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        trainer().distribute(mesh).fit((X, Y), epochs=1, batch_size=16, callbacks=[heard], max_nodes=2)
+    assert heard.workers == [2]
+
+
+def test_a_worker_that_always_finds_nan_is_named_and_changes_nothing() -> None:
+    bad = X.copy()
+    bad[12:16] = np.nan  # the last quarter of a batch: the last of two workers has it
+    found = trainer()
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        with pytest.raises(ExecuteFailed, match="3 steps in a row") as raised:
+            found.distribute(mesh).fit([(bad[:16], Y[:16])] * 6, epochs=1)
+        assert raised.value.node in {node.name for node in mesh.nodes}
+    assert np.array_equal(flat(found), flat(trainer())), "skipped on all"
+
+
+def test_a_step_with_nan_is_skipped_on_all_and_the_rest_counts() -> None:
+    bad = X[:16].copy()
+    bad[3, 0] = np.inf
+    good = (X[:16], Y[:16])
+    found, expected = trainer(), trainer()
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        history = found.distribute(mesh).fit([good, (bad, Y[:16]), good], epochs=1)
+    expected.fit([good, good], epochs=1)
+    assert history.skipped == [2]
+    np.testing.assert_allclose(flat(found), flat(expected), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("compression", ["f16", "int8", TopK(0.1)])
+def test_compressed_gradients_reach_the_loss_of_whole_ones(compression: Any) -> None:
+    epochs = 60
+
+    def run(**wishes: Any) -> tuple[float, int]:
+        found = DistributedTrainer(loss, first_state()["layers"], optimizer=optim.sgd(0.3), **wishes)
+        heard = Mischief({})
+        with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+            found.distribute(mesh).fit((X, Y), epochs=epochs, batch_size=53, shuffle=False, callbacks=[heard])
+        return heard.reports[-1].loss, heard.reports[-1].sent_bytes - X.nbytes - Y.nbytes
+
+    whole, whole_bytes = run()
+    small, small_bytes = run(compression=compression)
+    assert small < 1.05 * whole
+    assert small_bytes < 0.6 * whole_bytes
+
+
+@pytest.mark.parametrize("precision", ["f16", "bf16"])
+def test_narrow_computations_learn_wide_weights(precision: str) -> None:
+    found = trainer(precision=precision)
+    losses = found.fit((X, Y), epochs=20, batch_size=16).losses
+    assert {leaf.dtype for leaf in tree.leaves(found.params)} == {np.dtype(np.float32)}
+    assert np.mean(losses[-4:]) < 0.5 * np.mean(losses[:4])
+
+
+def test_a_scaled_loss_that_overflows_is_scaled_less() -> None:
+    found = trainer(lambda params, x, y: loss(params, x, y) * 1e3, precision="f16")
+    history = found.fit((X, Y), epochs=4, batch_size=16)
+    assert history.skipped[:2] == [1, 2] and len(history.skipped) < 12, "f16 ends at 65504"
+    assert not np.array_equal(flat(found), flat(trainer()))
+
+
+def test_what_cannot_be_is_said() -> None:
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh, pytest.raises(ConfigError, match="by stages"):
+        trainer(strategy="pipeline").distribute(mesh).fit((X, Y))
+    for wishes in (
+        {"precision": "f8"},
+        {"compression": "zip"},
+        {"accumulate": 0},
+        {"deterministic": 8, "accumulate": 2},
+    ):
+        with pytest.raises(InputError):
+            trainer(**wishes)
+    with pytest.raises(InputError, match="data parallelism"):
+        trainer(strategy=FullySharded(), deterministic=True).fit((X, Y))
+    with pytest.raises(InputError, match="number of rows"):
+        trainer().fit((X, Y[:5]))
+    assert DataParallel(2).ranks == 2
