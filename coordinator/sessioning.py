@@ -137,7 +137,8 @@ class Session:
         self._policy = policy
         self._forget = forget
         self._loop = asyncio.get_running_loop()
-        self._machine = SessionState(policy, around.usable(), around.generation, around.alone_s)
+        self._nodes = around.usable()
+        self._machine = SessionState(policy, self._nodes, around.generation, around.alone_s)
         self._feeds: dict[int, Mapping[str, NDArray[Any]]] = {}
         self._feeds_bytes = 0
         self._steps: dict[int, asyncio.Future[list[NDArray[Any]]]] = {}
@@ -228,8 +229,9 @@ class Session:
 
     def nodes_changed(self, error: MeshError | None) -> None:
         """As Sessions has it."""
-        self.feed(ev.NodesChanged(self._around.usable(), error))
-        if self._looking is None and error is None:
+        before, self._nodes = self._nodes, self._around.usable()
+        self.feed(ev.NodesChanged(self._nodes, error))
+        if self._looking is None and self._nodes - before:
             self._looking = self._spawn(self._look_for_better())
 
     def _do(self, actions: Iterable[ev.Action]) -> None:
@@ -246,21 +248,28 @@ class Session:
             self.feed(ev.StateUnasked(request))
 
     async def _look_for_better(self) -> None:
-        """A worker came: see whether the steps would be faster with it."""
+        """Workers came: see whether the steps would be faster with them."""
         try:
-            await asyncio.sleep(SETTLE_S)
-            now, nodes = self.plan, self._around.usable()
-            if now is None or self._machine.over:
-                return
-            other = await self._planned(nodes)
-            wider = self._program.strategy != "auto" and len(dispatch.nodes(other)) > len(dispatch.nodes(now))
-            if self.plan is now and (wider or other.seconds < BETTER * now.seconds):
-                self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
-                self.feed(ev.BetterPlan())
+            nodes = frozenset[str]()
+            while self._around.usable() - nodes and not self._machine.over:
+                await asyncio.sleep(SETTLE_S)
+                nodes = self._around.usable()
+                await self._compare(nodes)
         except MeshError as error:
             log.debug("no better plan: %s", error)
         finally:
             self._looking = None
+
+    async def _compare(self, nodes: Iterable[str]) -> None:
+        """Move to a plan for these workers if that is worth it."""
+        now = self.plan
+        if now is None:
+            return
+        other = await self._planned(nodes)
+        wider = self._program.strategy != "auto" and len(dispatch.nodes(other)) > len(dispatch.nodes(now))
+        if self.plan is now and (wider or other.seconds < BETTER * now.seconds):
+            self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
+            self.feed(ev.BetterPlan())
 
     # -- plans
 
