@@ -45,7 +45,11 @@ class Receiving:
     ) -> dict[str, tuple[bytes, NDArray[Any]]]:
         """The params of a graph, with their addresses."""
         arrays = await self.values(link, values, graph.param_types)
-        return {name: (await off_loop(array.nbytes, hash_array, array), array) for name, array in arrays.items()}
+        checked = {value.name: value.blob for value in values if value.data is None}  # as they came
+        found: dict[str, tuple[bytes, NDArray[Any]]] = {}
+        for name, array in arrays.items():
+            found[name] = (checked.get(name) or await off_loop(array.nbytes, hash_array, array), array)
+        return found
 
     async def consts(self, link: Link, graph: WireGraph) -> dict[bytes, NDArray[Any]]:
         """The constants that lie outside of the graph's encoding, by address."""
