@@ -46,9 +46,12 @@ class Receiving:
         """The params of a graph, with their addresses."""
         arrays = await self.values(link, values, graph.param_types)
         checked = {value.name: value.blob for value in values if value.data is None}  # as they came
-        found: dict[str, tuple[bytes, NDArray[Any]]] = {}
+        found = {}
         for name, array in arrays.items():
-            found[name] = (checked.get(name) or await off_loop(array.nbytes, hash_array, array), array)
+            address = checked.get(name)
+            if address is None:
+                address = await off_loop(array.nbytes, hash_array, array)
+            found[name] = (address, array)
         return found
 
     async def consts(self, link: Link, graph: WireGraph) -> dict[bytes, NDArray[Any]]:
