@@ -21,6 +21,7 @@ def index(call: Call) -> Array:
 
 
 def index_put(call: Call) -> Array:
+    """Values at positions, or one for all under a mask; `accumulate` adds."""
     places = [slice(None) if each is None else asarray(each) for each in call["indices"]]
     adds = bool(call.get("accumulate", False))
     if not any(isinstance(each, Array) and each.type.dtype is BOOL for each in places):
