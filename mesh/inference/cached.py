@@ -30,8 +30,8 @@ LAST = "last"
 
 
 def empty(decoder: Decoder, room: Room, dtype: DType) -> State:
-    """The state of a batch without texts: keys and values (slots, length, kv_heads, size) of every layer, zeros."""
-    zeros = np.zeros((room.slots, room.length, decoder.kv_heads, decoder.size), dtype.numpy)
+    """The state of a batch without texts: keys and values (slots, kv_heads, length, size) of every layer, zeros."""
+    zeros = np.zeros((room.slots, decoder.kv_heads, room.length, decoder.size), dtype.numpy)
     caches = {f"{kind}.{number}": zeros for number in range(decoder.layers) for kind in ("keys", "values")}
     return {**caches, LAST: np.zeros(room.slots, np.int32)}
 
@@ -99,8 +99,8 @@ def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], length: i
             seen = there <= positions[:, :, None]
             if window is not None and window < length:
                 seen = seen & (there > positions[:, :, None] - window)
-            k, v = (mnp.moveaxis(each, 1, 2) for each in made)
-            return attended(q, mnp.astype(k, q.dtype), mnp.astype(v, q.dtype), seen[:, None], scale)
+            k, v = (mnp.astype(each, q.dtype) for each in made)
+            return attended(q, k, v, seen[:, None], scale)
 
         x = decoder.layer(params, number, x, positions, attend)
         return x, *made
@@ -109,20 +109,21 @@ def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], length: i
 
 
 def _written(old: Array, new: Array, positions: Array, meant: Array) -> Array:
-    """`old` (slots, length, heads, size) with `new` (slots, heads, n, size) at its positions, where it is meant."""
-    slots, length = old.shape[:2]
-    row = mnp.astype(mnp.arange(slots), mnp.int32)[:, None] * length
-    places = mnp.where(meant & (positions < length), row + positions, slots * length)  # beyond the end: dropped
-    flat = mnp.reshape(old, (slots * length, *old.shape[2:]))
-    updates = mnp.astype(mnp.moveaxis(new, 1, 2), old.dtype)
-    updates = mnp.reshape(updates, (-1, *old.shape[2:]))
+    """`old` (slots, heads, length, size) with `new` (slots, heads, n, size) at its positions, where it is meant."""
+    slots, heads, length, size = old.shape
+    rows = slots * heads
+    first = mnp.reshape(mnp.astype(mnp.arange(rows), mnp.int32) * length, (slots, heads, 1))
+    fits = (meant & (positions < length))[:, None]
+    places = mnp.where(fits, first + positions[:, None], rows * length)  # beyond the end: dropped
+    flat = mnp.reshape(old, (rows * length, size))
+    updates = mnp.reshape(mnp.astype(new, old.dtype), (-1, size))
     made = apply("scatter", flat, mnp.reshape(places, (-1,)), updates, axis=0, mode="set")
     return mnp.reshape(made, old.shape)
 
 
 def _fitted(array: NDArray[Any], room: Room) -> NDArray[Any]:
-    shape = (room.slots, room.length, *array.shape[2:]) if array.ndim > 1 else (room.slots,)
+    shape = (room.slots, array.shape[1], room.length, array.shape[3]) if array.ndim > 1 else (room.slots,)
     made = np.zeros(shape, array.dtype)
-    part = tuple(slice(0, min(old, new)) for old, new in zip(array.shape[:2], shape[:2], strict=True))
+    part = tuple(slice(0, min(old, new)) for old, new in zip(array.shape, shape, strict=True))
     made[part] = array[part]
     return made
