@@ -1,0 +1,192 @@
+"""The step of training as a program: how often ranks speak, in which buckets, and which rows are in which step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mesh.numpy as mnp
+from mesh import DataParallel, DistributedTrainer, Mesh, distributed, nn, optim, random, trace_full
+from mesh.errors import InputError
+from mesh.training.data import ArrayData, BatchData, Cursor, Shares, padded
+from mesh.training.exchange import buckets
+from mesh.training.recipe import Recipe
+from mesh.training.step import first_state, training_step
+from wire.graph import WireGraph
+
+RNG = np.random.default_rng(5)
+
+
+def loss(params: Any, x: Any) -> Any:
+    for leaf in params:
+        x = mnp.tanh(x * mnp.astype(leaf, "float32"))
+    return mnp.sum(x, axis=1)
+
+
+def body_of(recipe: Recipe, params: Any, ranks: int, rows: int) -> WireGraph:
+    """What each rank computes."""
+    state = first_state(recipe, params, ranks)
+    x, weights = np.ones((rows, 5), np.float32), np.full(rows, 1 / rows, np.float32)
+    step = training_step(recipe, ranks, False, False)
+    graph = trace_full(lambda state, x, weights: step(state, None, (x,), weights), state, x, weights).graph
+    body = next(node for node in graph.nodes if node.op == "spmd").attrs["body"]
+    assert isinstance(body, WireGraph)
+    return body
+
+
+def sums(body: WireGraph) -> list[int]:
+    """The sizes of what is reduced, without the loss."""
+    return [math.prod(body.types[i].shape) for i, node in enumerate(body.nodes)
+            if node.op == "all_reduce" and body.types[i].shape]  # fmt: skip
+
+
+@pytest.mark.parametrize("bucket_bytes", [64, 400, 4 << 20])
+def test_a_hundred_small_tensors_travel_in_as_few_buckets_as_hold_their_bytes(bucket_bytes: int) -> None:
+    params = [RNG.normal(size=(1, 5)).astype(np.float32) for _ in range(100)]
+    recipe = Recipe(loss, optim.sgd(0.1), bucket_bytes=bucket_bytes)
+    found = sums(body_of(recipe, params, 2, 4))
+    assert len(found) == math.ceil(100 * 20 / bucket_bytes) and sum(found) == 500
+
+
+def test_every_dtype_has_buckets_of_its_own() -> None:
+    leaves = [np.zeros(10, np.float32), np.zeros(7, np.float16), np.zeros((3, 5), np.float32)]
+    made = buckets(leaves, 80)
+    assert [(bucket.dtype, bucket.size) for bucket in made] == [("float32", 20), ("float32", 5), ("float16", 7)]
+    covered = sorted(piece for bucket in made for piece in bucket.pieces)
+    assert covered == [(0, 0, 5), (0, 5, 10), (1, 0, 7), (2, 0, 15)]
+
+
+def test_the_first_bucket_leaves_before_the_backward_pass_has_come_to_the_first_param() -> None:
+    params = [RNG.normal(size=(1, 5)).astype(np.float32) for _ in range(6)]
+    body = body_of(Recipe(loss, optim.sgd(0.1), bucket_bytes=20), params, 2, 4)
+
+    def before(index: int) -> set[int]:
+        seen, stack = set[int](), [index]
+        while stack:
+            for source in body.nodes[stack.pop()].inputs:
+                if source not in seen:
+                    seen.add(source)
+                    stack.append(source)
+        return seen
+
+    reductions = [i for i, node in enumerate(body.nodes) if node.op == "all_reduce" and body.types[i].shape]
+    needs = sorted(len(before(index)) for index in reductions)
+    assert len(needs) == 6 and needs[0] < needs[-1], "not all wait for the same"
+
+
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_parts_of_a_batch_are_exchanged_once(accumulate: int) -> None:
+    params = [RNG.normal(size=(1, 5)).astype(np.float32) for _ in range(3)]
+    body = body_of(Recipe(loss, optim.sgd(0.1), accumulate=accumulate), params, 2, 8)
+    assert len(sums(body)) == 1
+    assert sum(node.op == "scan" for node in body.nodes) > 0
+
+
+def test_parts_of_a_batch_equal_the_whole() -> None:
+    x = RNG.normal(size=(24, 5)).astype(np.float32)
+    params = [RNG.normal(size=(1, 5)).astype(np.float32) for _ in range(3)]
+    found = []
+    for accumulate in (1, 2, 3, 6):
+        trainer = DistributedTrainer(loss, params, optimizer=optim.adam(1e-2), accumulate=accumulate)
+        trainer.fit((x,), epochs=3, batch_size=12)
+        found.append(np.concatenate([np.ravel(leaf) for leaf in trainer.params]))
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=0, atol=1e-5)
+
+
+def test_clipping_bounds_the_global_norm() -> None:
+    params = [np.ones((1, 5), np.float32)]
+    trainer = DistributedTrainer(lambda p, x: mnp.sum(p[0] * x, axis=1), params, optimizer=optim.sgd(1.0), clip=0.5)
+    trainer.fit((np.full((4, 5), 100, np.float32),), batch_size=4)
+    assert np.linalg.norm(trainer.params[0] - 1) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_steps_of_the_optimiser_are_those_of_a_loop_by_hand() -> None:
+    x, y = RNG.normal(size=(20, 3)).astype(np.float32), RNG.integers(0, 4, 20).astype(np.int32)
+    params = {"w": RNG.normal(size=(3, 4)).astype(np.float32)}
+    own = DistributedTrainer(
+        lambda p, batch: nn.cross_entropy(batch["x"] @ p["w"], batch["y"]), params, optimizer=optim.sgd(0.5)
+    )
+    own.fit({"x": x, "y": y}, epochs=3, batch_size=20, shuffle=False)
+    w = params["w"].astype(np.float64)
+    for _ in range(3):
+        scores = np.exp(x @ w)
+        share = scores / scores.sum(1, keepdims=True)
+        w -= 0.5 * x.T @ (share - np.eye(4)[y]) / 20
+    np.testing.assert_allclose(own.params["w"], w, rtol=0, atol=1e-5)
+
+
+def test_a_loss_that_wants_a_key_gets_another_one_every_step() -> None:
+    def drawn(params: Any, x: Any, key: Any) -> Any:
+        return params * 0 + random.uniform(key, (x.shape[0],))
+
+    trainer = DistributedTrainer(drawn, np.float32(1), optimizer=optim.sgd(0.1))
+    losses = trainer.fit((np.zeros((8, 1), np.float32),), epochs=4, batch_size=8).losses
+    again = DistributedTrainer(drawn, np.float32(1), optimizer=optim.sgd(0.1))
+    assert len(set(losses)) == 4
+    assert again.fit((np.zeros((8, 1), np.float32),), epochs=4, batch_size=8).losses == losses
+
+
+# -- data
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_row_is_in_one_step_of_every_epoch(shuffle: bool) -> None:
+    data = ArrayData((np.arange(53),), 16, shuffle, 0, False)
+    epochs = [[step.batch[0] for step in data.epoch(Cursor(epoch))] for epoch in range(3)]
+    for steps in epochs:
+        assert [len(step) for step in steps] == [16, 16, 16, 5]
+        assert sorted(np.concatenate(steps)) == list(range(53))
+    assert np.array_equal(np.concatenate(epochs[0]), np.concatenate(epochs[1])) is not shuffle
+
+
+def test_a_cursor_goes_on_where_it_was() -> None:
+    data = ArrayData((np.arange(53),), 16, True, 0, False)
+    whole = list(data.epoch(Cursor(2)))
+    assert [step.after for step in whole] == [Cursor(2, 1), Cursor(2, 2), Cursor(2, 3), Cursor(3)]
+    rest = list(data.epoch(Cursor(2, 2)))
+    assert all(np.array_equal(one.batch[0], other.batch[0]) for one, other in zip(rest, whole[2:], strict=True))
+    batches = BatchData([np.arange(4), np.arange(4), np.arange(2)])
+    assert [step.counted for step in batches.epoch(Cursor(0, 1))] == [4, 2]
+
+
+@pytest.mark.parametrize(("shards", "ranks"), [(8, 1), (8, 2), (8, 3), (8, 5), (0, 1), (0, 3)])
+def test_padding_weighs_nothing_and_shards_have_the_same_rows_whoever_computes_them(shards: int, ranks: int) -> None:
+    recipe = Recipe(loss, optim.sgd(0.1), shards=shards)
+    data = ArrayData((np.arange(100, 121),), 16, False, 0, False)
+    for rows in data.epoch(Cursor()):
+        shares = Shares.of(recipe, ranks)
+        (found,), weights = padded(rows, shares, 16)
+        assert len(found) == len(weights) == shares.slots(16) and len(found) % ranks == 0
+        assert np.array_equal(found[weights > 0], rows.batch[0])
+        assert weights.sum() == pytest.approx(1) and set(found[weights == 0]) <= {rows.batch[0][0]}
+        if shards:
+            assert np.array_equal(found[:16], padded(rows, Shares.of(recipe, 1), 16)[0][0])
+
+
+def test_data_that_are_none_are_refused() -> None:
+    for wrong in (iter([np.zeros(3)]), [], 3):
+        with pytest.raises(InputError):
+            DistributedTrainer(loss, [np.ones((1, 5), np.float32)]).fit(wrong)
+
+
+# -- the decorator
+
+
+def test_a_function_with_a_strategy_runs_here_and_on_workers() -> None:
+    @distributed(strategy=DataParallel(inputs=("x",)))
+    def predict(w: Any, x: Any) -> Any:
+        return mnp.tanh(x @ w)
+
+    w, x = RNG.normal(size=(4, 3)).astype(np.float32), RNG.normal(size=(6, 4)).astype(np.float32)
+    alone = np.asarray(predict(w, x))
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        there = np.asarray(predict(w, x))
+        assert len(mesh.report().workers) == 2
+    np.testing.assert_allclose(there, alone, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(alone, np.tanh(x @ w), rtol=0, atol=1e-6)
+    with pytest.raises(InputError, match="not known"):
+        distributed(strategy="nonsense")
