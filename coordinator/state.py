@@ -102,6 +102,7 @@ class _Plan:
     avoided: frozenset[str]  # the nodes that it was made to do without
     candidates: frozenset[str]  # the nodes it was made for
     nodes: frozenset[str] = frozenset()  # the nodes it uses
+    free: bool = False  # whether its weights go with it
     outputs: int = 0
     expected_s: dict[int, float] = field(default_factory=dict)  # how long a part may take at most
     took_s: dict[int, float] = field(default_factory=dict)  # the longest it took of late
@@ -505,17 +506,20 @@ class CoordinatorState:
         return actions
 
     def _job_forgotten(self, event: JobForgotten, now: float) -> list[Action]:
+        """Its plans go now, or once the calls under way are over."""
         actions: list[Action] = []
-        for plan in [plan for plan in self._plans.values() if plan.job == event.job and plan.idle]:
-            self._void(plan, NodeLost("the job is over"), actions, free=True)
+        for plan in [plan for plan in self._plans.values() if plan.job == event.job]:
+            plan.free = True
+            self._current.pop(plan.key, None)
+            actions += self._retire_if_outdated(plan)
         return actions
 
-    def _void(self, plan: _Plan, error: MeshError, actions: list[Action], free: bool = False) -> list[_Call]:
+    def _void(self, plan: _Plan, error: MeshError, actions: list[Action]) -> list[_Call]:
         """Forget a plan and tell its surviving nodes; returns the calls it leaves without any."""
         del self._plans[plan.generation]
         if self._current.get(plan.key) == plan.generation:
             del self._current[plan.key]
-        actions += [SendDrop(plan.generation, node, free) for node in sorted(plan.nodes & self._nodes)]
+        actions += [SendDrop(plan.generation, node, plan.free) for node in sorted(plan.nodes & self._nodes)]
         actions.append(ForgetPlan(plan.generation))
         calls = [self._calls[call] for call in (*(step.call for step in plan.steps.values()), *plan.waiting)]
         for call in calls:

@@ -151,6 +151,18 @@ def test_cancel_stops_the_step_on_every_node() -> None:
     assert drive(s.CallCancelled(1)) == []
 
 
+def test_plans_of_a_job_that_is_over_go_with_their_weights_once_nobody_waits_for_them() -> None:
+    drive = Driver("a", "b")
+    drive(s.CallSubmitted(1, "job"))
+    drive.deployed()
+    assert drive(s.JobForgotten("other")) == [] and drive(s.JobForgotten("job")) == [], "a call is under way"
+    drive(s.OutputArrived(1, 0, 0, "value"))
+    drive(s.NodeRan(1, 0, "a"))
+    last = drive(s.NodeRan(1, 0, "b"))
+    assert of(s.SendDrop, last) == [s.SendDrop(1, "a", True), s.SendDrop(1, "b", True)]
+    assert drive(s.CallSubmitted(2, "job")) == [s.MakePlan(2, "job", frozenset({"a", "b"}))]
+
+
 def test_a_graph_that_needs_no_node_resolves_without_one() -> None:
     drive = Driver("a")
     drive(s.CallSubmitted(1, "job"))
