@@ -22,7 +22,8 @@ def test_every_seed_ends_with_right_answers_and_nothing_left(seeds: range) -> No
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 1000), marks=pytest.mark.long)], ids=str)
 def test_every_seed_of_ranks_ends_with_right_answers_and_nothing_left(seeds: range) -> None:
     for seed in seeds:
-        simulate(chaos_of_ranks, 4 + seed % 3, seed)
+        transcript = simulate(chaos_of_ranks, 4 + seed % 3, seed)
+        assert transcript.startswith(f"seed {seed}, ")
 
 
 def test_a_seed_replays_exactly() -> None:
