@@ -227,3 +227,22 @@ def test_what_cannot_be_is_said() -> None:
     with pytest.raises(InputError, match="number of rows"):
         trainer().fit((X, Y[:5]))
     assert DataParallel(2).ranks == 2
+
+
+def test_a_worker_that_has_a_share_of_all_params_holds_less() -> None:
+    params = [{"w": np.full((n, m), 0.01, np.float32), "b": np.zeros(m, np.float32)} for n, m in ((8, 301), (301, 4))]
+    params.insert(1, {"w": np.full((301, 301), 0.01, np.float32), "b": np.zeros(301, np.float32)})
+    held = {}
+    for strategy in (DataParallel(), FullySharded()):
+        found, seen = DistributedTrainer(loss, params, optimizer=optim.adam(1e-3), strategy=strategy), list[int]()
+        with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+            sessions = mesh.simulation._cluster.coordinator.sessions
+
+            def look(sessions: Any = sessions, seen: list[int] = seen) -> None:
+                (session,) = sessions._open
+                seen.extend(worker.memory_bytes for worker in session.plan.workers)
+
+            heard = Mischief({3: look})
+            found.distribute(mesh).fit((X, Y), epochs=2, batch_size=16, callbacks=[heard])
+        held[strategy.word] = max(seen)
+    assert held["fully-sharded"] < 0.6 * held["data"], held
