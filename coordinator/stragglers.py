@@ -91,13 +91,13 @@ class Stragglers:
     def took(self, plan: Plan, seconds: Mapping[int, float], calls: int) -> list[str]:
         """Parts of a plan took so many seconds on one worker, with so many calls under way; what that changes, for
         people.  With none it was a trial, and is forgotten once the device is well.  Parts whose work depends on values
-        say nothing, nor do ranks, who wait for each other."""
-        changes, ranks = [], plan.ranks
+        say nothing; of ranks, who wait for each other, what they compute themselves counts."""
+        changes = []
         for site in sorted({(plan.parts[part].node, plan.parts[part].device) for part in seconds}):
             mine = {
                 part: took_s
                 for part, took_s in seconds.items()
-                if _site_of(plan.parts[part]) == site and not (part in ranks or plan.parts[part].graph.work_varies)
+                if _site_of(plan.parts[part]) == site and not plan.parts[part].graph.work_varies
             }
             if not mine:
                 continue

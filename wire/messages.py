@@ -208,7 +208,7 @@ class Run(Message, frozen=True, array_like=True, tag=True):
 
 class PartRun(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     part: Index
-    compute_s: Seconds
+    compute_s: Seconds  # without what a rank of a gang waited for others
     wait_s: Seconds  # from Run's arrival until the last input was there
 
 

@@ -290,7 +290,7 @@ class Host:
             inputs = self._gather(message, prepared)
             started = time.perf_counter()
             results = self._run(prepared.executable, inputs, stopped, ranks)
-            compute_s = time.perf_counter() - started
+            compute_s = time.perf_counter() - started - (ranks.waited_s if ranks is not None else 0.0)
             del inputs
             outputs = self._deliver_all(results, message.outputs)
         except Exception as error:

@@ -257,11 +257,11 @@ def test_workers_are_told_which_rank_they_are_and_who_the_others_are() -> None:
             assert [member.part for member in part.gang.members] == [first, first + 1]
 
 
-def test_ranks_are_neither_stuck_nor_stragglers_nor_audited() -> None:
+def test_ranks_are_neither_stuck_nor_audited_and_may_be_stragglers() -> None:
     plan = make_plan(halves(), SIX, "ranks")
     assert set(dispatch.part_seconds(plan).values()) == {math.inf}
     assert audited(plan, 0, SIX) == plan
     stragglers = Stragglers()
     for _ in range(40):
         assert not stragglers.took(plan, {0: 1.0}, 1)
-    assert not any(stragglers.took(plan, {0: 100.0}, 1) for _ in range(5))
+    assert any(stragglers.took(plan, {0: 100.0}, 1) for _ in range(5)), "what it computed itself took so long"

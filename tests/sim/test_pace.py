@@ -211,3 +211,31 @@ def test_weights_do_not_move_before_staying_has_cost_as_much() -> None:
         assert 4 <= moved.at_s - began_s <= 20
 
     simulate(scenario, devices=alike())
+
+
+def pair(length: int) -> Program:
+    """Two ranks, each with half of the columns, who know the largest of all at the end."""
+    body = GraphBuilder()
+    node = body.input("0", (32, 16), dtype_named("f32"))
+    for _ in range(length):
+        node = body.add("sin", node)
+    most = body.add("all_reduce", node, axes=("dp",), sizes=(2,), reduction="max")
+    attrs = {"body": body.build([most]), "axes": ("dp",), "sizes": (2,), "in_specs": ("- dp",), "out_specs": ("- -",)}
+    made = GraphBuilder()
+    return Program(
+        made.build([made.add("spmd", made.input("x", X.shape, dtype_named("f32")), **attrs, output=0)]), {}, "ranks"
+    )
+
+
+def test_a_rank_whose_device_became_slow_is_replaced() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        calls = Calls(cluster)
+        await calls.run(pair(12), 40)
+        first = calls.nodes[-1]
+        assert len(first) == 2 and len(set(calls.generations)) == 1
+        cluster.slow(first[0], 5)
+        await calls.run(pair(12), LATER)
+        assert first[0] not in calls.nodes[-1] and len(calls.nodes[-1]) == 2
+        assert sum(calls.seconds[-5:]) < 1.2 * sum(calls.seconds[35:40])
+
+    simulate(scenario, devices=alike())

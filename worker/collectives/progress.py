@@ -8,6 +8,7 @@ It does not know what the operations do.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -35,8 +36,7 @@ class Pending:
 
     def result(self) -> NDArray[Any]:
         """What it gave, once it is done; raises what it raised."""
-        while not self.done:
-            self._progress.advance(self)
+        self._progress.until(self)
         if self._error is not None:
             raise self._error
         assert self._value is not None
@@ -59,6 +59,7 @@ class Progress:
         self._changed = threading.Condition()
         self._busy = False
         self._thread: threading.Thread | None = None
+        self.waited_s = 0.0  # by whoever starts operations; set back by whoever reads it
 
     def start(self, work: Work, meanwhile: bool) -> Pending:
         """Begin an operation; `meanwhile` has the thread perform it while the caller goes on."""
@@ -71,6 +72,13 @@ class Progress:
                 self._thread = threading.Thread(target=self._work, name="collectives", daemon=True)
                 self._thread.start()
         return pending
+
+    def until(self, wanted: Pending) -> None:
+        """Return once an operation is done; `waited_s` counts that."""
+        began_s = time.perf_counter()
+        while not wanted.done:
+            self.advance(wanted)
+        self.waited_s += time.perf_counter() - began_s
 
     def advance(self, wanted: Pending) -> None:
         """Perform the next operation, or wait for who performs one, unless `wanted` is done."""
@@ -90,8 +98,7 @@ class Progress:
                 last = self._waiting[-1] if self._waiting else None
             if last is None:
                 break
-            while not last.done:
-                self.advance(last)
+            self.until(last)
         self._idle()
 
     def drop(self) -> None:

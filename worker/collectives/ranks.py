@@ -57,7 +57,13 @@ class Ranks:
     def begin(self, tag: int, stopped: Callable[[], bool]) -> None:
         """A new step: tags grow, from 1; waits end soon after `stopped()`."""
         self._given_up, self._error = False, None
+        self._progress.waited_s = 0.0
         self._wires.begin(tag, lambda: self._given_up or stopped())
+
+    @property
+    def waited_s(self) -> float:
+        """How long the part has waited in this step, for others or for what they send."""
+        return self._progress.waited_s
 
     def start(self, op: str, attrs: Attrs, operand: Array | None, meanwhile: bool = True) -> Pending:
         """As Collectives.start (worker/engine.py) has it."""
