@@ -40,6 +40,7 @@ from .watchdog import Watchdog, loss_of
 
 log = logging.getLogger("graph_mesh.worker")
 STDERR_LINE_BYTES_MAX = 4096
+EXIT_S = 1.0  # from the end of a child's pipe to its own, on a busy machine: who looks earlier loses its status
 _ANSWERS = (Prepared, PrepareFailed, Executed, ExecuteFailed)
 
 
@@ -125,7 +126,7 @@ class HostProcess(asyncio.SubprocessProtocol):
 
     def pipe_connection_lost(self, fd: int, error: Exception | None) -> None:
         if fd != 2:
-            self._loop.call_later(0.02, self._lose, "its pipe closed")  # the exit status says more, if it comes at once
+            self._loop.call_later(EXIT_S, self._lose, "its pipe closed")  # the exit status says more, and comes sooner
 
     def process_exited(self) -> None:
         assert self._transport is not None
