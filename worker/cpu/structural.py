@@ -95,9 +95,11 @@ def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
 
 
 def _stacked(array: Array, *groups: Sequence[int]) -> Array:
-    """The array with its axes in the order of these groups, each group made one axis; contiguous, for BLAS."""
-    ordered = np.ascontiguousarray(array.transpose([axis for group in groups for axis in group]))
-    return ordered.reshape([math.prod(array.shape[axis] for axis in group) for group in groups])
+    """The array with its axes in the order of these groups, each group made one axis: where BLAS can read the matrices
+    where they are, transposed or not, no copy."""
+    ordered = array.transpose([axis for group in groups for axis in group])
+    stacked = ordered.reshape([math.prod(array.shape[axis] for axis in group) for group in groups])
+    return stacked if stacked.itemsize in stacked.strides[-2:] else np.ascontiguousarray(stacked)
 
 
 def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
