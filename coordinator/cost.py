@@ -37,7 +37,7 @@ from wire.graph import Node, WireGraph
 from wire.ops import CONTROL, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
 
 from .pins import allows, check, pins
-from .profile import CLIENT, DeviceProfile, Link, Profiles
+from .profile import CLIENT, DeviceProfile, Link, Profiles, WorkerProfile
 from .working_set import DUPLICATED, inside
 
 COPIED = frozenset({"pad", "concat"})  # the views that engines do not fold into whoever reads them
@@ -140,26 +140,19 @@ class CostModel:
         self.sites: list[Site] = [(w, d.index) for w, each in enumerate(self.profiles.workers) for d in each.devices]
         self.site: list[list[int]] = []  # per worker and unit, an index of `sites`
         number = {site: index for index, site in enumerate(self.sites)}
-        kinds: dict[tuple[Needs, DeviceName | None], int] = {}
-        unit_kinds = [needs(self.graph, index) for index in self.units]
         pinned = pins(self.graph)
         check(pinned, self.profiles)
+        wishes: dict[tuple[Needs, DeviceName | None], int] = {}  # what units ask of a device, each once
+        asked = [wishes.setdefault((needs(self.graph, i), pinned.get(i)), len(wishes)) for i in self.units]
         work = [self._work(index) for index in self.units]
         for index, worker in enumerate(self.profiles.workers):
-            kinds.clear()
-            devices, seconds = [], []
-            for unit, kind, (flops, moved, turns) in zip(self.units, unit_kinds, work, strict=True):
-                pin = pinned.get(unit)
-                able = kinds.get((kind, pin))
-                if able is None:
-                    known = all(op in worker.ops for op, _ in kind)
-                    fit = (d for d in worker.devices if known and all(d.supports(*need) for need in kind))
-                    meant = (d.index for d in fit if pin is None or allows(pin, worker, d, self.profiles))
-                    able = kinds[kind, pin] = next(meant, -1)
-                devices.append(able)
-                seconds.append(_roofline(worker.devices[able], flops, moved, turns) if able >= 0 else float("inf"))
+            able = [self._device_for(worker, *wish) for wish in wishes]
+            devices = [able[wish] for wish in asked]
             self.device.append(devices)
-            self.seconds.append(seconds)
+            self.seconds.append([
+                _roofline(worker.devices[device], *each) if device >= 0 else float("inf")
+                for device, each in zip(devices, work, strict=True)
+            ])  # fmt: skip
             self.site.append([number.get((index, device), -1) for device in devices])
         self.able: list[list[int]] = [
             [worker for worker, devices in enumerate(self.device) if devices[unit] >= 0]
@@ -172,6 +165,13 @@ class CostModel:
                     f"no worker can compute {node.op} on {self.graph.types[index]}", op=f"{node.op} (node {index})",
                     next_step="Add a worker that supports it, or rewrite without it",
                 )  # fmt: skip
+
+    def _device_for(self, worker: WorkerProfile, wanted: Needs, pin: DeviceName | None) -> int:
+        """The first device of a worker that supports this and is meant, or -1."""
+        if any(op not in worker.ops for op, _ in wanted):
+            return -1
+        fit = (each for each in worker.devices if all(each.supports(*need) for need in wanted))
+        return next((d.index for d in fit if pin is None or allows(pin, worker, d, self.profiles)), -1)
 
     @cached_property
     def by_speed(self) -> list[int]:
