@@ -7,7 +7,7 @@ of the same state, which has no trace of how many there were.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from wire.strategies import Auto, DataParallel, Pipeline, Split, Strategy
 
 from .. import tree
 from ..client import Mesh
-from ..errors import ConfigError, InputError
+from ..errors import ConfigError, InputError, PlacementError
 from ..stepping import Stepping
 from .exchange import memory_size
 from .recipe import Recipe
@@ -51,8 +51,11 @@ class Choice:
     whole: bool = False
 
 
-def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None) -> Choice:
-    """What a strategy means with so many workers; ConfigError for what there is not."""
+def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None, begun: bool) -> Choice:
+    """What a strategy means with so many workers; ConfigError for what there is not.
+
+    What was `begun` goes on with fewer than were asked for, else PlacementError.
+    """
     workers = min(live, most or live, RANKS_MAX)
     if isinstance(strategy, Pipeline):
         raise ConfigError(
@@ -61,6 +64,10 @@ def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None) -> C
     apart = recipe.shards or recipe.compression
     if isinstance(strategy, DataParallel) or (apart and isinstance(strategy, Auto)):
         asked = strategy.ranks if isinstance(strategy, DataParallel) else 0
+        if asked > workers and not begun:
+            raise PlacementError(
+                f"{strategy} needs {asked} workers, and there are {workers}", next_step="Start another mesh-worker"
+            )
         ranks = max(1, min(asked or workers, workers))
         return Choice(ranks, "auto" if ranks > 1 else "single")  # auto: one worker goes on alone if others die
     if apart:
@@ -69,7 +76,10 @@ def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None) -> C
             next_step="Choose DataParallel()",
         )
     if isinstance(strategy, Split):
-        return Choice(1, strategy.text, True) if workers > 1 else Choice(1, "single", True)
+        if workers == 1 and (begun or not strategy.ranks):
+            return Choice(1, "single", True)
+        ranks = strategy.ranks or (workers if most else 0)
+        return Choice(1, replace(strategy, ranks=ranks).text, True)
     return Choice(1, strategy.text)
 
 

@@ -37,7 +37,7 @@ class Wishes:
     """What a call of `fit` asks for."""
 
     strategy: Strategy
-    epochs: int
+    epochs: int  # the first that is not begun
     steps: int | None
     min_nodes: int
     max_nodes: int | None
@@ -57,6 +57,7 @@ class Run:
         self._recipe, self._mesh, self._data, self._wishes = recipe, mesh, data, wishes
         self._formed: Formed | None = None
         self._choice = Choice(1, "single")
+        self._begun = False  # whether there was a formation
         self._workers = 0
         self._done = cursor, number  # steps that all workers have done
         self._under_way: deque[tuple[Told, Rows]] = deque()
@@ -197,13 +198,13 @@ class Run:
         if self._mesh is not None and live < self._wishes.min_nodes:
             live = self._wait()
         workers = min(live, most or live)
-        choice = choose(self._recipe, self._wishes.strategy, max(live, 1), most)
+        choice = choose(self._recipe, self._wishes.strategy, max(live, 1), most, begun=self._begun)
         if self._formed is not None and choice == self._choice:
             self._workers = workers
             return
         self._settle()
         self._disband()
-        self._choice, self._workers = choice, max(workers, 1)
+        self._choice, self._workers, self._begun = choice, max(workers, 1), True
         shares = Shares.of(self._recipe, choice.ranks)
         apart = self._data.uneven or shares.slots(self._data.batch_size) != self._data.batch_size
         self._formed = form(
@@ -230,10 +231,12 @@ class Run:
         return live
 
     def _name_of(self, rank: int) -> str:
+        """The worker of a rank; nothing where a step is split in another way, or the plan is elsewhere."""
         plan = _plan_of(self._formed)
-        if plan is None or not plan.gangs:
-            return "the only one"
-        node = plan.parts[plan.gangs[0].parts[rank]].node
+        nodes = {part.node for part in plan.parts} if plan is not None else set()
+        if not nodes or (self._choice.ranks == 1 and len(nodes) > 1):
+            return ""
+        node = plan.parts[plan.gangs[0].parts[rank]].node if plan.gangs else nodes.pop()
         return str(next((worker.name for worker in plan.workers if worker.node == node), node))
 
     def _sent_bytes(self, rows: Rows) -> int:

@@ -74,6 +74,8 @@ class DistributedTrainer:
 
     def distribute(self, mesh: Mesh | None) -> DistributedTrainer:
         """Use the workers of a mesh; None: this process.  Returns the trainer."""
+        if mesh is not None and not isinstance(mesh, Mesh):
+            raise InputError(f"a trainer uses a Mesh, not a {type(mesh).__name__}", next_step="Build it with build()")
         self._mesh = mesh
         return self
 
@@ -96,13 +98,14 @@ class DistributedTrainer:
         max_nodes: int | None = None,
         copies: str = "buddy",
     ) -> History:
-        """Train for so many epochs in all, or `steps` at most in this call; what happened.
+        """Train for so many epochs more, or `steps` at most; what happened.
 
         `data` are arrays of rows, or handles of them (`mesh.put`: then only places are sent), in any pytree but
-        a list; a list, or what else can be iterated, is of batches.  A step takes `batch_size` rows, whoever is
-        there.  With a folder `checkpoint` it goes on from the newest one there, and writes one after `every` steps,
-        at the end, and when there are fewer than `min_nodes` workers, for which it waits.  `copies` are those of the
-        state on workers, as `session` has them.
+        a list; a list, or what else can be iterated, is of batches.  A step takes `batch_size` rows, whoever is there.
+
+        With a folder `checkpoint` it goes on from the newest one there up to `epochs` in all, and writes one after
+        `every` steps, at the end, and when there are fewer than `min_nodes` workers, for which it waits.  `copies` are
+        those of the state on workers, as `session` has them.
 
         ExecuteFailed names the worker if three steps in a row hold NaN or Inf.
         """
@@ -112,10 +115,13 @@ class DistributedTrainer:
         store = Checkpoints(checkpoint, keep) if checkpoint is not None else None
         if store is not None and resume:
             self._resume(store)
-        total = steps if found.steps is None or steps is not None else max(0, epochs - self._cursor.epoch) * found.steps
+        until = epochs if store is not None else self._cursor.epoch + epochs
+        total = steps
+        if steps is None and found.steps is not None:
+            total = max(0, (until - self._cursor.epoch) * found.steps - self._cursor.batch)
         shown = [Progress(total)] if progress else []
         wishes = Wishes(
-            self._strategy, epochs, steps, min_nodes, max_nodes, copies, store, every, (*callbacks, *shown)
+            self._strategy, until, steps, min_nodes, max_nodes, copies, store, every, (*callbacks, *shown)
         )  # fmt: skip
         run = Run(self.recipe, self._mesh, found, wishes, self._state, self._cursor, self._step)
         try:

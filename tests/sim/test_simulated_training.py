@@ -12,7 +12,7 @@ from support.training import first_state
 
 import mesh.numpy as mnp
 from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Single, TensorParallel, optim, tree
-from mesh.errors import ConfigError, ExecuteFailed, InputError
+from mesh.errors import ConfigError, ExecuteFailed, InputError, PlacementError
 from mesh.training import Callback, Checkpoints, StepReport, TopK
 
 RNG = np.random.default_rng(3)
@@ -246,3 +246,16 @@ def test_a_worker_that_has_a_share_of_all_params_holds_less() -> None:
             found.distribute(mesh).fit((X, Y), epochs=2, batch_size=16, callbacks=[heard])
         held[strategy.word] = max(seen)
     assert held["fully-sharded"] < 0.6 * held["data"], held
+
+
+def test_a_number_of_workers_that_was_asked_for_is_not_made_less_silently() -> None:
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        for strategy in (DataParallel(3), FullySharded(3)):
+            with pytest.raises(PlacementError, match="3"):
+                trainer(strategy=strategy).distribute(mesh).fit((X, Y))
+
+
+def test_a_second_call_goes_on_with_the_next_epoch() -> None:
+    found = trainer()
+    losses = [*found.fit((X, Y), epochs=1, batch_size=16).losses, *found.fit((X, Y), epochs=1, batch_size=16).losses]
+    assert np.array_equal(losses, undisturbed()[0]) and np.array_equal(flat(found), undisturbed()[1])
