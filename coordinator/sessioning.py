@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ from .program import Program
 from .records import Member
 from .session_plan import Stateful, check_carried, meanwhile, session_plan
 from .sessions import Policy, SessionState
+from .spans import SPANS_MAX, Span
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -130,6 +132,7 @@ class Session:
         forget: Callable[[Session], None],
     ) -> None:
         self.plans: dict[int, _Deployment] = {}
+        self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
         self.frees = False  # whether weights are freed with its plans
         self._around = around
         self._program = program
@@ -368,7 +371,9 @@ class Session:
         try:
             if member is None or begun is None:
                 raise NodeLost("the worker is gone")
+            began_s = self._loop.time()
             answer = await outcome(begun, self._around.shared)
+            self.spans.append(Span.of(member.profile.name, action.number, began_s, self._loop.time(), answer))
             for output in answer.outputs:
                 if output.value.data is not None or output.value.shared:
                     value = tensor_of(member.link, output.value)

@@ -23,6 +23,7 @@ from ..client import Mesh
 from .checkpoint import Checkpoints
 from .data import Cursor, Data, Rows, Shares, padded
 from .formation import Choice, Formed, Told, choose, form, together
+from .profile import Profile
 from .recipe import Recipe
 from .telling import Callback, History, StepReport
 
@@ -62,6 +63,7 @@ class Run:
         self._done = cursor, number  # steps that all workers have done
         self._under_way: deque[tuple[Told, Rows]] = deque()
         self._history = History()
+        self._profile = Profile()
         self._vetoes: list[list[int]] = []
         self._epoch_losses: list[float] = []
         self._looked_s = time.monotonic()
@@ -82,6 +84,7 @@ class Run:
         finally:
             self._end()
         self._history.seconds = time.monotonic() - begun_s
+        self._profile.tell()
         return self._history
 
     # -- steps
@@ -172,6 +175,7 @@ class Run:
         formed, self._formed = self._formed, None
         if formed is None:
             return
+        self._profile.take(_of(formed, "spans") or ())
         if self._under_way or self._done[1] != self.number:
             with contextlib.suppress(MeshError):  # the run ended in an error already, which says more
                 while self._under_way:
@@ -216,6 +220,7 @@ class Run:
 
     def _disband(self) -> None:
         if self._formed is not None:
+            self._profile.take(_of(self._formed, "spans") or ())
             self._formed.close()
             self._formed = None
 
@@ -232,7 +237,7 @@ class Run:
 
     def _name_of(self, rank: int) -> str:
         """The worker of a rank; nothing where a step is split in another way, or the plan is elsewhere."""
-        plan = _plan_of(self._formed)
+        plan = _of(self._formed, "plan")
         nodes = {part.node for part in plan.parts} if plan is not None else set()
         if not nodes or (self._choice.ranks == 1 and len(nodes) > 1):
             return ""
@@ -240,16 +245,16 @@ class Run:
         return str(next((worker.name for worker in plan.workers if worker.node == node), node))
 
     def _sent_bytes(self, rows: Rows) -> int:
-        plan = _plan_of(self._formed)
+        plan = _of(self._formed, "plan")
         return (sum(gang.sent_bytes for gang in plan.gangs) if plan is not None else 0) + sum(
             np.asarray(leaf).nbytes for leaf in tree.leaves(rows.batch)
         )
 
 
-def _plan_of(formed: Formed | None) -> Any:
-    """The plan of a session whose coordinator is in this process."""
+def _of(formed: Formed | None, what: str) -> Any:
+    """The plan, or the spans, of a session whose coordinator is in this process."""
     session = getattr(formed, "_async", None)
-    return getattr(getattr(session, "_running", None), "plan", None)
+    return getattr(getattr(session, "_running", None), what, None)
 
 
 def _rest(mesh: Mesh | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,18 @@ def test_a_second_call_goes_on_with_the_next_epoch() -> None:
     found = trainer()
     losses = [*found.fit((X, Y), epochs=1, batch_size=16).losses, *found.fit((X, Y), epochs=1, batch_size=16).losses]
     assert np.array_equal(losses, undisturbed()[0]) and np.array_equal(flat(found), undisturbed()[1])
+
+
+def test_a_profile_says_where_the_time_of_each_worker_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESH_PROFILE", "2")
+    monkeypatch.setenv("MESH_TRACE", str(tmp_path / "trace.json"))
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        trainer().distribute(mesh).fit((X, Y), epochs=1, batch_size=16)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["sim-0", "4"], ["sim-1", "4"]]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [(event["pid"], event["name"]) for event in events if event["name"] != "inputs"]
+    assert sorted(steps) == [(worker, f"step {step}") for worker in ("sim-0", "sim-1") for step in range(4)]
+    assert all(event["dur"] >= 0 for event in events)
