@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.dtypes import dtype_of
-from wire.errors import Cancelled, InputError, MeshError, NodeLost, QueueFull
+from wire.errors import Cancelled, InputError, NodeLost, QueueFull
 
 from ..aio import AsyncMesh
 from ..array import handle_array
@@ -178,7 +178,7 @@ class Generating:
         while True:
             try:
                 await self._turn()
-            except MeshError as error:
+            except Exception as error:  # nobody else would tell those who wait
                 await self._close_session()
                 self._slots.lost()
                 self._fruitless += 1
