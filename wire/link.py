@@ -213,7 +213,7 @@ class Link:
             self._handle(event)
 
     def ended(self, channel: Channel) -> None:
-        """A connection is gone.  The end of the bulk connection may overtake a goodbye, and last words, on the other."""
+        """A connection is gone.  The end of the bulk one may overtake a goodbye, and last words, on the other."""
         if channel is BULK and not self.closed:
             self._loop.call_later(GOODBYE_S, self._eof, channel)
         else:
