@@ -14,7 +14,10 @@ from coordinator.plan import Plan
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles
 from mesh import PartitionSpec as P
+from wire.dtypes import F32
 from wire.errors import PlacementError
+from wire.graph import GraphBuilder
+from wire.sharding.partition import partition
 from worker.cpu import evaluate
 
 GRID = mesh.Grid((2, 2), ("dp", "tp"))
@@ -65,3 +68,13 @@ def test_with_too_few_devices_it_is_computed_as_written_and_the_plan_says_so() -
 def test_strategies_that_split_nothing_compute_the_same() -> None:
     assert not planned("single", 4).gangs
     assert not planned("pipeline", 2).gangs
+
+
+def test_a_param_that_is_only_an_output_is_given_back_as_it_is() -> None:
+    builder = GraphBuilder()
+    x = builder.add("constraint", builder.input("x", (4, 2), F32), axes=("dp",), sizes=(2,), spec="dp -")
+    graph = builder.build([builder.add("neg", x), builder.param("w", (3,), F32)])
+    params = {"w": np.arange(3, dtype=np.float32)}
+    inputs = {"x": np.ones((4, 2), np.float32)}
+    for got, wanted in zip(evaluate(partition(graph), inputs, params), evaluate(graph, inputs, params), strict=True):
+        np.testing.assert_array_equal(got, wanted)

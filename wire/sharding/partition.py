@@ -91,10 +91,10 @@ class Partitioner:
             self._declared(index)  # all of them: they are the signature
         for first, group in self._program.groups.items():
             self._node(first, group)
-        leaves = {index for index in graph.outputs if index in self._entered}
+        leaves = {i for i in graph.outputs if i in self._entered or graph.nodes[i].op == "param"}
         inner = list(dict.fromkeys(index for index in graph.outputs if index not in leaves))
         results = dict(zip(inner, self._results(inner), strict=True))
-        placed = [self._entered[index] if index in leaves else results[index] for index in graph.outputs]
+        placed = [self._declared(index) if index in leaves else results[index] for index in graph.outputs]
         return self._outer.build(placed, graph.output_names, graph.name)
 
     def _results(self, inner: Sequence[int]) -> list[int]:
