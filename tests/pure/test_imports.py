@@ -118,6 +118,7 @@ PURE = (
     "wire/codec.py",
     "wire/coding/checking.py",
     "wire/coding/code.py",
+    "wire/coding/octets.py",
     "wire/dtypes.py",
     "wire/errors.py",
     "wire/flow.py",
