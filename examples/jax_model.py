@@ -1,0 +1,86 @@
+"""A training step written in JAX, gradients and all, run by workers that have no JAX: it learns what it learns in JAX.
+
+The workers get a graph.  The params stay on them from step to step, and the loss comes back.
+
+pip install 'graph-mesh[jax]'; python examples/jax_model.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import mesh
+from mesh import Mesh
+
+SIZES = (2, 32, 32, 2)
+STEPS, RATE = 120, 0.5
+
+
+def rings(rows: int) -> tuple[Any, Any]:
+    """Points around two circles, one inside of the other, and whose they are."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(rows, dtype=np.int32) % 2
+    angle, radius = rng.uniform(0, 2 * np.pi, rows), 1 + labels + rng.normal(0, 0.15, rows)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32), labels
+
+
+def written_in_jax() -> tuple[Any, Any]:
+    """The step (params, x, labels) -> (params, loss), and the network's first params: JAX and nothing else."""
+    import jax
+    import jax.numpy as jnp
+
+    def scores(params: Any, x: Any) -> Any:
+        for layer in params[:-1]:
+            x = jax.nn.relu(x @ layer["weight"] + layer["bias"])
+        return x @ params[-1]["weight"] + params[-1]["bias"]
+
+    def loss(params: Any, x: Any, labels: Any) -> Any:
+        chances = jax.nn.log_softmax(scores(params, x))
+        return -jnp.mean(jnp.take_along_axis(chances, labels[:, None], axis=1))
+
+    @jax.jit
+    def step(params: Any, x: Any, labels: Any) -> tuple[Any, Any]:
+        value, gradients = jax.value_and_grad(loss)(params, x, labels)
+        return jax.tree.map(lambda param, gradient: param - RATE * gradient, params, gradients), value
+
+    keys = jax.random.split(jax.random.PRNGKey(0), len(SIZES) - 1)
+    params = [{"weight": jax.random.normal(key, (n, m)) / n**0.5, "bias": jnp.zeros(m)}
+              for key, n, m in zip(keys, SIZES[:-1], SIZES[1:], strict=True)]  # fmt: skip
+    return step, jax.tree.map(np.asarray, params)
+
+
+def main() -> float:
+    try:
+        step, first = written_in_jax()
+    except ModuleNotFoundError:
+        print("This example needs JAX, which is not installed: pip install 'graph-mesh[jax]'")
+        raise SystemExit(0) from None
+    x, labels = rings(256)
+    params, expected = first, []
+    for _ in range(STEPS):
+        params, loss = step(params, x, labels)
+        expected.append(float(loss))
+
+    imported = mesh.from_jax(step, first, x, labels)
+    with (
+        Mesh.builder().local(2, engine="cpu").node_timeout(20).build() as m,
+        m.session(imported, first, x, labels) as session,
+    ):
+        steps = [session.step(x, labels) for _ in range(STEPS)]
+        found = [float(step.result()) for step in steps]
+        learnt = session.state()
+
+    error = max(abs(mine - right) for mine, right in zip(found, expected, strict=True))
+    far = max(float(np.abs(mine - np.asarray(right)).max())
+              for mine, right in zip(mesh.tree.leaves(learnt), mesh.tree.leaves(params), strict=True))  # fmt: skip
+    assert found[-1] < 0.1 * found[0], found
+    assert error < 1e-4 and far < 1e-3, (error, far)
+    print(f"loss {found[0]:.2f} at first, {found[-1]:.4f} after {STEPS} steps, as in JAX ({expected[-1]:.4f})")
+    print(f"largest difference: {error:.0e} of the losses, {far:.0e} of the params")
+    return found[-1]
+
+
+if __name__ == "__main__":
+    main()
