@@ -20,6 +20,7 @@ from wire.errors import (
     DTypeError,
     GraphError,
     InputError,
+    NodeLost,
     OutOfMemory,
     ShapeError,
 )
@@ -232,6 +233,28 @@ def test_a_rank_that_is_stopped_gives_up_and_so_do_those_that_wait_for_it() -> N
 
     results = on_wires(wires, body)
     assert isinstance(results[1], Cancelled)
+
+
+def test_a_rank_whose_process_ended_is_not_waited_for_and_what_it_sent_before_is_taken() -> None:
+    wires = wires_in_memory(3)
+    wires[2].begin(1, lambda: False)
+    last = threading.Thread(target=Group(wires[2], range(3), 2).barrier, daemon=True)
+    last.start()
+    for each in (0, 1):
+        while wires[each].wires[2].inbox.empty:
+            last.join(0.001)
+        wires[each].wires[2].name, wires[each].wires[2].alive = "worker-2", lambda: False
+    taken: list[int] = []
+
+    def body(group: Group, rank: int) -> None:
+        group.barrier()
+        taken.append(rank)
+        group.barrier()
+
+    results = on_wires(wires[:2], body, ranks=3)
+    assert sorted(taken) == [0, 1]
+    assert all(isinstance(each, NodeLost) for each in results)
+    assert "rank 2 (worker-2) has ended" in str(results[0])
 
 
 def test_who_went_on_to_the_next_step_is_not_waited_for() -> None:

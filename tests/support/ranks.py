@@ -41,14 +41,14 @@ def wires_in_memory(n: int, letters: int = 4, letter_bytes: int = 256) -> list[W
     ]
 
 
-def on_wires(wires: Sequence[Wires], body: Body, tag: int = 1, **how: Any) -> list[Any]:
-    """The same on mailboxes that may have been used before."""
+def on_wires(wires: Sequence[Wires], body: Body, tag: int = 1, ranks: int = 0, **how: Any) -> list[Any]:
+    """The same on mailboxes that may have been used before, by the first of so many ranks, or all."""
     results: list[Any] = [None] * len(wires)
 
     def work(rank: int) -> None:
         wires[rank].begin(tag, lambda: False)
         try:
-            results[rank] = body(Group(wires[rank], range(len(wires)), rank, **how), rank)
+            results[rank] = body(Group(wires[rank], range(ranks or len(wires)), rank, **how), rank)
         except Exception as error:
             results[rank] = error
             if hasattr(error, "to_fields"):

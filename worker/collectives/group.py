@@ -27,6 +27,7 @@ from wire.errors import (
     GraphError,
     InputError,
     MeshError,
+    NodeLost,
     ShapeError,
     from_fields,
 )
@@ -57,6 +58,7 @@ class Wire:
     inbox: Inbox
     name: str = ""  # of the worker at the other end
     bridged: bool = False
+    alive: Callable[[], bool] = lambda: True  # whether the process at the other end runs, where that can be seen
 
 
 @dataclass(slots=True)
@@ -315,7 +317,7 @@ class _Run:
         assert wire is not None
         outbox = wire.outbox
         if outbox.full:
-            self._wait(lambda: not outbox.full, (to,))
+            self._wait(lambda: not outbox.full, (to,), reading=True)
         if stop > start:
             data = self._made if made else self._given
             np.copyto(outbox.letter(self._given.dtype)[: stop - start], data[start:stop], casting="same_kind")
@@ -363,7 +365,7 @@ class _Run:
             assert wire is not None
             outbox = wire.outbox
             if outbox.read != outbox.written:
-                self._wait(lambda outbox=outbox: outbox.read == outbox.written, (to,))  # type: ignore[misc]
+                self._wait(lambda outbox=outbox: outbox.read == outbox.written, (to,), reading=True)  # type: ignore[misc]
 
     def _arrived(self, source: int, of: tuple[int, ...]) -> Inbox:
         """The mailbox from a rank once there is a letter of this operation in it."""
@@ -384,7 +386,8 @@ class _Run:
                 raise Cancelled(f"{self._called(source)} went on to another step")
             inbox.release()  # of a step that was given up
 
-    def _wait(self, ready: Callable[[], bool], ranks: tuple[int, ...]) -> None:
+    def _wait(self, ready: Callable[[], bool], ranks: tuple[int, ...], reading: bool = False) -> None:
+        """Until `ready()`, which takes letters from these ranks, or that the one of them has been `reading` ours."""
         group = self._group
         self.ring()
 
@@ -393,7 +396,16 @@ class _Run:
             silent = [rank for rank, wire in wires if wire is not None and wire.inbox.empty]
             return ", ".join(self._called(rank) for rank in silent or ranks)
 
-        group.wires.patience.wait(ready, lambda waited_s: group.wires.check(waited_s, missing))
+        def look(waited_s: float) -> None:
+            group.wires.check(waited_s, missing)
+            for rank in ranks:
+                wire = self._wires[rank]
+                if wire is None or wire.alive() or not (not ready() if reading else wire.inbox.empty):
+                    continue
+                group.wires.check(waited_s, missing)  # it may have said why
+                raise NodeLost(f"{self._called(rank)} has ended, and others wait for it", node=wire.name)
+
+        group.wires.patience.wait(ready, look)
 
     def _called(self, rank: int) -> str:
         wire = self._wires[rank]
