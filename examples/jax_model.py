@@ -7,6 +7,7 @@ pip install 'graph-mesh[jax]'; python examples/jax_model.py
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,14 @@ def rings(rows: int) -> tuple[Any, Any]:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32), labels
 
 
-def written_in_jax() -> tuple[Any, Any]:
-    """The step (params, x, labels) -> (params, loss), and the network's first params: JAX and nothing else."""
+def first_params() -> Any:
+    rng = np.random.default_rng(1)
+    return [{"bias": np.zeros(m, np.float32), "weight": rng.normal(0, n**-0.5, (n, m)).astype(np.float32)}
+            for n, m in itertools.pairwise(SIZES)]  # fmt: skip
+
+
+def written_in_jax() -> Any:
+    """The step (params, x, labels) -> (params, loss): JAX and nothing else."""
     import jax
     import jax.numpy as jnp
 
@@ -45,28 +52,25 @@ def written_in_jax() -> tuple[Any, Any]:
         value, gradients = jax.value_and_grad(loss)(params, x, labels)
         return jax.tree.map(lambda param, gradient: param - RATE * gradient, params, gradients), value
 
-    keys = jax.random.split(jax.random.PRNGKey(0), len(SIZES) - 1)
-    params = [{"weight": jax.random.normal(key, (n, m)) / n**0.5, "bias": jnp.zeros(m)}
-              for key, n, m in zip(keys, SIZES[:-1], SIZES[1:], strict=True)]  # fmt: skip
-    return step, jax.tree.map(np.asarray, params)
+    return step
 
 
 def main() -> float:
     try:
-        step, first = written_in_jax()
+        step = written_in_jax()
     except ModuleNotFoundError:
         print("This example needs JAX, which is not installed: pip install 'graph-mesh[jax]'")
         raise SystemExit(0) from None
     x, labels = rings(256)
-    params, expected = first, []
+    params, expected = first_params(), []
     for _ in range(STEPS):
         params, loss = step(params, x, labels)
         expected.append(float(loss))
 
-    imported = mesh.from_jax(step, first, x, labels)
+    imported = mesh.from_jax(step, first_params(), x, labels)
     with (
         Mesh.builder().local(2, engine="cpu").node_timeout(20).build() as m,
-        m.session(imported, first, x, labels) as session,
+        m.session(imported, first_params(), x, labels) as session,
     ):
         steps = [session.step(x, labels) for _ in range(STEPS)]
         found = [float(step.result()) for step in steps]
