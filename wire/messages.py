@@ -315,6 +315,34 @@ class Snapshotted(Message, frozen=True, array_like=True, tag=True):
     values: Annotated[tuple[CarriedValue, ...], Meta(max_length=100_000)]
 
 
+class Term(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Content that counts in a sum by a factor, and who holds it, nearest first ("" is the coordinator)."""
+
+    factor: Annotated[int, Meta(ge=0, le=255)]
+    blob: Hash
+    size_bytes: Count
+    holders: Annotated[tuple[Name, ...], Meta(max_length=64)]
+
+
+class Combine(Message, frozen=True, array_like=True, tag=True):
+    """Coordinator to worker: put among your blobs the sum of these contents over GF(256) (coding/octets.py), so many
+    bytes of it: a check of several contents, or what can be made again of a check and the others.  `blob` is its
+    address where that is known.  `peers` as in Deploy.  Answered by Combined."""
+
+    terms: Annotated[tuple[Term, ...], Meta(min_length=1, max_length=64)]
+    size_bytes: Count
+    peers: dict[Name, Addresses]
+    blob: Hash | None = None
+
+
+class Combined(Message, frozen=True, array_like=True, tag=True):
+    """The sum's address, and how many bytes of others were fetched for it.  It is held as Snapshotted says."""
+
+    blob: Hash
+    bytes_socket: Count
+    bytes_shared: Count
+
+
 # -- blobs: any node to any node ---------------------------------------------------------------------------
 
 
@@ -514,6 +542,7 @@ class SubmitJob(Message, frozen=True, array_like=True, tag=True):
     detach: bool = False
     name: Name = ""
     job: Name = ""
+    copies: Name = "checkpoint"  # of the params (redundancy.py)
 
 
 class JobAccepted(Message, frozen=True, array_like=True, tag=True):
@@ -525,6 +554,7 @@ class PlanGraph(Message, frozen=True, array_like=True, tag=True):
 
     graph: bytes
     strategy: Text = "auto"  # wire/strategies.py
+    copies: Name = "checkpoint"  # of the params (redundancy.py)
 
 
 class Planned(Message, frozen=True, array_like=True, tag=True):
@@ -676,7 +706,7 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
 
 AnyMessage = (
     Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Letter | LettersRead | GaveUp
-    | Began | CancelStep | Snapshot | Snapshotted
+    | Began | CancelStep | Snapshot | Snapshotted | Combine | Combined
     | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Revocations | Suspected | Probe | Probed
     | Ballast | Landed | Leaving | Pause | Paused
     | TailLog | LogLines
@@ -689,9 +719,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 
-APPENDED: dict[type[Struct], int] = {Deploy: 1, Run: 1, PartSpec: 2}  # how many fields minor 1 appended
+APPENDED: dict[type[Struct], int] = {Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 1, PlanGraph: 1}  # fields, by minor 1
 SINCE_1 = (
-    Letter, LettersRead, GaveUp, Snapshot, Snapshotted,
+    Letter, LettersRead, GaveUp, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession,
 )  # fmt: skip
 
@@ -708,7 +738,7 @@ def _as_of_0(message: Message) -> object:
     if isinstance(message, Deploy):
         plan, parts, *rest = _fields_of_0(message)
         return [Deploy.__name__, plan, [_fields_of_0(part) for part in parts], *rest]
-    return [Run.__name__, *_fields_of_0(message)] if isinstance(message, Run) else message
+    return [type(message).__name__, *_fields_of_0(message)] if type(message) in APPENDED else message
 
 
 def _fields_of_0(struct: Struct) -> list[Any]:

@@ -43,6 +43,7 @@ from wire.messages import (
     Beat,
     BlobStream,
     CancelStep,
+    Combine,
     Deploy,
     DeviceReport,
     Devices,
@@ -81,8 +82,10 @@ from wire.watch import ANSWER_S, IDLE_S, LinkWatch
 from . import events as ev
 from . import folder as state_folder
 from . import host_messages as hm
+from .advertising import advertise
 from .blobs import BlobStore
 from .collectives.bridge import Bridge
+from .combining import Combining
 from .config import WorkerConfig
 from .devices import BEST, selections
 from .fetching import Fetching
@@ -169,6 +172,7 @@ class Daemon:
         self._pushing = Pushing(self._endpoint, self._neighbours.relay, self._feed)
         self._returning = Returning(self._endpoint)
         self._snapshotting = Snapshotting(self._store, str(self._shared.path), self._tell_host, self._feed)
+        self._combining = Combining(*content, self._owner_id, self._neighbours.linked)
         stack.push_async_callback(self._close)
         self._hosts: list[EngineHost] = []
         self._reports: tuple[DeviceReport, ...] = ()
@@ -262,7 +266,7 @@ class Daemon:
             if self._membership.coordinator and not self._config.peers:
                 self._seeking = self._spawn(self._stay_linked(self._membership.coordinator))
         if self._config.discoverable:
-            self._spawn(self._advertise(port))
+            self._spawn(advertise(self._endpoint, port, self._membership, self._config, self._stopped, self._announced))
         await watch_parent(self._loop, self._config, self.leave)
         return await self._stopped
 
@@ -448,6 +452,8 @@ class Daemon:
                 return await self._ask(lambda request: ev.DropAsked(node, request, body.plan, body.free))
             case Snapshot(plan, number):
                 return await self._ask(lambda request: ev.SnapshotAsked(node, request, plan, number))
+            case Combine():
+                return await self._combining.answer(node, body)
             case Join():
                 return await self._join(link, body)
             case Pause(on):
@@ -584,22 +590,8 @@ class Daemon:
         if not self._stopped.done():
             self._stopped.set_result(AGAIN)
 
-    async def _advertise(self, port: int) -> None:
-        """Announce this worker by mDNS until the end; a member also looks for its coordinator."""
-        from wire.discovery import Announcer  # loads zeroconf, which the worker is ready without
-        from wire.lookout import look_for
-
-        membership = self._membership
-        key = (lambda: (membership.credentials.discovery_key,)) if membership else None
-        config = self._config
-        async with contextlib.AsyncExitStack() as stack:
-            announcer = Announcer(self._identity, port, key, config.host, config.interfaces)
-            self._announcer = await stack.enter_async_context(announcer)
-            if key:
-                lookout = look_for(self._endpoint, key, "coordinator", config.interfaces)
-                stack.push_async_callback(lookout.close)
-                await lookout.start()
-            await self._stopped
+    def _announced(self, announcer: Announcer) -> None:
+        self._announcer = announcer
 
     # -- actions: answers
 

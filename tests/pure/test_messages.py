@@ -13,6 +13,7 @@ from support.messages import BLOB, MESSAGES, PLAN, VALUE
 from wire.errors import FrameError, LocalError
 from wire.limits import DEFAULT, KIB, MIB
 from wire.messages import (
+    APPENDED,
     SINCE_1,
     AnyMessage,
     BlobSpec,
@@ -25,6 +26,7 @@ from wire.messages import (
     LogLines,
     Message,
     PartSpec,
+    PlanGraph,
     PlanKey,
     Planned,
     Push,
@@ -176,13 +178,14 @@ def test_a_node_of_the_minor_before_is_sent_what_it_knows() -> None:
     deploy = encode_message(Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True), 0)
     assert msgspec.msgpack.decode(deploy, type=OldDeploy).parts[1].targets == [[["", 0, 0]]]
     assert msgspec.msgpack.decode(encode_message(Run(plan, 2, ()), 0), type=OldRun).step == 2
+    assert msgspec.msgpack.decode(encode_message(PlanGraph(b"graph"), 0)) == ["PlanGraph", b"graph", "auto"]
     assert decode_message(deploy) == Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True)
     for message in MESSAGES:
-        if not isinstance(message, (*SINCE_1, Deploy, Run)):
+        if not isinstance(message, (*SINCE_1, *APPENDED)):
             assert encode_message(message, 0) == encode_message(message)
 
 
-NEW = [message for message in MESSAGES if isinstance(message, (*SINCE_1, Deploy, Run))]  # or with what is new
+NEW = [message for message in MESSAGES if isinstance(message, (*SINCE_1, *APPENDED))]  # or with what is new
 
 
 @pytest.mark.parametrize("message", NEW, ids=lambda message: type(message).__name__)
