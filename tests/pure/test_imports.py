@@ -154,6 +154,7 @@ PURE = (
     "wire/sharding/reshard.py",
     "wire/sharding/rule.py",
     "wire/sharding/special.py",
+    "wire/schedules.py",
     "wire/simplify.py",
     "wire/strategies.py",
     "wire/text.py",
