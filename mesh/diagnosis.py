@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from wire.address import PORT
 from wire.limits import GIB, MIB
+from wire.throttle import throttle_in
 
 PROBLEM, WARNING, OK, UNKNOWN = "problem", "warning", "ok", "not checked"
 HERE = "this machine"
@@ -256,6 +257,13 @@ def _in_state(*states: str) -> Callable[[Facts], Iterator[Spot]]:
     return shown
 
 
+def _throttled(facts: Facts) -> Iterator[Spot]:
+    for worker in facts.workers:
+        pace = next(filter(None, (throttle_in(each.name) for each in worker.adapters)), "")
+        if pace:
+            yield Spot(worker.name, worker.system, f"the worker is slower than its machine, on purpose: {pace}")
+
+
 def _not_dialled(path: str, so: str) -> Callable[[Facts], Iterator[Spot]]:
     def shown(facts: Facts) -> Iterator[Spot]:
         for pair in facts.pairs:
@@ -393,6 +401,10 @@ FINDINGS: tuple[Finding, ...] = (
     Finding(
         "worker-paused", "workers", WARNING, _in_state("paused"),
         {EVERY: "mesh-worker resume   (there; or, if it was paused from afar: mesh-coord nodes resume NAME)"},
+    ),
+    Finding(
+        "worker-throttled", "workers", WARNING, _throttled,
+        {EVERY: "mesh-worker   (there, started again without --throttle)"},
     ),
     Finding(
         "blocked-pair", "pairs", PROBLEM,

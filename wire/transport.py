@@ -35,6 +35,8 @@ from .link import Handler, Link
 from .listener import Caller, Listener, addresses_of
 from .protocol import Identity
 from .security import HANDSHAKE_S, drop, explain, explain_caller, gave_up, is_tls_error, peer_member
+from .throttle import NONE, Throttle
+from .throttled_links import ThrottledCarrier
 from .websocket import BinaryWebSocket
 
 log = logging.getLogger("graph_mesh.transport")
@@ -61,9 +63,11 @@ class Endpoint(AnyEndpoint):
         limits: Limits = DEFAULT,
         admit: Callable[[Identity], None] | None = None,
         credentials: Credentials | None = None,
+        throttle: Throttle = NONE,
     ) -> None:
         self._sockets = WebSockets(limits, credentials)
-        super().__init__(identity, handler, self._sockets, limits, admit, self._sockets.allowed)
+        carrier = ThrottledCarrier(self._sockets, throttle) if throttle.slows_links else self._sockets
+        super().__init__(identity, handler, carrier, limits, admit, self._sockets.allowed)
 
     async def listen(self, host: str = "127.0.0.1", port: int = PORT, last_port: int = LAST_PORT) -> int:
         """Listen on the first free port from `port` to `last_port` (0: any); the port.

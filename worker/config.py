@@ -39,6 +39,7 @@ class WorkerConfig:
     blob_memory_bytes_max: int = 4 * GIB  # of content that is not kept on disk
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
     share_memory: bool = True  # False: as if all other nodes were on other machines; for tests and measurements
+    throttle: str = ""  # how much slower than its machine, as wire/throttle.py reads it; for tests and measurements
     discoverable: bool = True  # announce this worker by mDNS
     alone_s: float = ALONE_S  # without a coordinator for so long: one warning that says what to do
     announce_json: bool = False  # print one line of JSON on stdout once ready: for programs that start workers
@@ -68,6 +69,11 @@ class WorkerConfig:
             announce_json=True,
             exit_with_stdin=True,
         )
+
+    @property
+    def shares_memory(self) -> bool:
+        """A throttled worker behaves as another machine."""
+        return self.share_memory and not self.throttle
 
     @property
     def mesh_name(self) -> str:

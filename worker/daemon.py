@@ -159,9 +159,9 @@ class Daemon:
         if not config.host:
             self._config = config = replace(config, host="::" if credentials else "127.0.0.1")
         node_id = credentials.node_id if credentials else self._folder.node_id
-        shared = self._shared if config.share_memory else None
+        shared = self._shared if config.shares_memory else None
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, shared, node_id)
-        self._endpoint = surroundings.endpoint(self._identity, self, credentials)
+        self._endpoint = surroundings.endpoint(self._identity, self, credentials, config)
         self._vigil = Vigil(self._endpoint)
         self._patience_s = LINK_S
         self._neighbours = Neighbours(self._endpoint, self._shared, self._owner_id, self._check_stream)
@@ -239,8 +239,7 @@ class Daemon:
             parse_address(peer)  # a wrong one must be known now
         if self._surroundings.signals:
             watch_signals(self._loop, self.leave)
-        opening = [self._start_host(selection) for selection in selections(self._config.devices)]
-        hosts = await asyncio.gather(*opening)
+        hosts = await asyncio.gather(*(self._start_host(each) for each in selections(self._config.devices)))
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
         await self._open_devices(hosts)
         self._state = self._surroundings.machine(self._identity.node_id, len(self._hosts), self._identity.incarnation)
@@ -289,6 +288,7 @@ class Daemon:
             stop_file=stop.name,
             parent_pid=os.getpid(),
             beat_s=self._config.host_beat_s,
+            throttle=self._config.throttle,
         )
         return self._surroundings.host(opening, stop.buffer, self._config, self._host_said, self._host_lost)
 

@@ -31,6 +31,7 @@ from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, Mesh
 from wire.graph import WireGraph
 from wire.launch import take_stdio
 from wire.sharedmem import SharedDir, remove, take
+from wire.throttle import parse_throttle
 from wire.types import TensorType
 
 from . import host_messages as messages
@@ -41,6 +42,7 @@ from .devices import open_engine
 from .engine import Engine, Executable, Stopped
 from .host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
 from .measure import measured
+from .throttled_engine import throttled
 
 EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
 EXECUTABLES_BYTES_MAX = 512 << 20  # of their code and constants: drivers keep megabytes of a kernel
@@ -69,8 +71,10 @@ def main() -> None:
         return
     stop_cell = take(opening.shared_dir, opening.stop_file, STOP_BYTES)
     shared, ring = SharedDir.attach(Path(opening.shared_dir)), partial(channel.send, messages.Rang())
+    figures, throttle = measured(engine, Path(opening.measured_dir)), parse_throttle(opening.throttle)
+    engine, info, figures = throttled(engine, throttle, figures)
     host = Host(engine, shared, stop_cell, opening.memory_bytes, ring)
-    channel.send(messages.Opened(messages.Device(engine.info, measured(engine, Path(opening.measured_dir)))))
+    channel.send(messages.Opened(messages.Device(info, figures)))
     for message in incoming:
         answer = host.handle(message)
         if answer is not None:

@@ -51,6 +51,7 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     stop_file: str
     parent_pid: int
     beat_s: float
+    throttle: str = ""  # as wire/throttle.py reads it
 
 
 class BoundParam(Struct, frozen=True, array_like=True):

@@ -17,6 +17,7 @@ from wire.endpoint import Endpoint
 from wire.errors import MeshError
 from wire.link import Handler
 from wire.protocol import Identity
+from wire.throttle import parse_throttle
 from wire.transport import Endpoint as WebSocketEndpoint
 from wire.watch import LinkWatch
 from wire.whereabouts import Whereabouts
@@ -68,7 +69,7 @@ class Surroundings:
     that listens on a port; `credentials` gives the identity in a state folder of the worker of that name, None where it
     is no member of its mesh."""
 
-    endpoint: Callable[[Identity, Handler, Credentials | None], Endpoint]
+    endpoint: Callable[[Identity, Handler, Credentials | None, WorkerConfig], Endpoint]
     host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
     machine: Callable[[str, int, int], WorkerState] = WorkerState
     signals: bool = False
@@ -76,8 +77,10 @@ class Surroundings:
     credentials: Callable[[Path, str], Credentials | None] = _no_member
 
 
-def _endpoint_here(identity: Identity, handler: Handler, credentials: Credentials | None) -> Endpoint:
-    return WebSocketEndpoint(identity, handler, credentials=credentials)
+def _endpoint_here(
+    identity: Identity, handler: Handler, credentials: Credentials | None, config: WorkerConfig
+) -> Endpoint:
+    return WebSocketEndpoint(identity, handler, credentials=credentials, throttle=parse_throttle(config.throttle))
 
 
 REAL = Surroundings(_endpoint_here, HostProcess, signals=True)

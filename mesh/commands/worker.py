@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from wire.credentials import Credentials
+from wire.throttle import EXAMPLE, parse_throttle
 
 from ..enrolment import ask_for_token, authority_folder, enrolled, join_mesh, machine_name, state_root
 from ..sizes import parse_size
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--list-devices", action="store_true", help="show this machine's devices and exit")
     made.add_argument("--max-memory", metavar="SIZE", help="budget for weights and working memory, such as 8GiB")
+    made.add_argument("--throttle", default="", metavar="PACE", help="for tests: be slower, as in " + EXAMPLE)
     made.add_argument("--name", default="", help="what people call this worker (default: the machine's name)")
     made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
     made.add_argument("--state-dir", default="", metavar="DIR", help="where this worker's identity is kept")
@@ -73,6 +75,7 @@ def work(options: argparse.Namespace) -> int:
         peers=tuple(options.peer),
         devices=tuple(options.device),
         memory_bytes=parse_size(options.max_memory) if options.max_memory else 0,
+        throttle=parse_throttle(options.throttle).text,
         state_dir=options.state_dir,
         cache_dir=options.cache_dir,
         discoverable=not (options.no_mdns or options.local),

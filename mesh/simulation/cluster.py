@@ -115,7 +115,7 @@ class Cluster:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "node_id").write_text(_node_id(name) + "\n")
         surroundings = Surroundings(
-            endpoint=lambda identity, handler, _: self._endpoint(name, identity, handler),
+            endpoint=lambda identity, handler, *_: self._endpoint(name, identity, handler),
             host=host_on(self.devices[self.names.index(name)], self._meetings),
             machine=self.referee.worker(name),
             watch=lambda endpoint, config, port: LinkWatch(endpoint, wall=asyncio.get_running_loop().time),

@@ -94,6 +94,10 @@ SHOWN: dict[str, tuple[Facts, tuple[str, ...]]] = {
     "worker-wrong": (worker(state="quarantined"), ("windows", "quarantined", "driver")),
     "worker-silent": (worker(state="suspect", silent_s=0.7), ("windows", "suspect", "0.7 s ago")),
     "worker-paused": (worker(state="paused"), ("windows", "paused", "mesh-worker resume")),
+    "worker-throttled": (
+        worker(adapters=(GPU, replace(CPU, name="A processor (throttled: rate=1Mbit/s)"))),
+        ("windows", "rate=1Mbit/s", "without --throttle"),
+    ),
     "blocked-pair": (
         pair(path="relay", address="", cause="timed out"),
         ("linux -> windows is blocked", "timed out", "New-NetFirewallRule", "-LocalPort 7100"),

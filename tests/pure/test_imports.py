@@ -162,6 +162,7 @@ PURE = (
     "wire/tokens.py",
     "wire/types.py",
     "wire/unroll.py",
+    "wire/throttle.py",
     "wire/varying.py",
     "wire/verify.py",
     "wire/versions.py",
