@@ -81,11 +81,14 @@ class Model:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The outputs as lazy Arrays; InputError naming the input that is missing, unknown or does not fit."""
+        return self.apply({name: handle_array(handle) for name, handle in self.handles.items()}, *args, **named)
+
+    def apply(self, params: Mapping[str, Any], *args: Any, **named: Any) -> Any:
+        """The outputs with these params in place of its own, by name: what a loss that is to be trained calls."""
         given = self.given(args, named)
         static = {spec.name for spec in self.inputs if spec.static}
         arrays = {name: value if name in static else asarray(value) for name, value in given.items()}
-        params = {name: handle_array(handle) for name, handle in self.handles.items()}
-        return self.arranged(self._function(params, arrays))
+        return self.arranged(self._function({name: asarray(params[name]) for name in self.params}, arrays))
 
     def generate(
         self,
@@ -140,6 +143,18 @@ class Model:
         made = copy(self)
         made.inputs = tuple([spec.sized(dims) for spec in self.inputs])
         return made
+
+    def trained(self, params: Mapping[str, Any]) -> Model:
+        """The same model with other params of the same names, shapes and dtypes; InputError naming one that has not."""
+        missing = next((name for name in self.params if name not in params), None)
+        if missing is not None:
+            raise InputError(f"{self.name or 'the model'} has a param {missing!r}, which is missing")
+        named = {name: as_numpy(params[name], f"the param {name!r}") for name in self.params}
+        for name, array in self.params.items():
+            wanted, found = (TensorType(each.shape, dtype_of(each)) for each in (array, named[name]))
+            if wanted != found:
+                raise InputError(f"the param {name!r} is {found}, expected {wanted}")
+        return Model(self.name, self._function, self.inputs, self.outputs, named, self.text)
 
     @cached_property
     def handles(self) -> dict[str, Handle]:

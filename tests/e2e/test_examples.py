@@ -14,7 +14,7 @@ ELSEWHERE = {  # those that have a test file of their own
     "coded_inference": "test_coded_inference.py", "digits": "test_training_examples.py",
     "fit_sine": "test_training_examples.py", "minilm": "test_minilm.py",
 }  # fmt: skip
-HERE = ("jax_model", "monte_carlo", "onnx_model", "tensor_parallel_mlp")
+HERE = ("byte_gpt", "jax_model", "monte_carlo", "onnx_model", "tensor_parallel_mlp")
 PACKAGES = {"jax_model": "jax", "onnx_model": "onnx"}  # what an example needs besides
 
 
