@@ -119,6 +119,8 @@ PURE = (
     "wire/coding/checking.py",
     "wire/coding/code.py",
     "wire/coding/octets.py",
+    "wire/redundancy.py",
+    "coordinator/groups.py",
     "wire/dtypes.py",
     "wire/errors.py",
     "wire/flow.py",
