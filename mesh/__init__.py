@@ -45,6 +45,7 @@ from .placing import accelerator, cpu, gpu, to_device, transfer_to
 from .realise import realise
 from .safetensors import load_safetensors, save_safetensors
 from .shard_map import shard_map
+from .scripts.world import barrier, init, local_rank, rank, shutdown, world_size
 from .sharding import auto_sharding, on_grid, reshard, shard
 from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
 from .training import DistributedTrainer
@@ -83,6 +84,7 @@ __all__ = [
     "WireGraph",
     "accelerator",
     "auto_sharding",
+    "barrier",
     "collectives",
     "cond",
     "cpu",
@@ -98,10 +100,12 @@ __all__ = [
     "gpu",
     "grad",
     "hessian",
+    "init",
     "jacobian",
     "jvp",
     "load",
     "load_safetensors",
+    "local_rank",
     "map",
     "neighbours",
     "nn",
@@ -109,6 +113,7 @@ __all__ = [
     "on_grid",
     "optim",
     "random",
+    "rank",
     "realise",
     "remat",
     "reshard",
@@ -116,6 +121,7 @@ __all__ = [
     "scan",
     "shard",
     "shard_map",
+    "shutdown",
     "stop_gradient",
     "to_device",
     "trace",
@@ -126,4 +132,5 @@ __all__ = [
     "vjp",
     "vmap",
     "while_loop",
+    "world_size",
 ]

@@ -137,6 +137,13 @@ class SharedDir:
         shutil.rmtree(self.path, ignore_errors=True)  # Windows keeps an open lock file
 
     @staticmethod
+    def lives(path: Path) -> bool:
+        """Whether this is a directory of this user's whose maker runs, and has not closed it."""
+        with contextlib.suppress(OSError):
+            return bool(_DIR_NAME.fullmatch(path.name)) and _is_ours(path) and _is_alive(path)
+        return False
+
+    @staticmethod
     def sweep(base: Path | None = None) -> int:
         """Remove what dead processes of this user left; how many directories."""
         removed = 0

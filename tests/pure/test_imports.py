@@ -34,6 +34,8 @@ ROOT = {
     "mesh/enrolment.py": {"coordinator"},
     "mesh/inprocess.py": {"worker"},  # the cpu engine, for programs without a mesh
     "mesh/joining.py": {"coordinator"},
+    "mesh/scripts/group.py": {"worker"},  # ranks of scripts exchange arrays by the runtime that hosts have
+    "mesh/scripts/mailboxes.py": {"worker"},
     "mesh/simulation/backend.py": {"coordinator"},
     "mesh/simulation/checks.py": {"coordinator", "worker"},
     "mesh/simulation/cluster.py": {"coordinator", "worker"},
@@ -71,6 +73,7 @@ STANDARD_DOORS = {"sqlite3": {"coordinator/journal.py"}, "ssl": {"wire/security.
 PURE = (
     "coordinator/ahead.py",
     "coordinator/collectives.py",
+    "coordinator/candidates.py",
     "coordinator/cost.py",
     "coordinator/dispatch.py",
     "coordinator/events.py",
@@ -103,6 +106,7 @@ PURE = (
     "coordinator/sessions.py",
     "coordinator/stragglers.py",
     "coordinator/strangers.py",
+    "coordinator/timeline.py",
     "coordinator/tokens.py",
     "coordinator/working_set.py",
     "mesh/diagnosis.py",
@@ -162,9 +166,9 @@ PURE = (
     "wire/text.py",
     "wire/timeouts.py",
     "wire/tokens.py",
+    "wire/throttle.py",
     "wire/types.py",
     "wire/unroll.py",
-    "wire/throttle.py",
     "wire/varying.py",
     "wire/verify.py",
     "wire/versions.py",

@@ -1,0 +1,238 @@
+"""Group: ranks of a script that exchange numpy arrays, by the runtime that graphs' collectives use.
+
+All ranks of a group call the same methods in the same order.  One that calls another method, or with another shape or
+dtype, raises on every rank, with both; so does a rank that does not come in time, or whose process ends.  A group on
+which that happened is over: letters of it may be under way.  Groups have mailboxes of their own, so several may be
+used at once, each by a thread.
+
+Part of the composition root: it reaches the runtime in `worker/collectives/`.  To add an operation: a method of the
+runtime's Group, and one here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from wire.dtypes import dtype_of
+from wire.errors import Cancelled, ConfigError, InputError, MeshError, ShapeError
+from wire.sharedmem import SharedDir
+from wire.types import TensorType
+from worker.collectives.group import REDUCTIONS
+from worker.collectives.group import Group as Runtime
+
+from .. import tree
+from .by_name import agreed, in_buffers
+from .mailboxes import Mailboxes
+
+T = TypeVar("T")
+Array = NDArray[Any]
+OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Where the ranks of a world have their mailboxes, those of other machines left out, and what they are called."""
+
+    own: SharedDir
+    directories: Mapping[int, Path]
+    called: Mapping[int, str]
+
+
+class Group:
+    """Rank `rank` of `size`; `ranks` are the members' numbers in the world, in the order of their ranks here.
+
+    Whatever waits for others takes a `timeout_s`, without it the group's own: DeadlineExceeded names who is missing.
+    """
+
+    def __init__(
+        self, name: str, ranks: Sequence[int], number: int, neighbours: Neighbours, timeout_s: float, ready: _Barrier
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.rank = self.ranks.index(number)
+        self.size = len(self.ranks)
+        self.timeout_s = timeout_s
+        self._name = name
+        self._neighbours = neighbours
+        self._lock = threading.Lock()
+        self._splits = 0
+        self._over: MeshError | None = None
+        self._boxes = Mailboxes(neighbours.own, name, self.ranks, number)
+        self._boxes.make()
+        ready()
+        self._wires = self._boxes.open(neighbours.directories, neighbours.called)
+        self._wires.begin(1, lambda: False)
+        self._runtime = Runtime(self._wires, self.ranks, self.rank)
+        self.barrier()  # from here on all have opened what they read: a rank may end
+
+    def __repr__(self) -> str:
+        return f"Group(rank {self.rank} of {self.size}, ranks {list(self.ranks)} of the world)"
+
+    # -- operations
+
+    def all_reduce(self, x: Any, op: str = "sum", weight: float | None = None, timeout_s: float | None = None) -> Any:
+        """The reduction of all ranks' values, on every rank: `op` is one of sum, mean, prod, min, max, and, or.
+
+        x is an array, or a pytree such as a dict of parameters: its leaves are reduced by their names, in whatever
+        order a rank has them, and a name that a rank lacks is an InputError on all ranks.  `weight`, a number of this
+        rank's, makes a mean the weighted one.
+        """
+        if op not in OPS:
+            raise InputError(f"all_reduce has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
+        if weight is not None and op != "mean":
+            raise InputError(f"a weight belongs to a mean, not to {op!r}")
+        found, structure = tree.flatten_with_paths(x)
+        leaves = {path: np.asarray(leaf) for path, leaf in found}
+        if structure != tree.LEAF:
+            tables = self._do("all_reduce", lambda group: agreed(group, leaves), timeout_s)
+            tables.check()
+        reduced = in_buffers(leaves, lambda array: self._reduced(array, op, weight, timeout_s))
+        return tree.unflatten(structure, [reduced[path] for path, _ in found])
+
+    def all_gather(self, x: Any, axis: int = 0, tiled: bool = True, timeout_s: float | None = None) -> Array:
+        """All ranks' arrays joined along `axis`, or with tiled=False stacked along a new one."""
+        array = np.asarray(x) if tiled else np.expand_dims(np.asarray(x), axis)
+        at = _axis(axis, array)
+        return self._do("all_gather", lambda group: group.all_gather(array, at), timeout_s)
+
+    def reduce_scatter(self, x: Any, axis: int = 0, op: str = "sum", timeout_s: float | None = None) -> Array:
+        """The reduction of all ranks' arrays, of which each rank gets its block along `axis`."""
+        if op not in OPS:
+            raise InputError(f"reduce_scatter has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
+        array, name = np.asarray(x), "sum" if op == "mean" else op
+        at = _axis(axis, array)
+        made = self._do("reduce_scatter", lambda group: group.reduce_scatter(array, at, name), timeout_s)
+        return _divided(made, self.size) if op == "mean" else made
+
+    def all_to_all(
+        self, x: Any, split_axis: int = 0, concat_axis: int = 0, tiled: bool = True, timeout_s: float | None = None
+    ) -> Array:
+        """Block i along `split_axis` goes to rank i; what comes is joined along `concat_axis`.
+
+        With tiled=False `split_axis` has one row for each rank, and is gone afterwards; what comes is stacked along a
+        new axis.
+        """
+        array = np.asarray(x)
+        split, joined = _axis(split_axis, array), _axis(concat_axis, array)
+        if tiled:
+            return self._do("all_to_all", lambda group: group.all_to_all(array, split, joined), timeout_s)
+        if array.shape[split] != self.size:
+            raise ShapeError(f"all_to_all with tiled=False sends one row to each of {self.size} ranks: {array.shape}")
+        rows = np.moveaxis(array, split, 0)
+        made = self._do("all_to_all", lambda group: group.all_to_all(rows, 0, 0), timeout_s)
+        return np.moveaxis(made, 0, joined)
+
+    def broadcast(self, x: Any, root: int = 0, timeout_s: float | None = None) -> Array:
+        """What rank `root` has; x has its shape and dtype on every rank."""
+        self._check(root)
+        return self._do("broadcast", lambda group: group.broadcast_from(np.asarray(x), root), timeout_s)
+
+    def permute(self, x: Any, pairs: Sequence[tuple[int, int]], timeout_s: float | None = None) -> Array:
+        """By `pairs` of source and destination, on each destination what its source has; zeros where nobody sends."""
+        return self._do("permute", lambda group: group.permute(np.asarray(x), pairs), timeout_s)
+
+    def send(self, x: Any, to: int, timeout_s: float | None = None) -> None:
+        """Give an array to rank `to`, which calls `recv`; returns when it has it.  Other ranks take no part."""
+        self._check(to, own="sent to")
+        self._do("send", lambda group: group.send(np.asarray(x), to), timeout_s)
+
+    def recv(self, shape: Sequence[int], dtype: DTypeLike, source: int, timeout_s: float | None = None) -> Array:
+        """What rank `source` sends, which must be of this shape and dtype: both ranks raise where it is not."""
+        self._check(source, own="received from")
+        kind = TensorType(tuple(map(int, shape)), dtype_of(np.dtype(dtype)))
+        return self._do("recv", lambda group: group.receive(kind, source), timeout_s)
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Return when all ranks have come; DeadlineExceeded names the missing."""
+        self._do("barrier", lambda group: group.barrier(), timeout_s)
+
+    def split(self, color: int | None, key: int = 0, timeout_s: float | None = None) -> Group | None:
+        """The group of the ranks with the same `color`, in the order of `key`, or of their ranks where that is equal.
+
+        All ranks of this group call it; those with the colour None get None.
+        """
+        return self._do("split", lambda group: self._split(group, color, key), timeout_s)
+
+    def close(self) -> None:
+        """Free the mailboxes; nothing more can be done with the group."""
+        self._over = self._over or ConfigError("this group is closed")
+        self._boxes.remove()
+
+    # -- how
+
+    def _do(self, op: str, work: Callable[[Runtime], T], timeout_s: float | None) -> T:
+        """Work on the runtime's group; what goes wrong is told to all ranks, and ends the group."""
+        with self._lock:
+            if self._over is not None:
+                raise self._ended(self._over)
+            self._wires.deadline_s = self.timeout_s if timeout_s is None else timeout_s
+            try:
+                return work(self._runtime)
+            except MeshError as error:
+                error.op = error.op or op
+                self._give_up(error)
+                raise
+            except BaseException as error:
+                self._give_up(Cancelled(f"rank {self.rank} gave up: {type(error).__name__}", cause=str(error)))
+                raise
+
+    def _give_up(self, error: MeshError) -> None:
+        self._over = error
+        self._wires.fail(error)
+
+    @staticmethod
+    def _ended(error: MeshError) -> MeshError:
+        again = error.copy()
+        if not isinstance(error, ConfigError):
+            again.message = f"this group is over since an earlier error: {error.message}"
+            again.next_step = "Ranks that go on after an error need a group of their own: split one before"
+        return again
+
+    def _check(self, rank: int, own: str = "") -> None:
+        if not 0 <= rank < self.size:
+            raise InputError(f"a group of {self.size} ranks has no rank {rank}")
+        if own and rank == self.rank:
+            raise InputError(f"nothing can be {own} oneself: this is rank {rank}")
+
+    def _reduced(self, array: Array, op: str, weight: float | None, timeout_s: float | None) -> Array:
+        if weight is not None:
+            own, kind = np.asarray(weight, np.float64), array.dtype if array.dtype.kind not in "biu" else np.float64
+            total = self._do("all_reduce", lambda group: group.all_reduce(own), timeout_s)
+            weighed = array.astype(kind) * own.astype(kind)
+            return _divided(self._do("all_reduce", lambda group: group.all_reduce(weighed), timeout_s), total)
+        name = "sum" if op == "mean" else op
+        made = self._do("all_reduce", lambda group: group.all_reduce(array, name), timeout_s)
+        return _divided(made, self.size) if op == "mean" else made
+
+    def _split(self, group: Runtime, color: int | None, key: int) -> Group | None:
+        self._splits += 1
+        asked = np.asarray([[color is not None, color or 0, key]], np.int64)
+        given = group.all_gather(asked).tolist()
+        members = sorted((key, rank) for rank, (wanted, its, key) in enumerate(given) if wanted and its == color)
+        if color is None:
+            group.barrier()
+            return None
+        name = f"{self._name}/{self._splits}.{color}"
+        ranks = [self.ranks[rank] for _, rank in members]
+        return Group(name, ranks, self.ranks[self.rank], self._neighbours, self.timeout_s, group.barrier)
+
+
+_Barrier = Callable[[], None]
+"""Returns once all ranks of a group have made their mailboxes."""
+
+
+def _divided(made: Array, by: Any) -> Array:
+    """As numpy divides, and a float stays what it is."""
+    return np.asarray(made / np.asarray(by).astype(made.dtype if made.dtype.kind not in "biu" else np.float64))
+
+
+def _axis(axis: int, array: Array) -> int:
+    if not -array.ndim <= axis < array.ndim:
+        raise ShapeError(f"axis {axis} of an array of shape {list(array.shape)}")
+    return axis % array.ndim

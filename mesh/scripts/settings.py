@@ -1,0 +1,101 @@
+"""What a rank is told by whoever starts it, in its environment (docs/scripts.md has the table).
+
+To tell ranks another thing, add a field, and a row of VARIABLES; the launcher sets it, and `mesh.init` reads it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wire.errors import ConfigError
+
+TIMEOUT_S = 120.0  # a rank may compile, or compute, long before it comes
+
+
+@dataclass(frozen=True, slots=True)
+class RankSettings:
+    """One rank of a world of `size`, and how many of these are on this machine; alone unless told otherwise.
+
+    `meeting` is the folder where the ranks of this machine find each other, `hosts` the host of every rank, or empty if
+    all are here, and `timeout_s` how long ranks wait for each other.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    meeting: str = ""
+    hosts: tuple[str, ...] = ()
+    timeout_s: float = TIMEOUT_S
+
+    def environment(self) -> dict[str, str]:
+        """The variables that tell this."""
+        return {variable: str(self._text(field)) for variable, field in VARIABLES.items()}
+
+    def changed(self, **given: Any) -> RankSettings:
+        """With those of these that are not None, checked; without a word about it all ranks are on this machine."""
+        wanted = {name: value for name, value in given.items() if value is not None}
+        found = replace(self, **wanted)
+        if not found.hosts and ("rank" in wanted or "size" in wanted):
+            found = replace(found, local_rank=found.rank, local_size=found.size)
+        return _checked(found)
+
+    def _text(self, field: str) -> Any:
+        value = getattr(self, field)
+        return ",".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else value
+
+
+VARIABLES = {
+    "MESH_RANK": "rank",
+    "MESH_WORLD_SIZE": "size",
+    "MESH_LOCAL_RANK": "local_rank",
+    "MESH_LOCAL_SIZE": "local_size",
+    "MESH_RENDEZVOUS": "meeting",
+    "MESH_HOSTS": "hosts",
+    "MESH_COLLECTIVE_TIMEOUT": "timeout_s",
+}
+
+
+def told(environment: Mapping[str, str] = os.environ) -> RankSettings:
+    """What the environment says; ConfigError naming the variable that makes no sense."""
+    given = {field: _read(name, environment[name]) for name, field in VARIABLES.items() if environment.get(name)}
+    alone = {"rank", "size"} - given.keys()
+    if len(alone) == 1:
+        missing = next(name for name, field in VARIABLES.items() if field in alone)
+        raise ConfigError(f"{missing} is not set, but its partner is: a rank needs both", next_step=_HOW)
+    local = {name: given.pop(name) for name in ("local_rank", "local_size") if name in given}
+    return replace(RankSettings().changed(**given), **local)
+
+
+_HOW = "Start ranks with: mesh-coord launch -n 4 script.py"
+
+
+def _read(name: str, text: str) -> Any:
+    field = VARIABLES[name]
+    if field == "meeting":
+        return text
+    if field == "hosts":
+        return tuple(text.split(","))
+    try:
+        return float(text) if field == "timeout_s" else int(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text!r}, which is no number", next_step=_HOW) from None
+
+
+def _checked(settings: RankSettings) -> RankSettings:
+    if settings.size < 1 or not 0 <= settings.rank < settings.size:
+        raise ConfigError(f"rank {settings.rank} of {settings.size}: ranks are 0 to {settings.size - 1}")
+    if not 0 < settings.timeout_s < math.inf:
+        raise ConfigError(f"ranks cannot wait {settings.timeout_s:g} s for each other: a positive number of seconds")
+    if settings.hosts and len(settings.hosts) != settings.size:
+        raise ConfigError(f"MESH_HOSTS names {len(settings.hosts)} hosts, one for each of {settings.size} ranks wanted")
+    if settings.size > 1 and not settings.meeting:
+        raise ConfigError(
+            f"rank {settings.rank} of {settings.size} does not know where to find the others",
+            next_step="Set MESH_RENDEZVOUS to a folder that all of them share, or start them with mesh-coord launch",
+        )
+    return settings

@@ -1,0 +1,138 @@
+"""The world: all ranks of a script, and which of them this process is.
+
+A program that nobody launched, such as one that has a Mesh or a coordinator, is rank 0 of 1: everything here works and
+asks nobody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wire.errors import ConfigError
+from wire.sharedmem import SharedDir
+
+from .meeting import Meeting
+from .settings import RankSettings, told
+
+if TYPE_CHECKING:
+    from .group import Group
+
+
+@dataclass(slots=True)
+class World:
+    """This process's place, while it takes part."""
+
+    settings: RankSettings
+    own: SharedDir
+    meeting: Meeting | None
+    group: Group
+
+    def close(self) -> None:
+        self.group.close()
+        if self.meeting is not None:
+            self.meeting.leave()
+        self.own.close()
+
+
+_world: World | None = None
+_lock = threading.Lock()
+
+
+def init(
+    rank: int | None = None,
+    world_size: int | None = None,
+    rendezvous: str | Path | None = None,
+    timeout_s: float | None = None,
+) -> Group:
+    """Take part: wait for all ranks of the world, and return the group of them.  Called again it gives the same.
+
+    What is not given comes from the environment, which `mesh-coord launch` sets; without either this is rank 0 of 1.
+    `rendezvous` is a folder on this machine that is the same for all ranks and for no other program.  DeadlineExceeded
+    names the ranks that did not come within `timeout_s`, which is also how long the group waits in each operation.
+    """
+    global _world
+    with _lock:
+        meeting = None if rendezvous is None else str(rendezvous)
+        settings = told().changed(rank=rank, size=world_size, meeting=meeting, timeout_s=timeout_s)
+        if _world is None:
+            _world = _begin(settings)
+            atexit.register(shutdown)
+        elif (rank, world_size) != (None, None) and settings != _world.settings:
+            raise ConfigError(f"this process takes part already, as rank {_world.settings.rank}")
+        return _world.group
+
+
+def rank() -> int:
+    """This process's number in the world; 0 where nobody launched it, as in a program that coordinates a mesh."""
+    return _settings().rank
+
+
+def world_size() -> int:
+    """How many ranks there are; 1 where nobody launched this process."""
+    return _settings().size
+
+
+def local_rank() -> int:
+    """This process's number among the ranks of its machine."""
+    return _settings().local_rank
+
+
+def barrier(timeout_s: float | None = None) -> None:
+    """Return when all ranks of the world have come here; DeadlineExceeded names the missing."""
+    init().barrier(timeout_s)
+
+
+def shutdown() -> None:
+    """Take part no longer, and free what ranks exchange arrays by; done at exit by itself."""
+    global _world
+    with _lock:
+        if _world is not None:
+            _world.close()
+        _world = None
+
+
+def _settings() -> RankSettings:
+    return told() if _world is None else _world.settings
+
+
+def _begin(settings: RankSettings) -> World:
+    from .group import Group, Neighbours  # reaches the runtime, which programs without ranks do not need
+
+    _check_hosts(settings)
+    own = SharedDir.create()
+    meeting = Meeting(Path(settings.meeting).absolute(), settings.rank) if settings.size > 1 else None
+    found: dict[int, Path] = {}
+
+    def meet() -> None:
+        """All ranks have made their mailboxes when they come."""
+        if meeting is not None:
+            meeting.come(own)
+            found.update(meeting.others(set(range(settings.size)) - {settings.rank}, settings.timeout_s))
+
+    try:
+        neighbours = Neighbours(own, found, {})
+        group = Group("world", range(settings.size), settings.rank, neighbours, settings.timeout_s, meet)
+    except BaseException:
+        if meeting is not None:
+            meeting.leave()
+        own.close()
+        raise
+    return World(settings, own, meeting, group)
+
+
+def _check_hosts(settings: RankSettings) -> None:
+    here = settings.hosts[settings.rank] if settings.hosts else ""
+    elsewhere: dict[str, list[Any]] = {}
+    for rank, host in enumerate(settings.hosts):
+        if host != here:
+            elsewhere.setdefault(host, []).append(rank)
+    if elsewhere:
+        named = "; ".join(f"rank {', '.join(map(str, ranks))} on {host}" for host, ranks in elsewhere.items())
+        raise ConfigError(
+            f"ranks of a script exchange arrays within one machine, and of this one's ({here}) others are: {named}",
+            next_step="Between machines, run a program of ranks on a mesh: mesh.shard_map, with Mesh.run",
+        )

@@ -1,0 +1,285 @@
+"""Groups of ranks of scripts: what they exchange, in groups of groups, by name, and what goes wrong."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.rank_groups import as_ranks
+
+import mesh
+from mesh.scripts.group import Group
+from mesh.scripts.meeting import Meeting, life_of
+from wire.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    DTypeError,
+    GraphError,
+    InputError,
+    MeshError,
+    NodeLost,
+    ShapeError,
+)
+from wire.sharedmem import SharedDir
+
+N = 4
+
+
+def test_every_operation_gives_what_numpy_gives(tmp_path: Path) -> None:
+    given = [np.arange(8.0).reshape(4, 2) + 10 * rank for rank in range(N)]
+
+    def body(world: Group) -> Any:
+        mine = given[world.rank]
+        pairs = [(rank, (rank + 1) % N) for rank in range(N - 1)]
+        return [
+            world.all_reduce(mine),
+            world.all_reduce(mine, "mean"),
+            world.all_reduce(mine, "max"),
+            world.all_reduce(mine, "mean", weight=world.rank),
+            world.all_reduce(np.int32(world.rank), "mean"),
+            world.all_gather(mine, -1),
+            world.all_gather(mine, 1, tiled=False),
+            world.reduce_scatter(mine),
+            world.reduce_scatter(mine, op="mean"),
+            world.all_to_all(mine, 0, 1),
+            world.all_to_all(mine, 0, 1, tiled=False),
+            world.broadcast(mine, 2),
+            world.permute(mine, pairs),
+            world.barrier(),
+        ]
+
+    total, whole = np.sum(given, axis=0), np.stack(given)
+    results = as_ranks(N, tmp_path, body)
+    for rank, found in enumerate(results):
+        assert not isinstance(found, Exception), found
+        expected = [
+            total,
+            total / N,
+            given[3],
+            np.average(whole, axis=0, weights=range(N)),
+            np.float64(1.5),
+            np.concatenate(given, axis=-1),
+            np.stack(given, axis=1),
+            total[rank : rank + 1],
+            total[rank : rank + 1] / N,
+            np.concatenate([each[rank : rank + 1] for each in given], axis=1),
+            np.stack([each[rank] for each in given], axis=1),
+            given[2],
+            given[rank - 1] if rank in (1, 2, 3) else np.zeros((4, 2)),
+        ]
+        for got, wanted in zip(found[:-1], expected, strict=True):
+            assert got.dtype == wanted.dtype
+            np.testing.assert_allclose(got, wanted)
+
+
+def test_any_rank_sends_to_any_other_while_others_do_something_else(tmp_path: Path) -> None:
+    def body(world: Group) -> Any:
+        got = {}
+        for source in range(N):
+            for to in range(N):
+                if source != to and world.rank == source:
+                    world.send(np.full((2, 3), 10 * source + to, np.int16), to)
+                elif source != to and world.rank == to:
+                    got[source] = world.recv((2, 3), np.int16, source)
+        return {source: (each.shape, each.dtype.name, int(each[1, 2])) for source, each in got.items()}
+
+    for rank, found in enumerate(as_ranks(N, tmp_path, body)):
+        assert found == {source: ((2, 3), "int16", 10 * source + rank) for source in range(N) if source != rank}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "kind", "texts"),
+    [((3,), np.float32, ShapeError, ("f32[4]", "f32[3]")), ((4,), np.int32, DTypeError, ("f32[4]", "i32[4]"))],
+)
+def test_what_is_sent_is_never_taken_for_another_shape_or_dtype(
+    tmp_path: Path, shape: tuple[int, ...], dtype: Any, kind: type[MeshError], texts: tuple[str, ...]
+) -> None:
+    def body(world: Group) -> Any:
+        return world.recv(shape, dtype, 0) if world.rank else world.send(np.zeros(4, np.float32), 1)
+
+    for error in as_ranks(2, tmp_path, body):
+        assert isinstance(error, kind)
+        assert all(text in str(error) for text in texts)
+
+
+def test_rows_and_columns_of_four_ranks_work_at_the_same_time(tmp_path: Path) -> None:
+    def body(world: Group) -> Any:
+        row, column = world.split(world.rank // 2), world.split(world.rank % 2)
+        assert row is not None
+        assert column is not None
+        found: dict[str, Any] = {}
+        rest = threading.Barrier(2)
+
+        def use(name: str, group: Group) -> None:
+            rest.wait(60.0)  # both have begun
+            found[name] = [int(group.all_reduce(np.int64(10**world.rank * turn))) for turn in range(20)][1::18]
+
+        other = threading.Thread(target=use, args=("column", column), daemon=True)
+        other.start()
+        use("row", row)
+        other.join(60.0)
+        return found["row"], found["column"], row.ranks, column.ranks
+
+    rows, columns = {0: 11, 1: 11, 2: 1100, 3: 1100}, {0: 101, 1: 1010, 2: 101, 3: 1010}
+    for rank, found in enumerate(as_ranks(N, tmp_path, body)):
+        assert not isinstance(found, Exception), found
+        row, column, in_row, in_column = found
+        assert row == [rows[rank], 19 * rows[rank]]
+        assert column == [columns[rank], 19 * columns[rank]]
+        assert in_row == ((0, 1) if rank < 2 else (2, 3))
+        assert in_column == ((0, 2) if rank % 2 == 0 else (1, 3))
+
+
+def test_the_key_orders_a_split_and_no_colour_leaves_it(tmp_path: Path) -> None:
+    def body(world: Group) -> Any:
+        group = world.split(None if world.rank == 1 else 7, key=-world.rank)
+        if group is None:
+            return None
+        inner = group.split(0, key=group.rank)  # a group of a group
+        assert inner is not None
+        return group.rank, group.ranks, group.all_gather([world.rank]).tolist(), inner.all_gather([world.rank]).tolist()
+
+    gathered = [3, 2, 0]
+    expected = [(2, (3, 2, 0), gathered, gathered), None, (1, (3, 2, 0), gathered, gathered)]
+    assert as_ranks(N, tmp_path, body) == [*expected, (0, (3, 2, 0), gathered, gathered)]
+
+
+def test_trees_are_reduced_by_name_in_whatever_order_a_rank_has_them(tmp_path: Path) -> None:
+    names = ["w", "b", "scale", "steps"]
+
+    def body(world: Group) -> Any:
+        value = world.rank + 1
+        leaves = {"w": np.full((2, 2), value, np.float32), "b": [np.full(3, 10.0 * value, np.float32)]}
+        leaves |= {"scale": np.float64(100 * value), "steps": np.int64(1000 * value)}  # type: ignore[dict-item]
+        order = names[world.rank :] + names[: world.rank]
+        return world.all_reduce({name: leaves[name] for name in order})
+
+    for rank, found in enumerate(as_ranks(3, tmp_path, body)):
+        assert not isinstance(found, Exception), found
+        assert list(found) == names[rank:] + names[:rank]
+        assert found["w"].tolist() == [[6.0, 6.0], [6.0, 6.0]]
+        assert found["b"][0].tolist() == [60.0] * 3
+        assert (float(found["scale"]), int(found["steps"])) == (600.0, 6000)
+        assert found["w"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind", "text"),
+    [
+        ({"w": np.zeros(2)}, InputError, "rank 1 lacks 'b'"),
+        ({"w": np.zeros(2), "b": np.zeros(1), "c": np.zeros(1)}, InputError, "rank 0 lacks 'c'; rank 2 lacks 'c'"),
+        ({"w": np.zeros(3), "b": np.zeros(1)}, ShapeError, "'w' is f64[2] on rank 0 and f64[3] on rank 1"),
+        ({"w": np.zeros(2, int), "b": np.zeros(1)}, DTypeError, "'w' is f64[2] on rank 0 and i64[2] on rank 1"),
+    ],
+)
+def test_a_name_that_a_rank_lacks_raises_on_every_rank_and_the_group_goes_on(
+    tmp_path: Path, odd: dict[str, Any], kind: type[MeshError], text: str
+) -> None:
+    def body(world: Group) -> Any:
+        with pytest.raises(kind) as caught:
+            world.all_reduce(odd if world.rank == 1 else {"b": np.zeros(1), "w": np.zeros(2)})
+        return str(caught.value), int(world.all_reduce(1))
+
+    for found in as_ranks(3, tmp_path, body):
+        assert not isinstance(found, Exception), found
+        assert text in found[0]
+        assert found[1] == 3
+
+
+def test_a_mismatch_raises_on_every_rank_with_both_shapes_and_ends_the_group(tmp_path: Path) -> None:
+    def body(world: Group) -> Any:
+        spare = world.split(0)
+        assert spare is not None
+        with pytest.raises(ShapeError) as caught:
+            world.all_reduce(np.zeros(3 + (world.rank == 1), np.float32))
+        with pytest.raises(ShapeError, match="is over since"):
+            world.barrier()
+        return str(caught.value), int(spare.all_reduce(1))
+
+    for found in as_ranks(3, tmp_path, body):
+        assert not isinstance(found, Exception), found
+        assert "f32[3]" in found[0]
+        assert "f32[4]" in found[0]
+        assert found[1] == 3
+
+
+def test_another_operation_raises_on_every_rank(tmp_path: Path) -> None:
+    results = as_ranks(2, tmp_path, lambda world: world.all_reduce(1.0) if world.rank else world.barrier())
+    assert all(isinstance(each, GraphError) and "barrier" in str(each) for each in results)
+
+
+def test_a_barrier_names_the_missing(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def body(world: Group) -> Any:
+        if world.rank == 2:
+            over.wait(60.0)
+            return None
+        while world.rank == 0 and world._wires.wires[1].inbox.empty:
+            over.wait(0.001)  # rank 1 has come
+        try:
+            with pytest.raises(DeadlineExceeded, match="rank 2") as caught:
+                world.barrier(timeout_s=0.05 if world.rank == 0 else None)
+            return str(caught.value)
+        finally:
+            over.set() if world.rank == 1 else None
+
+    results = as_ranks(3, tmp_path, body)
+    assert all("rank 2" in str(each) and "rank 1" not in str(each) for each in results[:2]), results
+
+
+def test_whoever_waits_for_a_rank_that_ended_hears_so(tmp_path: Path) -> None:
+    results = as_ranks(3, tmp_path, lambda world: world.all_reduce(1.0) if world.rank != 1 else None)
+    assert results[1] is None
+    assert all(isinstance(results[each], NodeLost) and "rank 1" in str(results[each]) for each in (0, 2))
+
+
+def test_mistakes_raise_before_anything_is_sent(tmp_path: Path) -> None:
+    def body(world: Group) -> Any:
+        for wrong, text in (
+            (lambda: world.all_reduce(1.0, "median"), "no op 'median'"),
+            (lambda: world.all_reduce(1.0, "sum", weight=2.0), "weight"),
+            (lambda: world.broadcast(1.0, 2), "no rank 2"),
+            (lambda: world.send(1.0, world.rank), "sent to oneself"),
+            (lambda: world.recv((), np.float32, 9), "no rank 9"),
+            (lambda: world.reduce_scatter(np.zeros(2), op="first"), "no op 'first'"),
+        ):
+            with pytest.raises(InputError, match=text):
+                wrong()
+        with pytest.raises(ShapeError, match="axis 3"):
+            world.all_gather(np.zeros(2), 3)
+        return int(world.all_reduce(1))
+
+    assert as_ranks(2, tmp_path, body) == [2, 2]
+
+
+def test_two_processes_cannot_be_the_same_rank_but_a_note_of_a_dead_one_is_not_believed(tmp_path: Path) -> None:
+    one, other = SharedDir.create(tmp_path), SharedDir.create(tmp_path)
+    Meeting(tmp_path, 0).come(one)
+    with pytest.raises(ConfigError, match="rank 0 already"):
+        Meeting(tmp_path, 0).come(other)
+    with pytest.raises(DeadlineExceeded, match="rank 1 to come"):
+        Meeting(tmp_path, 0).others({1}, 0.0)
+    assert life_of(one.path)()
+    one.close()
+    assert not life_of(one.path)()
+    with pytest.raises(DeadlineExceeded, match="rank 0 to come"):
+        Meeting(tmp_path, 1).others({0}, 0.0)
+    Meeting(tmp_path, 0).come(other)
+    assert Meeting(tmp_path, 1).others({0}, 0.0) == {0: other.path}
+    other.close()
+
+
+def test_a_program_that_nobody_launched_is_a_world_of_its_own() -> None:
+    assert (mesh.rank(), mesh.world_size(), mesh.local_rank()) == (0, 1, 0)
+    world = mesh.init()
+    assert mesh.init() is world
+    mesh.barrier()
+    assert world.all_reduce({"a": 1.5, "b": [2]}, "mean") == {"a": 1.5, "b": [2.0]}
+    assert world.all_gather([1, 2]).tolist() == [1, 2]
+    mesh.shutdown()
+    with pytest.raises(ConfigError, match="closed"):
+        world.barrier()
