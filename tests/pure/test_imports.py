@@ -125,6 +125,7 @@ PURE = (
     "wire/coding/octets.py",
     "wire/redundancy.py",
     "coordinator/groups.py",
+    "coordinator/staying.py",
     "wire/dtypes.py",
     "wire/errors.py",
     "wire/flow.py",

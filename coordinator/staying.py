@@ -1,0 +1,141 @@
+"""Staying: a plan that leaves weights where they are, for what goes on after a death.  Pure.
+
+What reads weights that a worker has is computed there, also where another cut would be faster; only what a dead worker
+alone had is shared out anew, in the order of the graph, cut where calls are predicted to take least.  So no more moves
+than was lost.  Where workers have no room for that, the plan is made as any other.
+
+It does not know how lost weights are made again, nor when a plan like this is wanted (`guarding.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from wire.graph import WireGraph
+from wire.simplify import simplify
+from wire.strategies import Auto, Pipeline, strategy_of
+
+from .cost import CostModel, Prediction
+from .memory import memory_by_site, missing
+from .parts import edges_of, output_source, param_places, parts_of
+from .plan import Plan, WorkerShare
+from .profile import Profiles
+
+Homes = Mapping[str, Collection[str]]  # param -> the workers that have its bytes
+PROPOSALS_MAX = 64
+UNITS_LARGE, PROPOSALS_OF_LARGE_MAX = 600, 6  # one prediction takes time proportional to the graph
+
+
+def staying_plan(graph: WireGraph, profiles: Profiles, strategy: str, homes: Homes) -> Plan | None:
+    """The plan, or None where there is none that leaves all weights where they are."""
+    graph = simplify(graph)
+    whole = not graph.has_spmd and all(node.op != "constraint" for node in graph.nodes)
+    if not (homes and whole and isinstance(strategy_of(strategy), Auto | Pipeline)):
+        return None
+    model = CostModel(graph, profiles)
+    assignment, lost = _at_home(model, homes)
+    proposals = (_filled(model, assignment, dict(zip(lost, chosen, strict=True))) for chosen in _cuts(model, lost))
+    limit = PROPOSALS_MAX if len(model.units) <= UNITS_LARGE else PROPOSALS_OF_LARGE_MAX
+    judged = [(model.predict(each), each) for each in itertools.islice(proposals, limit)]
+    if not judged:
+        return None
+    plan = _plan(model, strategy, min(judged, key=lambda each: each[0].objective)[1], _bytes(model, lost))
+    return None if any(missing(plan, profiles)) else plan
+
+
+def _at_home(model: CostModel, homes: Homes) -> tuple[list[int], list[int]]:
+    """A worker for every unit whose weights one has, -1 for the others; and of these the units whose weights nobody
+    has together."""
+    index = {worker.node_id: number for number, worker in enumerate(model.profiles.workers)}
+    assignment, lost, last = [], [], -1
+    for unit, leaves in enumerate(model.leaves):
+        names = [node.attrs["name"] for leaf in leaves if (node := model.graph.nodes[leaf]).op == "param"]
+        having = [{index[node] for node in homes.get(name, ()) if node in index} for name in names]
+        able = sorted(set(model.able[unit]).intersection(*having)) if names else []
+        worker = last if last in able else (able or [-1])[0]
+        assignment.append(worker)
+        last = worker if able else last
+        if names and not able:
+            lost.append(unit)
+    return assignment, lost
+
+
+def _cuts(model: CostModel, lost: Sequence[int]) -> Iterator[list[int]]:
+    """Ways to share out what was lost: in order, over one worker and more, about equal and in other proportions."""
+    count = len(model.profiles.workers)
+    sizes = [_bytes(model, [unit]) or 1 for unit in lost]
+    if not lost:
+        yield []
+        return
+    for several in sorted(range(1, min(count, len(lost)) + 1), reverse=True):
+        for order in itertools.permutations(model.by_speed, several):
+            for shares in {1: [(1.0,)], 2: [(0.5, 0.5), (0.25, 0.75), (0.75, 0.25)]}.get(several, [(1.0,) * several]):
+                chosen = [order[at] for at in _sliced(sizes, shares)]
+                if all(worker in model.able[unit] for unit, worker in zip(lost, chosen, strict=True)):
+                    yield chosen
+
+
+def _sliced(sizes: Sequence[int], shares: Sequence[float]) -> list[int]:
+    """Which slice each of these is in, by where its middle is."""
+    total, whole, before = sum(sizes), sum(shares), 0.0
+    ends = [sum(shares[: place + 1]) / whole * total for place in range(len(shares))]
+    slices = []
+    for size in sizes:
+        middle = before + size / 2
+        slices.append(next((place for place, end in enumerate(ends) if middle <= end), len(ends) - 1))
+        before += size
+    return slices
+
+
+def _filled(model: CostModel, assignment: Sequence[int], chosen: Mapping[int, int]) -> list[int]:
+    """With what was lost on the workers chosen for it, and what reads no weights near to its operands or readers."""
+    filled = [chosen.get(unit, worker) for unit, worker in enumerate(assignment)]
+    for unit in range(len(filled)):
+        if filled[unit] < 0:
+            filled[unit] = _near(model, unit, [filled[each] for each in model.operands[unit]])
+    for unit in reversed(range(len(filled))):
+        if filled[unit] < 0:
+            filled[unit] = _near(model, unit, [filled[each] for each in model.consumers[unit]])
+    return [worker if worker >= 0 else model.able[unit][0] for unit, worker in enumerate(filled)]
+
+
+def _near(model: CostModel, unit: int, neighbours: Sequence[int]) -> int:
+    fit = [worker for worker in neighbours if worker >= 0 and model.device[worker][unit] >= 0]
+    return max(fit, key=fit.count) if fit else -1
+
+
+def _bytes(model: CostModel, units: Collection[int]) -> int:
+    """Of the weights that some units read."""
+    leaves = {leaf for unit in units for leaf in model.leaves[unit] if model.graph.nodes[leaf].op == "param"}
+    return sum(model.leaf_bytes[leaf] for leaf in leaves)
+
+
+def _plan(model: CostModel, strategy: str, assignment: list[int], lost_bytes: int) -> Plan:
+    prediction, sketches = model.arrange(assignment)
+    parts, place = parts_of(model, sketches)
+    used = sorted({model.profiles.workers[worker].name for worker in assignment})
+    return Plan(
+        strategy,
+        model.graph,
+        parts,
+        edges_of(parts),
+        tuple(output_source(model.graph, index, place) for index in model.graph.outputs),
+        param_places(model.graph, parts),
+        tuple(_share(model, worker, prediction, memory_by_site(parts)) for worker in range(len(prediction.busy_s))),
+        prediction.seconds,
+        prediction.cut_bytes,
+        (
+            f"{len(used)} of {len(model.profiles.workers)} workers ({', '.join(used)}), "
+            f"predicted {prediction.seconds * 1e3:.3g} ms per call",
+            f"weights stay where they are; {lost_bytes} bytes that a lost worker alone had go to others",
+        ),
+    )
+
+
+def _share(model: CostModel, index: int, prediction: Prediction, memory: Mapping[tuple[str, int], int]) -> WorkerShare:
+    worker = model.profiles.workers[index]
+    held = sum(size for (node, _), size in memory.items() if node == worker.node_id)
+    parts = sum(node == worker.node_id for node, _ in memory)
+    busy_s, bytes_in = prediction.busy_s[index], prediction.bytes_in[index]
+    return WorkerShare(worker.node_id, worker.name, parts, busy_s, held, worker.memory_bytes, bytes_in)

@@ -1,0 +1,72 @@
+"""Staying plans: after a death nothing moves but what was lost, and the values are the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.compare import same_bits
+from support.profiles import device, near, worker
+from support.run_plan import run_plan
+
+from coordinator.plan import Plan
+from coordinator.planner import make_plan
+from coordinator.profile import Profiles
+from coordinator.staying import staying_plan
+from wire.dtypes import F32
+from wire.graph import GraphBuilder, WireGraph
+from worker.cpu import evaluate
+
+LAYERS, WIDTH = 9, 64
+LAYER_BYTES = 4 * WIDTH * WIDTH
+ROOM = 5 * LAYER_BYTES + 8192  # for five layers and what they make
+
+
+def layered() -> WireGraph:
+    builder = GraphBuilder()
+    x = builder.input("x", (2, WIDTH), F32)
+    for number in range(LAYERS):
+        w = builder.param(f"w{number}", (WIDTH, WIDTH), F32)
+        x = builder.add(
+            "tanh", builder.add("dot", x, w, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
+        )
+    return builder.build([x])
+
+
+def machines(count: int = 3, room: int = ROOM) -> Profiles:
+    return near(*(worker(number, device(0, 10, 10), memory_bytes=room) for number in range(count)))
+
+
+def homes_of(plan: Plan) -> dict[str, set[str]]:
+    return {place.name: set(place.homes) for place in plan.params}
+
+
+@pytest.mark.parametrize("dead", ["node-0", "node-1", "node-2"])
+@pytest.mark.parametrize("strategy", ["pipeline", "auto"])
+def test_after_any_death_only_what_was_lost_goes_elsewhere(dead: str, strategy: str) -> None:
+    before = make_plan(layered(), machines(), strategy)
+    homes, left = homes_of(before), machines().without(dead)
+    after = staying_plan(layered(), left, strategy, homes)
+    assert after is not None
+    lost = {name for name, nodes in homes.items() if nodes == {dead}}
+    assert {name for name, nodes in homes_of(after).items() if not nodes <= homes[name]} == lost
+    assert "weights stay where they are" in after.reasons[1]
+    values = {f"w{n}": np.random.default_rng(n).standard_normal((WIDTH, WIDTH), np.float32) for n in range(LAYERS)}
+    inputs = {"x": np.ones((2, WIDTH), np.float32)}
+    (wanted,) = evaluate(layered(), {**inputs, **values})
+    (found,) = run_plan(after, inputs, values)
+    assert same_bits(found, wanted)
+
+
+def test_what_a_buddy_has_is_computed_there() -> None:
+    before = make_plan(layered(), machines(), "pipeline")
+    homes = {name: nodes | {"node-1"} if nodes == {"node-2"} else nodes for name, nodes in homes_of(before).items()}
+    after = staying_plan(layered(), machines(room=2 * ROOM).without("node-2"), "pipeline", homes)
+    assert after is not None and all(nodes <= homes[name] for name, nodes in homes_of(after).items())
+
+
+def test_there_is_none_for_other_strategies_and_where_there_is_no_room() -> None:
+    homes = homes_of(make_plan(layered(), machines(), "pipeline"))
+    left = machines().without("node-2")
+    assert staying_plan(layered(), left, "single", homes) is None
+    assert staying_plan(layered(), machines(room=4 * LAYER_BYTES).without("node-2"), "pipeline", homes) is None
+    assert staying_plan(layered(), left, "pipeline", {}) is None
