@@ -114,7 +114,9 @@ def _bytes(model: CostModel, units: Collection[int]) -> int:
 def _plan(model: CostModel, strategy: str, assignment: list[int], lost_bytes: int) -> Plan:
     prediction, sketches = model.arrange(assignment)
     parts, place = parts_of(model, sketches)
-    used = sorted({model.profiles.workers[worker].name for worker in assignment})
+    workers = model.profiles.workers
+    used = sorted({workers[worker].name for worker in assignment})
+    took = f"predicted {prediction.seconds * 1e3:.3g} ms per call"
     return Plan(
         strategy,
         model.graph,
@@ -126,8 +128,7 @@ def _plan(model: CostModel, strategy: str, assignment: list[int], lost_bytes: in
         prediction.seconds,
         prediction.cut_bytes,
         (
-            f"{len(used)} of {len(model.profiles.workers)} workers ({', '.join(used)}), "
-            f"predicted {prediction.seconds * 1e3:.3g} ms per call",
+            f"{len(used)} of {len(workers)} workers ({', '.join(used)}), {took}",
             f"weights stay where they are; {lost_bytes} bytes that a lost worker alone had go to others",
         ),
     )
