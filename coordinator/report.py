@@ -81,7 +81,7 @@ def worker_report(plan: Plan, view: NodeView, ran: Ran, deployed: Deployed | Non
         )
         for run in ran.parts
     )
-    sources = ("socket", "shared", "disk", "resident")
+    sources = ("socket", "shared", "disk", "resident", "client")
     return WorkerReport(
         view.name,
         view.node_id,

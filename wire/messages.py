@@ -155,7 +155,8 @@ class Deploy(Message, frozen=True, array_like=True, tag=True):
 
 class Deployed(Message, frozen=True, array_like=True, tag=True):
     """All parts are compiled.  Bytes of weights by where they came from, seconds spent, kernels from the cache; the
-    workers of the plan that could not be dialled, so that what is meant for them will be relayed."""
+    workers of the plan that could not be dialled, so that what is meant for them will be relayed; and how many of the
+    bytes that came by socket or shared memory the coordinator sent."""
 
     bytes_socket: Count
     bytes_shared: Count
@@ -165,6 +166,13 @@ class Deployed(Message, frozen=True, array_like=True, tag=True):
     compiled: Count
     from_cache: Count
     unreached: tuple[Name, ...] = ()
+    bytes_client: Count = 0
+
+    def with_moved(self, socket: int, shared: int) -> Deployed:
+        """With bytes that came from other workers before."""
+        return msgspec.structs.replace(
+            self, bytes_socket=self.bytes_socket + socket, bytes_shared=self.bytes_shared + shared
+        )
 
 
 class MissingGraphs(Message, frozen=True, array_like=True, tag=True):
@@ -327,12 +335,13 @@ class Term(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 class Combine(Message, frozen=True, array_like=True, tag=True):
     """Coordinator to worker: put among your blobs the sum of these contents over GF(256) (coding/octets.py), so many
     bytes of it: a check of several contents, or what can be made again of a check and the others.  `blob` is its
-    address where that is known.  `peers` as in Deploy.  Answered by Combined."""
+    address where that is known, `keep` as for a BlobSpec, `peers` as in Deploy.  Answered by Combined."""
 
     terms: Annotated[tuple[Term, ...], Meta(min_length=1, max_length=64)]
     size_bytes: Count
     peers: dict[Name, Addresses]
     blob: Hash | None = None
+    keep: bool = False
 
 
 class Combined(Message, frozen=True, array_like=True, tag=True):
@@ -719,7 +728,10 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 
-APPENDED: dict[type[Struct], int] = {Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 1, PlanGraph: 1}  # fields, by minor 1
+APPENDED: dict[type[Struct], int] = {
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 1, PlanGraph: 1, Deployed: 1
+}  # how many fields minor 1 appended  # fmt: skip
+DISPENSABLE = (Deployed,)  # whose new fields an older node does without
 SINCE_1 = (
     Letter, LettersRead, GaveUp, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession,
@@ -745,7 +757,7 @@ def _fields_of_0(struct: Struct) -> list[Any]:
     fields = msgspec.structs.fields(struct)
     first = len(fields) - APPENDED[type(struct)]
     for field in fields[first:]:
-        if getattr(struct, field.name) != field.default:
+        if getattr(struct, field.name) != field.default and not isinstance(struct, DISPENSABLE):
             raise _unknown_to_0(f"{type(struct).__name__}.{field.name}")
     return [getattr(struct, field.name) for field in fields[:first]]
 

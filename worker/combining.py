@@ -59,7 +59,7 @@ class Combining:
             blob = await off_loop(data.nbytes, hash_bytes, data)
             if asked.blob not in (None, blob):
                 raise BlobCorrupt("what was made of a check and the others is not what was lost")
-            await self._store.put(blob, data, keep=False)
+            await self._store.put(blob, data, asked.keep)
         return Combined(blob, moved[False], moved[True])
 
     async def _add(self, total: NDArray[np.uint8], term: Term, asked: Combine) -> tuple[int, bool]:

@@ -113,10 +113,11 @@ class DeployAsked:
 
 @dataclass(frozen=True, slots=True)
 class BlobFound:
-    """`source` is "resident", "disk", "shared" or "socket"."""
+    """`source` is "resident", "disk", "shared" or "socket", the last two perhaps `from_owner`, our coordinator."""
 
     attempt: int
     source: str
+    from_owner: bool = False
 
 
 @dataclass(frozen=True, slots=True)

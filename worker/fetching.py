@@ -63,7 +63,7 @@ class Fetching:
         except MeshError as error:
             self._feed(ev.BlobNotFound(action.attempt, error))
         else:
-            self._feed(ev.BlobFound(action.attempt, source))
+            self._feed(ev.BlobFound(action.attempt, source, not action.holder))
 
     async def _obtain(self, action: ev.Fetch) -> str:
         """Where the content came from."""

@@ -17,7 +17,7 @@ from .events import Action, Kept, Made, Prepare, Release, ReplyRan, Tensor, Unbi
 from .gangs import others_in, wrong_in_gang
 
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
-SOURCES = ("socket", "shared", "disk", "resident")  # where a blob may come from
+SOURCES = ("socket", "shared", "disk", "resident", "client")  # of blobs; the last is part of the first two
 
 Readers = dict[tuple[int, int], list[Slot]]  # (producing part, its output) -> slots of this worker
 

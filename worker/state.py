@@ -317,6 +317,7 @@ class WorkerState:
         for plan in [self._plans[key] for key in sorted(waiting, key=order) if key in self._plans]:
             plan.waiting_blobs.discard(blob)
             plan.bytes_by_source[event.source] += size_bytes
+            plan.bytes_by_source["client"] += size_bytes if event.from_owner else 0
             actions += [ev.PinBlobs(frozenset((blob,)))] if not self._pins(blob, plan) else []
             actions += self._prepare_if_fetched(plan, now)
         return actions

@@ -102,7 +102,7 @@ MESSAGES: list[Message] = [
     Deploy(
         PLAN, (PART,), {BLOB: b"graph"}, (BlobSpec(BLOB, 8, "f32", (2,), ("", "n1"), False),), {"n1": ("h:1",)}, True
     ),
-    Deployed(1, 2, 3, 4, 0.5, 5, 6),
+    Deployed(1, 2, 3, 4, 0.5, 5, 6, ("n2",), 3),
     MissingGraphs((BLOB,)),
     Drop(PLAN),
     Done(),
@@ -118,7 +118,7 @@ MESSAGES: list[Message] = [
     CancelStep(PLAN, 9),
     Snapshot(PLAN, 9),
     Snapshotted((CarriedValue(1, 0, BLOB),)),
-    Combine((Term(3, BLOB, 8, ("n2", "")),), 8, {"n2": ("127.0.0.1:7100",)}, BLOB),
+    Combine((Term(3, BLOB, 8, ("n2", "")),), 8, {"n2": ("127.0.0.1:7100",)}, BLOB, True),
     Combined(BLOB, 8, 16),
     FetchBlob(BLOB, 5),
     Blob(8, bytes(8), "t-2"),
