@@ -136,6 +136,12 @@ class SharedDir:
         self._lock = None
         shutil.rmtree(self.path, ignore_errors=True)  # Windows keeps an open lock file
 
+    def clear(self) -> None:
+        """Remove what is in it; the directory itself tells that this process runs, until it ends and others sweep."""
+        for path in list(self.path.iterdir()) if self.path.exists() else ():
+            if path.name != _LOCK:
+                _unlink(str(path))
+
     @staticmethod
     def lives(path: Path) -> bool:
         """Whether this is a directory of this user's whose maker runs, and has not closed it."""

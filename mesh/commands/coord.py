@@ -28,6 +28,7 @@ from ..remote import Remote, told
 from .arrays import check_folder, write_outputs
 from .exit_codes import INTERRUPTED, OK, print_log, run_command
 from .flags import add_common, add_health, add_listening, command, node_timeout_s, verbosity
+from .launch import launch, launch_arguments
 from .members import authority_arguments, join, join_arguments, nodes_arguments, token_arguments
 from .pairs import print_pairs
 from .programs import read_graph, read_program
@@ -246,6 +247,7 @@ VERBS: dict[str, Verb] = {
     "logs": Verb("show what happened to a job", _job_argument, remote=logs),
     "result": Verb("wait for a job and write its outputs", _result_arguments, remote=result),
     "cancel": Verb("stop a job", _job_argument, remote=cancel),
+    "launch": Verb("run a script as several ranks", launch_arguments, local=launch, interrupted=INTERRUPTED),
     "doctor": Verb("tell what is wrong with the mesh and what to do about it", _doctor_arguments, local=doctor),
     "demo": Verb("a real model over three workers, one of them killed", _demo_arguments, local=demo),
 }

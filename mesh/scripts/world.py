@@ -31,8 +31,13 @@ class World:
     meeting: Meeting | None
     group: Group
 
-    def close(self) -> None:
+    def close(self, ending: bool = False) -> None:
+        """Free everything.  A process that is `ending` seems alive to others until it is over: they would fail before
+        it, and be taken for the first that did."""
         self.group.close()
+        if ending and self.meeting is not None:
+            self.own.clear()
+            return
         if self.meeting is not None:
             self.meeting.leave()
         self.own.close()
@@ -60,7 +65,7 @@ def init(
         settings = told().changed(rank=rank, size=world_size, meeting=meeting, timeout_s=timeout_s)
         if _world is None:
             _world = _begin(settings)
-            atexit.register(shutdown)
+            atexit.register(_at_exit)
         elif (rank, world_size) != (None, None) and settings != _world.settings:
             raise ConfigError(f"this process takes part already, as rank {_world.settings.rank}")
         return _world.group
@@ -87,12 +92,17 @@ def barrier(timeout_s: float | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Take part no longer, and free what ranks exchange arrays by; done at exit by itself."""
+    """Take part no longer, and free what ranks exchange arrays by; done by itself when the process ends."""
     global _world
     with _lock:
         if _world is not None:
             _world.close()
         _world = None
+
+
+def _at_exit() -> None:
+    if _world is not None:
+        _world.close(ending=True)
 
 
 def _settings() -> RankSettings:
@@ -103,6 +113,8 @@ def _begin(settings: RankSettings) -> World:
     from .group import Group, Neighbours  # reaches the runtime, which programs without ranks do not need
 
     _check_hosts(settings)
+    if settings.size > 1:
+        SharedDir.sweep()  # what ranks of before left
     own = SharedDir.create()
     meeting = Meeting(Path(settings.meeting).absolute(), settings.rank) if settings.size > 1 else None
     found: dict[int, Path] = {}

@@ -1,0 +1,80 @@
+"""`mesh-coord launch`: a rank script's processes, on this machine or the hosts of a file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+from wire.errors import ConfigError
+
+from ..scripts.hostfile import Host, ranks_on, read_hostfile
+from ..scripts.launcher import Launch, Launcher, merged
+from ..scripts.settings import TIMEOUT_S
+from .exit_codes import INTERRUPTED
+
+GRACE_S = 5.0
+
+
+def launch_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("-n", type=int, metavar="N", help="how many ranks (default: the slots of the hostfile)")
+    made.add_argument("--hostfile", metavar="FILE", help="the machines to start them on, by ssh, and how many each")
+    waits = f"how long ranks wait for each other (default {TIMEOUT_S:g})"
+    made.add_argument("--collective-timeout", type=float, default=TIMEOUT_S, metavar="S", help=waits)
+    grace = f"after which ranks that do not end are killed (default {GRACE_S:g})"
+    made.add_argument("--grace", type=float, default=GRACE_S, metavar="S", help=grace)
+    made.add_argument("script", metavar="SCRIPT", help="a Python file")
+    made.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="what the script is given")
+
+
+def launch(options: argparse.Namespace) -> int:
+    """Start the ranks, and wait for them."""
+    return asyncio.run(_launch(options))
+
+
+async def _launch(options: argparse.Namespace) -> int:
+    show = _as_json if options.json else merged(sys.stdout, sys.stderr)
+    if not options.collective_timeout > 0:
+        raise ConfigError(f"--collective-timeout {options.collective_timeout:g}: a positive number of seconds")
+    wanted = Launch(
+        options.script, tuple(options.arguments), _hosts(options), options.collective_timeout, options.grace
+    )
+    launcher = Launcher(wanted, show)
+    came: list[int] = []
+
+    def forward(number: int) -> None:
+        launcher.signal(signal.SIGKILL if came else number)
+        came.append(number)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, forward, number)
+        except NotImplementedError:  # Windows: Ctrl-C arrives as KeyboardInterrupt, and ends the agents' stdin
+            break
+    code = await launcher.run()
+    if came:
+        return INTERRUPTED
+    if launcher.failed and not options.quiet:
+        rank, code = launcher.failed
+        on = f" on {wanted.hosts[rank].name}" if options.hostfile else ""
+        print(f"mesh-coord: rank {rank}{on} ended with exit code {code}, and with it the others", file=sys.stderr)
+    return code
+
+
+def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
+    if options.n is not None and options.n < 1:
+        raise ConfigError(f"-n {options.n}: a script has at least one rank")
+    if options.hostfile:
+        hosts: tuple[Host, ...] = ranks_on(read_hostfile(Path(options.hostfile)), options.n)
+        return hosts
+    if options.n is None:
+        raise ConfigError("how many ranks?", next_step="Say -n N, or name a --hostfile")
+    return (Host("localhost", options.n),) * options.n
+
+
+def _as_json(who: int | str, stream: str, line: str) -> None:
+    print(json.dumps({"host" if isinstance(who, str) else "rank": who, "stream": stream, "line": line}), flush=True)

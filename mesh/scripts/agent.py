@@ -1,0 +1,158 @@
+"""The agent: starts the ranks of one machine, and tells the launcher their lines and how they end.
+
+It is a process of its own, on this machine or at the other end of ssh, and speaks JSON lines: its job on stdin first,
+then orders; on stdout what happens.  When stdin closes, because the launcher died or the network did, it ends its
+ranks.  However it goes, nothing of them is left: no process, no folder, no shared memory.
+
+    <- {"command": [...], "folder": "", "ranks": {"2": {"MESH_RANK": "2", ...}}, "grace_s": 5}
+    -> {"rank": 2, "stream": "out", "line": "..."}    -> {"rank": 2, "exit": 0}    -> {"error": "..."}
+    <- {"signal": "SIGINT"}    <- {"signal": "SIGKILL"}
+
+An order is a signal for all ranks; those that still run after `grace_s` are killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from wire.limits import KIB
+from wire.sharedmem import SharedDir
+
+LINE_BYTES_MAX = 256 * KIB  # a longer one is told in pieces
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+Tell = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    told = _lines()
+    job = next(told, None)
+    if job is not None:
+        asyncio.run(_run(job, told))
+
+
+def _lines() -> Iterator[dict[str, Any]]:
+    """What the launcher says.  Not by sys.stdin, whose lock a thread that waits would hold while Python ends."""
+    rest = b""
+    while chunk := os.read(0, LINE_BYTES_MAX):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+async def _run(job: dict[str, Any], told: Iterator[dict[str, Any]]) -> None:
+    orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):  # orders come on stdin; what is ignored here would be in ranks too
+        signal.signal(number, lambda *_: None)
+
+    def listen() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
+            for order in told:
+                loop.call_soon_threadsafe(orders.put_nowait, order)
+            loop.call_soon_threadsafe(orders.put_nowait, {"signal": "SIGTERM"})
+
+    threading.Thread(target=listen, daemon=True).start()
+    await Ranks(job, _tell).run(orders)
+
+
+def _tell(event: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError, ValueError):  # the launcher is gone, which stdin says too
+        print(json.dumps(event), flush=True)
+
+
+class Ranks:
+    """The ranks of a job on this machine."""
+
+    def __init__(self, job: dict[str, Any], tell: Tell) -> None:
+        self._job = job
+        self._tell = tell
+        self._living: dict[int, asyncio.subprocess.Process] = {}
+
+    async def run(self, orders: asyncio.Queue[dict[str, Any]]) -> None:
+        """Until all ranks have ended."""
+        meeting = tempfile.mkdtemp(prefix="graph-mesh-ranks-")
+        obeying = asyncio.ensure_future(self._obey(orders))
+        try:
+            for rank, variables in self._job["ranks"].items():
+                await self._start(int(rank), {**os.environ, **variables, "MESH_RENDEZVOUS": meeting})
+            await asyncio.gather(*(self._follow(rank, process) for rank, process in self._living.items()))
+        except OSError as error:
+            self._tell({"error": f"{self._job['command'][0]} cannot be started: {error}"})
+        finally:
+            obeying.cancel()
+            for process in self._living.values():
+                _signal(process, KILL)
+            shutil.rmtree(meeting, ignore_errors=True)
+            SharedDir.sweep()  # of ranks that were killed
+
+    async def _start(self, rank: int, environment: dict[str, str]) -> None:
+        pipe = asyncio.subprocess.PIPE
+        self._living[rank] = await asyncio.create_subprocess_exec(
+            *self._job["command"],
+            cwd=self._job["folder"] or None,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+        )
+
+    async def _follow(self, rank: int, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = [
+            asyncio.ensure_future(self._read(rank, name, stream))
+            for name, stream in (("out", process.stdout), ("err", process.stderr))
+        ]
+        code = await process.wait()
+        self._living.pop(rank)
+        _signal(process, KILL)  # what it started and left behind, which would keep its output open too
+        await asyncio.gather(*lines)
+        self._tell({"rank": rank, "exit": code if code >= 0 else 128 - code})
+
+    async def _read(self, rank: int, name: str, stream: asyncio.StreamReader) -> None:
+        rest = b""
+        while chunk := await stream.read(LINE_BYTES_MAX):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) >= LINE_BYTES_MAX:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._tell_line(rank, name, line)
+        if rest:
+            self._tell_line(rank, name, rest)
+
+    def _tell_line(self, rank: int, name: str, line: bytes) -> None:
+        self._tell({"rank": rank, "stream": name, "line": line.decode("utf-8", "replace")})
+
+    async def _obey(self, orders: asyncio.Queue[dict[str, Any]]) -> None:
+        while True:
+            number = getattr(signal, (await orders.get())["signal"], KILL)
+            for process in self._living.values():
+                _signal(process, number)
+                _signal(process, getattr(signal, "SIGCONT", number))  # one that was stopped must hear it too
+            asyncio.get_running_loop().call_later(self._job["grace_s"], self._kill)
+
+    def _kill(self) -> None:
+        for process in self._living.values():
+            _signal(process, KILL)
+
+
+def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    """To a rank and all that it started, whether it has ended or not."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, number)
+        elif process.returncode is None:
+            os.kill(process.pid, number)
+
+
+if __name__ == "__main__":
+    main()

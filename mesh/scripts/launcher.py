@@ -1,0 +1,196 @@
+"""The launcher: starts a script's ranks on one machine or several, shows their lines, and ends them together.
+
+Each machine has an agent (`agent.py`), here a child process and elsewhere the other end of ssh, whose stdin and stdout
+carry all that is said.  A rank that fails ends the others: its exit code is the launcher's.  It does not know what
+ranks do, nor how a command's flags are called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wire.errors import ConfigError, ConnectFailed
+from wire.limits import MIB
+
+from ..local import environment
+from .hostfile import Host
+from .settings import RankSettings
+
+END_S = 10.0  # for an agent to end after its ranks, or ssh
+SAID_BYTES_MAX = 4 * MIB  # of an agent's line, which has a rank's
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A script with its arguments, and the host of every rank; ranks that do not end are killed after `grace_s`."""
+
+    script: str
+    arguments: tuple[str, ...]
+    hosts: tuple[Host, ...]
+    timeout_s: float
+    grace_s: float
+
+    def ranks(self) -> dict[Host, dict[int, RankSettings]]:
+        """What every rank is told, by host."""
+        names = tuple(host.name for host in self.hosts)
+        several = names if len(set(names)) > 1 else ()
+        size = len(names)
+        found: dict[Host, dict[int, RankSettings]] = {}
+        for rank, host in enumerate(self.hosts):
+            its = found.setdefault(host, {})
+            its[rank] = RankSettings(rank, size, len(its), names.count(host.name), "", several, self.timeout_s)
+        return found
+
+
+Show = Callable[[int | str, str, str], None]
+"""Show a line of a rank, or of a host's agent: who, "out" or "err", the line."""
+
+
+class Launcher:
+    """One launch, from start to end."""
+
+    def __init__(self, launch: Launch, show: Show) -> None:
+        self._launch = launch
+        self._show = show
+        self._agents: dict[str, asyncio.subprocess.Process] = {}
+        self._running: set[int] = set()
+        self._ending = False
+        self.failed: tuple[int, int] | None = None  # the first rank that failed, and its exit code
+
+    async def run(self) -> int:
+        """The exit code of the first rank that failed, else 0; ConnectFailed if a host's agent is lost."""
+        _check(self._launch)
+        try:
+            for host, ranks in self._launch.ranks().items():
+                self._running |= ranks.keys()
+                await self._start(host, ranks)
+            async with asyncio.TaskGroup() as group:
+                for name, agent in self._agents.items():
+                    group.create_task(self._attend(name, agent))
+        except* (ConnectFailed, ConfigError) as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await self._end()
+        return self.failed[1] if self.failed else 0
+
+    def signal(self, number: int) -> None:
+        """Forward a signal to all ranks."""
+        self._ending = True
+        self._order({"signal": signal.Signals(number).name})
+
+    # -- agents
+
+    async def _start(self, host: Host, ranks: Mapping[int, RankSettings]) -> None:
+        pipe = asyncio.subprocess.PIPE
+        try:
+            agent = await asyncio.create_subprocess_exec(
+                *_command(host),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                env=environment(),
+                start_new_session=True,  # a terminal's Ctrl-C comes to the launcher alone
+                limit=SAID_BYTES_MAX,
+            )
+        except FileNotFoundError as error:
+            raise ConfigError(f"{host.name} needs ssh, which is not here", cause=str(error)) from None
+        self._agents[host.name] = agent
+        told = {rank: {**settings.environment(), "PYTHONUNBUFFERED": "1"} for rank, settings in ranks.items()}
+        python = sys.executable if host.here else host.python or "python3"
+        command = [python, self._launch.script, *self._launch.arguments]
+        folder = host.folder or str(Path.cwd())
+        self._say(agent, {"command": command, "folder": folder, "ranks": told, "grace_s": self._launch.grace_s})
+
+    async def _attend(self, name: str, agent: asyncio.subprocess.Process) -> None:
+        """Take what one agent says until it ends."""
+        assert agent.stdout is not None
+        assert agent.stderr is not None
+        talking = asyncio.ensure_future(self._mutter(name, agent.stderr))
+        ranks = {rank for rank in self._running if self._launch.hosts[rank].name == name}
+        async for line in agent.stdout:
+            event = json.loads(line)
+            if "error" in event:
+                raise ConfigError(f"on {name}, {event['error']}")
+            if "line" in event:
+                self._show(event["rank"], event["stream"], event["line"])
+            else:
+                self._over(event["rank"], event["exit"])
+        last = await talking
+        if ranks & self._running and not self._ending:
+            missing = ", ".join(map(str, sorted(ranks & self._running)))
+            raise ConnectFailed(f"the agent of rank {missing} ended, on {name}", node=name, cause=last)
+
+    async def _mutter(self, name: str, stream: asyncio.StreamReader) -> str:
+        """Show what an agent, or ssh, writes on stderr; the last line of it."""
+        last = ""
+        async for line in stream:
+            last = line.decode("utf-8", "replace").rstrip("\n")
+            self._show(name, "err", last)
+        return last
+
+    def _over(self, rank: int, code: int) -> None:
+        self._running.discard(rank)
+        if code and self.failed is None and not self._ending:
+            self.failed = rank, code
+        if code:
+            self._order({"signal": "SIGTERM"})
+            self._ending = True
+
+    def _order(self, order: dict[str, Any]) -> None:
+        for agent in self._agents.values():
+            self._say(agent, order)
+
+    def _say(self, agent: asyncio.subprocess.Process, what: dict[str, Any]) -> None:
+        assert agent.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            agent.stdin.write(json.dumps(what).encode() + b"\n")
+
+    async def _end(self) -> None:
+        """Have all agents end their ranks, and then themselves."""
+        for agent in self._agents.values():
+            assert agent.stdin is not None
+            agent.stdin.close()
+        for agent in self._agents.values():
+            try:
+                async with asyncio.timeout(self._launch.grace_s + END_S):
+                    await agent.wait()
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    agent.kill()
+                await agent.wait()
+
+
+def _command(host: Host) -> list[str]:
+    agent = ["-P", "-m", "mesh.scripts.agent"]
+    if host.here:
+        return [sys.executable, *agent]
+    port = ["-p", str(host.port)] if host.port else []
+    who = f"{host.user}@{host.name}" if host.user else host.name
+    return ["ssh", "-T", "-o", "BatchMode=yes", *port, who, shlex.join([host.python or "python3", *agent])]
+
+
+def _check(launch: Launch) -> None:
+    if launch.grace_s < 0:
+        raise ConfigError(f"a grace of {launch.grace_s:g} s: 0 or more")
+    if any(host.here for host in launch.hosts) and not Path(launch.script).is_file():
+        raise ConfigError(f"there is no script {launch.script}", next_step="Name a Python file")
+
+
+def merged(out: Any, err: Any) -> Show:
+    """Lines with who wrote them before each, whole, on the two streams."""
+
+    def show(who: int | str, stream: str, line: str) -> None:
+        to = out if stream == "out" else err
+        to.write(f"[{who}] {line}\n")
+        to.flush()
+
+    return show

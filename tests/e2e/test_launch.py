@@ -1,0 +1,146 @@
+"""`mesh-coord launch`: ranks that exchange arrays, ranks that fail, Ctrl-C, and machines behind an `ssh` that runs the
+command on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.commands import COMES_TRUE_S, command, environment, run, wait_for
+from support.launching import runs
+
+WORLD = """
+import os, sys
+import numpy as np
+import mesh
+
+world = mesh.init()
+rank, size = mesh.rank(), mesh.world_size()
+assert (world.rank, world.size, mesh.local_rank()) == (rank, size, rank)
+large = np.arange(300_000, dtype=np.float32) + rank
+assert np.array_equal(world.all_reduce(large, "mean"), np.arange(300_000, dtype=np.float32) + 1.5)
+row, column = world.split(rank // 2), world.split(rank % 2, key=-rank)
+names = ["b", "a"] if rank % 2 else ["a", "b"]
+summed = row.all_reduce({name: np.full(2, rank + len(name)) for name in names})
+if rank == 3:
+    world.send(np.eye(2, dtype=np.int8), 0)
+if rank == 0:
+    assert world.recv((2, 2), np.int8, 3).tolist() == [[1, 0], [0, 1]]
+mesh.barrier(timeout_s=100)
+print("row", row.ranks, summed["a"].tolist(), "column", column.ranks, column.all_gather([rank]).tolist(), sys.argv[1:])
+"""
+WAITS = """
+import os, sys, time
+try:
+    print(os.environ["MESH_RANK"], os.getpid(), os.environ["MESH_RENDEZVOUS"])
+    time.sleep(1000)
+except KeyboardInterrupt:
+    print("told")
+    sys.exit(9)
+"""
+FAILS = "import os, sys, time\nif os.environ['MESH_RANK'] == '1': sys.exit(7)\ntime.sleep(1000)\n"
+HOSTS = """
+import os, sys
+print(*[os.environ[name] for name in ("MESH_RANK", "MESH_LOCAL_RANK", "MESH_HOSTS")], os.getcwd(), *sys.argv[1:])
+if os.environ["MESH_RANK"] == "0":
+    import mesh
+    try:
+        mesh.init()
+    except mesh.errors.ConfigError as error:
+        print(error)
+"""
+SSH = """#!/bin/sh
+echo "$*" >> "$SSH_LOG"
+for last; do :; done
+exec sh -c "$last"
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "script.py"
+
+
+def test_four_ranks_exchange_arrays(tmp_path: Path, script: Path) -> None:
+    script.write_text(WORLD)
+    done = run("coord", "launch", "-n", "4", str(script), "--flag", "a b", env=environment(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    sums, rows, columns = {0: 3, 1: 7}, {0: (0, 1), 1: (2, 3)}, {0: (2, 0), 1: (3, 1)}
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{rank}] row {rows[rank // 2]} {[sums[rank // 2]] * 2} column {columns[rank % 2]} "
+        f"{list(columns[rank % 2])} ['--flag', 'a b']"
+        for rank in range(4)
+    ]
+
+
+def test_the_first_exit_code_that_is_not_0_ends_all_and_is_the_commands(tmp_path: Path, script: Path) -> None:
+    script.write_text(FAILS)
+    done = run("coord", "launch", "-n", "3", str(script), env=environment(tmp_path))
+    assert done.returncode == 7
+    assert done.stderr == "mesh-coord: rank 1 ended with exit code 7, and with it the others\n"
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["ctrl-c", "kill -9"])
+def test_a_launch_that_is_stopped_leaves_nothing_behind(tmp_path: Path, script: Path, killed: bool) -> None:
+    script.write_text(WAITS)
+    lines, grace = tmp_path / "lines", "0.5" if killed else "100"
+    with lines.open("w") as out:
+        launch = subprocess.Popen(
+            command("coord", "launch", "-n", "2", "--json", "--grace", grace, str(script)),
+            env=environment(tmp_path),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    wait_for(lambda: lines.read_text().count("\n") == 2)
+    said = [json.loads(line) for line in lines.read_text().splitlines()]
+    started = {int(rank): (int(pid), Path(folder)) for rank, pid, folder in (each["line"].split() for each in said)}
+    assert all(runs(pid) and folder.is_dir() for pid, folder in started.values())
+    launch.send_signal(signal.SIGKILL if killed else signal.SIGINT)
+    assert launch.wait(COMES_TRUE_S) == (-signal.SIGKILL if killed else 130)
+    wait_for(lambda: not any(runs(pid) or folder.exists() for pid, folder in started.values()))
+    if not killed:
+        told = [json.loads(line) for line in lines.read_text().splitlines()[2:]]
+        assert sorted((each["rank"], each["line"]) for each in told) == [(0, "told"), (1, "told")]
+
+
+def test_ranks_on_the_hosts_of_a_file_are_started_by_ssh(tmp_path: Path, script: Path) -> None:
+    script.write_text(HOSTS)
+    programs, elsewhere, hosts = tmp_path / "bin", tmp_path / "else where", tmp_path / "hosts.txt"
+    programs.mkdir()
+    elsewhere.mkdir()
+    (programs / "ssh").write_text(SSH)
+    (programs / "ssh").chmod(0o755)
+    (elsewhere / "script.py").write_text(HOSTS)
+    hosts.write_text(f"localhost slots=2\nanna slots=1 user=me port=2222 python={sys.executable}\n")
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    env = environment(tmp_path, PATH=path, SSH_LOG=str(tmp_path / "ssh.log"))
+    done = run("coord", "launch", "--hostfile", str(hosts), "script.py", "a b", env=env, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    refused, *told = sorted(done.stdout.splitlines(), key=lambda line: line[4:])[::-1]
+    names = "localhost,localhost,anna"
+    assert sorted(told) == [f"[{rank}] {rank} {rank % 2} {names} {tmp_path} a b" for rank in range(3)]
+    assert "rank 2 on anna" in refused
+    asked = (tmp_path / "ssh.log").read_text()
+    assert asked == f"-T -o BatchMode=yes -p 2222 me@anna {sys.executable} -P -m mesh.scripts.agent\n"
+
+
+def test_hosts_that_cannot_be_reached_and_mistakes_are_named(tmp_path: Path, script: Path) -> None:
+    script.write_text("")
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho ssh: no route to host >&2\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text("anna\n")
+    env = environment(tmp_path, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = run("coord", "launch", "--hostfile", str(hosts), str(script), env=env)
+    assert done.returncode == 4
+    assert "[anna] ssh: no route to host\n" in done.stderr
+    assert "the agent of rank 0 ended, on anna" in done.stderr
+    hosts.write_text("anna slot=2\n")
+    done = run("coord", "launch", "--hostfile", str(hosts), str(script), env=env)
+    assert done.returncode == 2
+    assert "hosts.txt line 1: 'slot' is no key of a host" in done.stderr

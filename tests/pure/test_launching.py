@@ -1,0 +1,213 @@
+"""Hostfiles, what ranks are told, and the agent that starts them: real processes, which import nothing of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import COMES_TRUE_S
+from support.launching import runs
+from support.waiting import until
+
+from mesh.scripts.agent import Ranks
+from mesh.scripts.hostfile import Host, parse, ranks_on, read_hostfile
+from mesh.scripts.launcher import Launch, merged
+from mesh.scripts.settings import RankSettings, told
+from wire.errors import ConfigError, InputError
+
+GOOD = """
+# machines
+localhost slots=2
+anna  slots=3 user=me port=2222 python=/opt/bin/python folder=/srv/x   # the large one
+
+ben
+"""
+
+
+def test_a_hostfile_says_who_starts_how_many() -> None:
+    here, anna, ben = parse(GOOD, "hosts.txt")
+    assert (here, ben) == (Host("localhost", 2), Host("ben"))
+    assert anna == Host("anna", 3, "me", 2222, "/opt/bin/python", "/srv/x")
+    assert here.here
+    assert not anna.here
+    assert [host.name for host in ranks_on((here, anna, ben), None)] == ["localhost"] * 2 + ["anna"] * 3 + ["ben"]
+    assert [host.name for host in ranks_on((here, anna, ben), 3)] == ["localhost", "localhost", "anna"]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("anna slot=2", "hosts.txt line 2: 'slot' is no key of a host.*slots, user, port"),
+        ("anna 2", "line 2: '2' is no key"),
+        ("anna slots=0", "line 2: slots is '0', and not a whole number from 1"),
+        ("anna slots=two", "line 2: slots is 'two'"),
+        ("anna port=70000", "line 2: port is '70000'"),
+        ("anna user=", "line 2: user is ''"),
+        ("anna user=-oProxyCommand=x", "line 2: user is '-oProxyCommand=x'"),
+        ("anna slots=1 slots=2", "line 2: slots stands there twice"),
+        ("slots=2", "line 2: 'slots=2' is no host"),
+        ("-oProxyCommand=x", "line 2: '-oProxyCommand=x' is no host"),
+        ("localhost", "line 2: localhost stands there already"),
+    ],
+)
+def test_a_bad_hostfile_names_line_and_key(line: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        parse(f"localhost\n{line}\n", "hosts.txt")
+
+
+def test_a_hostfile_that_is_empty_missing_or_too_small_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names no host"):
+        parse("# nobody\n", "hosts.txt")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_hostfile(tmp_path / "none")
+    with pytest.raises(ConfigError, match="7 ranks on 6 slots"):
+        ranks_on(parse(GOOD, "hosts.txt"), 7)
+
+
+def test_every_rank_is_told_its_number_in_the_world_and_on_its_machine() -> None:
+    launch = Launch("x.py", (), ranks_on(parse(GOOD, "hosts.txt"), 4), 30.0, 1.0)
+    found = {rank: settings for its in launch.ranks().values() for rank, settings in its.items()}
+    names = ("localhost", "localhost", "anna", "anna")
+    assert found[3] == RankSettings(3, 4, 1, 2, "", names, 30.0)
+    told_back = told({**found[3].environment(), "MESH_RENDEZVOUS": "/tmp/x"})
+    assert told_back == RankSettings(3, 4, 1, 2, "/tmp/x", names, 30.0)
+    alone = Launch("x.py", (), (Host("localhost", 2),) * 2, 30.0, 1.0)
+    assert [each.hosts for each in next(iter(alone.ranks().values())).values()] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"MESH_RANK": "1"}, "MESH_WORLD_SIZE is not set"),
+        ({"MESH_WORLD_SIZE": "2"}, "MESH_RANK is not set"),
+        ({"MESH_RANK": "one", "MESH_WORLD_SIZE": "2"}, "MESH_RANK is 'one'"),
+        ({"MESH_RANK": "2", "MESH_WORLD_SIZE": "2"}, "rank 2 of 2: ranks are 0 to 1"),
+        ({"MESH_RANK": "1", "MESH_WORLD_SIZE": "2"}, "does not know where to find the others"),
+        ({"MESH_COLLECTIVE_TIMEOUT": "0"}, "cannot wait 0 s"),
+        ({"MESH_RANK": "0", "MESH_WORLD_SIZE": "2", "MESH_RENDEZVOUS": "/x", "MESH_HOSTS": "a"}, "names 1 hosts"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_refused(variables: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        told(variables)
+
+
+def test_a_rank_is_what_it_is_told_without_a_launcher() -> None:
+    assert told({}) == RankSettings()
+    by_hand = told({}).changed(rank=2, size=4, meeting="/tmp/x", timeout_s=3.0)
+    assert by_hand == RankSettings(2, 4, 2, 4, "/tmp/x", (), 3.0)
+
+
+def test_lines_of_ranks_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    show = merged(sys.stdout, sys.stderr)
+    show(2, "out", "one")
+    show("anna", "err", "two")
+    show(0, "out", "")
+    assert capsys.readouterr() == ("[2] one\n[0] \n", "[anna] two\n")
+
+
+# -- the agent
+
+
+class Job:
+    """Ranks of `script`, run by an agent within this process."""
+
+    def __init__(self, folder: Path, script: str, n: int = 2, grace_s: float = 60.0) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        (folder / "script.py").write_text(script)
+        ranks = {str(rank): {"MESH_RANK": str(rank), "HERE": str(folder)} for rank in range(n)}
+        command = [sys.executable, "-S", "-u", "script.py"]
+        self.job = {"command": command, "folder": str(folder), "ranks": ranks, "grace_s": grace_s}
+
+    async def run(self) -> None:
+        await Ranks(self.job, self.events.append).run(self.orders)
+
+    def said(self, line: str) -> int:
+        """How often."""
+        return len([each for each in self.events if each.get("line") == line])
+
+    @property
+    def exits(self) -> dict[int, int]:
+        return {each["rank"]: each["exit"] for each in self.events if "exit" in each}
+
+    def lines(self, rank: int, stream: str = "out") -> list[str]:
+        return [each["line"] for each in self.events if (each["rank"], each.get("stream")) == (rank, stream)]
+
+
+def test_an_agent_tells_every_line_whole_and_how_ranks_end(tmp_path: Path) -> None:
+    script = """
+import os, sys
+rank = os.environ["MESH_RANK"]
+for word in ("half ", "line", "\\n", "x" * 600000, "\\n", "no end"):
+    sys.stdout.write(word); sys.stdout.flush()
+sys.stderr.buffer.write(b"\\xff bad\\n")
+sys.exit(3 if rank == "1" else 0)
+"""
+    job = Job(tmp_path, script)
+    asyncio.run(job.run())
+    assert job.exits == {0: 0, 1: 3}
+    for rank in (0, 1):
+        first, *pieces, last = job.lines(rank)
+        assert (first, "".join(pieces), last) == ("half line", "x" * 600000, "no end")
+        assert job.lines(rank, "err") == ["\ufffd bad"]
+
+
+def test_signals_reach_every_rank_and_those_that_ignore_them_are_killed_with_what_they_started(tmp_path: Path) -> None:
+    script = """
+import os, signal, subprocess, sys, time
+rank = os.environ["MESH_RANK"]
+def told(number, frame):
+    if rank == "0":
+        print("told", number); sys.exit(5)
+signal.signal(signal.SIGINT, told)
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"])
+open(os.environ["HERE"] + "/child" + rank, "w").write(str(child.pid))
+print(os.environ["MESH_RENDEZVOUS"])
+print("ready")
+while True: time.sleep(1000)
+"""
+    job = Job(tmp_path, script)
+
+    async def interrupt() -> None:
+        running = asyncio.ensure_future(job.run())
+        await until(lambda: job.said("ready") == 2, COMES_TRUE_S)
+        job.orders.put_nowait({"signal": "SIGINT"})
+        await until(lambda: job.exits, COMES_TRUE_S)
+        job.orders.put_nowait({"signal": "SIGKILL"})
+        await running
+        for rank in (0, 1):
+            child = int((tmp_path / f"child{rank}").read_text())
+            await until(lambda child=child: not runs(child), COMES_TRUE_S)  # type: ignore[misc]
+
+    asyncio.run(interrupt())
+    assert job.exits == {0: 5, 1: 128 + 9}
+    assert job.lines(0)[2:] == ["told 2"]
+    assert not os.path.exists(job.lines(0)[0])
+
+
+def test_a_rank_that_does_not_end_is_killed_after_the_grace(tmp_path: Path) -> None:
+    script = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)\n"
+    job = Job(tmp_path, script, grace_s=0.01)
+
+    async def end() -> None:
+        running = asyncio.ensure_future(job.run())
+        await until(lambda: job.said("ready") == 2, COMES_TRUE_S)
+        job.orders.put_nowait({"signal": "SIGTERM"})
+        await running
+
+    asyncio.run(end())
+    assert job.exits == {0: 128 + 9, 1: 128 + 9}
+
+
+def test_what_cannot_be_started_is_told(tmp_path: Path) -> None:
+    job = Job(tmp_path, "")
+    job.job["command"] = ["/no/such/python"]
+    asyncio.run(job.run())
+    assert "/no/such/python cannot be started" in job.events[0]["error"]
+    assert json.dumps(job.events)
