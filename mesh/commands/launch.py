@@ -66,14 +66,14 @@ async def _launch(options: argparse.Namespace) -> int:
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
-    if options.n is not None and options.n < 1:
-        raise ConfigError(f"-n {options.n}: a script has at least one rank")
+    count: int | None = options.n
+    if count is not None and count < 1:
+        raise ConfigError(f"-n {count}: a script has at least one rank")
     if options.hostfile:
-        hosts: tuple[Host, ...] = ranks_on(read_hostfile(Path(options.hostfile)), options.n)
-        return hosts
-    if options.n is None:
+        return ranks_on(read_hostfile(Path(options.hostfile)), count)
+    if count is None:
         raise ConfigError("how many ranks?", next_step="Say -n N, or name a --hostfile")
-    return (Host("localhost", options.n),) * options.n
+    return (Host("localhost", count),) * count
 
 
 def _as_json(who: int | str, stream: str, line: str) -> None:
