@@ -27,6 +27,7 @@ from wire.types import TensorType
 from . import dispatch
 from . import session_events as ev
 from .deploying import Deploying
+from .elastic import Arrays, Elastic, Given, arrays_of, bytes_of
 from .explain import explain
 from .feeding import Begun, begin, outcome
 from .held import HeldTensors
@@ -73,10 +74,11 @@ class Sessions:
         self._around = around
         self._open: list[Session] = []
 
-    def open(self, program: Program, state: Stateful, policy: Policy) -> Session:
-        """Begin a session; InputError if the program's state is not one."""
+    def open(self, program: Program, state: Stateful, policy: Policy, elastic: Elastic | None = None) -> Session:
+        """Begin a session, with an elastic one's program for as many workers as there may be; InputError if the
+        program's state is not one."""
         check_carried(program.graph, state)
-        session = Session(self._around, program, state, policy, self._open.remove)
+        session = Session(self._around, program, state, policy, self._open.remove, elastic)
         self._open.append(session)
         session.begin()
         return session
@@ -115,6 +117,8 @@ class _Deployment:
     contents: Contents | None
     holders: Holders
     plan: Plan | None = None
+    program: Program | None = None  # that the plan is of
+    workers: int = 0  # that it is for, in an elastic session
     feeds: dict[str, tuple[dispatch.Fed, ...]] = field(default_factory=dict)
     pieces: Mapping[tuple[int, int], FromState] = field(default_factory=dict)
     gathered: dict[str, dispatch.Content] = field(default_factory=dict)  # of a state that was cut in another way
@@ -130,7 +134,9 @@ class Session:
         state: Stateful,
         policy: Policy,
         forget: Callable[[Session], None],
+        elastic: Elastic | None = None,
     ) -> None:
+        self._elastic = elastic
         self.plans: dict[int, _Deployment] = {}
         self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
         self.frees = False  # whether weights are freed with its plans
@@ -142,10 +148,10 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._nodes = around.usable()
         self._machine = SessionState(policy, self._nodes, around.generation, around.alone_s)
-        self._feeds: dict[int, Mapping[str, NDArray[Any]]] = {}
+        self._feeds: dict[int, Given] = {}
         self._feeds_bytes = 0
         self._steps: dict[int, asyncio.Future[list[NDArray[Any]]]] = {}
-        self._ran_by: dict[int, Plan] = {}
+        self._ran_by: dict[int, _Deployment] = {}
         self._reads: dict[int, asyncio.Future[dict[str, NDArray[Any]]]] = {}
         self._next_read = 1
         self._copies: dict[int, dict[FromState, bytes] | None] = {}  # what this process holds; None: not any more
@@ -176,7 +182,7 @@ class Session:
     def begin(self) -> None:
         self._do(self._machine.begin(self._loop.time()))
 
-    def step(self, inputs: Mapping[str, NDArray[Any]]) -> asyncio.Future[list[NDArray[Any]]]:
+    def step(self, inputs: Given) -> asyncio.Future[list[NDArray[Any]]]:
         """Do one more step: a future of its outputs, in graph order.  `inputs` are as those of a call, and held."""
         future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
         if self._machine.over:
@@ -184,7 +190,7 @@ class Session:
             return future
         number = self._machine.next_number
         self._steps[number], self._feeds[number] = future, inputs
-        self._feeds_bytes += _bytes_of(inputs)
+        self._feeds_bytes += bytes_of(inputs)
         self.feed(ev.StepAsked())
         if self._policy.copies == "none" and self._feeds_bytes > self._policy.replay_bytes:
             self.feed(ev.ForgetFirst())
@@ -268,8 +274,10 @@ class Session:
         now = self.plan
         if now is None:
             return
-        other = await self._planned(nodes)
-        wider = self._program.strategy != "auto" and len(dispatch.nodes(other)) > len(dispatch.nodes(now))
+        _, _, other = await self._planned(nodes)
+        wider = (self._program.strategy != "auto" or self._elastic is not None) and len(dispatch.nodes(other)) > len(
+            dispatch.nodes(now)
+        )
         if self.plan is now and (wider or other.seconds < BETTER * now.seconds):
             self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
             self.feed(ev.BetterPlan())
@@ -280,19 +288,36 @@ class Session:
         self.plans[action.generation] = _Deployment(action.contents, action.holders)
         self._spawn(self._plan(action))
 
-    async def _planned(self, nodes: Iterable[str]) -> Plan:
-        graph, profiles, strategy = self._program.graph, self._around.profiles(nodes), self._program.strategy
+    async def _planned(self, nodes: Iterable[str]) -> tuple[int, Program, Plan]:
+        """A plan for these nodes, its program, and for how many workers that is, in an elastic session."""
+        if self._elastic is not None:
+            return await self._planned_elastic(frozenset(nodes), self._elastic)
+        program = self._program
+        graph, profiles, strategy = program.graph, self._around.profiles(nodes), program.strategy
         try:
-            return await asyncio.to_thread(session_plan, graph, profiles, strategy, self._stateful)
+            return 0, program, await asyncio.to_thread(session_plan, graph, profiles, strategy, self._stateful)
         except PlacementError as error:
             if not (self.committed and isinstance(strategy_of(strategy), Split)):
                 raise
-            return await asyncio.to_thread(meanwhile, graph, profiles, self._stateful, error)
+            return 0, program, await asyncio.to_thread(meanwhile, graph, profiles, self._stateful, error)
+
+    async def _planned_elastic(self, nodes: frozenset[str], elastic: Elastic) -> tuple[int, Program, Plan]:
+        failure = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+        for workers in elastic.numbers(len(nodes)):
+            program = await elastic.program(workers)
+            profiles = self._around.profiles(nodes)
+            try:
+                plan = await asyncio.to_thread(session_plan, program.graph, profiles, program.strategy, self._stateful)
+            except PlacementError as error:
+                failure = error
+            else:
+                return workers, program, plan
+        raise failure
 
     async def _plan(self, action: ev.MakePlan) -> None:
         deployment = self.plans[action.generation]
         try:
-            plan = await self._planned(action.nodes)
+            deployment.workers, deployment.program, plan = await self._planned(action.nodes)
             wanted = {piece for node in dispatch.nodes(plan) for piece in dispatch.states_of(plan, node)}
             if deployment.contents is not None and not wanted <= deployment.contents.keys():
                 await self._gather(deployment)
@@ -330,10 +355,10 @@ class Session:
 
     async def _deploy(self, action: ev.SendDeploy) -> None:
         deployment, member = self.plans.get(action.generation), self._around.members.get(action.node)
-        if deployment is None or deployment.plan is None:
+        if deployment is None or deployment.plan is None or deployment.program is None:
             return
         key = PlanKey(self._around.epoch(), action.generation)
-        bindings = {**self._program.bindings, **deployment.gathered}
+        bindings = {**deployment.program.bindings, **deployment.gathered}
         first = deployment.contents if deployment.contents and not deployment.gathered else {}
         state = {piece: ((at, self._kind(piece)), deployment.holders[piece]) for piece, at in first.items()}
         try:
@@ -355,10 +380,11 @@ class Session:
     def _start_run(self, action: ev.SendRun) -> None:
         deployment = self.plans[action.generation]
         assert deployment.plan is not None
-        self._ran_by[action.number] = deployment.plan
-        member, inputs = self._around.members.get(action.node), self._feeds.get(action.number)
-        if inputs is None:
+        self._ran_by[action.number] = deployment
+        member = self._around.members.get(action.node)
+        if action.number not in self._feeds:
             return  # it was rejected
+        inputs = self._inputs(action.number, deployment)
         begun = None
         if member is not None:
             key, wanted = PlanKey(self._around.epoch(), action.generation), deployment.feeds.get(action.node, ())
@@ -385,24 +411,29 @@ class Session:
             self.feed(ev.NodeRan(action.generation, action.step, action.node))
 
     def _resolve(self, action: ev.Resolve) -> None:
-        plan, inputs = self._ran_by.pop(action.number), self._feeds[action.number]
-        future = self._steps.pop(action.number)
-        bindings, held = self._program.bindings, self._around.held
+        deployment = self._ran_by.pop(action.number)
+        plan, program = deployment.plan, deployment.program
+        assert plan is not None and program is not None
+        inputs, future = self._inputs(action.number, deployment), self._steps.pop(action.number)
+        bindings, held = program.bindings, self._around.held
         passed = [bindings[each.name] for each in plan.outputs if isinstance(each, FromParam)]
         params = {name: held.of(*content) for name, content in bindings.items() if content in passed}
         if not future.done():
             future.set_result(dispatch.outputs(plan, action.outputs, inputs, params))
 
+    def _inputs(self, number: int, deployment: _Deployment) -> Arrays:
+        return arrays_of(self._feeds[number], deployment.workers)
+
     def _reject(self, action: ev.Reject) -> None:
         self._ran_by.pop(action.number, None)
-        self._feeds_bytes -= _bytes_of(self._feeds.pop(action.number, {}))
+        self._feeds_bytes -= bytes_of(self._feeds.pop(action.number, {}))
         future = self._steps.pop(action.number, None)
         if future is not None and not future.done():
             future.set_exception(action.error)
 
     def _forget_feeds(self, action: ev.ForgetFeeds) -> None:
         for number in [number for number in self._feeds if number < action.below]:
-            self._feeds_bytes -= _bytes_of(self._feeds.pop(number))
+            self._feeds_bytes -= bytes_of(self._feeds.pop(number))
         for number in [number for number in self._ran_by if number < action.below]:
             del self._ran_by[number]
 
@@ -431,7 +462,9 @@ class Session:
                 await self._hold(action.copy, contents, holders)
             else:
                 state = {piece: ((at, self._kind(piece)), holders[piece]) for piece, at in contents.items()}
-                await self._around.deploying.keep(action.node, PlanKey(self._around.epoch(), action.copy), state)
+                await self._around.deploying.keep(
+                    action.node, PlanKey(self._around.epoch(), action.copy), state.values()
+                )
         except MeshError as error:
             self.feed(ev.CopyFailed(action.copy, action.node, error))
         else:
@@ -526,10 +559,6 @@ class Session:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._around.spawn(work)
-
-
-def _bytes_of(inputs: Mapping[str, NDArray[Any]]) -> int:
-    return sum(array.nbytes for array in inputs.values())
 
 
 def ahead_for(state_bytes: int) -> int:

@@ -25,6 +25,7 @@ from .backend import Backend, Started, Stateful, Work
 from .builder import MeshBuilder
 from .compiled import Compiled, CompiledFunction, handle_of
 from .config import MeshConfig
+from .elastic import Elastic
 from .handle import Handle
 from .node import Node
 from .preview import PlanPreview
@@ -197,14 +198,20 @@ class AsyncMesh:
         ahead: int | None,
         mode: str,
         replay_bytes: int = REPLAY_BYTES,
+        others: Elastic | None = None,
     ) -> AsyncSession:
-        """Begin a session, on the loop."""
+        """Begin a session, on the loop; with `others` it has other steps for other numbers of workers."""
         check_choices(copies, every, ahead)
         self._check_open()
         if mode == "off" or (mode == "auto" and not self._backend.live()):
             return AsyncSession(stepping, Here(stepping))
         state = Stateful(stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead, replay_bytes)
-        return AsyncSession(stepping, self._backend.session(stepping.work, state))
+        return AsyncSession(stepping, self._backend.session(stepping.work, state, others))
+
+    @property
+    def elastic(self) -> bool:
+        """Whether a session here may go on with another number of workers than its step was traced for."""
+        return self._backend.elastic and self._backend.live()
 
     def forget(self, work: Work) -> None:
         """No more calls of a work will come: free what the workers keep of it; of a session once it is closed."""

@@ -50,11 +50,31 @@ class Stateful:
     replay_bytes: int
 
 
+class Feeds(Protocol):
+    """The inputs of one step for any number of workers."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def of(self, workers: int) -> Mapping[str, NDArray[Any]]: ...
+
+
+class Others(Protocol):
+    """The works of one session by the number of workers, up to `most` (mesh/elastic.py)."""
+
+    most: int
+
+    def work(self, workers: int) -> Work:
+        """In any thread, as it may take its time."""
+        ...
+
+
 class Running(Protocol):
     """A session of a backend; everything is called on its loop."""
 
-    def step(self, inputs: Mapping[str, NDArray[Any]]) -> asyncio.Future[Any]:
-        """Do one more step; ends in arrays in graph order, those that are told."""
+    def step(self, inputs: Any) -> asyncio.Future[Any]:
+        """Do one more step, of inputs by their names, or of Feeds where the session is elastic; ends in arrays in graph
+        order, those that are told."""
         ...
 
     def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
@@ -89,7 +109,9 @@ class Backend(Protocol):
         """Begin a call."""
         ...
 
-    def session(self, work: Work, state: Stateful) -> Running:
+    elastic: bool  # whether sessions may have other works for other numbers of workers
+
+    def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
         """Begin a session; ConfigError where there can be none."""
         ...
 

@@ -24,16 +24,18 @@ from wire.graph import WireGraph
 from wire.strategies import Strategy
 
 from .aio import AsyncMesh
-from .backend import Started, Work
+from .backend import Running, Started, Work
 from .builder import MeshBuilder
 from .compiled import Compiled
 from .config import MeshConfig
+from .elastic import Elastic
 from .loop_thread import LoopThread
 from .node import Node
 from .preview import PlanPreview
 from .realise import Evaluator, reset_evaluator, set_evaluator
 from .report import Report
 from .session import AsyncSession
+from .stepping import Stepping
 
 if TYPE_CHECKING:
     from .simulation.backend import Simulation
@@ -139,11 +141,30 @@ class Mesh:
         a large state, up to 8 of a small one).  `strategy` and `mode` as for `run`.
         """
         stepping = self._async.stepping(step_fn, state, examples, strategy, mode)
+        return self.open_session(stepping, copies, every, ahead, mode)
+
+    def open_session(
+        self, stepping: Stepping, copies: str, every: int, ahead: int | None = None, mode: str = "auto"
+    ) -> Session:
+        """As `session`, of a step that is traced already."""
 
         async def begin() -> AsyncSession:
             return self._async.open_session(stepping, copies, every, ahead, mode)
 
         return Session(self, self._loop.wait(begin()))
+
+    @property
+    def elastic(self) -> bool:
+        """Whether `elastic_session` is possible: the coordinator is in this process, and has workers."""
+        return self._async.elastic
+
+    def elastic_session(self, elastic: Elastic, copies: str, every: int) -> ElasticSession:
+        """A session that goes on with whoever is there, by a step for so many."""
+
+        async def begin() -> AsyncSession:
+            return self._async.open_session(elastic.first, copies, every, None, "on", others=elastic)
+
+        return ElasticSession(self, self._loop.wait(begin()), elastic)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine that runs on the mesh's loop, with what is `on_loop`."""
@@ -262,6 +283,11 @@ class Session:
         self._mesh = mesh
         self._async = session
 
+    @property
+    def running(self) -> Running:
+        """What its mesh has of it."""
+        return self._async.running
+
     def step(self, *args: Any) -> Step:
         """Begin one step.  Several may be under way: they are done in the order of these calls.
 
@@ -291,6 +317,19 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class ElasticSession(Session):
+    """A session whose arguments differ with the number of workers.  Made by `Mesh.elastic_session`."""
+
+    def __init__(self, mesh: Mesh, session: AsyncSession, elastic: Elastic) -> None:
+        super().__init__(mesh, session)
+        self._elastic = elastic
+
+    def begin(self, args: Callable[[int], Sequence[Any]], nbytes: int) -> Step:
+        """Begin one step of what `args` gives for a number of workers: about so much, which must not change."""
+        feeds = self._elastic.feeds(args, nbytes)
+        return Step(_Waiter(self._mesh, lambda: self._async.begin(feeds)))
 
 
 class Step:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, finalize
 from numpy.typing import NDArray
 
 from coordinator import session_plan
+from coordinator.elastic import Elastic
 from coordinator.program import Program
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from coordinator.sessioning import Session, ahead_for
@@ -27,7 +28,7 @@ from wire.reports import Event
 from wire.sharedmem import SharedDir
 from wire.transport import Endpoint
 
-from .backend import Running, Started, Stateful, Work
+from .backend import Others, Running, Started, Stateful, Work
 from .handle import Handle
 from .local import LocalWorkers
 from .node import Node, node_from
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 class Embedded:
     """Backend over a coordinator of our own and the local workers started for it."""
+
+    elastic = True
 
     def __init__(
         self,
@@ -77,15 +80,24 @@ class Embedded:
         outputs.add_done_callback(lambda _: work)  # its handles live until the call is over
         return Started(outputs, lambda: dataclasses.asdict(report), lambda: self.coordinator.cancel(number))
 
-    def session(self, work: Work, state: Stateful) -> Running:
+    def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
         ahead = state.ahead or ahead_for(state.state_bytes)
         policy = Policy(state.copies, state.every, ahead, state.replay_bytes)
         opened = self.coordinator.sessions.open(
-            self._program(work), session_plan.Stateful(state.carries, state.told, ahead), policy
+            self._program(work),
+            session_plan.Stateful(state.carries, state.told, ahead),
+            policy,
+            None if others is None else self._elastic(others),
         )
         self._sessions[opened] = work  # its handles live until the session is over
         opened.ended.add_done_callback(lambda _: self._sessions.pop(opened))
         return opened
+
+    def _elastic(self, others: Others) -> Elastic:
+        async def make(workers: int) -> Program:
+            return self._program(await asyncio.to_thread(others.work, workers))
+
+        return Elastic(others.most, make)
 
     def forget(self, work: Work) -> None:
         for session in [session for session, its in self._sessions.items() if its is work]:

@@ -62,7 +62,7 @@ from wire.protocol import Identity
 from wire.sharedmem import SharedDir
 from wire.transport import STARTED, Endpoint
 
-from .backend import Running, Started, Stateful, Work
+from .backend import Others, Running, Started, Stateful, Work
 from .config import default_name
 from .enrolment import client_membership
 from .handle import Handle
@@ -82,6 +82,8 @@ class NoCoordinator(ConfigError):
 
 class Remote:
     """Backend over a link to a coordinator, and the job verbs of `mesh-coord`.  Made by `Remote.connect`."""
+
+    elastic = False
 
     def __init__(self, identity: Identity, shared: SharedDir, membership: Membership) -> None:
         self._endpoint = Endpoint(identity, self, credentials=membership.credentials)
@@ -177,7 +179,8 @@ class Remote:
         task.add_done_callback(lambda ended: self._stop(submitting) if ended.cancelled() else None)
         return Started(task, lambda: told, task.cancel)
 
-    def session(self, work: Work, state: Stateful) -> Running:
+    def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
+        assert others is None, "only where the coordinator is in this process"
         return RemoteSession(self._open(), self._exchange, self._offered, _named, work, state)
 
     def attend(self, started: Started) -> None:

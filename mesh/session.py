@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from wire.errors import Cancelled, InputError
 
-from .backend import Running, Started
+from .backend import Feeds, Running, Started
 from .stepping import Stepping
 
 COPIES = ("buddy", "checkpoint", "none")
@@ -30,7 +30,7 @@ class AsyncSession:
 
     def __init__(self, stepping: Stepping, running: Running) -> None:
         self.stepping = stepping
-        self._running = running
+        self.running = running
         self._loop = asyncio.get_running_loop()
         self._remembered: dict[int, NDArray[Any]] = {}
         self._closing: asyncio.Future[None] | None = None
@@ -61,19 +61,19 @@ class AsyncSession:
 
     # -- what Session shares
 
-    def begin(self, inputs: Mapping[str, NDArray[Any]]) -> Started:
-        """A step of arguments that are bound."""
-        return self._started(self._running.step(inputs), self._told)
+    def begin(self, inputs: Mapping[str, NDArray[Any]] | Feeds) -> Started:
+        """A step of arguments that are bound, or can be for any number of workers."""
+        return self._started(self.running.step(inputs), self._told)
 
     def begin_state(self) -> Started:
         def whole(carried: Mapping[str, NDArray[Any]]) -> Any:
             return self.stepping.state(carried, self._remembered)
 
-        return self._started(self._running.state(), whole)
+        return self._started(self.running.state(), whole)
 
     def begin_close(self) -> Started:
         if self._closing is None:
-            self._closing = self._loop.create_task(self._running.close())
+            self._closing = self._loop.create_task(self.running.close())
         return Started(asyncio.shield(self._closing), dict, lambda: None)
 
     def _told(self, arrays: Any) -> Any:

@@ -1,13 +1,15 @@
 """Formation: who computes the steps at present, and the state between two of them.
 
-A formation is a session of a number of ranks on a mesh, or this process.  When workers come or go another one is formed
-of the same state, which has no trace of how many there were.
+A formation is a session on a mesh, or this process.  A session of ranks that each have all of the state is elastic: it
+goes on with as many workers as there are.  Of any other one, when workers come or go, another one is formed of the same
+state, which has no trace of how many there were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,9 +18,11 @@ from numpy.typing import NDArray
 from wire.strategies import Auto, DataParallel, Pipeline, Split, Strategy
 
 from .. import tree
-from ..client import Mesh
+from ..client import Mesh, Session
+from ..elastic import Elastic
 from ..errors import ConfigError, InputError, PlacementError
 from ..stepping import Stepping
+from .data import Data, Rows, Shares, padded
 from .exchange import memory_size
 from .recipe import Recipe
 from .step import training_step
@@ -35,7 +39,19 @@ class Told(Protocol):
 class Formed(Protocol):
     """What computes steps: a session, or this process."""
 
-    def step(self, *args: Any) -> Told: ...
+    elastic: bool
+
+    @property
+    def plan(self) -> Any:
+        """What its steps go by now, None if that is not known."""
+        ...
+
+    @property
+    def spans(self) -> Sequence[Any]:
+        """What its steps took lately."""
+        ...
+
+    def step(self, rows: Rows) -> Told: ...
 
     def state(self) -> Any: ...
 
@@ -49,6 +65,7 @@ class Choice:
     ranks: int
     strategy: str
     whole: bool = False
+    elastic: int = 0  # how many ranks there may be, where their number may change on the way
 
 
 def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None, begun: bool) -> Choice:
@@ -68,8 +85,9 @@ def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None, begu
             raise PlacementError(
                 f"{strategy} needs {asked} workers, and there are {workers}", next_step="Start another mesh-worker"
             )
-        ranks = max(1, min(asked or workers, workers))
-        return Choice(ranks, "auto" if ranks > 1 else "single")  # auto: one worker goes on alone if others die
+        ranks, most = max(1, min(asked or workers, workers)), min(asked or most or RANKS_MAX, RANKS_MAX)
+        # auto: one worker goes on alone if others die
+        return Choice(ranks, "auto" if ranks > 1 else "single", elastic=0 if recipe.compression else most)
     if apart:
         raise InputError(
             "deterministic training and compression of gradients are of data parallelism",
@@ -84,15 +102,38 @@ def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None, begu
 
 
 def form(
-    mesh: Mesh | None, recipe: Recipe, choice: Choice, state: Any, examples: Sequence[Any], rows_apart: bool,
-    copies: str, every: int,
-) -> Formed:  # fmt: skip
-    """Begin with the state that `together` gave, or the first."""
-    step = training_step(recipe, choice.ranks, choice.whole, rows_apart)
-    first = apart(recipe, state, choice.ranks)
+    mesh: Mesh | None, recipe: Recipe, data: Data, choice: Choice, state: Any, rows: Rows, copies: str, every: int
+) -> Formed:
+    """Begin with the state that `together` gave, or the first, and rows like those to come."""
+
+    def traced(ranks: int, strategy: str) -> Stepping:
+        shares = Shares.of(recipe, ranks)
+        rows_apart = data.uneven or shares.slots(data.batch_size) != data.batch_size
+        step = training_step(recipe, ranks, choice.whole, rows_apart)
+        return Stepping(step, apart(recipe, state, ranks), arguments(recipe, data, ranks, rows), strategy)
+
     if mesh is None:
-        return Alone(Stepping(step, first, examples, "single"))
-    return mesh.session(step, first, *examples, copies=copies, every=every, strategy=choice.strategy)
+        return Alone(traced(choice.ranks, "single"), partial(arguments, recipe, data, choice.ranks))
+    if choice.elastic and mesh.elastic:
+        made = Elastic(lambda ranks: traced(ranks, "auto" if ranks > 1 else "single"), choice.ranks, choice.elastic)
+        session = mesh.elastic_session(made, copies, every)
+        return Together(session, True, lambda rows: session.begin(partial(_for, recipe, data, rows), bytes_of(rows)))
+    opened = mesh.open_session(traced(choice.ranks, choice.strategy), copies, every)
+    return Together(opened, False, lambda rows: opened.step(*arguments(recipe, data, choice.ranks, rows)))
+
+
+def arguments(recipe: Recipe, data: Data, ranks: int, rows: Rows) -> tuple[Any, Any, Any]:
+    """A step's arguments: what lies on the workers, rows or their places there, and weights."""
+    batch, weights = padded(rows, Shares.of(recipe, ranks), data.batch_size)
+    return data.resident, batch, weights
+
+
+def _for(recipe: Recipe, data: Data, rows: Rows, ranks: int) -> tuple[Any, Any, Any]:
+    return arguments(recipe, data, ranks, rows)
+
+
+def bytes_of(rows: Rows) -> int:
+    return sum(np.asarray(leaf).nbytes for leaf in tree.leaves(rows.batch))
 
 
 def apart(recipe: Recipe, state: Mapping[str, Any], ranks: int) -> dict[str, Any]:
@@ -110,19 +151,52 @@ def together(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, "unsent": None if unsent is None else unsent.sum(axis=0)}
 
 
+class Together:
+    """Steps of a session."""
+
+    def __init__(self, session: Session, elastic: bool, begin: Callable[[Rows], Told]) -> None:
+        self.elastic = elastic
+        self._session = session
+        self._begin = begin
+
+    @property
+    def plan(self) -> Any:
+        """As Formed has it: of a session whose coordinator is in this process."""
+        return getattr(self._session.running, "plan", None)
+
+    @property
+    def spans(self) -> Sequence[Any]:
+        """As Formed has it."""
+        return tuple(getattr(self._session.running, "spans", ()))
+
+    def step(self, rows: Rows) -> Told:
+        return self._begin(rows)
+
+    def state(self) -> Any:
+        return self._session.state()
+
+    def close(self) -> None:
+        self._session.close()
+
+
 class Alone:
     """Steps in this process, one after the other."""
 
-    def __init__(self, stepping: Stepping) -> None:
+    elastic = False
+    plan = None
+    spans: Sequence[Any] = ()
+
+    def __init__(self, stepping: Stepping, bind: Callable[[Rows], Sequence[Any]]) -> None:
         from ..inprocess import Evaluating
 
+        self._bind = bind
         self._stepping = stepping
         self._evaluating = Evaluating(stepping.work)
         self._values = {name: self._evaluating.params[name] for name, _ in stepping.carries}
         self._remembered: dict[int, NDArray[Any]] = {}
 
-    def step(self, *args: Any) -> Told:
-        outputs = self._evaluating.run(self._stepping.bind(args), self._values)
+    def step(self, rows: Rows) -> Told:
+        outputs = self._evaluating.run(self._stepping.bind(self._bind(rows)), self._values)
         self._values = {name: outputs[at] for name, at in self._stepping.carries}
         self._remembered |= self._stepping.remembered(outputs)
         return _Done(self._stepping.outputs(outputs))

@@ -18,11 +18,10 @@ import numpy as np
 from wire.errors import ConfigError, ExecuteFailed, MeshError
 from wire.strategies import Strategy
 
-from .. import tree
 from ..client import Mesh
 from .checkpoint import Checkpoints
-from .data import Cursor, Data, Rows, Shares, padded
-from .formation import Choice, Formed, Told, choose, form, together
+from .data import Cursor, Data, Rows
+from .formation import Choice, Formed, Told, bytes_of, choose, form, together
 from .profile import Profile
 from .recipe import Recipe
 from .telling import Callback, History, StepReport
@@ -100,14 +99,9 @@ class Run:
 
     def _feed(self, rows: Rows) -> None:
         assert self._formed is not None
-        self._under_way.append((self._formed.step(*self._arguments(rows)), rows))
+        self._under_way.append((self._formed.step(rows), rows))
         if len(self._under_way) >= AHEAD:
             self._take()
-
-    def _arguments(self, rows: Rows) -> tuple[Any, Any, Any]:
-        shares = Shares.of(self._recipe, self._choice.ranks)
-        batch, weights = padded(rows, shares, self._data.batch_size)
-        return self._data.resident, batch, weights
 
     def _take(self) -> None:
         """The oldest step under way is done."""
@@ -175,7 +169,7 @@ class Run:
         formed, self._formed = self._formed, None
         if formed is None:
             return
-        self._profile.take(_of(formed, "spans") or ())
+        self._profile.take(formed.spans)
         if self._under_way or self._done[1] != self.number:
             with contextlib.suppress(MeshError):  # the run ended in an error already, which says more
                 while self._under_way:
@@ -203,24 +197,29 @@ class Run:
             live = self._wait()
         workers = min(live, most or live)
         choice = choose(self._recipe, self._wishes.strategy, max(live, 1), most, begun=self._begun)
-        if self._formed is not None and choice == self._choice:
-            self._workers = workers
+        if self._formed is not None and (choice == self._choice or (self._formed.elastic and choice.elastic)):
+            self._changed(choice, workers)
             return
         self._settle()
         self._disband()
         self._choice, self._workers, self._begun = choice, max(workers, 1), True
-        shares = Shares.of(self._recipe, choice.ranks)
-        apart = self._data.uneven or shares.slots(self._data.batch_size) != self._data.batch_size
         self._formed = form(
-            self._mesh if live else None, self._recipe, choice, self.state, self._arguments(rows), apart,
+            self._mesh if live else None, self._recipe, self._data, choice, self.state, rows,
             self._wishes.copies, min(self._wishes.every, 10),
         )  # fmt: skip
         for callback in self._wishes.callbacks:
             callback.on_workers(self._workers)
 
+    def _changed(self, choice: Choice, workers: int) -> None:
+        """The formation goes on by itself; whoever listens hears of another number of workers."""
+        self._choice, before, self._workers = choice, self._workers, workers
+        if workers != before:
+            for callback in self._wishes.callbacks:
+                callback.on_workers(workers)
+
     def _disband(self) -> None:
         if self._formed is not None:
-            self._profile.take(_of(self._formed, "spans") or ())
+            self._profile.take(self._formed.spans)
             self._formed.close()
             self._formed = None
 
@@ -237,24 +236,18 @@ class Run:
 
     def _name_of(self, rank: int) -> str:
         """The worker of a rank; nothing where a step is split in another way, or the plan is elsewhere."""
-        plan = _of(self._formed, "plan")
-        nodes = {part.node for part in plan.parts} if plan is not None else set()
+        plan = self._formed.plan if self._formed is not None else None
+        if plan is None:
+            return ""
+        nodes = {part.node for part in plan.parts}
         if not nodes or (self._choice.ranks == 1 and len(nodes) > 1):
             return ""
         node = plan.parts[plan.gangs[0].parts[rank]].node if plan.gangs else nodes.pop()
         return str(next((worker.name for worker in plan.workers if worker.node == node), node))
 
     def _sent_bytes(self, rows: Rows) -> int:
-        plan = _of(self._formed, "plan")
-        return (sum(gang.sent_bytes for gang in plan.gangs) if plan is not None else 0) + sum(
-            np.asarray(leaf).nbytes for leaf in tree.leaves(rows.batch)
-        )
-
-
-def _of(formed: Formed | None, what: str) -> Any:
-    """The plan, or the spans, of a session whose coordinator is in this process."""
-    session = getattr(formed, "_async", None)
-    return getattr(getattr(session, "_running", None), what, None)
+        plan = self._formed.plan if self._formed is not None else None
+        return (sum(gang.sent_bytes for gang in plan.gangs) if plan is not None else 0) + bytes_of(rows)
 
 
 def _rest(mesh: Mesh | None) -> None:

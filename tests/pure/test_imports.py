@@ -76,6 +76,7 @@ PURE = (
     "coordinator/candidates.py",
     "coordinator/cost.py",
     "coordinator/dispatch.py",
+    "coordinator/elastic.py",
     "coordinator/events.py",
     "coordinator/explain.py",
     "coordinator/grid_sites.py",

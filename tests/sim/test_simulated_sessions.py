@@ -49,7 +49,7 @@ def test_state_of_a_pipeline_is_where_it_is_read() -> None:
         mesh.session(train, first_state(), *batch(0), strategy="pipeline") as session,
     ):
         session.step(*batch(0)).result()
-        plan = session._async._running.plan  # type: ignore[attr-defined]
+        plan = session._async.running.plan  # type: ignore[attr-defined]
         assert len({part.node for part in plan.parts}) == 3, "every worker has some of it"
         sites = {carry.state: plan.parts[carry.source.part] for carry in plan.carries}
         for part in plan.parts:
@@ -169,7 +169,7 @@ def test_a_state_that_nobody_copied_dies_with_its_worker_and_says_so() -> None:
         session = mesh.session(lambda total, x: (total + x[:8, :8], x[0, 0]), big[:8, :8], big, copies="none")
         for _ in range(6):
             session.step(big).result()
-        plan = session._async._running.plan  # type: ignore[attr-defined]
+        plan = session._async.running.plan  # type: ignore[attr-defined]
         names = {share.node: share.name for share in plan.workers}
         (owners,) = plan.owners.values()
         mesh.simulation.kill(names[min(owners)])
@@ -188,7 +188,7 @@ def test_a_worker_that_comes_late_takes_part() -> None:
             mesh.simulation.start("sim-2")
             mesh.simulation.wait(5)
             rest = [float(session.step(*batch(step)).result()) for step in range(4, STEPS)]
-            plan = session._async._running.plan  # type: ignore[attr-defined]
+            plan = session._async.running.plan  # type: ignore[attr-defined]
             assert len({part.node for part in plan.parts}) == 3
             assert ([*first, *rest], bits(session.state())) == undisturbed(STEPS)
 
@@ -200,13 +200,13 @@ def test_workers_that_cannot_connect_have_copies_all_the_same() -> None:
         mesh.simulation.wait(3)
         with mesh.session(train, first_state(), *batch(0), strategy="single", every=2) as session:
             losses = [float(session.step(*batch(step)).result()) for step in range(6)]
-            plan = session._async._running.plan  # type: ignore[attr-defined]
+            plan = session._async.running.plan  # type: ignore[attr-defined]
             (owner,) = {part.node for part in plan.parts}
             mesh.simulation.wait(30)  # for those who try to connect
             mesh.simulation.kill(next(share.name for share in plan.workers if share.node == owner))
             losses += [float(session.step(*batch(step)).result()) for step in range(6, STEPS)]
             assert (losses, bits(session.state())) == undisturbed(STEPS)
-            assert session._async._running.copies_begin_after >= 2  # type: ignore[attr-defined]
+            assert session._async.running.copies_begin_after >= 2  # type: ignore[attr-defined]
 
 
 def test_a_device_that_is_lost_goes_back_to_a_copy() -> None:
@@ -217,7 +217,7 @@ def test_a_device_that_is_lost_goes_back_to_a_copy() -> None:
         ):
             for step in range(5):
                 await session.step(*batch(step))
-            plan = session._running.plan  # type: ignore[attr-defined]
+            plan = session.running.plan  # type: ignore[attr-defined]
             names = {share.node: share.name for share in plan.workers}
             (used,) = {part.node for part in plan.parts}
             cluster = mesh.simulation
