@@ -21,6 +21,7 @@ from wire.errors import MeshError, from_fields
 from wire.limits import MIB
 from wire.logs import start_logging
 from wire.messages import JobReport
+from wire.redundancy import OF_CALLS, copies_of
 from wire.strategies import STRATEGIES
 
 from ..preview import PlanPreview, size_text
@@ -35,6 +36,8 @@ from .programs import read_graph, read_program
 from .progress import progress
 from .reaching import Ask, on_a_coordinator
 from .tables import print_table
+from .topology import show as topology
+from .topology import topology_arguments
 
 POLL_S = 0.1
 SHOWN_BYTES_MIN = 8 * MIB  # sending less takes no time worth telling
@@ -113,7 +116,7 @@ async def plan(options: Options, remote: Remote) -> int:
     if unknown and not options.quiet:
         flags = " ".join(f"--dim {dim}=SIZE" for dim in unknown)
         print(f"planned for {' and '.join(f'{dim} = 1' for dim in unknown)}; {flags} says otherwise", file=sys.stderr)
-    preview = PlanPreview(await remote.plan(graph, options.strategy))
+    preview = PlanPreview(await remote.plan(graph, options.strategy, options.copies))
     print(json.dumps(preview.data) if options.json else preview)
     return OK
 
@@ -123,7 +126,8 @@ async def submit(options: Options, remote: Remote) -> int:
     graph, inputs, params = program.graph, program.inputs, program.params
     check_folder(Path(options.output or "."))
     size_bytes = sum(array.nbytes for array in (*inputs.values(), *params.values(), *graph.blobs.values()))
-    sending = asyncio.ensure_future(remote.submit(graph, inputs, params, options.strategy, options.detach))
+    how = {"strategy": options.strategy, "detach": options.detach, "copies": options.copies}
+    sending = asyncio.ensure_future(remote.submit(graph, inputs, params, **how))
     await _show_sent(options, remote, sending, size_bytes)
     job = await sending
     if options.detach:
@@ -179,6 +183,15 @@ def _graph_argument(made: argparse.ArgumentParser) -> None:
     made.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="an input (repeatable)")
     made.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="a free dimension of a model")
     made.add_argument("--strategy", default="auto", choices=STRATEGIES, help="how to place it")
+    kept = f"what workers keep of each other's params: {', '.join(OF_CALLS)}, or 'coded K of N'"
+    made.add_argument("--copies", default="checkpoint", type=_copies, metavar="POLICY", help=kept)
+
+
+def _copies(text: str) -> str:
+    try:
+        return copies_of(text, OF_CALLS).text
+    except MeshError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _output_argument(made: argparse.ArgumentParser) -> None:
@@ -241,6 +254,7 @@ VERBS: dict[str, Verb] = {
     "token": Verb("make, list and withdraw join tokens", token_arguments),
     "authority": Verb("show the mesh's authority, or replace it", authority_arguments),
     "join": Verb("become a client of a mesh elsewhere, with a token", join_arguments, local=join),
+    "topology": Verb("show workers, devices and the links between them", topology_arguments, remote=topology),
     "plan": Verb("show what would go where, before a byte moves", _graph_argument, remote=plan),
     "submit": Verb("run a graph", _submit_arguments, remote=submit),
     "status": Verb("show jobs", _status_arguments, remote=status),

@@ -80,6 +80,15 @@ def test_nodes_are_shown_as_a_table_and_as_json(served: Served) -> None:
     assert all(0 <= row["silent_s"] < PATIENT_S for row in rows)
 
 
+def test_the_topology_is_shown_as_tables_and_as_a_drawing(served: Served) -> None:
+    shown = served.ask("topology")
+    assert shown.returncode == exit_codes.OK, shown.stderr
+    assert [line.split()[0] for line in shown.stdout.split("\n\n")[0].splitlines()] == ["worker", "one", "two"]
+    drawn = served.ask("topology", "--dot").stdout
+    assert drawn.startswith("graph mesh {\n")
+    assert all(f'label="{name} (healthy)\\ncpu' in drawn for name in ("one", "two"))
+
+
 def test_the_times_of_the_judge_are_told_at_start_and_with_v(served: Served) -> None:
     times = HealthConfig.from_node_timeout(PATIENT_S).describe()
     assert times in (served.folder / "coord.log").read_text()

@@ -1,0 +1,43 @@
+"""`mesh-coord topology`: workers, devices and links as tables, as a drawing in the DOT language, or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from .. import topology
+from ..node import Device
+from ..preview import size_text
+from ..remote import Remote
+from .exit_codes import OK
+from .tables import print_table
+
+
+def topology_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--dot", action="store_true", help="print it in Graphviz's DOT language")
+
+
+async def show(options: argparse.Namespace, remote: Remote) -> int:
+    """Print what the coordinator knows of its workers, and of who reaches whom."""
+    nodes, pairs = await remote.nodes(), await remote.pairs()
+    if options.dot:
+        print(topology.dot(nodes, pairs), end="")
+    elif options.json:
+        print(json.dumps(topology.data(nodes, pairs)))
+    else:
+        rows = [(node.name, node.state, *_figures(device)) for node in nodes for device in node.devices]
+        print_table(("worker", "state", "engine", "adapter", "memory", "GFLOP/s", "GB/s"), rows)
+        print()
+        print_table(("link", "path", "RTT", "Mbit/s", "why not"), [_row(link) for link in topology.links(pairs)])
+    return OK
+
+
+def _figures(device: Device) -> tuple[str, ...]:
+    memory, speed = size_text(device.memory_bytes), (f"{device.gflops:.0f}", f"{device.gbytes_per_s:.1f}")
+    return (device.engine, device.adapter, memory, *speed)
+
+
+def _row(link: topology.Link) -> tuple[str, ...]:
+    rtt = f"{link.rtt_s * 1e3:.2f} ms" if link.rtt_s else ""
+    rate = f"{link.bytes_per_s * 8 / 1e6:.0f}" if link.bytes_per_s else ""
+    return (" - ".join(link.ends), link.path, rtt, rate, link.cause)
