@@ -11,6 +11,7 @@ takes another shape on the workers, so that something does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,18 @@ class Stepping:
         bindings |= {name: handle for name, handle in self._bound(examples).params.items() if name not in bindings}
         self.work = Work(self._traced.graph, bindings, strategy)
 
+    def starting(self, state: Any) -> Stepping:
+        """The same steps from another state; InputError if its structure, or the shape or dtype of a leaf, differs."""
+        found, structure = tree.flatten_with_paths(state)
+        _check_structure(self._structure, structure)
+        made = copy(self)
+        made._leaves = [self._other(leaf, _handle(leaf.path, value))
+                        for leaf, (_, value) in zip(self._leaves, found, strict=True)]  # fmt: skip
+        firsts = {name: leaf.padded for name, leaf in zip(self._names(self._traced), made._leaves, strict=True)}
+        bindings = {name: firsts.get(name, handle) for name, handle in self.work.bindings.items()}
+        made.work = Work(self.graph, bindings, self.work.strategy)
+        return made
+
     @property
     def graph(self) -> WireGraph:
         return self._traced.graph
@@ -145,6 +158,12 @@ class Stepping:
     @staticmethod
     def _with(leaf: _Leaf, pad: int | None = None, role: str | None = None) -> _Leaf:
         return _Leaf(leaf.path, leaf.first, leaf.pad if pad is None else pad, role or leaf.role)
+
+    @staticmethod
+    def _other(leaf: _Leaf, first: Handle) -> _Leaf:
+        if first.type != leaf.first.type:
+            raise InputError(f"the state's {leaf.path or 'only tensor'!r} is {first.type}, expected {leaf.first.type}")
+        return _Leaf(leaf.path, first, leaf.pad, leaf.role)
 
     def _roles(self, traced: Traced) -> list[str | None]:
         """What becomes of every leaf; None for one whose next value nothing computes."""

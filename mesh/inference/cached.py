@@ -10,18 +10,21 @@ What is written behind a text's end is never looked at before it is overwritten,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.codec import hash_array
 from wire.dtypes import DType
+from wire.types import TensorType
 
 from .. import numpy as mnp
 from ..array import Array, apply
 from ..control import cond
 from ..decoder import Decoder, attended
+from ..handle import Handle
 from . import sampling
 from .settings import Room
 
@@ -30,15 +33,18 @@ LAST = "last"
 
 
 def empty(decoder: Decoder, room: Room, dtype: DType) -> State:
-    """The state of a batch without texts: keys and values (slots, kv_heads, length, size) of every layer, zeros."""
-    zeros = np.zeros((room.slots, decoder.kv_heads, room.length, decoder.size), dtype.numpy)
-    caches = {f"{kind}.{number}": zeros for number in range(decoder.layers) for kind in ("keys", "values")}
+    """The state of a batch without texts: keys and values (slots, kv_heads, length, size) of every layer, all zeros."""
+    kind = TensorType((room.slots, decoder.kv_heads, room.length, decoder.size), dtype)
+    zeros = np.zeros(kind.shape, dtype.numpy)  # one for all: memory that nobody writes takes no place
+    zeros.flags.writeable = False
+    first = Handle(hash_array(zeros), kind, "zeros", zeros)
+    caches = {f"{what}.{number}": first for number in range(decoder.layers) for what in ("keys", "values")}
     return {**caches, LAST: np.zeros(room.slots, np.int32)}
 
 
-def grown(state: Mapping[str, NDArray[Any]], room: Room) -> State:
-    """The same texts in a batch of another size, as far as they fit."""
-    return {name: _fitted(array, room) for name, array in state.items()}
+def moved(state: Mapping[str, NDArray[Any]], room: Room, order: Sequence[int]) -> State:
+    """The texts of these slots in a batch of another size."""
+    return {name: _moved(array, room, order) for name, array in state.items()}
 
 
 def feeds(
@@ -121,9 +127,9 @@ def _written(old: Array, new: Array, positions: Array, meant: Array) -> Array:
     return mnp.reshape(made, old.shape)
 
 
-def _fitted(array: NDArray[Any], room: Room) -> NDArray[Any]:
+def _moved(array: NDArray[Any], room: Room, order: Sequence[int]) -> NDArray[Any]:
     shape = (room.slots, array.shape[1], room.length, array.shape[3]) if array.ndim > 1 else (room.slots,)
     made = np.zeros(shape, array.dtype)
-    part = tuple(slice(0, min(old, new)) for old, new in zip(array.shape, shape, strict=True))
-    made[part] = array[part]
+    part = tuple([slice(0, min(old, new)) for old, new in zip(array.shape[1:], shape[1:], strict=True)])
+    made[(slice(len(order)), *part)] = array[list(order)][(slice(None), *part)]
     return made

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wire.dtypes import dtype_of
 from wire.errors import Cancelled, InputError, NodeLost, QueueFull
@@ -32,6 +31,7 @@ from .slots import Feeds, Slots, Told, Wish
 
 AHEAD = 3  # steps asked for before the first of them is answered
 REBUILDS_MAX = 20  # sessions lost without a token between them
+ROOMS_MAX = 8  # whose steps are kept
 
 
 class TokenStream:
@@ -104,8 +104,7 @@ class Generating:
         self._session: AsyncSession | None = None
         self._answers: deque[asyncio.Future[Any]] = deque()
         self._news = asyncio.Event()
-        self._fresh: Stepping | None = None  # the step from an empty state, of the room beside it
-        self._fresh_room: Room | None = None
+        self._steppings: OrderedDict[Room, Stepping] = OrderedDict()  # from empty states; the last used one last
         self._closed = False
         self._steps = self._rebuilt = 0
         self._fruitless = 0  # sessions that were lost since the last answer
@@ -123,6 +122,11 @@ class Generating:
     @property
     def active(self) -> int:
         return self._slots.active
+
+    @property
+    def room(self) -> Room:
+        """How large the batch is now."""
+        return self._slots.room
 
     @property
     def steps(self) -> int:
@@ -235,23 +239,29 @@ class Generating:
 
     async def _open(self, room: Room) -> None:
         """A session with this much room, of the state that there is."""
-        if self._session is None:
-            stepping = self._fresh if self._fresh_room == room else None
-            if stepping is None:
-                stepping = await self._traced(room, cached.empty(self._text.decoder, room, self._dtype))
-            self._fresh, self._fresh_room = stepping, room
-        else:
-            state = cached.grown(await self._session.state(), room)
+        if self._session is not None and room == self._slots.room:
+            return  # texts ended meanwhile
+        order = self._slots.order(room)
+        stepping = await self._stepping(room)
+        if self._session is not None:
+            state = cached.moved(await self._session.state(), room, order)
             await self._close_session()
-            stepping = await self._traced(room, state)
+            stepping = await asyncio.to_thread(stepping.starting, state)
         self._session = self._mesh.open_session(stepping, "none", 1, None, self._mode, 0)
-        self._slots.moved(room)
+        self._slots.moved(room, order)
 
-    async def _traced(self, room: Room, state: dict[str, NDArray[Any]]) -> Stepping:
-        step = cached.stepper(self._text.decoder, room, self._params)
-        return await asyncio.to_thread(
-            self._mesh.stepping, step, state, self._example(room), self._strategy, self._mode
-        )
+    async def _stepping(self, room: Room) -> Stepping:
+        """The step of a room, from an empty state; traced once."""
+        if room not in self._steppings:
+            step = cached.stepper(self._text.decoder, room, self._params)
+            empty = cached.empty(self._text.decoder, room, self._dtype)
+            self._steppings[room] = await asyncio.to_thread(
+                self._mesh.stepping, step, empty, self._example(room), self._strategy, self._mode
+            )
+            if len(self._steppings) > ROOMS_MAX:
+                self._steppings.popitem(last=False)
+        self._steppings.move_to_end(room)
+        return self._steppings[room]
 
     def _example(self, room: Room) -> tuple[Any, ...]:
         zeros = np.zeros(room.slots, np.int32)

@@ -4,8 +4,8 @@ Texts wait, take a free slot, are read from their prompt, go on token by token, 
 Steps are asked for before the ones ahead of them were answered: what a step chooses, the next one takes over on the
 workers.  Whoever ends leaves steps behind that are under way; their answers are nobody's.
 
-A batch that is too small asks for another `room`; one whose state was lost reads every text again, with the tokens that
-were told.  This file knows no session and no clock.
+A batch that is too small asks for another `room`, and so does one that has been too large for a while; one whose state
+was lost reads every text again, with the tokens that were told.  This file knows no session and no clock.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .settings import GREEDY, Room, Sampling
 
 LENGTH_MIN = 64
 SPARE = 64  # tokens that a text is given room for when it comes, if it wants as many
+ROOMY_STEPS, ROOMY_TOKENS = 16, 64  # a smaller room is asked for after so many steps, if a text wants as much more
 STOP, FULL = "stop", "length"
 
 
@@ -93,6 +94,7 @@ class Slots:
     waiting: deque[_Text] = field(default_factory=deque)
     _texts: list[_Text | None] = field(default_factory=list)
     _under_way: deque[list[_Text | None]] = field(default_factory=deque)
+    _roomy: int = 0  # steps since the room was needed
 
     def __post_init__(self) -> None:
         self.room = Room(1, self._length(1), self.chunk)
@@ -121,19 +123,31 @@ class Slots:
         self._texts = [None if text is not None and text.wish.number == number else text for text in self._texts]
 
     def wanted(self) -> Room:
-        """The room that the texts need; the present one, if they fit.  A batch is never made smaller while it runs."""
+        """The room that the texts need: the present one, if they fit and do not lie in it loosely for long."""
         slots = min(bucket(self.active + len(self.waiting)), bucket(self.slots_max))
         lengths = [text.given + 1 for text in self._texts if text is not None and not text.satisfied]
         free = max(slots, self.room.slots) - self.active
         lengths += [text.room for text in list(self.waiting)[:free]]
         length = max((self._length(each) for each in lengths), default=0)
-        return Room(max(slots, self.room.slots), max(length, self.room.length), self.chunk)
+        if slots > self.room.slots or length > self.room.length:
+            return Room(max(slots, self.room.slots), max(length, self.room.length), self.chunk)
+        more = max((text.wish.tokens_max - text.told for text in self._texts if text is not None), default=0)
+        return self._needed() if self._roomy >= ROOMY_STEPS and more >= ROOMY_TOKENS else self.room
 
-    def moved(self, room: Room) -> None:
-        """The batch has another room now; no step is under way."""
+    def order(self, room: Room) -> tuple[int, ...]:
+        """The slots whose texts go into another room, in the order in which they lie there."""
+        slots = range(self.room.slots)
+        if room.slots >= self.room.slots:
+            return tuple(slots)
+        return tuple([slot for slot in slots if self._texts[slot] is not None])
+
+    def moved(self, room: Room, order: tuple[int, ...] | None = None) -> None:
+        """The batch has another room now, with what was in these slots (None: in all); no step is under way."""
         assert not self._under_way
-        self._texts += [None] * (room.slots - len(self._texts))
+        texts = [self._texts[slot] for slot in (self.order(room) if order is None else order)]
+        self._texts = texts + [None] * (room.slots - len(texts))
         self.room = room
+        self._roomy = 0
 
     def lost(self) -> None:
         """Nothing is left of the state, and no step will be answered: all texts are read again."""
@@ -159,6 +173,7 @@ class Slots:
         if not feeds.count.any():
             return None
         self._under_way.append(choosing)
+        self._roomy = 0 if self._needed() == self.room else self._roomy + 1
         return feeds
 
     def answer(self, chosen: Iterable[int]) -> list[Told]:
@@ -176,6 +191,13 @@ class Slots:
         return told
 
     # -- helpers
+
+    def _needed(self) -> Room:
+        """What would do for the texts that there are."""
+        there = [*self.waiting, *(text for text in self._texts if text is not None)]
+        slots = min(bucket(len(there)), self.room.slots)
+        length = max((self._length(text.room) for text in there), default=0)
+        return Room(slots, min(max(length, self._length(1)), self.room.length), self.chunk)
 
     def _give(self, feeds: Feeds, slot: int, text: _Text) -> _Text | None:
         """Put a text's next tokens into the feeds; the text, if this step chooses one for it."""

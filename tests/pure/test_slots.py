@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mesh.inference.settings import GREEDY, Room, Sampling
-from mesh.inference.slots import FULL, STOP, Feeds, Slots, Wish, bucket
+from mesh.inference.slots import FULL, ROOMY_TOKENS, STOP, Feeds, Slots, Wish, bucket
 
 CHUNK = 4
 
@@ -41,8 +41,8 @@ class Worker:
         self.cache = [*self.cache, *({} for _ in range(self.room.slots - len(self.cache)))]
         self.last = [*self.last, *(0 for _ in range(self.room.slots - len(self.last)))]
 
-    def grown(self, room: Room) -> Worker:
-        return Worker(room, self.cache, self.last)
+    def moved(self, room: Room, order: tuple[int, ...]) -> Worker:
+        return Worker(room, [self.cache[slot] for slot in order], [self.last[slot] for slot in order])
 
     def step(self, feeds: Feeds) -> list[int]:
         for slot, count in enumerate(feeds.count.tolist()):
@@ -60,14 +60,19 @@ class Worker:
         return list(self.last)
 
 
-def play(wishes: list[Wish], seed: int, slots_max: int = 4, die: float = 0.0, length_max: int | None = None) -> Slots:
-    """Texts come at any time, answers too, and the state is lost now and then; every text is as if it were alone."""
+def play(
+    wishes: list[Wish], seed: int, slots_max: int = 4, die: float = 0.0, length_max: int | None = None
+) -> list[Room]:
+    """Texts come at any time, answers too, and the state is lost now and then; every text is as if it were alone.
+
+    The rooms that the batch had, in turn."""
     rng = random.Random(seed)
     slots = Slots(slots_max, CHUNK, length_max)
     worker: Worker | None = None
     coming, answers = list(wishes), list[list[int]]()
     heard: dict[int, list[int]] = {wish.number: [] for wish in wishes}
     reasons: dict[int, str] = {}
+    rooms: list[Room] = []
 
     def answer() -> None:
         for told in slots.answer(answers.pop(0)):
@@ -88,8 +93,10 @@ def play(wishes: list[Wish], seed: int, slots_max: int = 4, die: float = 0.0, le
             while answers:
                 answer()
             room = slots.wanted()
-            worker = Worker(room) if worker is None else worker.grown(room)
-            slots.moved(room)
+            order = slots.order(room)
+            worker = Worker(room) if worker is None else worker.moved(room, order)
+            slots.moved(room, order)
+            rooms.append(room)
         if len(answers) < 3 and (feeds := slots.ask()) is not None:
             answers.append(worker.step(feeds))
         if answers and rng.random() < 0.5:
@@ -98,7 +105,7 @@ def play(wishes: list[Wish], seed: int, slots_max: int = 4, die: float = 0.0, le
     for wish in wishes:
         assert heard[wish.number] == alone(wish)
         assert reasons[wish.number] == (STOP if heard[wish.number][-1] in wish.ends else FULL)
-    return slots
+    return rooms
 
 
 def wishes(seed: int, count: int) -> list[Wish]:
@@ -141,11 +148,45 @@ def test_a_loss_at_every_single_step_changes_no_token() -> None:
 
 
 def test_a_batch_grows_with_its_texts_and_no_further_than_it_may() -> None:
-    slots = play([Wish(0, tuple(range(60)), 100), *(Wish(at, (at,), 5) for at in range(1, 12))], 1, slots_max=4)
-    assert slots.room == Room(4, 256, CHUNK)
-    slots = play([Wish(0, tuple(range(60)), 41)], 1, length_max=100)
-    assert slots.room == Room(1, 100, CHUNK)
+    rooms = play([Wish(0, tuple(range(60)), 100), *(Wish(at, (at,), 5) for at in range(1, 12))], 1, slots_max=4)
+    assert (max(room.slots for room in rooms), max(room.length for room in rooms)) == (4, 256)
+    assert play([Wish(0, tuple(range(60)), 41)], 1, length_max=100) == [Room(1, 100, CHUNK)]
     assert [bucket(count) for count in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_batch_shrinks_when_texts_that_end_leave_one_with_much_to_say(seed: int) -> None:
+    long, short = Wish(0, (1, 2, 3), 300), [Wish(at, (at,), 5) for at in range(1, 8)]
+    rooms = play([*short, long] if seed % 2 else [long, *short], seed, slots_max=8)
+    most = max(rooms, key=lambda room: room.slots)
+    assert most.slots > 2 and rooms[-1].slots == 1, rooms
+    assert len(rooms) < 12, "it does not go to and fro"
+
+
+def test_a_batch_becomes_no_smaller_for_a_few_tokens() -> None:
+    rooms = play([Wish(0, (1,), ROOMY_TOKENS), *(Wish(at, (at,), 5) for at in range(1, 8))], 3, slots_max=8)
+    assert [room.slots for room in rooms] == sorted(room.slots for room in rooms)
+
+
+def test_texts_keep_their_order_in_a_smaller_room_and_one_that_leaves_on_the_way_leaves_a_gap() -> None:
+    slots = Slots(4, CHUNK)
+    for number in range(4):
+        slots.join(Wish(number, (number,), 3))
+    worker = Worker(slots.wanted())
+    slots.moved(worker.room)
+    first = slots.ask()
+    assert first is not None
+    slots.answer(worker.step(first))
+    slots.leave(0)
+    slots.leave(2)
+    room = Room(2, 64, CHUNK)
+    order = slots.order(room)
+    assert order == (1, 3)
+    slots.leave(1)
+    slots.moved(room, order)
+    following = slots.ask()
+    assert following is not None and following.count.tolist() == [0, 1] and following.start[1] == 1
+    assert [told.number for told in slots.answer(worker.moved(room, order).step(following))] == [3]
 
 
 def test_who_leaves_makes_room_for_who_waits() -> None:

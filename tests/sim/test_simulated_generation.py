@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.language import GOLDEN, golden_model
+from support.language import GOLDEN, golden_model, gpt2_folder
 
+import mesh
 from mesh import Mesh
 from mesh.errors import NodeLost
 from mesh.inference import Generating, Sampling
@@ -114,3 +116,32 @@ async def _deserted() -> None:
 
 def test_with_nobody_left_a_text_is_an_error_and_the_next_one_is_not() -> None:
     run(_deserted())
+
+
+async def _shrinking(folder: Path) -> None:
+    """Three short texts and a long one: it ends alone, in a smaller batch, with the tokens that it has alone."""
+    model, prompts, lengths = mesh.load(gpt2_folder(folder)), ([5, 6], [7], [8, 9, 3], [4]), (4, 6, 110, 5)
+    how = {"temperature": 0.9, "seed": 3, "ends": ()}
+    wanted = [
+        model.generate(prompt, max_new_tokens=length, **how) for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+    async with await Mesh.builder().mesh("sim").simulate(2).build_async() as workers:
+        generating = Generating(workers, model, slots=4, strategy="pipeline")
+        streams = [
+            generating.begin(prompt, length, Sampling(0.9, seed=3), ())
+            for prompt, length in zip(prompts, lengths, strict=True)
+        ]
+        rooms = []
+        for stream, right in zip(streams, wanted, strict=True):
+            said = []
+            async for token in stream:
+                said.append(token)
+                rooms.append(generating.room.slots)
+            assert said == right
+        assert max(rooms) == 4 and rooms[-1] == 1
+        assert generating.rebuilt == 0
+        await generating.close()
+
+
+def test_a_batch_whose_texts_ended_shrinks_around_the_one_that_is_left(tmp_path: Path) -> None:
+    run(_shrinking(tmp_path))
