@@ -1,7 +1,8 @@
 """What the demo searches: the project's own documents, in passages.
 
 The documents travel inside the package (`docs/`, beside this file in a wheel, at the root of a checkout).  A passage is
-a paragraph, a list item or a table row.
+a paragraph or a list item.  Tables are looked up and not searched; what is for who works on the project is left out, so
+that a demo is over in moments.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 from wire.errors import ConfigError
 
 CHARACTERS_MIN = 30  # shorter blocks say nothing that one could search for
-_BLOCK_STARTS = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |\|))")
+LEFT_OUT = ("protocol.md", "decisions")
+_BLOCK_STARTS = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. ))")
 _MARKS = re.compile(r"`|\*\*|^\s*(?:[-*]|\d+\.) |\[(?=[^\]]*\]\()|\]\([^)]*\)", re.MULTILINE)
 
 
@@ -31,8 +33,9 @@ def passages() -> list[Passage]:
     found: dict[str, Passage] = {}  # a sentence that stands twice is searched once
     folder = documents()
     for path in sorted(folder.rglob("*.md")):
-        for text in blocks(path.read_text(encoding="utf-8")):
-            found.setdefault(text, Passage(path.relative_to(folder).as_posix(), text))
+        if path.relative_to(folder).parts[0] not in LEFT_OUT:
+            for text in blocks(path.read_text(encoding="utf-8")):
+                found.setdefault(text, Passage(path.relative_to(folder).as_posix(), text))
     return list(found.values())
 
 
@@ -46,10 +49,9 @@ def documents() -> Path:
 
 
 def blocks(markdown: str) -> Iterator[str]:
-    """The paragraphs, list items and table rows of a document as plain sentences; headings and code are left out."""
-    prose = re.sub(r"```.*?```|^#[^\n]*$", "\n", markdown, flags=re.DOTALL | re.MULTILINE)
+    """The paragraphs and list items of a document as plain sentences; headings, tables and code are left out."""
+    prose = re.sub(r"```.*?```|^ *[#|][^\n]*$", "\n", markdown, flags=re.DOTALL | re.MULTILINE)
     for block in _BLOCK_STARTS.split(prose):
-        cells = [cell.strip() for cell in block.split("|")] if block.lstrip().startswith("|") else [block]
-        text = " ".join(_MARKS.sub("", ": ".join(filter(None, cells))).split())
+        text = " ".join(_MARKS.sub("", block).split())
         if len(text) >= CHARACTERS_MIN and any(character.isalpha() for character in text):
             yield text

@@ -1,7 +1,8 @@
 """One suite that every engine passes: all cases of the op table, within the table's tolerances of the cpu engine.
 
 The wgsl engine runs it with its adapter's limits and with the limits lowered to what WebGPU guarantees, as another,
-smaller device would have them.  To add an engine, add a row to ENGINES.
+smaller device would have them.  Since a driver that computes on cpus takes 0.1 s to compile a case, the default run
+has a sample of each op's cases there, and the long suite has all.  To add an engine, add a row to ENGINES.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
     "wgsl": _wgsl,
     "wgsl-minimum": lambda folder: _wgsl(folder, WEBGPU_MINIMUM),
 }
+SAMPLED = {"wgsl": 24, "wgsl-minimum": 8}  # about so many cases of an op are in the default run
 MARKED = [name if name == "cpu" else pytest.param(name, marks=needs_adapter) for name in ENGINES]
 WGSL = [name for name in MARKED if name != "cpu"]
 
@@ -94,18 +96,31 @@ def check(engine: Engine, case: Case) -> None:
     assert [a.tobytes() for a in again] == [a.tobytes() for a in outputs], "a second run gives other bits"
 
 
-@pytest.mark.parametrize("engine", MARKED, indirect=True)
-@pytest.mark.parametrize("op", EVERY_OP)
-def test_engine_agrees_with_cpu(engine: Engine, op: str) -> None:
+def check_cases(engine: Engine, op: str, most: int | None = None) -> None:
+    """AssertionError that lists the cases of an op which the engine gets wrong, of all or `most` spread over them."""
     supported = [case for case in cases(op) if supports(engine, case.graph)]
     assert supported or op not in engine.info.dtypes_by_op, f"no case of {op} runs on {engine.info.engine}"
+    chosen = supported[:: 1 if most is None else max(1, round(len(supported) / most))]
     wrong = []
-    for case in supported:
+    for case in chosen:
         try:
             check(engine, case)
         except (AssertionError, GraphError, Unsupported) as error:
             wrong.append(f"{case.id}: {error}")
-    assert not wrong, f"{len(wrong)} of {len(supported)} cases:\n" + "\n".join(wrong)
+    assert not wrong, f"{len(wrong)} of {len(chosen)} cases:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("engine", MARKED, indirect=True)
+@pytest.mark.parametrize("op", EVERY_OP)
+def test_engine_agrees_with_cpu(request: pytest.FixtureRequest, engine: Engine, op: str) -> None:
+    check_cases(engine, op, SAMPLED.get(request.node.callspec.params["engine"]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=needs_adapter) for name in SAMPLED], indirect=True)
+@pytest.mark.parametrize("op", EVERY_OP)
+def test_engine_agrees_with_cpu_in_every_case(engine: Engine, op: str) -> None:
+    check_cases(engine, op)
 
 
 def check_random(engine: Engine, seeds: range) -> None:
