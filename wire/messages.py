@@ -27,6 +27,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Index = Annotated[int, Meta(ge=0, le=1 << 20)]
+Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
 Dims = Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...], Meta(max_length=8)]
 Seconds = Annotated[float, Meta(ge=0)]
 Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
@@ -284,6 +285,17 @@ class GaveUp(Message, frozen=True, array_like=True, tag=True):
     mailbox: Name
     tag: Count
     error: Inline
+
+
+class Meet(Message, frozen=True, array_like=True, tag=True):
+    """Worker to worker, one-way: the hosts of two ranks may connect to each other, beside a mailbox between them.
+    `calls` says that the sender's host would call, since its node dialled the link; `port` where the sender's host
+    expects a call that begins with `key`; neither that it would, if it is asked."""
+
+    mailbox: Name
+    calls: bool = False
+    port: Port = 0
+    key: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 class Began(Message, frozen=True, array_like=True, tag=True):
@@ -715,7 +727,7 @@ class Nodes(Message, frozen=True, array_like=True, tag=True):
 
 AnyMessage = (
     Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Letter | LettersRead | GaveUp
-    | Began | CancelStep | Snapshot | Snapshotted | Combine | Combined
+    | Meet | Began | CancelStep | Snapshot | Snapshotted | Combine | Combined
     | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Revocations | Suspected | Probe | Probed
     | Ballast | Landed | Leaving | Pause | Paused
     | TailLog | LogLines
@@ -733,7 +745,7 @@ APPENDED: dict[type[Struct], int] = {
 }  # how many fields minor 1 appended  # fmt: skip
 DISPENSABLE = (Deployed,)  # whose new fields an older node does without
 SINCE_1 = (
-    Letter, LettersRead, GaveUp, Snapshot, Snapshotted, Combine, Combined,
+    Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession,
 )  # fmt: skip
 

@@ -1,13 +1,15 @@
 """TLS between nodes: 1.3 only, both sides with a certificate of the mesh, and what a failed handshake means in words.
 
 Contexts read their files again while in use (`reload`): a renewed certificate and a new revocation list hold for the
-next handshake, and links that stand are not touched.  This file alone knows ssl; it does not know sockets or HTTP.
+next handshake, and links that stand are not touched.  This file alone knows ssl; it does not know HTTP, nor who makes
+sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +66,26 @@ def unverified_context() -> TLSContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
+
+
+class NodeSocket(ssl.SSLSocket):
+    """A connection within mutual TLS, for who reads and writes it itself."""
+
+    NOT_YET = (ssl.SSLWantReadError, ssl.SSLWantWriteError)  # raised where other sockets raise BlockingIOError
+
+
+def secured(sock: socket.socket, files: TLSFiles, name: str, accepting: bool) -> NodeSocket:
+    """TLS over a connected socket with the node whose certificate has this name (`certificates.server_name`), and no
+    other member.  OSError for anybody else."""
+    context = server_context(files) if accepting else client_context(files)
+    context.sslsocket_class = NodeSocket
+    made = context.wrap_socket(sock, server_side=accepting, server_hostname=None if accepting else name)
+    names = (made.getpeercert() or {}).get("subjectAltName", ())
+    if ("DNS", name) not in names:  # a client has asked for it already
+        made.close()
+        raise PermissionError("another node of the mesh called than the one that should")
+    assert isinstance(made, NodeSocket)
+    return made
 
 
 def reload(context: TLSContext, files: TLSFiles) -> None:

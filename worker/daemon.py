@@ -58,6 +58,7 @@ from wire.messages import (
     Letter,
     LettersRead,
     LogLines,
+    Meet,
     Message,
     Pause,
     Paused,
@@ -85,6 +86,7 @@ from . import host_messages as hm
 from .advertising import advertise
 from .blobs import BlobStore
 from .collectives.bridge import Bridge
+from .collectives.introducing import calls_of
 from .combining import Combining
 from .config import WorkerConfig
 from .devices import BEST, selections
@@ -168,7 +170,8 @@ class Daemon:
         self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
         content = self._endpoint, self._store, self._exchange
         self._fetching = Fetching(*content, self._owner_id, self._feed, self._neighbours.linked)
-        self._bridge = Bridge(self._endpoint.links, self._shared)
+        calls = calls_of(config, credentials, self._tell_host) if surroundings.signals else None
+        self._bridge = Bridge(self._endpoint.links, self._shared, calls)
         self._pushing = Pushing(self._endpoint, self._neighbours.relay, self._feed)
         self._returning = Returning(self._endpoint)
         self._snapshotting = Snapshotting(self._store, str(self._shared.path), self._tell_host, self._feed)
@@ -500,7 +503,7 @@ class Daemon:
             case CancelStep():
                 self._neighbours.forget(body.plan, body.step)
                 self._feed(ev.CancelAsked(node, body.plan, body.step))
-            case Letter() | LettersRead() | GaveUp():
+            case Letter() | LettersRead() | GaveUp() | Meet():
                 self._bridge.take(link, body)
             case Landed():
                 self._neighbours.meter.landed(link, body)
@@ -731,8 +734,8 @@ class Daemon:
     def _host_said(self, host: EngineHost, message: hm.FromHost) -> None:
         device = host.device
         match message:
-            case hm.Rang():
-                self._bridge.rang(device)
+            case hm.Rang() | hm.Expecting() | hm.Parted():
+                self._bridge.host_said(device, message)
             case hm.Executed(run, compute_s, outputs):
                 made = tuple(made_of(output, device, str(self._shared.path)) for output in outputs)
                 self._feed(ev.PartExecuted(run, made, compute_s))

@@ -1,8 +1,9 @@
 """The engine host: the child process that computes on one device.
 
-It owns one engine, reads messages from stdin, answers on stdout and logs on stderr.  It never opens a socket, so a
-driver that aborts, a kernel that hangs or a kill for memory costs this process and not the daemon.  It does not know
-what a plan, a step or a peer is: it binds params to compiled parts and runs them.
+It owns one engine, reads messages from stdin, answers on stdout and logs on stderr, so a driver that aborts, a kernel
+that hangs or a kill for memory costs this process and not the daemon.  It opens no socket, except for the tensors of
+collectives, to whom and how the daemon says (`collectives/calling.py`).  It does not know what a plan, a step or a peer
+is: it binds params to compiled parts and runs them.
 
 The main thread reads, computes and answers; a second one beats while it does, and ends the process when the daemon is
 gone.  Started by `host_process.py`, which sends an Open message first.
@@ -35,6 +36,7 @@ from wire.throttle import parse_throttle
 from wire.types import TensorType
 
 from . import host_messages as messages
+from .collectives.calling import Lines
 from .collectives.opening import ranks_of
 from .collectives.progress import Progress
 from .collectives.ranks import Ranks
@@ -70,10 +72,10 @@ def main() -> None:
         channel.send(messages.Opened(None))
         return
     stop_cell = take(opening.shared_dir, opening.stop_file, STOP_BYTES)
-    shared, ring = SharedDir.attach(Path(opening.shared_dir)), partial(channel.send, messages.Rang())
+    shared = SharedDir.attach(Path(opening.shared_dir))
     figures, throttle = measured(engine, Path(opening.measured_dir)), parse_throttle(opening.throttle)
     engine, info, figures = throttled(engine, throttle, figures)
-    host = Host(engine, shared, stop_cell, opening.memory_bytes, ring)
+    host = Host(engine, shared, stop_cell, opening.memory_bytes, channel.send)
     channel.send(messages.Opened(messages.Device(info, figures)))
     for message in incoming:
         answer = host.handle(message)
@@ -135,7 +137,7 @@ class _Prepared:
 
 
 class Host:
-    """What is compiled, what is resident, and how a part is run.  `ring` tells the daemon of mailboxes it carries."""
+    """What is compiled, what is resident, and how a part is run.  `send` tells the daemon of mailboxes and calls."""
 
     def __init__(
         self,
@@ -143,10 +145,10 @@ class Host:
         shared: SharedDir,
         stop_cell: memoryview,
         memory_bytes: int,
-        ring: Callable[[], None] = lambda: None,
+        send: Callable[[messages.FromHost], None] = lambda _message: None,
     ) -> None:
         self.lost = False
-        self._ring, self._progress = ring, Progress()
+        self._ring, self._progress, self._lines = partial(send, messages.Rang()), Progress(), Lines(send)
         self._engine = engine
         self._shared = shared
         self._stop_cell = stop_cell
@@ -171,6 +173,8 @@ class Host:
                 self._unbind(message)
             case messages.Export():
                 return self._export(message)
+            case messages.Expect() | messages.Call():
+                self._lines.begin(message)
             case messages.Forget(kept):
                 self._kept.pop(kept, None)
         return None
@@ -263,6 +267,9 @@ class Host:
             self._resident[key].users -= 1
             if not self._resident[key].users:
                 self._unused[key] = None
+        if found is not None and found.gang is not None:
+            gangs = [each.gang for each in self._prepared.values() if each.gang is not None]
+            self._lines.keep({peer.outbox for gang in gangs for peer in gang.peers if peer is not None})
 
     def _unbind(self, message: messages.Unbind) -> None:
         """Nobody will ask for these again, so what no other part uses is freed at once."""
@@ -318,7 +325,7 @@ class Host:
             return None
         if prepared.ranks is None or prepared.ranks[0] != message.inboxes:
             own = str(self._shared.path)
-            opened = ranks_of(prepared.gang, own, message.inboxes, self._ring, self._progress)
+            opened = ranks_of(prepared.gang, own, message.inboxes, self._ring, self._progress, self._lines.line)
             prepared.ranks = message.inboxes, opened
         prepared.ranks[1].begin(message.tag, stopped)
         return prepared.ranks[1]

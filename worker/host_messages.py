@@ -141,6 +141,37 @@ class ExecutePart(_Message, frozen=True, array_like=True, tag=True):
     inboxes: tuple[str, ...] = ()
 
 
+class NodeTLS(Struct, frozen=True, array_like=True):
+    """The node's own TLS files, and the name in the certificate of the node at the other end."""
+
+    key: str
+    certificate: str
+    trust: str
+    name: str
+
+
+class Expect(_Message, frozen=True, array_like=True, tag=True):
+    """The host of the rank that `mailbox` leads to will call, with this key: open a port on `host`, say Expecting, and
+    use the connection for letters of at most so many bytes."""
+
+    mailbox: str
+    key: bytes
+    host: str
+    letter_bytes: int
+    tls: NodeTLS | None = None
+
+
+class Call(_Message, frozen=True, array_like=True, tag=True):
+    """It expects a call there."""
+
+    mailbox: str
+    key: bytes
+    host: str
+    port: int
+    letter_bytes: int
+    tls: NodeTLS | None = None
+
+
 class Forget(_Message, frozen=True, array_like=True, tag=True):
     """Free a kept tensor."""
 
@@ -154,7 +185,7 @@ class Export(_Message, frozen=True, array_like=True, tag=True):
     kept: int
 
 
-ToHost = Open | PreparePart | Unprepare | Unbind | ExecutePart | Forget | Export
+ToHost = Open | PreparePart | Unprepare | Unbind | ExecutePart | Expect | Call | Forget | Export
 
 
 # -- host -> daemon ---------------------------------------------------------------------------------------
@@ -222,11 +253,28 @@ class Rang(_Message, frozen=True, array_like=True, tag=True):
     """Mailboxes that the daemon carries have changed: letters to send, or letters that were read."""
 
 
+class Expecting(_Message, frozen=True, array_like=True, tag=True):
+    """A port is open for the host of the rank that `mailbox` leads to, if it knows the key."""
+
+    mailbox: str
+    key: bytes
+    port: int
+
+
+class Parted(_Message, frozen=True, array_like=True, tag=True):
+    """The connection beside a mailbox has ended."""
+
+    mailbox: str
+
+
 class Alive(_Message, frozen=True, array_like=True, tag=True):
     """Sent every `beat_s` of Open, also while the host computes."""
 
 
-FromHost = Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Exported | Rang | Alive
+FromHost = (
+    Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Exported | Rang
+    | Expecting | Parted | Alive
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _to_host: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)

@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 from wire.errors import ConnectFailed, MeshError, ProtocolError, StaleGeneration
 from wire.limits import KIB
 from wire.link import Link
-from wire.messages import Gang, GaveUp, Letter, LettersRead, Member, Message, PlanKey
+from wire.messages import Gang, GaveUp, Letter, LettersRead, Meet, Member, Message, PlanKey
 from wire.sharedmem import SharedDir, remove
 
-from ..host_messages import RankOf, RankPeer
+from ..host_messages import Expecting, Parted, Rang, RankOf, RankPeer
+from .introducing import Calls
 from .mailbox import LETTERS, Inbox, Outbox, lay_out, letter_bytes_for, size_of
 
 INLINE_BYTES_MAX = 32 * KIB  # a larger letter is a stream: bulk must not stand before beats
+AGAIN_S = 1.0  # from the end of a connection to the offer of another
 TELL_S = 0.001  # after which the writer hears of a letter that was read, if it does not before
 
 
@@ -50,6 +52,7 @@ class _Copy:
     node: str
     device: int
     letter_bytes: int
+    back: str  # the mailbox in the other direction
     outbox: Outbox | None = None  # its writing end, once there is a letter, or a host that looks for them
     came: set[int] = field(default_factory=set)  # letters that overtook others
     told: int = 0  # how many the writer knows to be read
@@ -72,11 +75,13 @@ def name_of(plan: PlanKey, source: Member, to: Member) -> str:
 
 
 class Bridge:
-    """Mailboxes of this worker's ranks.  `links` are the node's links, by node id."""
+    """Mailboxes of this worker's ranks.  `links` are the node's links, by node id; `calls` how its hosts connect to
+    others, if they may."""
 
-    def __init__(self, links: Mapping[str, Link], shared: SharedDir) -> None:
+    def __init__(self, links: Mapping[str, Link], shared: SharedDir, calls: Calls | None = None) -> None:
         self._links = links
         self._shared = shared
+        self._calls = calls
         self._parts: dict[int, _Part] = {}
         self._originals: dict[str, _Original] = {}
         self._copies: dict[str, _Copy] = {}
@@ -96,8 +101,9 @@ class Bridge:
         letter_bytes = letter_bytes_for(len(gang.members))
         for other in others:
             self._make(name_of(plan, me, other), other, me.device, letter_bytes)
-            copy = name_of(plan, other, me)
-            self._copies.setdefault(copy, _Copy(other.node, me.device, letter_bytes))
+            copy, original = name_of(plan, other, me), name_of(plan, me, other)
+            self._copies.setdefault(copy, _Copy(other.node, me.device, letter_bytes, original))
+            self._introduce(original)
         peers = tuple(
             None if other == me else RankPeer(name_of(plan, me, other), name_of(plan, other, me), other.node[:8])
             for other in gang.members
@@ -136,6 +142,16 @@ class Bridge:
             for key in [key for key in self._near if key[0] == part.plan]:
                 del self._near[key]
 
+    def host_said(self, device: int, message: Rang | Expecting | Parted) -> None:
+        """What the host of a device tells of mailboxes and of what is beside them."""
+        match message:
+            case Rang():
+                self.rang(device)
+            case Expecting(mailbox, key, port):
+                self._say(mailbox, Meet(mailbox, False, port, key))
+            case Parted(mailbox):
+                asyncio.get_running_loop().call_later(AGAIN_S, self._introduce, mailbox)
+
     def rang(self, device: int) -> None:
         """The host of a device wrote letters, or read some."""
         for name, original in self._originals.items():
@@ -152,9 +168,11 @@ class Bridge:
                 original.sent, original.gave_up = original.inbox.read, 0
                 self._send(name, original, original.inbox)
         for name, copy in self._copies.items():
-            if copy.node == node and copy.outbox is not None:
-                copy.told = 0
-                self._tell_now(name, copy, copy.outbox.read)
+            if copy.node == node:
+                self._introduce(copy.back)
+                if copy.outbox is not None:
+                    copy.told = 0
+                    self._tell_now(name, copy, copy.outbox.read)
 
     def close(self) -> None:
         for task in self._sending:
@@ -165,7 +183,7 @@ class Bridge:
 
     # -- what comes over a link
 
-    def take(self, link: Link, message: Letter | LettersRead | GaveUp) -> None:
+    def take(self, link: Link, message: Letter | LettersRead | GaveUp | Meet) -> None:
         """A note from another worker's daemon."""
         node = link.peer.node_id
         if isinstance(message, LettersRead):
@@ -176,6 +194,9 @@ class Bridge:
         copy = self._copies.get(message.mailbox)
         if copy is None or copy.node != node:
             return  # of a plan that is over
+        if isinstance(message, Meet):
+            self._meet(link, copy, message)
+            return
         outbox = self._open(copy, message.mailbox)
         if isinstance(message, GaveUp):
             outbox.fail(message.tag, message.error)
@@ -199,6 +220,33 @@ class Bridge:
         copy = self._copies.get(header.mailbox)
         if copy is not None and copy.outbox is not None and error is None:
             self._arrived(copy, copy.outbox, header.number)
+
+    # -- connections between hosts
+
+    def _introduce(self, mailbox: str) -> None:
+        """Offer the host at the other end of a mailbox to connect, unless both are on one machine."""
+        original = self._originals.get(mailbox)
+        link = self._links.get(original.node) if original is not None else None
+        if self._calls is not None and link is not None and not link.same_host:
+            self._say(mailbox, Meet(mailbox, calls=bool(link.address)))
+
+    def _meet(self, link: Link, copy: _Copy, message: Meet) -> None:
+        """The host of the node that dialled the link calls the other one: that way a call came through before."""
+        if self._calls is None or link.same_host:
+            return
+        device, mailbox = copy.device, copy.back
+        if message.calls:
+            self._calls.expect(device, mailbox, copy.letter_bytes, link.peer.node_id)
+        elif link.address and message.port:
+            self._calls.call(device, mailbox, copy.letter_bytes, link, message)
+        elif link.address:
+            self._introduce(mailbox)
+
+    def _say(self, mailbox: str, message: Meet) -> None:
+        original = self._originals.get(mailbox)
+        link = self._links.get(original.node) if original is not None else None
+        if link is not None and not link.closed:
+            link.notify(message)
 
     # -- helpers
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import DTYPES, DType
+from wire.dtypes import BOOL, DTYPES, DType
 from wire.errors import BlobCorrupt
 from wire.limits import KIB, MIB
 
@@ -42,6 +42,8 @@ _WRITTEN, _READ, _SHAPE, _FAILED, _ERROR, _LENGTHS = 0, 16, 32, 48, 64, 80  # in
 LETTERS_MAX = 32  # for whose lengths there is room
 _ERROR_AT = 1024
 _ENVELOPE = struct.Struct("<QIBBBB8Q")  # tag, group, operation, reduction, dtype, dimensions, and these
+
+_CROSSING = 255  # no operation
 
 SPINS_MAX, SPINS_MIN = 1000, 16  # looks at a counter, of about 0.1 us
 SLEEP_S_MIN, SLEEP_S_MAX = 10e-6, 1e-3
@@ -80,9 +82,19 @@ def tagged(packed: bytes, tag: int) -> bytes:
     return tag.to_bytes(8, "little") + packed[8:]
 
 
-def tag_of(packed: bytes) -> int:
+def tag_of(packed: bytes | memoryview) -> int:
     """The tag of a packed envelope."""
     return int.from_bytes(packed[:8], "little")
+
+
+def marker(tag: int, number: int) -> bytes:
+    """The envelope of a letter that says: the next ones come over the connection of that number."""
+    return Envelope(tag, number, _CROSSING, 0, BOOL, ()).pack()
+
+
+def crossing(packed: bytes) -> int:
+    """The number that a marker names; 0 for any other letter's envelope."""
+    return int.from_bytes(packed[8:12], "little") if packed[12] == _CROSSING else 0
 
 
 def size_of(letters: int = LETTERS, letter_bytes: int = LETTER_BYTES) -> int:

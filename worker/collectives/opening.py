@@ -8,21 +8,29 @@ from wire.sharedmem import share
 
 from ..host_messages import RankOf
 from .group import Wire, Wires
+from .lines import Line
 from .mailbox import Inbox, Outbox, short_sleeps
 from .progress import Progress
 from .ranks import Ranks
 
 
 def ranks_of(
-    gang: RankOf, own: str, inboxes: Sequence[str], ring: Callable[[], None], progress: Progress | None = None
+    gang: RankOf,
+    own: str,
+    inboxes: Sequence[str],
+    ring: Callable[[], None],
+    progress: Progress | None = None,
+    line: Callable[[str], Line] | None = None,
 ) -> Ranks:
     """Outboxes are in the directory `own`; the inbox from rank r is in `inboxes[r]`, or where that is "" in `own`, and
-    then the daemon carries both.  BlobMissing where the other end is gone."""
+    then the daemon carries both, unless there is a connection on the `line` beside the outbox.  BlobMissing where the
+    other end is gone."""
     wires = {}
     for rank, (peer, directory) in enumerate(zip(gang.peers, inboxes, strict=True)):
         if peer is not None:
             outbox, inbox = Outbox(share(own, peer.outbox)), Inbox(share(directory or own, peer.inbox))
-            wires[rank] = Wire(outbox, inbox, peer.name, bridged=not directory)
+            beside = line(peer.outbox) if line is not None and not directory else None
+            wires[rank] = Wire(outbox, inbox, peer.name, bridged=not directory, line=beside)
     letter_bytes = {wire.outbox.letter_bytes for wire in wires.values()}
     short_sleeps()
     ringing = ring if any(wire.bridged for wire in wires.values()) else _silence
