@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from wire.errors import CompileFailed, ConfigError, DeviceLost, ExecuteFailed, I
 from wire.graph import GraphBuilder, WireGraph
 from wire.ops import EXACT, OPS
 from worker.cpu import evaluate
+from worker.engine import Engine
 
 pytestmark = needs_adapter
 
@@ -381,6 +383,35 @@ def test_a_second_process_generates_nothing(tmp_path: Path) -> None:
     file.write_bytes(whole[:100])
     assert in_a_fresh_process(tmp_path) == first  # damaged: as if it were not there
     assert file.read_bytes() == whole  # and written anew
+
+
+def test_ranks_that_share_a_folder_lower_a_graph_once_whoever_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import worker.wgsl.engine as wgsl
+
+    lowered: list[WireGraph] = []
+    lower = wgsl.lower
+    monkeypatch.setattr(wgsl, "lower", lambda graph, shaders: lowered.append(graph) or lower(graph, shaders))
+    engines = [opened(cache_dir=tmp_path) for _ in range(3)]
+    start = threading.Barrier(len(engines))
+    found: list[bool] = []
+
+    def compile_one(engine: Engine) -> None:
+        start.wait(100.0)
+        for size in (16, 32):
+            found.append(engine.compile(doubled(size)).from_cache)
+
+    threads = [threading.Thread(target=compile_one, args=(engine,), daemon=True) for engine in engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100.0)
+    assert sorted(found) == [False] * 2 + [True] * 4
+    assert len(lowered) == 2
+    assert len(list(tmp_path.rglob("*.json"))) == 2
+    for engine in engines:
+        engine.close()
 
 
 def test_a_compiled_graph_is_compiled_once_unless_forced(tmp_path: Path) -> None:

@@ -10,12 +10,17 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from wire.errors import ConfigError
+from wire.lock import FileLock
 
 from .program import Program, from_json, to_json
 
 _MAGIC = "graph-mesh wgsl program"
+_LOCK = "lock-"  # one for each first character of a key
 BYTES_MAX = 256 << 20
 
 
@@ -41,6 +46,19 @@ class ProgramCache:
         except (OSError, ValueError):
             return None
 
+    @contextmanager
+    def turn(self, key: str) -> Iterator[None]:
+        """While this lasts no other process makes the program under `key`: look for it again first, and then make it.
+
+        Workers of one machine that share a folder are asked for the same program at the same moment, one per rank.
+        """
+        lock = self._lock(key)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
     def write(self, key: str, program: Program) -> None:
         """Store a program; a full or read-only disk costs only the speed of the next start."""
         if self._directory is None:
@@ -60,10 +78,21 @@ class ProgramCache:
         except OSError:
             return
 
+    def _lock(self, key: str) -> FileLock | None:
+        """Held; None where nothing is stored, or can be."""
+        if self._directory is None:
+            return None
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            return FileLock(self._directory / f"{_LOCK}{key[:1]}").__enter__()
+        except (OSError, ConfigError):
+            return None
+
     def _trim(self, written: Path) -> None:
         """Remove the files unused longest until the rest fits; never the one just written."""
         assert self._directory is not None
-        files = [(path.stat(), path) for path in self._directory.iterdir() if path != written]
+        others = (path for path in self._directory.iterdir() if path != written and not path.name.startswith(_LOCK))
+        files = [(path.stat(), path) for path in others]
         excess = sum(status.st_size for status, _ in files) + written.stat().st_size - self._bytes_max
         for status, path in sorted(files, key=lambda file: file[0].st_mtime_ns):
             if excess <= 0:

@@ -97,18 +97,26 @@ class WgslEngine:
 
     def _straight(self, graph: WireGraph, force: bool) -> WgslExecutable:
         key = self._key(graph)
-        program = None if force else self._cache.read(key)
-        cached = program is not None
-        if program is None:
-            program = lower(graph, Shaders(self._device.profile) if force else self._shaders)
-        if force:
-            for module in program.modules:
-                self._device.forget(module.text)
-        self._check_memory(sum(buffer.size_bytes for buffer in program.buffers))
-        executable = self._build(graph, program, cached)
-        if not cached:
-            self._cache.write(key, program)
+        if not force:
+            program = self._cache.read(key)
+            if program is not None:
+                return self._checked(graph, program, True)
+        with self._cache.turn(key):
+            program = None if force else self._cache.read(key)  # by whoever had the turn before
+            cached = program is not None
+            if program is None:
+                program = lower(graph, Shaders(self._device.profile) if force else self._shaders)
+            if force:
+                for module in program.modules:
+                    self._device.forget(module.text)
+            executable = self._checked(graph, program, cached)
+            if not cached:
+                self._cache.write(key, program)
         return executable
+
+    def _checked(self, graph: WireGraph, program: Program, cached: bool) -> WgslExecutable:
+        self._check_memory(sum(buffer.size_bytes for buffer in program.buffers))
+        return self._build(graph, program, cached)
 
     def load(self, array: NDArray[Any]) -> Resident:
         type_ = TensorType(tuple(array.shape), dtype_of(array))
