@@ -1,9 +1,10 @@
 """Collectives: what they are predicted to cost, from how two ranks reach each other.  Pure.
 
-With n ranks, m bytes, a latency a and b bytes/s of the slowest pair, and c bytes/s that a rank combines, a collective
-takes the time of the better of two algorithms: one that sends everything at once, and one that sends in pieces that are
-combined or gathered.  After Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-MPICH", 2005.  Groups over the same axes are at it side by side.  How they are carried out is the workers' business
+Ranks begin together, which takes each of them a while.  With n ranks, m bytes, a latency a and b bytes/s of the slowest
+pair, and c bytes/s that a rank combines, a collective takes the time of the better of two algorithms: one that sends
+everything at once, and one that sends in pieces that are combined or gathered.  After Thakur, Rabenseifner and Gropp,
+"Optimization of Collective Communication Operations in MPICH", 2005.  Groups over the same axes are at it side by side.
+How they are carried out is the workers' business
 (worker/collectives/).
 """
 
@@ -22,8 +23,9 @@ from .cost import turns
 from .profile import Link, Profiles
 
 ALIKE = 1.25  # links that differ by no more than that share a reduction evenly
-MAILBOX = Link(5e-5, 4e9)  # between processes of one host: bench/collectives.py, and what an engine needs to start one
+MAILBOX = Link(2e-4, 1.5e9)  # between processes of one host, beside what else they do: bench/collectives.py
 COMBINED_BYTES_PER_S = 8e9
+BEGIN_S = 3e-4  # that another rank adds until all have begun: messages, and a process that has to wake up
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,9 @@ def exchanges(graph: WireGraph, times: int = 1) -> Iterator[Exchange]:
 
 
 def exchange_s(graph: WireGraph, axes: Axes, sizes: Sizes, nodes: Sequence[str], profiles: Profiles) -> float:
-    """Seconds that the ranks of a grid, which are on `nodes`, spend on the collectives of a graph."""
+    """Seconds that the ranks of a grid, which are on `nodes`, spend on beginning and on the collectives of a graph."""
     worst: dict[Axes, tuple[Link, int]] = {}
-    seconds = 0.0
+    seconds = BEGIN_S * len(nodes)
     for each in exchanges(graph):
         over = each.attrs["axes"]
         if over not in worst:
@@ -58,7 +60,7 @@ def exchange_s(graph: WireGraph, axes: Axes, sizes: Sizes, nodes: Sequence[str],
             slowest = _slowest([_way(nodes[one], nodes[other], profiles) for one, other in pairs])
             worst[over] = slowest, len(among[0])
         seconds += each.times * _seconds(each, *worst[over])
-    return seconds
+    return seconds * profiles.exchange_factor(nodes)
 
 
 def sending_rates(nodes: Sequence[str], profiles: Profiles) -> tuple[float, ...]:

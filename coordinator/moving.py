@@ -13,39 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from .plan import FromInput, FromParam, FromPart, Part, Plan
+from .plan import FromParam, Plan
 from .profile import CLIENT, Profiles
 
 GAIN_MIN = 0.1  # of a call's time: less is not worth the trouble, and within what prices err
 MARGIN = 2.0
 REST_S = 10.0  # from one move of a program to its next
 SETTLE_S = 0.05  # what a move costs in any case: messages, and a plan
-
-
-def price(plan: Plan, profiles: Profiles, expected_s: Callable[[Part], float]) -> float:
-    """What a call takes from the client and back if every part takes what is expected; no transfer slows another."""
-    sends: dict[int, dict[str, int]] = {}  # part -> node -> bytes
-    for edge in plan.edges:
-        to = sends.setdefault(edge.source.part, {})
-        node = plan.parts[edge.part].node
-        to[node] = to.get(node, 0) + edge.size_bytes
-    free_s: dict[tuple[str, int], float] = {}  # when a device is done with what it has
-    end_s: dict[int, float] = {}
-    for part in plan.parts:
-        fed = part.sizes(FromInput)
-        ready = [profiles.link(CLIENT, part.node).seconds(sum(fed.values())) if fed else 0.0]
-        for source in {each.part for each in part.sources if isinstance(each, FromPart)}:
-            there, size = plan.parts[source].node, sends[source][part.node]
-            near = there == part.node and plan.parts[source].device == part.device
-            ready.append(end_s[source] + (0.0 if near else profiles.link(there, part.node).seconds(size)))
-        site = part.node, part.device
-        end_s[part.index] = free_s[site] = max(*ready, free_s.get(site, 0.0)) + expected_s(part)
-    back: dict[int, int] = {}
-    for output in plan.arrivals.values():
-        graph = plan.parts[output.part].graph
-        back[output.part] = back.get(output.part, 0) + graph.types[graph.outputs[output.slot]].size_bytes
-    ends = (end_s[part] + profiles.link(plan.parts[part].node, CLIENT).seconds(size) for part, size in back.items())
-    return max(ends, default=0.0)
 
 
 def move_s(plan: Plan, profiles: Profiles, holds: Callable[[str], Collection[str]], compile_s: float) -> float:

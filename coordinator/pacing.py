@@ -15,20 +15,23 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from wire.dtypes import F32
 from wire.errors import MeshError
 from wire.graph import GraphBuilder
+from wire.messages import Ran
 
-from .moving import Debts, move_s, price
+from .lessons import Lessons
+from .moving import Debts, move_s
 from .plan import Plan
 from .planner import make_plan
 from .profile import DeviceProfile, Profiles
 from .program import Program, Trial
 from .records import Deployment
 from .stragglers import KNOWN_MIN, SEEN, Site, Stragglers
+from .timeline import timeline
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -63,8 +66,9 @@ class _Slow:
 class Pacing:
     """`on` is whether anything is done at all.  Made on the event loop; `run` tries slow devices for ever."""
 
-    def __init__(self, on: bool, stragglers: Stragglers, lent: Lent) -> None:
+    def __init__(self, on: bool, stragglers: Stragglers, lessons: Lessons, lent: Lent) -> None:
         self.stragglers = stragglers
+        self.lessons = lessons
         self.trials = 0  # under way
         self._on = on
         self._lent = lent
@@ -74,8 +78,19 @@ class Pacing:
         self._slow: dict[Site, _Slow] = {}
         self._news = asyncio.Event()
 
-    def took(self, deployment: Deployment, seconds: Mapping[int, float], calls: int) -> None:
-        """Parts of a plan took so many seconds on one worker, with so many calls under way."""
+    def ran(self, step: Hashable, node: str, deployment: Deployment, answer: Ran, took_s: float, calls: int) -> None:
+        """A worker did its parts of a step, with so many calls under way; from being told to having told it took so
+        long."""
+        self._took(deployment, {run.part: run.compute_s for run in answer.parts}, calls)
+        if self._on and deployment.plan is not None and calls <= 1:  # and no trial beside it
+            self.learn(step, node, deployment.plan, answer, took_s)
+
+    def learn(self, step: Hashable, node: str, plan: Plan, answer: Ran, took_s: float) -> None:
+        """What of its time a worker neither computed nor waited for inputs says how long collectives take."""
+        worked_s = sum(run.compute_s for run in answer.parts) + max((run.wait_s for run in answer.parts), default=0.0)
+        self.lessons.ran(step, plan, node, max(took_s - worked_s, 0.0))
+
+    def _took(self, deployment: Deployment, seconds: Mapping[int, float], calls: int) -> None:
         if self._on and deployment.plan is not None:
             load = 0 if deployment.trial else calls - self.trials
             self._changed(self.stragglers.took(deployment.plan, seconds, load), deployment.plan, seconds)
@@ -94,6 +109,7 @@ class Pacing:
     def forget(self, node: str) -> None:
         """The node is gone, or began anew."""
         self.stragglers.forget(node)
+        self.lessons.forget(node)
         for site in [site for site in self._slow if site[0] == node]:
             del self._slow[site]
 
@@ -124,7 +140,7 @@ class Pacing:
         profiles, debt = self._lent.profiles(), self._debts.of(program)
         if not {part.node for part in other.parts} <= {worker.node_id for worker in profiles.workers}:
             return  # somebody left meanwhile
-        now_s, then_s = (price(each, profiles, self.stragglers.expected_s) for each in (plan, other))
+        now_s, then_s = (timeline(each, profiles, self.stragglers.expected_s).seconds for each in (plan, other))
         if not debt.gains(now_s, then_s):
             deployment.verdicts = verdicts
             return

@@ -128,7 +128,7 @@ class Edge:
 class Gang:
     """Parts of one graph that run at the same time, one per rank of a grid, `parts` by rank.  Seconds are those that
     its collectives are predicted to take, bytes what all ranks send each other; `bytes_per_s` is what each of them can
-    send, if that is not alike."""
+    send, if that is not alike, and `slower` how many times as long as priced these workers were known to take."""
 
     parts: tuple[int, ...]
     axes: tuple[str, ...]
@@ -136,6 +136,7 @@ class Gang:
     seconds: float
     sent_bytes: int
     bytes_per_s: tuple[float, ...] = ()
+    slower: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,17 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan that was thought of: what it is called, its predicted seconds, how many workers have work, and why it was
+    not made if it was not; `seconds` are None then."""
+
+    name: str
+    seconds: float | None
+    workers: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """`graph` is what is carried out, simplified; `outputs` says for each of its outputs where the value comes from,
     and then for the counts of an audit."""
@@ -207,6 +219,8 @@ class Plan:
 
     gangs: tuple[Gang, ...] = ()
     lying: tuple[tuple[tuple[FromPart, Window | None], ...], ...] = ()  # of outputs made by ranks, what each rank has
+    how: str = ""  # the strategy that `auto` chose
+    candidates: tuple[Candidate, ...] = ()  # what it chose among, the best first
 
     @property
     def ranks(self) -> dict[int, Gang]:
@@ -251,6 +265,8 @@ class Plan:
                 for place in self.params
             ],
             "gangs": [self._describe_gang(gang, names) for gang in self.gangs],
+            "how": self.how,
+            "candidates": [{name: getattr(each, name) for name in Candidate.__slots__} for each in self.candidates],
         }
 
     def _describe_gang(self, gang: Gang, names: dict[str, str]) -> dict[str, Any]:

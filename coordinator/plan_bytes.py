@@ -17,6 +17,7 @@ from wire.graph import WireGraph
 
 from .plan import (
     Audit,
+    Candidate,
     Carry,
     Edge,
     FromConst,
@@ -37,7 +38,7 @@ from .profile import DeviceProfile, Link, Profiles, WorkerProfile
 
 _CLASSES: tuple[type[Any], ...] = (
     FromInput, FromParam, FromPart, FromConst, Part, Edge, WorkerShare, ParamPlace, Audit, Plan,
-    DeviceProfile, WorkerProfile, Link, Profiles, Question, Window, Pieces, FromState, Carry, Gang,
+    DeviceProfile, WorkerProfile, Link, Profiles, Question, Window, Pieces, FromState, Carry, Gang, Candidate,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}

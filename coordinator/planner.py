@@ -15,12 +15,13 @@ from wire.simplify import simplify
 from wire.strategies import Auto, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
 from wire.unroll import unroll
 
+from .candidates import Drafts, add_splits, whole_name
 from .cost import CostModel, PartSketch, Prediction
 from .memory import does_not_fit, memory_by_site, missing
 from .partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from .parts import edges_of, output_source, param_places, parts_of
 from .placement import named, placed
-from .plan import Edge, Part, Plan, WorkerShare
+from .plan import Candidate, Edge, Part, Plan, WorkerShare
 from .profile import Profiles
 from .ranks import plan_ranks
 from .splitting import Carries, counts, rates_of, split
@@ -55,7 +56,12 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carr
     if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
         graph = simplify(partition(graph, rates=rates_of(profiles)))
     if not graph.has_spmd:
-        return _whole(graph, profiles, asked)
+        return _cheapest(graph, profiles, asked, carries) if isinstance(asked, Auto) else _whole(graph, profiles, asked)
+    return _with_all(_apart(graph, whole, profiles, asked), profiles, asked)
+
+
+def _apart(graph: WireGraph, whole: WireGraph, profiles: Profiles, asked: Strategy) -> Plan:
+    """A program that has ranks: each on a device of its own, or all of them as one program, as that was written."""
     why = "nobody asked for ranks apart"
     if isinstance(asked, Auto | Ranks) and any(node.op == "spmd" for node in graph.nodes):
         try:
@@ -66,6 +72,39 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carr
             why = error.message
     plan = _whole(simplify(unroll(whole)), profiles, asked)
     return replace(plan, reasons=(*plan.reasons, f"all ranks are computed as one program, since {why}"))
+
+
+def _with_all(plan: Plan, profiles: Profiles, asked: Strategy) -> Plan:
+    """The same plan; PlacementError if it was to give every worker work, and does not."""
+    used = len({part.node for part in plan.parts})
+    if isinstance(asked, Auto) and asked.use_all and used < len(profiles.workers):
+        raise PlacementError(
+            f"the ranks of this program give {used} of {len(profiles.workers)} workers work",
+            next_step="Make it of more ranks, or leave out use_all",
+        )
+    return plan
+
+
+def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, carries: Carries) -> Plan:
+    """The cheapest of all that may be done with a program."""
+    drafts = Drafts(profiles, asked)
+    add_all(drafts, graph, profiles, asked, carries)
+    return drafts.best()
+
+
+def add_all(drafts: Drafts, graph: WireGraph, profiles: Profiles, asked: Auto, carries: Carries = ()) -> None:
+    """Every plan of a program without ranks that may be the best one; PlacementError if not even one can be made."""
+    refusal = None
+    try:
+        plan = _whole(graph, profiles, Pipeline() if asked.use_all else Auto())
+        drafts.add(whole_name(plan), plan)
+    except PlacementError as error:
+        refusal = error
+    add_splits(drafts, graph, profiles, asked.use_all, carries)
+    if refusal is not None:
+        if not drafts.made:
+            raise refusal
+        drafts.leave_out("single", refusal.message)
 
 
 def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: Carries) -> Plan:
@@ -148,6 +187,7 @@ def _draft(
         prediction.seconds,
         prediction.cut_bytes,
         (*_reasons(partitioner, strategy, prediction, sketches, known), *_relays(profiles, parts, edges)),
+        candidates=_compared_with(partitioner) if strategy == "auto" and model.units else (),
     )
     return plan, prediction
 
@@ -196,6 +236,19 @@ def _reasons(
 
 
 REASONS_MAX = 8
+
+
+def _compared_with(partitioner: Partitioner) -> tuple[Candidate, ...]:
+    """The proposals that the cheapest placement was compared with."""
+    found = {f"cut {len(set(each))}" if len(set(each)) > 1 else "single": (prediction, len(set(each)))
+             for prediction, each in (partitioner.pipeline, partitioner.single)}  # fmt: skip
+    return tuple(
+        Candidate(name, prediction.seconds if prediction.fits else None, workers, "" if prediction.fits else NO_ROOM)
+        for name, (prediction, workers) in found.items()
+    )
+
+
+NO_ROOM = "does not fit into the workers' memory"
 
 
 def _compared(what: str, other: Prediction, chosen: Prediction) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from wire.graph import WireGraph
 
 from .ahead import Ahead, Use
+from .lessons import Lessons
 from .plan import Plan
 from .plan_bytes import plan_from, seconds_in
 from .planner import Question
@@ -56,6 +57,7 @@ class Planning:
     ) -> None:
         self._members = members
         self._stragglers = stragglers
+        self.lessons = Lessons()
         self._prober = prober
         self._usable = usable
         self._ahead = ahead
@@ -88,7 +90,9 @@ class Planning:
         members = sorted(there, key=lambda member: member.profile.name)
         workers = tuple(self._stragglers.as_it_runs(member.profile) for member in members)
         near = frozenset(member.profile.node_id for member in members if member.link.same_host)
-        return Profiles(workers, near, self._prober.known(worker.node_id for worker in workers))
+        ids = [worker.node_id for worker in workers]
+        factors = {node: factor for node, factor in self.lessons.factors.items() if node in ids}
+        return Profiles(workers, near, self._prober.known(ids), factors)
 
     # -- plans made ahead
 

@@ -6,7 +6,7 @@ Plain frozen data; `worker_profile` makes it of what a worker reported when it j
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -85,11 +85,15 @@ LAN = Link(1e-3, 1e8)  # gigabit Ethernet
 
 @dataclass(frozen=True)
 class Profiles:
-    """The workers a plan may use and how far apart they are; `near` are those on the client's own machine."""
+    """The workers a plan may use and how far apart they are; `near` are those on the client's own machine.
+
+    `exchanging` says of workers how many times as long as priced their collectives took of late (`lessons.py`).
+    """
 
     workers: tuple[WorkerProfile, ...]
     near: frozenset[str] = frozenset()
     links: Mapping[tuple[str, str], Link] = field(hash=False, default_factory=dict)
+    exchanging: Mapping[str, float] = field(hash=False, default_factory=dict)
 
     def __hash__(self) -> int:
         return self._hash
@@ -108,6 +112,10 @@ class Profiles:
         both_near = all(node == CLIENT or node in self.near for node in (source, target))
         return SAME_HOST if both_near else LAN
 
+    def exchange_factor(self, nodes: Iterable[str]) -> float:
+        """How many times as long as priced collectives among these take."""
+        return max((self.exchanging.get(node, 1.0) for node in nodes), default=1.0)
+
     def best(self, count: int) -> Profiles:
         """`count` of the workers, three quarters of them the fastest, the others those with most memory, in order."""
         order = range(len(self.workers))
@@ -120,7 +128,9 @@ class Profiles:
     def without(self, node: str) -> Profiles:
         """As they are once this worker is gone."""
         links = {way: link for way, link in self.links.items() if node not in way}
-        return Profiles(tuple(each for each in self.workers if each.node_id != node), self.near - {node}, links)
+        left = tuple(each for each in self.workers if each.node_id != node)
+        exchanging = {other: factor for other, factor in self.exchanging.items() if other != node}
+        return Profiles(left, self.near - {node}, links, exchanging)
 
     @cached_property
     def twins(self) -> list[int]:

@@ -267,7 +267,8 @@ class _Draft:
         nodes = [site.worker.node_id for site in sites]
         shared_s = exchange_s(ranks.graph, ranks.axes, ranks.sizes, nodes, self._profiles)
         rates = sending_rates(nodes, self._profiles)
-        self._gangs.append(Gang(tuple(numbers), ranks.axes, ranks.sizes, shared_s, sent, rates))
+        slower = self._profiles.exchange_factor(nodes)
+        self._gangs.append(Gang(tuple(numbers), ranks.axes, ranks.sizes, shared_s, sent, rates, slower))
         self._seconds += max(seconds) + shared_s
 
     def _source(self, wanted: Wanted, site: Site) -> Source:

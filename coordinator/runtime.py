@@ -161,7 +161,7 @@ class Coordinator:
             self._rehearsing.changed,
         )
         self.sessions = Sessions(self._sessions_surroundings())
-        self._pacing = Pacing(config.follow_pace, self._stragglers, self._lent())
+        self._pacing = Pacing(config.follow_pace, self._stragglers, self._planning.lessons, self._lent())
         self._perform: dict[type, Callable[[Any], None]] = {
             ev.MakePlan: self._make_plan,
             ev.SendDeploy: self._start_deploy,
@@ -669,8 +669,10 @@ class Coordinator:
     async def _await_run(
         self, action: ev.SendRun, member: Member, call: Call, deployment: Deployment, begun: Begun
     ) -> None:
+        began_s = self._loop.time()
         try:
             answer = await outcome(begun, self._shared)
+            took_s = self._loop.time() - began_s
             for output in answer.outputs:
                 if output.value.data is not None or output.value.shared:
                     self._output(action.generation, action.step, output.slot, tensor_of(member.link, output.value))
@@ -682,7 +684,7 @@ class Coordinator:
         call.ran[action.generation, action.node] = answer
         self._teller.progress("ran", action.node, f"its parts of step {action.step}", action.generation)
         seconds = {run.part: run.compute_s for run in answer.parts}
-        self._pacing.took(deployment, seconds, len(self._calls))
+        self._pacing.ran((action.generation, action.step), action.node, deployment, answer, took_s, len(self._calls))
         self._feed(ev.NodeRan(action.generation, action.step, action.node, seconds))
 
     def _send_cancel(self, action: ev.SendCancel) -> None:

@@ -1,7 +1,7 @@
-"""Splitting: what DataParallel, TensorParallel and FullySharded ask of the partitioner.  Pure.
+"""Splitting: what DataParallel, TensorParallel, FullySharded and DataTensor ask of the partitioner.  Pure.
 
-Each is a grid of one axis, and layouts of inputs and params on it; the rest follows (wire/sharding/).  Where the number
-of ranks is left open, several are tried, and the one that is predicted to be fastest is taken.
+Each is a grid of one axis or two, and layouts of inputs and params on it; the rest follows (wire/sharding/).  Where the
+number of ranks is left open, several are tried, and the one that is predicted to be fastest is taken.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from wire.graph import WireGraph
 from wire.sharding.layout import Axes, Dims
 from wire.sharding.partition import partition
 from wire.sharding.pricing import Rates
-from wire.strategies import DataParallel, FullySharded, Split, TensorParallel
+from wire.strategies import DataParallel, DataTensor, FullySharded, Split, TensorParallel
 
-from .profile import Profiles
+from .profile import CLIENT, Profiles
 
 Carries = tuple[tuple[str, int], ...]
 RANKS_MAX = 16  # where nobody said how many
@@ -27,7 +27,8 @@ def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carrie
 
     `carries` are params by name, each with the position of an output that is to lie as it does.
     """
-    axes = Axes((asked.axis,), (ranks,))
+    grid = asked.grid(ranks)
+    axes = Axes(tuple(grid), tuple(grid.values()))
     specs = LAYOUTS[type(asked)](graph, asked)
     if not any(any(dims) for dims in specs.values()):
         raise InputError(f"the strategy {asked.word!r} finds nothing to split in this program")
@@ -38,19 +39,28 @@ def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carrie
 
 
 def counts(asked: Split, profiles: Profiles) -> Iterator[int]:
-    """How many ranks to try: as many as were asked for, or one per worker and then half as many."""
+    """How many ranks to try: as many as were asked for, or one per worker, one for each that is not far slower or
+    further away than the best, and then half as many as often as that goes."""
     if asked.ranks:
         yield asked.ranks
         return
-    count = min(len(profiles.workers), RANKS_MAX)
-    if count < 2:
+    most = min(len(profiles.workers), RANKS_MAX)
+    halves = [most >> times for times in range(most.bit_length())]
+    tried = sorted({*halves, min(_good(profiles), RANKS_MAX)} & {*filter(asked.divides, range(2, most + 1))})
+    if not tried:
+        least = next(filter(asked.divides, range(2, RANKS_MAX + 1)))
         raise PlacementError(
-            f"the strategy {asked.word!r} needs 2 workers at least, and there is {count}",
+            f"the strategy {asked.word!r} needs {least} workers at least, and there is {most}",
             next_step="Start another mesh-worker, or choose strategy='single'",
         )
-    while count >= 2:
-        yield count
-        count //= 2
+    yield from reversed(tried)
+
+
+def _good(profiles: Profiles) -> int:
+    """Workers with at least half the speed of the fastest, and a quarter of the bandwidth of the nearest."""
+    speed = [max(device.gflops for device in worker.devices) for worker in profiles.workers]
+    near = [profiles.link(CLIENT, worker.node_id).bytes_per_s for worker in profiles.workers]
+    return sum(2 * mine >= max(speed) and 4 * way >= max(near) for mine, way in zip(speed, near, strict=True))
 
 
 def rates_of(profiles: Profiles) -> Rates:
@@ -66,7 +76,7 @@ def rates_of(profiles: Profiles) -> Rates:
 
 def _data(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
     """Inputs by their first dimension; params are everywhere whole."""
-    assert isinstance(asked, DataParallel | FullySharded)
+    assert isinstance(asked, DataParallel | FullySharded | DataTensor)
     shapes = {name: kind.shape for name, kind in graph.input_types.items() if kind.shape}
     chosen = {name: shape for name, shape in shapes.items() if not asked.inputs or _named(name, asked.inputs)}
     if asked.inputs and not chosen:
@@ -84,21 +94,23 @@ def _tensor(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
     """Params by their longest dimension, of equals the first: in a stack of layers by columns and rows in turn."""
     shapes = {name: kind.shape for name, kind in graph.param_types.items() if len(kind.shape) >= 2}
     longest = {name: max(range(len(shape)), key=lambda dim: (shape[dim], -dim)) for name, shape in shapes.items()}
+    axis = "tensor" if isinstance(asked, DataTensor) else asked.axis
     return {
-        name: tuple((asked.axis,) if dim == longest[name] else () for dim in range(len(shape)))
+        name: tuple((axis,) if dim == longest[name] else () for dim in range(len(shape)))
         for name, shape in shapes.items()
     }
 
 
-def _fully(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
-    """Both, over the same axis: params are gathered where they are needed."""
+def _both(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
+    """Inputs and params; where that is over the same axis, params are gathered where they are needed."""
     return {**_tensor(graph, asked), **_data(graph, asked)}
 
 
 LAYOUTS: dict[type[Split], Callable[[WireGraph, Split], Mapping[str, Dims]]] = {
     DataParallel: _data,
     TensorParallel: _tensor,
-    FullySharded: _fully,
+    FullySharded: _both,
+    DataTensor: _both,
 }
 
 

@@ -34,6 +34,7 @@ BEYOND = 1.5  # and that much longer than what is rare for the device
 WELL = 1.5  # less than this is not slow any more
 OFF = 2.0  # a figure that is off by more is changed
 SLOWNESS_MAX = 64.0
+LEARNT_MIN = 8  # runs after which predictions go by how far off they were
 PARTS_MAX = 4096  # whose runs are remembered, of all devices; the least recently run goes first
 
 Key = tuple[Site, bytes, int]  # a part's graph on a device, and about how many calls were under way
@@ -45,7 +46,9 @@ class _Site:
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))  # of what work takes now to good runs
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # the same while it is well
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs to what was predicted
+    works: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # those of them that are no trifle
     slowness: float = 1.0
+    learnt: float = 1.0  # times as long as was predicted, while it is well
 
 
 class Stragglers:
@@ -69,9 +72,13 @@ class Stragglers:
         return ((site, seen.slowness) for site, seen in self._sites.items() if seen.slowness > 1.0)
 
     def as_it_runs(self, worker: WorkerProfile) -> WorkerProfile:
-        """As measured, but for devices that are slower of late."""
-        devices = (each.slowed(self.slowness((worker.node_id, each.index))) for each in worker.devices)
+        """As measured, but for devices that are slower of late, or were found not to be as fast as measured."""
+        devices = (each.slowed(self._factor((worker.node_id, each.index))) for each in worker.devices)
         return replace(worker, devices=tuple(devices))
+
+    def _factor(self, at: Site) -> float:
+        found = self._sites.get(at)
+        return found.slowness * found.learnt if found else 1.0
 
     def expected_s(self, part: Part) -> float:
         """What a part would take now: by its own runs, or as predicted and as far off as predictions are there."""
@@ -157,6 +164,15 @@ class Stragglers:
         predicted_s = sum(plan.parts[part].seconds / plan.parts[part].slower for part in seconds)
         if predicted_s > 0 and site.slowness == 1.0 and well:
             site.errors.append(sum(seconds.values()) / predicted_s)
+            if predicted_s >= BASE_S:
+                self._learn(site, sum(seconds.values()) / predicted_s)
+
+    def _learn(self, site: _Site, error: float) -> None:
+        """Work that is worth measuring took so many times as long as its device is said to need."""
+        site.works.append(error)
+        found = _good(site.works)
+        if len(site.works) >= LEARNT_MIN and max(found / site.learnt, site.learnt / found) > OFF:
+            site.learnt = min(max(_rounded(found), 1 / SLOWNESS_MAX), SLOWNESS_MAX)
 
     def _weigh(self, at: Site, good_s: float, took_s: float) -> bool:
         """Add what took `good_s` in good runs and now takes `took_s`; whether a device that is well takes so long."""

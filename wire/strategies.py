@@ -1,8 +1,9 @@
 """Strategies: how a program is to be placed, as values.  Pure data, with a text form that travels.
 
-`Auto()` is the cheapest way known.  `Single()` is the best one worker.  `Pipeline()` cuts across every worker.
-`Ranks()` gives each rank of an `spmd` program a device of its own; `DataParallel()`, `TensorParallel()` and
-`FullySharded()` make a program of ranks of one that has none.  `DeviceMap()` says itself which layer is where.
+`Auto()` is the cheapest of all that follow.  `Single()` is the best one worker.  `Pipeline()` cuts across every worker.
+`Ranks()` gives each rank of an `spmd` program a device of its own; `DataParallel()`, `TensorParallel()`,
+`FullySharded()` and `DataTensor()` make a program of ranks of one that has none.  `DeviceMap()` says itself which layer
+is where.
 
 A strategy never means something else silently: what cannot be done is an error.  To add one: a class with its `word`, a
 row in `_KINDS`, and what it means in coordinator/planner.py.
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
 from .errors import InputError
+from .schedules import SCHEDULES
 
 _RANGE = re.compile(r"(?P<stem>.*?)\.?(?P<first>\d+)\.\.(?P<stop>\d+)")
 
@@ -28,14 +30,25 @@ class Strategy:
 
     @property
     def text(self) -> str:
-        return self.word
+        given = {each.name: value for each in _fields(self) if (value := getattr(self, each.name)) != each.default}
+        return f"{self.word} {json.dumps(given, separators=(',', ':'))}" if given else self.word
+
+
+def _fields(strategy: Any) -> tuple[Field[Any], ...]:
+    return fields(strategy)
 
 
 @dataclass(frozen=True, slots=True)
 class Auto(Strategy):
-    """The cheapest by the cost model."""
+    """The cheapest by the cost model: one worker, a cut, or a split along one axis or two.  With `use_all` the cheapest
+    of those that give every worker work, PlacementError if there is none."""
 
+    use_all: bool = False
     word = "auto"
+
+    def __post_init__(self) -> None:
+        if type(self.use_all) is not bool:
+            raise InputError(f"use_all is True or False, not {self.use_all!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +60,29 @@ class Single(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline(Strategy):
-    """Cut across every worker, so that the slowest slice is as fast as can be."""
+    """Cut across every worker, so that the slowest slice is as fast as can be.
 
+    Training goes over `stages` of workers, 0 for as many as are fastest, with the rows of a step in so many
+    `micro_batches`, in the order of a `schedule` (wire/schedules.py).  Each stage is there `data` times, with a share
+    of the micro-batches each.
+    """
+
+    stages: int = 0
+    micro_batches: int = 8
+    schedule: str = "1f1b"
+    data: int = 1
     word = "pipeline"
+
+    def __post_init__(self) -> None:
+        for name, least in (("stages", 0), ("micro_batches", 2), ("data", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= RANKS_MAX:
+                raise InputError(f"{name} of a pipeline is an int from {least} to {RANKS_MAX}, not {value!r}")
+        if self.schedule not in SCHEDULES:
+            names = ", ".join(SCHEDULES)
+            raise InputError(f"schedule={self.schedule!r} is not known", next_step=f"Choose one of {names}")
+        if self.data > self.micro_batches:
+            raise InputError(f"{self.micro_batches} micro-batches leave some of {self.data} copies without work")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +101,17 @@ class Split(Strategy):
     ranks: int = 0
     axis: ClassVar[str]
 
-    @property
-    def text(self) -> str:
-        given = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
-        return f"{self.word} {json.dumps(given, separators=(',', ':'))}" if given else self.word
-
     def __post_init__(self) -> None:
         if type(self.ranks) is not int or not (self.ranks == 0 or 2 <= self.ranks <= RANKS_MAX):
             raise InputError(f"a program is split over 2 to {RANKS_MAX} ranks, or 0 for any number, not {self.ranks!r}")
+
+    def grid(self, ranks: int) -> dict[str, int]:
+        """The axes of so many ranks with their sizes, the outermost first."""
+        return {self.axis: ranks}
+
+    def divides(self, ranks: int) -> bool:
+        """Whether so many ranks make such a grid."""
+        return ranks >= 2
 
 
 RANKS_MAX = 4096
@@ -114,6 +150,29 @@ class FullySharded(Split):
     def __post_init__(self) -> None:
         Split.__post_init__(self)
         _check_names(self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class DataTensor(Split):
+    """A grid of two axes: groups of `tensor` ranks have each a share of the batch, and in a group each rank has a share
+    of every param.  `ranks` are those of the whole grid."""
+
+    tensor: int = 2
+    inputs: tuple[str, ...] = ()
+    word = "data-tensor"
+    axis = "data"
+
+    def __post_init__(self) -> None:
+        Split.__post_init__(self)
+        _check_names(self.inputs)
+        if type(self.tensor) is not int or self.tensor < 2 or (self.ranks and not self.divides(self.ranks)):
+            raise InputError(f"{self.ranks} ranks are not 2 groups or more of {self.tensor!r} ranks, 2 at least")
+
+    def grid(self, ranks: int) -> dict[str, int]:
+        return {"data": ranks // self.tensor, "tensor": self.tensor}
+
+    def divides(self, ranks: int) -> bool:
+        return ranks >= 2 * self.tensor and ranks % self.tensor == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +249,7 @@ class DeviceMap(Strategy):
         return None
 
 
-_KINDS = (Auto, Single, Pipeline, Ranks, DataParallel, TensorParallel, FullySharded, DeviceMap)
+_KINDS = (Auto, Single, Pipeline, Ranks, DataParallel, TensorParallel, FullySharded, DataTensor, DeviceMap)
 _ALL: dict[str, type[Strategy]] = {each.word: each for each in _KINDS}
 STRATEGIES = tuple(word for word, kind in _ALL.items() if kind is not DeviceMap)  # those that a name says all of
 FOR_ANY_GRAPH = tuple(each.word for each in (Auto, Single, Pipeline))
@@ -207,8 +266,8 @@ def strategy_of(text: object) -> Strategy:
     known = _ALL.get(word)
     if known is DeviceMap:
         return _device_map(rest)
-    if known is not None and issubclass(known, Split) and rest:
-        return _split(known, rest)
+    if known is not None and rest and _fields(known):
+        return _given(known, rest)
     if known is None or rest:
         names = ", ".join(map(repr, STRATEGIES))
         raise InputError(f"strategy={text!r} is not known", next_step=f"Choose one of {names}, or a DeviceMap")
@@ -226,10 +285,10 @@ def _device_map(rest: str) -> DeviceMap:
     return made
 
 
-def _split(kind: Any, rest: str) -> Split:
+def _given(kind: Any, rest: str) -> Strategy:
     try:
         given = json.loads(rest).items()
-        made: Split = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given})
+        made: Strategy = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given})
         return made
     except (ValueError, TypeError, AttributeError):
         raise InputError(f"{rest[:200]!r} says nothing to the strategy {kind.word!r}") from None

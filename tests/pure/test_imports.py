@@ -82,6 +82,7 @@ PURE = (
     "coordinator/grid_sites.py",
     "coordinator/health.py",
     "coordinator/jobs.py",
+    "coordinator/lessons.py",
     "coordinator/likeness.py",
     "coordinator/members.py",
     "coordinator/memory.py",

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from support.profiles import device, near, random_profiles, worker
+from support.profiles import device, worker
 from support.random_graphs import random_graph
 
-from coordinator.moving import GAIN_MIN, MARGIN, REST_S, SETTLE_S, Debt, move_s, price
+from coordinator.moving import GAIN_MIN, MARGIN, REST_S, SETTLE_S, Debt, move_s
 from coordinator.plan import FromParam
 from coordinator.planner import make_plan
 from coordinator.profile import CLIENT, Link, Profiles
-
-
-@pytest.mark.parametrize("strategy", ["single", "pipeline", "auto"])
-def test_a_plan_is_priced_about_as_it_was_predicted_and_slower_where_devices_are(strategy: str) -> None:
-    rng = np.random.default_rng(5)
-    for seed in range(20):
-        graph = random_graph(seed, 6, 24).graph
-        profiles = random_profiles(rng, 3)
-        plan = make_plan(graph, profiles, strategy)
-        priced = price(plan, profiles, lambda part: part.seconds)
-        assert priced == pytest.approx(plan.seconds, rel=0.2), "a mask that is folded into its reader may start later"
-        assert price(plan, profiles, lambda part: 10 * part.seconds) > priced
 
 
 def test_what_moves_is_the_weights_that_a_worker_does_not_hold() -> None:
@@ -56,12 +43,3 @@ def test_a_program_moves_once_in_a_while_at_most() -> None:
     assert not debt.stays(0.9, 0.0, at_s=100.0)
     assert debt.stays(0.9, 0.0, at_s=100.0 + REST_S / 2)
     assert not debt.stays(0.9, 0.0, at_s=100.0 + REST_S)
-
-
-def test_machines_alike_have_the_same_price() -> None:
-    graph, profiles = random_graph(7, 6, 24).graph, near(*(worker(n, device(0, 1.0, 1.0)) for n in range(3)))
-    prices = {
-        price(make_plan(graph, Profiles((each,), profiles.near), "single"), profiles, lambda part: part.seconds)
-        for each in profiles.workers
-    }
-    assert len(prices) == 1

@@ -69,7 +69,7 @@ def test_time_is_virtual_and_stands_still_while_nothing_is_asked() -> None:
     with Mesh.builder().mesh("sim").simulate(2, gflops=(1e-6, 1e-6)).build() as mesh:
         built_s = mesh.simulation.now_s
         assert mesh.simulation.now_s == built_s
-        mesh.run(lambda x: x @ x, X)
+        mesh.run(lambda x: x @ x, X, strategy="single")
         assert mesh.simulation.now_s - built_s > 500, "2 * 64**3 flops at 1000 flop/s"
         mesh.simulation.wait(3600)
         assert mesh.simulation.now_s - built_s > 4100

@@ -1,0 +1,191 @@
+"""Candidates: the plans that `auto` chooses among, each with what it is predicted to take.  Pure.
+
+They are one worker, a cut across all of them, the cheapest placement of single nodes, and the program split along one
+axis or two, over several numbers of ranks.  All are judged by the same timeline.  What cannot be better than the best
+one so far, by a bound that costs nothing, is not made; the reasons tell of every strategy, made or not.
+
+To add a strategy: how it is made here (`_splits`), and its class in wire/strategies.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from wire.errors import InputError, PlacementError
+from wire.graph import WireGraph
+from wire.simplify import simplify
+from wire.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, Strategy, TensorParallel
+
+from .cost import graph_seconds
+from .plan import Candidate, Plan
+from .profile import CLIENT, Profiles
+from .ranks import plan_ranks
+from .splitting import Carries, counts, split
+from .timeline import timeline
+
+GAIN_MIN = 0.05  # of a call's time: a split that saves less is not worth another order of additions
+NODES_MAX = 8_000  # of all programs that are split together: the partitioner takes about 0.2 ms for a node
+BATCHES_MAX = 3  # sizes of first dimensions that are tried as the batch's
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan that was made, and what the strategy that it follows is called."""
+
+    name: str
+    plan: Plan
+    seconds: float
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.name, self.seconds, len({part.node for part in self.plan.parts}))
+
+
+class Drafts:
+    """Plans of one program as they are made; `accept` may change one, or refuse it with None."""
+
+    def __init__(
+        self, profiles: Profiles, asked: Auto, accept: Callable[[Plan], Plan | None] = lambda plan: plan
+    ) -> None:
+        self.made: list[Draft] = []
+        self.known: list[Candidate] = []  # whose plans were not made, though what they take is known
+        self.left_out: list[Candidate] = []
+        self._profiles, self._asked, self._accept = profiles, asked, accept
+
+    def add(self, name: str, plan: Plan) -> None:
+        """One that follows the strategy called so."""
+        self.known += [each for each in plan.candidates if each.name != name]
+        accepted = self._accept(plan)
+        if accepted is None:
+            self.leave_out(name, "its state would not be made where it is read")
+        else:
+            as_it_was = accepted is plan and not plan.gangs
+            seconds = plan.seconds if as_it_was else timeline(accepted, self._profiles).seconds
+            self.made.append(Draft(name, replace(accepted, seconds=seconds), seconds))
+
+    def leave_out(self, name: str, why: str) -> None:
+        self.left_out.append(Candidate(name, None, 0, why))
+
+    @property
+    def best_s(self) -> float:
+        return min((each.seconds for each in self._fitting()), default=float("inf"))
+
+    def best(self) -> Plan:
+        """The one that takes least, with the others as candidates and reasons; PlacementError if there is none."""
+        found = self._fitting()
+        if not found:
+            most = max((each.candidate.workers for each in self.made), default=0)
+            raise PlacementError(
+                f"no plan gives all {len(self._profiles.workers)} workers work: {most} at most",
+                next_step="Leave out use_all, or give the program more to do",
+            )
+        whole = [each for each in found if not each.plan.gangs]
+        best = min(found, key=lambda each: each.seconds)
+        if whole and (least := min(whole, key=lambda each: each.seconds)).seconds * (1 - GAIN_MIN) <= best.seconds:
+            best = least
+        compared = sorted([*(each.candidate for each in self.made), *self.known], key=_seconds)
+        candidates = (*compared, *self.left_out)
+        plan = replace(best.plan, strategy=self._asked.text, how=best.plan.strategy, candidates=candidates)
+        return replace(plan, reasons=(*best.plan.reasons, *_reasons(best, candidates, self._asked)))
+
+    def _fitting(self) -> list[Draft]:
+        everybody = len(self._profiles.workers)
+        return [each for each in self.made if not self._asked.use_all or each.candidate.workers == everybody]
+
+
+def whole_name(plan: Plan) -> str:
+    """What a plan without ranks is called."""
+    workers = len({part.node for part in plan.parts})
+    return f"cut {workers}" if workers > 1 else "single"
+
+
+def add_splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, use_all: bool, carries: Carries = ()) -> None:
+    """Split the program in every way that may be better than what there is."""
+    if len(profiles.workers) < 2:
+        return
+    left = NODES_MAX
+    for name, asked, ranks in _splits(graph, profiles):
+        if use_all and ranks < len(profiles.workers):
+            continue
+        bound_s = _least_s(graph, profiles, ranks)
+        if bound_s >= drafts.best_s:
+            drafts.leave_out(name, f"takes {_ms(bound_s)} at least")
+            continue
+        left -= len(graph)
+        if left < 0:
+            drafts.leave_out(name, f"not tried: a program of {len(graph)} nodes takes too long to split often")
+            continue
+        try:
+            made = simplify(split(graph, asked, ranks, profiles, carries))
+            drafts.add(name, plan_ranks(made, profiles, asked.text))
+        except (InputError, PlacementError) as error:
+            drafts.leave_out(name, error.message)
+
+
+def _splits(graph: WireGraph, profiles: Profiles) -> Iterator[tuple[str, Split, int]]:
+    """Strategies with numbers of ranks, those first that are best most often."""
+    batches = _batches(graph)
+    asked: dict[Split, str] = {DataParallel(inputs=each): f" by {each[0]}" for each in batches}
+    if len(asked) == 1:
+        asked = dict.fromkeys(asked, "")
+    if any(len(kind.shape) > 1 for kind in graph.param_types.values()):
+        asked[TensorParallel()] = ""
+        for inputs in batches[:1]:
+            asked[FullySharded(inputs=inputs)] = asked[DataTensor(inputs=inputs)] = ""
+    for each, of in asked.items():
+        yield from ((f"{_called(each, ranks)}{of}", each, ranks) for ranks in _counts(each, profiles))
+
+
+def _counts(asked: Split, profiles: Profiles) -> Iterator[int]:
+    try:
+        yield from counts(asked, profiles)
+    except PlacementError:
+        return
+
+
+def _called(asked: Split, ranks: int) -> str:
+    sizes = " x ".join(map(str, asked.grid(ranks).values()))
+    return f"{asked.word} {sizes}"
+
+
+def _batches(graph: WireGraph) -> list[tuple[str, ...]]:
+    """Inputs that are as long as each other, those first that have most bytes."""
+    found: dict[int, list[str]] = {}
+    for name, kind in graph.input_types.items():
+        if kind.shape and kind.shape[0] > 1:
+            found.setdefault(kind.shape[0], []).append(name)
+    sizes = {rows: sum(graph.input_types[name].size_bytes for name in names) for rows, names in found.items()}
+    return [tuple(found[rows]) for rows in sorted(found, key=lambda rows: -sizes[rows])][:BATCHES_MAX]
+
+
+def _least_s(graph: WireGraph, profiles: Profiles, ranks: int) -> float:
+    """What so many ranks take if the work divides evenly, nothing is exchanged and the fastest devices do it."""
+    rates = sorted(_whole_s(graph, profiles))[:ranks]
+    computing_s = 1.0 / sum(1.0 / seconds for seconds in rates) if rates and rates[0] > 0 else 0.0
+    nodes = [worker.node_id for worker in profiles.workers]
+    feeding_s = min(profiles.link(CLIENT, node).latency_s for node in nodes) if graph.inputs else 0.0
+    dispatch_s = min(device.dispatch_s for worker in profiles.workers for device in worker.devices)
+    return computing_s + feeding_s + dispatch_s + min(profiles.link(node, CLIENT).latency_s for node in nodes)
+
+
+def _whole_s(graph: WireGraph, profiles: Profiles) -> list[float]:
+    """What each worker's fastest device takes for all of it."""
+    return [min(graph_seconds(graph, device) for device in worker.devices) for worker in profiles.workers]
+
+
+def _seconds(candidate: Candidate) -> float:
+    return float("inf") if candidate.seconds is None else candidate.seconds
+
+
+def _reasons(best: Draft, candidates: Sequence[Candidate], asked: Strategy) -> Iterator[str]:
+    told: dict[str, Candidate] = {}  # the best of every strategy, but for the chosen one
+    for each in candidates:
+        told.setdefault(each.name.partition(" ")[0], each)
+    others = [f"{each.name} {each.why or _ms(_seconds(each))}" for each in told.values() if each.name != best.name]
+    if others:
+        yield f"{best.name} is predicted to take least, {_ms(best.seconds)}; {', '.join(others)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
