@@ -24,8 +24,8 @@ from wire.dtypes import dtype_of
 from wire.errors import Cancelled, ConfigError, InputError, MeshError, ShapeError
 from wire.sharedmem import SharedDir
 from wire.types import TensorType
-from worker.collectives.group import REDUCTIONS
 from worker.collectives.group import Group as Runtime
+from worker.collectives.running import REDUCTIONS
 
 from .. import tree
 from .by_name import agreed, in_buffers

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wire.sharedmem import SharedDir, remove, share
-from worker.collectives.group import Wire, Wires
 from worker.collectives.mailbox import Inbox, Outbox, lay_out, letter_bytes_for, short_sleeps, size_of
+from worker.collectives.wires import Wire, Wires
 
 from .meeting import life_of
 

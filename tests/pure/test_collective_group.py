@@ -26,8 +26,9 @@ from wire.errors import (
 )
 from wire.types import TensorType
 from worker.collectives.algorithms import ALL_REDUCE, BY_RANK
-from worker.collectives.group import REDUCES, REDUCTIONS, Group
+from worker.collectives.group import REDUCES, Group
 from worker.collectives.mailbox import Envelope, Inbox, Outbox
+from worker.collectives.running import REDUCTIONS
 
 Array = NDArray[Any]
 

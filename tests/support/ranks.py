@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from wire.errors import MeshError, from_fields
-from worker.collectives.group import Group, Wire, Wires
+from worker.collectives.group import Group
 from worker.collectives.mailbox import LETTER_BYTES, LETTERS, Inbox, Outbox, Patience, lay_out, short_sleeps, size_of
+from worker.collectives.wires import Wire, Wires
 
 Body = Callable[..., Any]  # (group, *arguments), at module level where ranks are processes
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from wire.sharedmem import share
 
 from ..host_messages import RankOf
-from .group import Wire, Wires
 from .lines import Line
 from .mailbox import Inbox, Outbox, short_sleeps
 from .progress import Progress
 from .ranks import Ranks
+from .wires import Wire, Wires
 
 
 def ranks_of(

@@ -18,9 +18,10 @@ from wire.grids import Axes, Sizes, groups
 from wire.types import Attrs
 
 from .algorithms import shares
-from .group import Group, Wires
+from .group import Group
 from .mailbox import CARRIED_SLEEP_S_MIN, SPINS_MIN, Patience
 from .progress import Pending, Progress
+from .wires import Wires
 
 Array = NDArray[Any]
 
