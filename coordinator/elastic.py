@@ -7,14 +7,19 @@ carry the same tensors under the same names.  It does not know what a program is
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from wire.errors import PlacementError
+
+from .plan import Plan
+from .profile import Profiles
 from .program import Program
 
+PLANS_MAX = 64  # that are remembered: those for the death of each of 16 workers, and some
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -33,22 +38,51 @@ Given = Arrays | Feeds
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, its program, and for how many workers that is: 0 where it is the only one."""
+
+    workers: int
+    program: Program
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
 class Elastic:
     """Programs by the number of workers, up to `most`; `make` makes one."""
 
     most: int
     make: Callable[[int], Awaitable[Program]]
     _made: dict[int, Program] = field(default_factory=dict)
+    _plans: dict[frozenset[str], tuple[object, Planned]] = field(default_factory=dict)
 
-    def numbers(self, workers: int) -> Iterator[int]:
-        """How many of so many workers to try, the most first."""
-        yield from range(min(workers, self.most), 0, -1)
+    async def planned(self, profiles: Profiles, plan: Callable[[Program], Awaitable[Plan]]) -> Planned:
+        """A plan for these workers, of the program for most of them that has one: the same again while nothing of them
+        has changed.  PlacementError if none has."""
+        nodes, likeness = frozenset(each.node_id for each in profiles.workers), _likeness(profiles)
+        known = self._plans.pop(nodes, None)
+        if known is None or known[0] != likeness:
+            known = likeness, await self._anew(len(nodes), plan)
+        self._plans[nodes] = known  # the last one that was asked for is forgotten last
+        while len(self._plans) > PLANS_MAX:
+            del self._plans[next(iter(self._plans))]
+        return known[1]
 
-    async def program(self, workers: int) -> Program:
-        """What so many compute."""
-        if workers not in self._made:
-            self._made[workers] = await self.make(workers)
-        return self._made[workers]
+    async def _anew(self, most: int, plan: Callable[[Program], Awaitable[Plan]]) -> Planned:
+        failure = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+        for workers in range(min(most, self.most), 0, -1):
+            if workers not in self._made:
+                self._made[workers] = await self.make(workers)
+            try:
+                return Planned(workers, self._made[workers], await plan(self._made[workers]))
+            except PlacementError as error:
+                failure = error
+        raise failure
+
+
+def _likeness(profiles: Profiles) -> object:
+    """What a plan that was made once depends on: how fast links are is not worth another."""
+    cut = frozenset(way for way, link in profiles.links.items() if link.relayed)
+    return profiles.workers, cut
 
 
 def arrays_of(given: Given, workers: int) -> Arrays:

@@ -176,6 +176,15 @@ class SendRun:
 
 
 @dataclass(frozen=True, slots=True)
+class StopStep:
+    """This step of the plan, and those after it, will not be done: a worker need not wait for the others any more."""
+
+    generation: int
+    step: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendDrop:
     generation: int
     node: str
@@ -265,6 +274,6 @@ Event = (
     | CopyFailed | Tick
 )  # fmt: skip
 Action = (
-    MakePlan | SendDeploy | SendRun | SendDrop | ForgetPlan | TakeSnapshot | Keep | LetGo | ForgetFeeds | Resolve
+    MakePlan | SendDeploy | SendRun | StopStep | SendDrop | ForgetPlan | TakeSnapshot | Keep | LetGo | ForgetFeeds | Resolve
     | Reject | GiveState | RefuseState | Ended
 )  # fmt: skip

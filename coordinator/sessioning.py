@@ -19,7 +19,7 @@ from wire.codec import hash_array, tensor_from
 from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
 from wire.exchange import BlobExchange, off_loop
 from wire.limits import MIB
-from wire.messages import PlanKey, Snapshot, Snapshotted
+from wire.messages import CancelStep, PlanKey, Snapshot, Snapshotted
 from wire.sharedmem import SharedDir
 from wire.strategies import Split, strategy_of
 from wire.types import TensorType
@@ -27,7 +27,7 @@ from wire.types import TensorType
 from . import dispatch
 from . import session_events as ev
 from .deploying import Deploying
-from .elastic import Arrays, Elastic, Given, arrays_of, bytes_of
+from .elastic import Arrays, Elastic, Given, Planned, arrays_of, bytes_of
 from .explain import explain
 from .feeding import Begun, begin, outcome
 from .held import HeldTensors
@@ -45,6 +45,8 @@ log = logging.getLogger("graph_mesh.coordinator")
 BETTER = 0.8  # of the present plan's time per step: what is worth a move
 AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
 SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
+SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with it
+AHEAD_PAUSE_S = 0.1  # between two plans that may never be needed
 Contents = Mapping[FromState, bytes]
 Holders = Mapping[FromState, frozenset[str]]
 
@@ -159,11 +161,13 @@ class Session:
         self._goodbyes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._ahead: asyncio.Task[None] | None = None
         self._error: MeshError | None = None
         self._perform: dict[type, Callable[[Any], object]] = {
             ev.MakePlan: self._make_plan,
             ev.SendDeploy: lambda action: self._spawn(self._deploy(action)),
             ev.SendRun: self._start_run,
+            ev.StopStep: self._stop_step,
             ev.SendDrop: lambda action: self._let_go(action.node, action.generation),
             ev.ForgetPlan: self._forget_plan,
             ev.TakeSnapshot: lambda action: self._spawn(self._snapshot(action)),
@@ -261,7 +265,7 @@ class Session:
         try:
             nodes = frozenset[str]()
             while self._around.usable() - nodes and not self._machine.over:
-                await asyncio.sleep(SETTLE_S)
+                await asyncio.sleep(SETTLE_S if self._elastic is None else SETTLE_ELASTIC_S)
                 nodes = self._around.usable()
                 await self._compare(nodes)
         except MeshError as error:
@@ -274,7 +278,7 @@ class Session:
         now = self.plan
         if now is None:
             return
-        _, _, other = await self._planned(nodes)
+        other = (await self._planned(nodes)).plan
         wider = (self._program.strategy != "auto" or self._elastic is not None) and len(dispatch.nodes(other)) > len(
             dispatch.nodes(now)
         )
@@ -288,36 +292,39 @@ class Session:
         self.plans[action.generation] = _Deployment(action.contents, action.holders)
         self._spawn(self._plan(action))
 
-    async def _planned(self, nodes: Iterable[str]) -> tuple[int, Program, Plan]:
-        """A plan for these nodes, its program, and for how many workers that is, in an elastic session."""
-        if self._elastic is not None:
-            return await self._planned_elastic(frozenset(nodes), self._elastic)
-        program = self._program
-        graph, profiles, strategy = program.graph, self._around.profiles(nodes), program.strategy
-        try:
-            return 0, program, await asyncio.to_thread(session_plan, graph, profiles, strategy, self._stateful)
-        except PlacementError as error:
-            if not (self.committed and isinstance(strategy_of(strategy), Split)):
-                raise
-            return 0, program, await asyncio.to_thread(meanwhile, graph, profiles, self._stateful, error)
+    async def _planned(self, nodes: Iterable[str]) -> Planned:
+        profiles = self._around.profiles(nodes)
 
-    async def _planned_elastic(self, nodes: frozenset[str], elastic: Elastic) -> tuple[int, Program, Plan]:
-        failure = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
-        for workers in elastic.numbers(len(nodes)):
-            program = await elastic.program(workers)
-            profiles = self._around.profiles(nodes)
+        async def plan(program: Program) -> Plan:
+            return await asyncio.to_thread(session_plan, program.graph, profiles, program.strategy, self._stateful)
+
+        if self._elastic is not None:
+            return await self._elastic.planned(profiles, plan)
+        program = self._program
+        try:
+            return Planned(0, program, await plan(program))
+        except PlacementError as error:
+            if not (self.committed and isinstance(strategy_of(program.strategy), Split)):
+                raise
+            alone = await asyncio.to_thread(meanwhile, program.graph, profiles, self._stateful, error)
+            return Planned(0, program, alone)
+
+    async def _look_ahead(self, nodes: frozenset[str]) -> None:
+        """Have plans for the death of each of these workers."""
+        for node in sorted(nodes) if len(nodes) > 1 else ():
+            await asyncio.sleep(AHEAD_PAUSE_S)
+            if self._nodes != nodes or self._machine.over:
+                return
             try:
-                plan = await asyncio.to_thread(session_plan, program.graph, profiles, program.strategy, self._stateful)
-            except PlacementError as error:
-                failure = error
-            else:
-                return workers, program, plan
-        raise failure
+                await self._planned(nodes - {node})
+            except MeshError as error:
+                log.debug("no plan for the death of a worker: %s", error)
 
     async def _plan(self, action: ev.MakePlan) -> None:
         deployment = self.plans[action.generation]
         try:
-            deployment.workers, deployment.program, plan = await self._planned(action.nodes)
+            planned = await self._planned(action.nodes)
+            plan = planned.plan
             wanted = {piece for node in dispatch.nodes(plan) for piece in dispatch.states_of(plan, node)}
             if deployment.contents is not None and not wanted <= deployment.contents.keys():
                 await self._gather(deployment)
@@ -332,6 +339,7 @@ class Session:
         if action.generation not in self.plans:
             self._let_gathered_go(deployment)
             return
+        deployment.workers, deployment.program = planned.workers, planned.program
         deployment.plan, deployment.feeds = plan, dispatch.feeds(plan)
         deployment.pieces = dispatch.pieces_of(plan)
         self._around.tell("planned", "", "; ".join(plan.reasons), action.generation)
@@ -369,6 +377,12 @@ class Session:
         else:
             self._around.tell("deployed", action.node, "a session's parts", action.generation)
             self.feed(ev.DeployDone(action.generation, action.node))
+            if self._elastic is not None and self._ahead is None:
+                self._ahead = self._spawn(self._look_ahead(self._nodes))
+                self._ahead.add_done_callback(self._looked_ahead)
+
+    def _looked_ahead(self, _: object) -> None:
+        self._ahead = None
 
     def _forget_plan(self, action: ev.ForgetPlan) -> None:
         deployment = self.plans.pop(action.generation, None)
@@ -420,6 +434,11 @@ class Session:
         params = {name: held.of(*content) for name, content in bindings.items() if content in passed}
         if not future.done():
             future.set_result(dispatch.outputs(plan, action.outputs, inputs, params))
+
+    def _stop_step(self, action: ev.StopStep) -> None:
+        member = self._around.members.get(action.node)
+        if member is not None and not member.link.closed:
+            member.link.notify(CancelStep(PlanKey(self._around.epoch(), action.generation), action.step))
 
     def _inputs(self, number: int, deployment: _Deployment) -> Arrays:
         return arrays_of(self._feeds[number], deployment.workers)

@@ -9,12 +9,15 @@ committed step is taken from its workers, as blobs, and a new plan begins with t
 the newest *copy* is gone back to, and the steps since are done again from their feeds; what they answer is known and
 not told again.  So no committed step is ever lost, as long as one copy is left:
 
-    buddy         after every `every` steps each worker keeps its pieces as blobs, and another one has them, too
+    buddy         after every `every` steps each worker keeps its pieces as blobs, and another one has them, too; where
+                  several workers make every piece, as ranks do, each of them is a copy already, and of every step
     checkpoint    after every `every` steps this process has them
     none          what the client gave is the only copy, for as long as it and all feeds are little
 
-A copy is a snapshot on the workers that have the pieces, then a plan without parts on every node that is to hold some
-(`Keep`), which pins them there.  It does not know what a piece is, nor who computes what.
+A better plan is gone over to once the steps under way are done.  A copy is a snapshot on the workers that have the
+pieces (for a new plan on all of them, so that each finds there what it goes on with), then a plan without parts on
+every node that is to hold some (`Keep`), which pins them there.  It does not know what a piece is, nor who computes
+what.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ from .session_events import (
     StateAsked,
     StateUnasked,
     StepAsked,
+    StopStep,
     TakeSnapshot,
     Tick,
 )
@@ -122,12 +126,13 @@ class _Taking:
     purpose: str | int
     sources: dict[Piece, str]
     found: dict[Piece, bytes] = field(default_factory=dict)
+    also: dict[Piece, dict[str, bytes]] = field(default_factory=dict)  # what others than its source made of a piece
     snapping: set[str] = field(default_factory=set)
     keeping: set[str] = field(default_factory=set)
 
     @property
     def nodes(self) -> set[str]:
-        return {*self.sources.values(), *self.copy.asked} - {CLIENT}
+        return {*self.sources.values(), *self.copy.asked, *self.snapping} - {CLIENT}
 
 
 @dataclass(slots=True)
@@ -145,6 +150,7 @@ class _Plan:
     outputs: int = 0
     deployed: set[str] = field(default_factory=set)
     running: bool = False
+    ending: bool = False  # a better one follows when the steps under way are done
     issued: int = 0
     steps: dict[int, _Step] = field(default_factory=dict)  # by the session's numbers
 
@@ -313,7 +319,10 @@ class SessionState:
         for taking in [each for each in self._takings.values() if gone & set(each.sources.values())]:
             hit |= taking.purpose == "rescue"
             actions += self._abandon(taking.purpose)
-        for taking in list(self._takings.values()):  # a buddy that is gone need not answer
+        for taking in list(self._takings.values()):  # one who has the same as others, or a buddy, need not answer
+            if taking.snapping & gone:
+                taking.snapping -= gone
+                actions += self._snapped(taking, now)
             if taking.keeping & gone:
                 taking.keeping -= gone
                 actions += self._kept_by_all(taking, now)
@@ -324,20 +333,27 @@ class SessionState:
         return actions
 
     def _better_plan(self, event: BetterPlan, now: float) -> list[Action]:
-        return self._restart(None, now) if self._plan is not None and self._plan.running else []
+        plan = self._plan
+        if plan is None or not plan.running:
+            return []
+        plan.ending = True
+        return [] if plan.steps else self._restart(None, now)
 
     # -- plans
 
     def _restart(self, error: MeshError | None, now: float) -> list[Action]:
         """The plan cannot go on, or need not: take along what it has come to, if that is all there still."""
-        plan = self._plan
+        plan, actions = self._plan, list[Action]()
         if plan is not None:
+            if plan.steps:
+                step = self._done - plan.start
+                actions += [StopStep(plan.generation, step, node) for node in sorted(plan.nodes)]
             plan.running = False
             plan.steps.clear()
             whole = plan.owners and all(plan.owners.values())
             if whole and not any(copy.value == self._done for copy in self._copies) and self._done > plan.start:
-                return [*self._abandon_all(), *self._take("rescue")]
-        return [*self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
+                return [*actions, *self._abandon_all(), *self._take("rescue")]
+        return [*actions, *self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
 
     def _go_on(self, now: float) -> list[Action]:
         """A new plan, from the newest copy there is."""
@@ -416,7 +432,7 @@ class SessionState:
     def _issue(self) -> list[Action]:
         """Begin as many steps as may be under way; those after a value that is asked for wait for it."""
         plan = self._plan
-        if plan is None or not plan.running:
+        if plan is None or not plan.running or plan.ending:
             return []
         wanted = min((read.value for read in self._reads.values()), default=self._asked)
         actions: list[Action] = []
@@ -437,16 +453,16 @@ class SessionState:
         if step is None:
             return []
         step.ran.add(event.node)
-        return self._commit()
+        return self._commit(now)
 
     def _output_arrived(self, event: OutputArrived, now: float) -> list[Action]:
         step = self._step(event.generation, event.step)
         if step is None:
             return []
         step.outputs[event.slot] = event.value
-        return self._commit()
+        return self._commit(now)
 
-    def _commit(self) -> list[Action]:
+    def _commit(self, now: float) -> list[Action]:
         """Steps count in order; what was told before is not told again."""
         plan, actions = self._plan, list[Action]()
         assert plan is not None
@@ -461,6 +477,8 @@ class SessionState:
             self._attempts = 0
         if self._done > plan.start and self.policy.copies == "none":
             actions += self._trim(lambda copy: copy.contents is not None)
+        if plan.ending and not plan.steps:
+            return [*actions, *self._restart(None, now)]
         return [*actions, *self._copy_if_due(), *self._read(), *self._issue()]
 
     def _run_failed(self, event: RunFailed, now: float) -> list[Action]:
@@ -491,6 +509,10 @@ class SessionState:
             or any(taking.purpose == "copy" for taking in self._takings.values())
         ):
             return []
+        owners = self._plan.owners.values()
+        if self.policy.copies == "buddy" and owners and all(len(nodes) > 1 for nodes in owners):
+            self._copied = self._done
+            return self._trim(lambda copy: copy.value < self._done)
         return self._take("copy")
 
     def _take(self, purpose: str | int) -> list[Action]:
@@ -501,6 +523,8 @@ class SessionState:
             self._copied = self._done
         taking = self._begin_copy(purpose, plan.owners)
         copy, taking.snapping = taking.copy, set(taking.sources.values())
+        if purpose == "rescue":
+            taking.snapping = set().union(*plan.owners.values())
         step = self._done - 1 - plan.start
         return [TakeSnapshot(copy.number, plan.generation, step, node) for node in sorted(taking.snapping)]
 
@@ -525,19 +549,27 @@ class SessionState:
         for piece, address in event.contents.items():
             if taking.sources.get(piece) == event.node:
                 taking.found[piece] = address
+            else:
+                taking.also.setdefault(piece, {})[event.node] = address
+        return self._snapped(taking, now)
+
+    def _snapped(self, taking: _Taking, now: float) -> list[Action]:
         if taking.snapping:
             return []
         lacking = taking.sources.keys() - taking.found.keys()
         if lacking:
-            error = BlobError("a worker left out a piece of the state")
-            return self._copy_failed(CopyFailed(event.copy, event.node, error), now)
+            error, node = (
+                BlobError("a worker left out a piece of the state"),
+                min(taking.sources[each] for each in lacking),
+            )
+            return self._copy_failed(CopyFailed(taking.copy.number, node, error), now)
         return self._keep(taking)
 
     def _keep(self, taking: _Taking) -> list[Action]:
         """Have all of it held by those who are to have it."""
         copy = taking.copy
         copy.contents = taking.found
-        copy.holders = {piece: {node, *self._others(taking, node)} for piece, node in taking.sources.items()}
+        copy.holders = {piece: {node, *self._others(taking, piece)} for piece, node in taking.sources.items()}
         by_node: dict[str, dict[Piece, bytes]] = {}
         for piece, nodes in copy.holders.items():
             for node in nodes:
@@ -546,10 +578,11 @@ class SessionState:
         copy.asked, taking.keeping = set(by_node), set(by_node)
         return [Keep(copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
 
-    def _others(self, taking: _Taking, owner: str) -> set[str]:
-        """Who is to hold a piece besides its owner."""
+    def _others(self, taking: _Taking, piece: Piece) -> set[str]:
+        """Who is to hold a piece besides its owner: those who made the same, or who else is to have a copy."""
+        owner, also = taking.sources[piece], taking.also.get(piece, {})
         if taking.purpose == "rescue" and not self._through_here:
-            return set()
+            return {node for node, address in also.items() if address == taking.found[piece]} & self._nodes
         buddies = self.policy.copies == "buddy" and len(self._nodes) > 1 and not self._through_here
         if taking.purpose == "copy" and buddies:
             ring = sorted(self._nodes)
@@ -583,6 +616,9 @@ class SessionState:
         taking = self._takings.get(event.copy)
         if taking is None:
             return []
+        if event.node in taking.snapping - set(taking.sources.values()):  # others have what it has not
+            taking.snapping.discard(event.node)
+            return self._snapped(taking, now)
         actions = self._abandon(taking.purpose)
         self._through_here |= not taking.snapping and isinstance(event.error, BlobError)
         if taking.purpose == "copy":

@@ -265,7 +265,7 @@ async def keep_renewed(
     ask: Callable[[], Awaitable[Admitted]],
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    chance: Callable[[float, float], float] = random.uniform,
+    chance: Callable[[float, float], float] = random.SystemRandom().uniform,
 ) -> None:
     """Renew the certificate whenever it is due, for ever: `ask` gets a new one from the coordinator.
 

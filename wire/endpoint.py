@@ -48,6 +48,7 @@ log = logging.getLogger("graph_mesh.transport")
 
 CLOSE_TIMEOUT_S = 0.2  # how long a closing handshake may take before the socket is dropped
 FULL_S = 0.002  # a socket that takes a frame only after so long was full
+_CHANCE = random.SystemRandom().random  # Python's own numbers are the program's, which may have seeded them
 TURN_BYTES = 256 * KIB  # bulk bytes written before other work on the loop gets its turn
 
 
@@ -112,7 +113,7 @@ class Endpoint:
         limits: Limits = DEFAULT,
         admit: Callable[[Identity], None] | None = None,
         allowed: Allowed = LOOPBACK_ONLY,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = _CHANCE,
     ) -> None:
         self.identity = identity
         self.handler = handler

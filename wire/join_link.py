@@ -288,7 +288,7 @@ async def _insist(where: str, call: Callable[[], Awaitable[T]]) -> T:
             if not told and loop.time() - began_s > TELL_S:
                 told = True
                 log.warning("%s hangs up, as with many callers; asking again for %.0f s", where, INSIST_S - TELL_S)
-        await asyncio.sleep(random.uniform(0.5, 1.5) * AGAIN_S)
+        await asyncio.sleep(random.SystemRandom().uniform(0.5, 1.5) * AGAIN_S)
 
 
 @contextlib.asynccontextmanager

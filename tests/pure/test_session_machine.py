@@ -311,3 +311,58 @@ def test_random_lives_without_mercy_end_in_an_answer(seed: int) -> None:
     world.settle()
     assert asked == world.told.keys() | world.rejected.keys()
     assert not world.ended or world.rejected.keys().isdisjoint(world.told)
+
+
+def replicas(seed: int) -> World:
+    """Every worker has every piece, and some steps are done."""
+    world = World(seed, Policy("buddy", every=2, ahead=3), names=("a", "b", "c", "d"), replicas=True)
+    for _ in range(9):
+        world.ask()
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whoever_has_all_of_the_state_goes_on_with_it_and_needs_no_other_copy(seed: int) -> None:
+    world = replicas(seed)
+    (plan,) = [plan for plan in world.plans.values() if plan.values]
+    runs, spare = world.runs, len(plan.nodes) > 1
+    assert not (spare and world.kept), "each of them is a copy"
+    world.kill(min(plan.nodes))
+    for _ in range(4):
+        world.ask()
+    world.settle()
+    assert list(world.told) == list(range(13)) and not world.ended
+    contents, holders = world.begins[max(world.begins)]
+    if spare and contents is not None:
+        assert all(plan.nodes - {min(plan.nodes)} <= nodes for nodes in holders.values()), "none has to fetch it"
+        (now,) = [plan for plan in world.plans.values() if plan.values]
+        assert world.runs - runs == 4 * len(now.nodes), "nothing is done again"
+
+
+def test_who_waits_for_the_dead_is_told_before_he_is_asked_for_anything() -> None:
+    world = World(7, Policy("buddy", ahead=2), replicas=True)
+    world.ask()
+    world.settle()
+    world.ask()
+    (plan,) = [number for number, plan in world.plans.items() if plan.values]
+    victim, *others = sorted(world.plans[plan].nodes)
+    assert others, "this seed has several workers"
+    actions = world.machine.handle(ev.NodesChanged(frozenset(world.alive) - {victim}, NodeLost("it died")), 0.0)
+    kinds = [type(action) for action in actions]
+    assert [action.node for action in actions if isinstance(action, ev.StopStep)] == others
+    assert kinds.index(ev.StopStep) < kinds.index(ev.TakeSnapshot)
+    assert {action.node for action in actions if isinstance(action, ev.TakeSnapshot)} == set(others)
+
+
+def test_steps_under_way_are_done_before_a_better_plan_takes_over() -> None:
+    world = World(8, Policy("buddy", ahead=3), together=True)
+    for _ in range(8):
+        world.ask()
+    while not world.told:
+        world.step()
+    before = max(world.begins)
+    world.feed(ev.BetterPlan())
+    world.settle()
+    assert list(world.told) == list(range(8)) and max(world.begins) > before
+    assert world.runs == 8, "none of them twice"

@@ -161,6 +161,21 @@ class World:
             answers.append(ev.OutputArrived(action.generation, action.step, 0, action.number))
         self.waiting += answers
 
+    def _StopStep(self, action: ev.StopStep) -> None:
+        """It comes too late, or ends the step and all after it."""
+        assert action.node in self.alive
+        plan, value = self.plans[action.generation], self.plans[action.generation].start + action.step
+        if plan.values.get(action.node, -1) > value and self.random.random() < 0.5:
+            plan.values[action.node] = value
+            mine = (action.generation, action.node)
+            self.waiting = [
+                each
+                for each in self.waiting
+                if not (
+                    isinstance(each, ev.NodeRan) and (each.generation, each.node) == mine and each.step >= action.step
+                )
+            ]
+
     def _TakeSnapshot(self, action: ev.TakeSnapshot) -> None:
         plan = self.plans[action.generation]
         value = plan.start + action.step + 1
