@@ -100,6 +100,7 @@ class LocalWorkers:
         command = [sys.executable, "-P", "-m", "mesh.commands.worker", "--local", "--port", "0"]
         command += ["--name", name, "--mesh", self._mesh]
         command += ["--state-dir", str(folder / name), "--cache-dir", str(cache)]
+        command += ["--kernel-dir", str((self._cache_dir or folder) / "kernels")]  # of all: ranks have the same
         command += ["--authority", str(authority_folder(self._mesh))] if self._members else []
         command += ["--max-memory", str(self._memory_bytes)] if self._memory_bytes else []
         for device in devices:

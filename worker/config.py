@@ -35,6 +35,7 @@ class WorkerConfig:
     memory_bytes: int = 0  # budget for weights and working memory of all devices; 0: what they have
     state_dir: str = ""  # "": the platform's folder for state
     cache_dir: str = ""  # weights and kernels kept between runs; "": the platform's cache folder, one per worker
+    kernel_dir: str = ""  # kernels, which workers may share; "": in `cache_dir`, or one for this mesh's workers here
     cache_bytes_max: int = 20 * GIB  # of weights on disk: a handful of 7B models in 8 bits, or hundreds of small ones
     blob_memory_bytes_max: int = 4 * GIB  # of content that is not kept on disk
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
@@ -94,6 +95,12 @@ class WorkerConfig:
         if self.cache_dir:
             return Path(self.cache_dir)
         return platformdirs.user_cache_path(APP, appauthor=False) / self.mesh_name / name
+
+    def kernel_folder(self, name: str) -> Path:
+        """Where the worker that got `name` keeps kernels: what one of this machine has made, none other need make."""
+        if self.kernel_dir:
+            return Path(self.kernel_dir)
+        return self.cache_folder(name) / "kernels" if self.cache_dir else self.cache_folder("@kernels")
 
     @property
     def measured_folder(self) -> Path:

@@ -154,7 +154,7 @@ class Daemon:
         self._store = BlobStore(
             cache / "blobs", self._shared.path / "blobs", config.cache_bytes_max, config.blob_memory_bytes_max
         )
-        self._kernel_dir = cache / "kernels"
+        self._kernel_dir = config.kernel_folder(self._folder.name)
         self._exchange = BlobExchange(self._shared, self._store.view)
         credentials = surroundings.credentials(self._folder.path, self._folder.name)
         self._membership = Membership(credentials, self._folder.path) if credentials else None

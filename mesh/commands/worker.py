@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--throttle", default="", metavar="PACE", help="for tests: be slower, as in " + EXAMPLE)
     made.add_argument("--name", default="", help="what people call this worker (default: the machine's name)")
     made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
+    made.add_argument("--kernel-dir", default="", metavar="DIR", help="where kernels are kept; workers may share it")
     made.add_argument("--state-dir", default="", metavar="DIR", help="where this worker's identity is kept")
     made.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
     made.add_argument("--authority", default="", help=argparse.SUPPRESS)  # of the mesh, where it is this user's
@@ -78,6 +79,7 @@ def work(options: argparse.Namespace) -> int:
         throttle=parse_throttle(options.throttle).text,
         state_dir=options.state_dir,
         cache_dir=options.cache_dir,
+        kernel_dir=options.kernel_dir,
         discoverable=not (options.no_mdns or options.local),
         announce_json=options.json or options.local,
         exit_with_stdin=options.local,
