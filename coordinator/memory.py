@@ -6,40 +6,75 @@ order (its canonical one), in which other results are alive at once; so a plan i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from wire.errors import PlacementError
 
-from .plan import FromState, Part, Plan
+from .plan import FromPart, FromState, Part, Plan
 from .profile import Profiles
 from .working_set import DUPLICATED, working_set
 
 
-def memory_by_site(parts: Iterable[Part]) -> dict[tuple[str, int], int]:
+def memory_by_site(parts: Iterable[Part], in_turn: bool = False) -> dict[tuple[str, int], int]:
     """Per (worker, device) the most bytes held at once by one call.
 
     All that its parts read stays, each tensor once, and of a state as many values as steps may need; of what they make,
-    the largest working set of a part is added.
+    the largest working set of a part is added.  Of parts that run `in_turn`, as they stand here, what one made for
+    others stays until the last of them has read it.
     """
+    if in_turn:
+        return _in_turn(list(parts))
     held: dict[tuple[str, int], dict[object, int]] = {}
     made: dict[tuple[str, int], int] = {}
     for part in parts:
         site = (part.node, part.device)
-        mine = held.setdefault(site, {})
-        for index, node in enumerate(part.graph.nodes):
-            if node.op == "input":
-                source = part.sources[int(node.attrs["name"])]
-                times = source.values if isinstance(source, FromState) else 1
-                mine[source] = times * part.graph.types[index].size_bytes
-            elif node.op in DUPLICATED:
-                mine[node] = part.graph.types[index].size_bytes
+        held.setdefault(site, {}).update(_read(part))
         made[site] = max(made.get(site, 0), working_set(part.graph))
     return {site: most + sum(held[site].values()) for site, most in made.items()}
 
 
+def _read(part: Part) -> Iterator[tuple[object, int]]:
+    """What a part reads, and its constants, with their bytes."""
+    for index, node in enumerate(part.graph.nodes):
+        if node.op == "input":
+            source = part.sources[int(node.attrs["name"])]
+            times = source.values if isinstance(source, FromState) else 1
+            yield source, times * part.graph.types[index].size_bytes
+        elif node.op in DUPLICATED:
+            yield node, part.graph.types[index].size_bytes
+
+
+def _in_turn(parts: Sequence[Part]) -> dict[tuple[str, int], int]:
+    last: dict[tuple[tuple[str, int], object], int] = {}
+    comes: dict[int, list[tuple[tuple[str, int], object, int]]] = {}  # by the part that makes it
+    held: dict[tuple[str, int], int] = {}
+    for at, part in enumerate(parts):
+        site = (part.node, part.device)
+        held.setdefault(site, 0)
+        for source, size_bytes in _read(part):
+            if (site, source) not in last:
+                if isinstance(source, FromPart):
+                    comes.setdefault(source.part, []).append((site, source, size_bytes))
+                else:
+                    held[site] += size_bytes
+            last[site, source] = at
+    goes: dict[int, list[tuple[tuple[str, int], int]]] = {}
+    most = dict(held)
+    for at, part in enumerate(parts):
+        site = (part.node, part.device)
+        most[site] = max(most[site], held[site] + working_set(part.graph))
+        for there, source, size_bytes in comes.get(part.index, ()):
+            held[there] += size_bytes
+            most[there] = max(most[there], held[there])
+            goes.setdefault(last[there, source], []).append((there, size_bytes))
+        for there, size_bytes in goes.get(at, ()):
+            held[there] -= size_bytes
+    return most
+
+
 def missing(plan: Plan, profiles: Profiles) -> list[int]:
     """Per worker by how many bytes the parts exceed its budget, or those of its devices."""
-    memory = memory_by_site(plan.parts)
+    memory = memory_by_site(plan.parts, plan.ordered and not plan.gangs)
     short = []
     for worker in profiles.workers:
         sizes = [memory.get((worker.node_id, device.index), 0) for device in worker.devices]

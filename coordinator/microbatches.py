@@ -12,7 +12,7 @@ computes them.  Those are what is made of weights alone or of rows alone, such a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -169,9 +169,12 @@ class Line:
             if role == FORWARD and index in rows and index in weights:
                 self.place[index] = self.place.get(self._twins.get(index, index), index)
         last = self.reach()
+        anchors = self._anchors(last)
         for index, role in self.roles.items():
             if role != FORWARD:
                 self._put(index, role, last)
+                if index in anchors and index in self.place:
+                    self.place[index] = min(self.place[index], anchors[index])
         self._sink()
         order = {place: number for number, place in enumerate(sorted(set(self.place.values())))}
         self.place = {index: order[place] for index, place in self.place.items()}
@@ -207,15 +210,34 @@ class Line:
         elif own:  # a derivative, known as soon as what it is of
             self.place[index] = max(own)
 
+    def _anchors(self, last: Mapping[int, int]) -> dict[int, int]:
+        """Gradients, and sums of them, that belong no later than where the forward pass reads what they are of."""
+        leaves = {leaf: index for index, leaf in self.leaves.items()}
+        found = {}
+        for carry, output in enumerate(self.body.outputs):
+            weight = leaves.get((CARRY, carry) if self.marked else (CONST, self._beside.get(carry, -1)))
+            ends = self._alike(output, self.marked) if self.marked else {output}
+            if weight is not None and weight in last and len(ends) == 1:
+                found[ends.pop()] = last[weight]
+        return found
+
+    def _alike(self, index: int, ends: Collection[int]) -> set[int]:
+        """Which of `ends` a node is made of by way of tensors of its shape."""
+        body, found, seen, stack = self.body, set[int](), set[int](), [index]
+        while stack:
+            each = stack.pop()
+            if each in seen or body.types[each].shape != body.types[index].shape:
+                continue
+            seen.add(each)
+            if each in ends:
+                found.add(each)
+            else:
+                stack += body.nodes[each].inputs
+        return found
+
     def _sink(self) -> None:
-        """Sums of gradients go where the forward pass reads the weight, and what only they need, if what that is made
-        of has to go down there anyway."""
-        body, last = self.body, self.reach()
-        consts = {leaf[1]: index for index, leaf in self.leaves.items() if leaf[0] == CONST}
-        for carry, const in self._beside.items():
-            output, weight = body.outputs[carry], consts.get(const)
-            if output in self.place and weight in last:
-                self.place[output] = min(self.place[output], last[weight])
+        """What only nodes of an earlier place need goes there, if what it is made of has to go down there anyway."""
+        body = self.body
         readers: dict[int, set[int]] = {}
         for index in self.place:
             for each in self.placed_operands(index):

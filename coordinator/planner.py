@@ -21,6 +21,7 @@ from .memory import does_not_fit, memory_by_site, missing
 from .partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from .parts import edges_of, output_source, param_places, parts_of
 from .placement import named, placed
+from .pipelines import plan_pipeline
 from .plan import Candidate, Edge, Part, Plan, WorkerShare
 from .profile import Profiles
 from .ranks import plan_ranks
@@ -53,6 +54,8 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carr
     whole = graph = simplify(graph)
     if isinstance(asked, Split):
         return _split(graph, profiles, asked, carries)
+    if isinstance(asked, Pipeline) and (found := _in_stages(graph, profiles, asked, carries)) is not None:
+        return found
     if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
         graph = simplify(partition(graph, rates=rates_of(profiles)))
     if not graph.has_spmd:
@@ -105,6 +108,17 @@ def add_all(drafts: Drafts, graph: WireGraph, profiles: Profiles, asked: Auto, c
         if not drafts.made:
             raise refusal
         drafts.leave_out("single", refusal.message)
+
+
+def _in_stages(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: Carries) -> Plan | None:
+    """The plan of a training step; None for another program, which is cut by what one call takes."""
+    found = plan_pipeline(graph, profiles, asked, carries)
+    if found is None and asked != Pipeline():
+        raise PlacementError(
+            f"this program has no loop over {asked.micro_batches} micro-batches that could go through stages",
+            next_step="Give a DistributedTrainer this strategy, or choose Pipeline()",
+        )
+    return found
 
 
 def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: Carries) -> Plan:

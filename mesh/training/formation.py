@@ -20,7 +20,7 @@ from wire.strategies import Auto, DataParallel, Pipeline, Split, Strategy
 from .. import tree
 from ..client import Mesh, Session
 from ..elastic import Elastic
-from ..errors import ConfigError, InputError, PlacementError
+from ..errors import InputError, PlacementError
 from ..stepping import Stepping
 from .data import Data, Rows, Shares, padded
 from .exchange import memory_size
@@ -75,9 +75,7 @@ def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None, begu
     """
     workers = min(live, most or live, RANKS_MAX)
     if isinstance(strategy, Pipeline):
-        raise ConfigError(
-            "training by stages is not a strategy of the trainer", next_step="Choose DataParallel() or FullySharded()"
-        )
+        return _stages(strategy, workers, begun)
     apart = recipe.shards or recipe.compression
     if isinstance(strategy, DataParallel) or (apart and isinstance(strategy, Auto)):
         asked = strategy.ranks if isinstance(strategy, DataParallel) else 0
@@ -98,7 +96,20 @@ def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None, begu
             return Choice(1, "single", True)
         ranks = strategy.ranks or (workers if most else 0)
         return Choice(1, replace(strategy, ranks=ranks).text, True)
-    return Choice(1, strategy.text)
+    return Choice(1, strategy.text, isinstance(strategy, Auto))
+
+
+def _stages(strategy: Pipeline, workers: int, begun: bool) -> Choice:
+    """As many stages, and copies of them, as workers are left for."""
+    asked = max(strategy.stages, 1) * strategy.data
+    if asked > workers and not begun:
+        raise PlacementError(
+            f"{strategy} needs {asked} workers, and there are {workers}", next_step="Start another mesh-worker"
+        )
+    columns = max(1, min(strategy.data, workers))
+    stages = min(strategy.stages, workers // columns)
+    single = columns == 1 and (workers == 1 or stages == 1)
+    return Choice(1, "single" if single else replace(strategy, stages=stages, data=columns).text)
 
 
 def form(

@@ -66,6 +66,15 @@ def each_alone(turns: int, compute: Callable[[Any, Any], Found], rows: Any, firs
     return found
 
 
+def by_turns(turns: int, turn: Callable[[Any, Any, Any], Any], first: Any, rows: Any) -> Any:
+    """What `turn(carry, rows, number)` makes of `first` with equal parts of the rows, one after the other."""
+
+    def one(carry: Any, part: Any) -> tuple[Any, tuple[()]]:
+        return turn(carry, *part), ()
+
+    return scan(one, first, (_parts(rows, turns), mnp.arange(turns, dtype="int32")))[0]
+
+
 def interleaved(turns: int, compute: Callable[[Any, Any], Found], rows: Any) -> Found:
     """As `in_turn`, written out: parts take every `turns`-th row, so that whoever splits the rows splits each part."""
     total: Found | None = None

@@ -36,7 +36,8 @@ class Recipe:
 
     `accumulate` batches make one step.  Of `precision` are computations, weights stay as they are.  `clip` bounds the
     global norm of gradients.  `shards` above 0 are how many parts a batch always has, whoever computes them.
-    `bucket_bytes` is what travels at once.
+    `bucket_bytes` is what travels at once.  `staged`: the parts of a step go through stages, and with `updates` the
+    weights change after each of them.
     """
 
     loss: Callable[..., Any]
@@ -48,6 +49,8 @@ class Recipe:
     shards: int = 0
     bucket_bytes: int = 4 << 20
     seed: int = 0
+    staged: bool = False
+    updates: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -63,6 +66,16 @@ class Recipe:
             raise InputError(
                 "deterministic training neither compresses gradients nor accumulates them",
                 next_step="Make the batch larger: its shards are computed one after the other",
+            )
+        if self.staged and (self.shards or self.compression):
+            raise InputError(
+                "stages of a pipeline exchange no shards, and their gradients are not compressed",
+                next_step="Leave out deterministic and compression, or choose DataParallel()",
+            )
+        if self.updates and self.clip is not None:
+            raise InputError(
+                "the schedule 'pipedream' changes each stage's weights before the norm of all gradients is known",
+                next_step="Leave out clip, or choose schedule='1f1b'",
             )
 
     @property

@@ -9,17 +9,18 @@ it is a program about whole tensors, for one worker, or for a strategy that spli
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import collectives, optim, tree
 from .. import numpy as mnp
-from ..array import Array
+from ..array import Array, apply
 from ..grid import Grid, PartitionSpec
 from ..shard_map import shard_map
 from . import exchange
-from .gradients import Found, each_alone, finite, in_turn, interleaved, of_rows, step_key
+from .gradients import Found, by_turns, each_alone, finite, in_turn, interleaved, of_rows, step_key
 from .recipe import SCALE_FIRST, SCALE_MAX, SCALE_STEPS, Recipe
 
 Step = Callable[..., tuple[Any, Any]]
@@ -67,6 +68,8 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool) -> 
                 gradients, unsent = exchange.summed(recipe, gradients, unsent)
         return _updated(recipe, {**state, "unsent": unsent}, state, loss, gradients, flags)
 
+    if recipe.updates:
+        return partial(_changing, recipe, rows_apart)
     if ranks == 1:
         return local
     split = PartitionSpec(exchange.AXIS)
@@ -79,6 +82,45 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool) -> 
         return found
 
     return step
+
+
+def _changing(
+    recipe: Recipe, rows_apart: bool, state: Any, resident: Any, batch: Any, weights: Array
+) -> tuple[Any, Any]:
+    """A step that changes the weights after each of its parts, by the mean over the rows of that; and none if one of
+    them is no number in the end.  The norm that it tells is the root of the mean square of theirs."""
+    rows = batch if resident is None else tree.map(lambda leaf: leaf[batch], resident)
+    factor = None if state["scale"] is None else state["scale"]["factor"]
+    zero = np.float32(0)
+
+    def turn(carry: Any, part: Any, number: Any) -> Any:
+        total, squares, params, optimiser = carry
+        own, counted = part
+        key = step_key(recipe, state["step"], number)
+        loss, gradients = of_rows(recipe, params, own, counted, key, factor, rows_apart)
+        share = mnp.sum(counted)
+        mean = mnp.where(share > 0, share, 1.0)
+        gradients = tree.map(lambda each: apply("after", each, loss) / mnp.astype(mean, each.dtype), gradients)
+        updates, following = recipe.optimiser.update(gradients, optimiser, params)
+        made = optim.apply_updates(params, updates), following
+        kept = tree.map(lambda new, old: mnp.where(share > 0, new, old), made, (params, optimiser))
+        squares = [mnp.sum(mnp.square(mnp.astype(each, "float32"))) + before
+                   for each, before in zip(tree.leaves(gradients), squares, strict=True)]  # fmt: skip
+        return total + loss, squares, *kept
+
+    first = zero, [zero] * len(tree.leaves(state["params"])), state["params"], state["optimiser"]
+    loss, squares, params, optimiser = by_turns(recipe.accumulate, turn, first, (rows, weights))
+    norm = mnp.sqrt(sum(squares[1:], squares[0]) / np.float32(recipe.accumulate))
+    flags = _gathered(finite((loss, norm, params)), 1)
+    good = mnp.all(flags > 0)
+    kept = tree.map(
+        lambda new, old: mnp.where(good, new, old), (params, optimiser), (state["params"], state["optimiser"])
+    )
+    told = {"loss": loss, "norm": norm, "good": good, "flags": flags}
+    scale = None if state["scale"] is None else _rescaled(state["scale"], good)
+    if scale is not None:
+        told["scale"] = factor
+    return {**state, "params": kept[0], "optimiser": kept[1], "step": state["step"] + 1, "scale": scale}, told
 
 
 def _gathered(flag: Array, ranks: int) -> Array:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from wire.errors import InputError
-from wire.strategies import Strategy, strategy_of
+from wire.schedules import SCHEDULES
+from wire.strategies import Pipeline, Strategy, strategy_of
 
 from .. import tree
 from ..client import Mesh
@@ -55,9 +56,15 @@ class DistributedTrainer:
     ) -> None:
         shards = SHARDS if deterministic is True else int(deterministic)
         self._strategy = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
+        stages = self._strategy if isinstance(self._strategy, Pipeline) else None
+        if stages is not None and accumulate != 1:
+            raise InputError(
+                "a pipeline accumulates over its micro-batches", next_step="Choose Pipeline(micro_batches=...) alone"
+            )
         self.recipe = Recipe(
-            loss, optimizer or adam(1e-3), accumulate, precision, clip, compression, shards, bucket_bytes, seed
-        )
+            loss, optimizer or adam(1e-3), stages.micro_batches if stages else accumulate, precision, clip, compression,
+            shards, bucket_bytes, seed, stages is not None, stages is not None and SCHEDULES[stages.schedule].updates,
+        )  # fmt: skip
         self._state = together_first(self.recipe, params)
         self._cursor, self._step = Cursor(), 0
         self._mesh: Mesh | None = None

@@ -71,6 +71,7 @@ STANDARD_DOORS = {"sqlite3": {"coordinator/journal.py"}, "ssl": {"wire/security.
 
 # Files that decide and do not act: time, chance, identity and the world arrive as arguments.
 PURE = (
+    "coordinator/after_loop.py",
     "coordinator/ahead.py",
     "coordinator/collectives.py",
     "coordinator/candidates.py",
@@ -92,6 +93,7 @@ PURE = (
     "coordinator/partition.py",
     "coordinator/parts.py",
     "coordinator/pins.py",
+    "coordinator/pipelines.py",
     "coordinator/placement.py",
     "coordinator/plan.py",
     "coordinator/plan_bytes.py",
@@ -107,6 +109,7 @@ PURE = (
     "coordinator/session_events.py",
     "coordinator/session_plan.py",
     "coordinator/sessions.py",
+    "coordinator/stage_parts.py",
     "coordinator/stages.py",
     "coordinator/stragglers.py",
     "coordinator/strangers.py",
