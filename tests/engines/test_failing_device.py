@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -42,15 +41,6 @@ class Driver(Refusing):
     def __init__(self, raw: Any, fuse: Fuse, error: Any) -> None:
         super().__init__(raw, RAW, fuse, error)
         self.queue = Refusing(raw.queue, QUEUE, fuse, error)
-
-
-@pytest.fixture(autouse=True)
-def only_new_garbage() -> Iterator[None]:
-    """What other files left in this process is looked at once, not after every call."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def program() -> WireGraph:
