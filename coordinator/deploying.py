@@ -6,19 +6,25 @@ It does not know which plans there are, nor what follows once one is deployed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from wire.errors import MeshError, NodeLost, ProtocolError
-from wire.messages import Deploy, Deployed, Drop, MissingGraphs, PlanKey
+from wire.messages import Combine, Combined, Deploy, Deployed, Drop, MissingGraphs, PlanKey, Term
 
 from . import dispatch
 from .plan import FromParam, FromState, Plan
 from .prober import Prober
+from .profile import CLIENT
 from .records import Member
 from .slices import Slices
 
 log = logging.getLogger("graph_mesh.coordinator")
 NO_STATE: dispatch.State = {}
+Moved = tuple[int, int]  # bytes between workers, by socket and through shared memory
+
+
+async def _restore_nothing(node: str, wanted: Collection[bytes]) -> Moved:
+    return 0, 0
 
 
 class Deploying:
@@ -28,6 +34,7 @@ class Deploying:
         self._members = members
         self._prober = prober
         self._slices = slices
+        self.restore: Callable[[str, Collection[bytes]], Awaitable[Moved]] = _restore_nothing
 
     async def deploy(
         self, plan: Plan, node: str, key: PlanKey, bindings: dispatch.Bindings, state: dispatch.State = NO_STATE
@@ -38,6 +45,7 @@ class Deploying:
         if member is None:
             raise NodeLost("the worker is gone")
         params = await self.params(plan, node, bindings, state)
+        moved = await self.restore(node, dispatch.contents_of(plan, node, params))
         answer = await member.link.request(self._message(plan, member, key, params, state))
         if isinstance(answer, MissingGraphs):
             member.graphs -= set(answer.graphs)
@@ -46,16 +54,37 @@ class Deploying:
             raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
         for other in answer.unreached:
             self._prober.doubt(node, other)
+        return answer.with_moved(*moved) if any(moved) else answer
+
+    async def combine(
+        self, node: str, terms: Mapping[bytes, tuple[int, int]], size_bytes: int, made: bytes | None = None
+    ) -> Combined:
+        """Have a worker sum contents, by their factors and sizes, to something that it is known to have then; `made` is
+        what it has to be, if that is known, and then it is kept.  MeshError."""
+        member = self._members.get(node)
+        if member is None:
+            raise NodeLost("the worker is gone")
+        told = tuple(Term(factor, blob, size, (*self.holders(blob), CLIENT)) for blob, (factor, size) in terms.items())
+        asked = Combine(told, size_bytes, self._addresses(node), made, made is not None)
+        answer = await member.link.request(asked)
+        if not isinstance(answer, Combined):
+            raise ProtocolError(f"expected Combined, got {type(answer).__name__}", node=member.profile.name)
+        member.blobs.add(answer.blob)
         return answer
 
-    async def keep(self, node: str, key: PlanKey, state: dispatch.State) -> None:
+    def holders(self, blob: bytes) -> list[str]:
+        """The workers that are known to have some content."""
+        return sorted(node for node, member in self._members.items() if blob in member.blobs)
+
+    async def keep(self, node: str, key: PlanKey, held: Iterable[tuple[dispatch.Content, frozenset[str]]]) -> None:
         """Have a worker hold content that others have, until this plan without parts is dropped; MeshError."""
         member = self._members.get(node)
         if member is None:
             raise NodeLost("the worker is gone")
-        where = {address: holders for (address, _), holders in state.values()}
-        kinds = dict(content for content, _ in state.values())
-        blobs = tuple(dispatch.spec_of(blob, kinds[blob], tuple(sorted(where[blob])), keep=False) for blob in where)
+        where = {address: (kind, holders) for (address, kind), holders in held}
+        blobs = tuple(
+            dispatch.spec_of(blob, kind, tuple(sorted(holders)), keep=False) for blob, (kind, holders) in where.items()
+        )
         answer = await member.link.request(Deploy(key, (), {}, blobs, self._addresses(node)))
         if not isinstance(answer, Deployed):
             raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)

@@ -18,7 +18,7 @@ from wire.messages import Source as WireSource
 from wire.ops import LEAVES, inner_graphs
 from wire.types import TensorType
 
-from .plan import FromConst, FromInput, FromParam, FromPart, FromState, Output, Part, Pieces, Plan, Source, Window
+from .plan import FromConst, FromInput, FromParam, FromPart, FromState, Output, Pieces, Plan, Source, Window
 from .profile import CLIENT
 
 Content = tuple[bytes, TensorType]  # its address and type
@@ -147,7 +147,9 @@ def deploy(
     graphs = {part.graph.hash: part.graph.encoded for part in mine if part.graph.hash not in sent}
     used = nodes(plan)
     peers = {other: known for other, known in addresses.items() if other in used or other in holders}
-    return Deploy(key, specs, graphs, _blobs(mine, params, holders), peers, ordered=plan.ordered)
+    wanted = contents_of(plan, node, params).items()
+    blobs = tuple(spec_of(blob, kind, _holders(blob, holders), kept) for blob, (kind, kept) in wanted)
+    return Deploy(key, specs, graphs, blobs, peers, ordered=plan.ordered)
 
 
 def outputs(
@@ -259,20 +261,21 @@ def _wire_source(source: Source, params: Params, plan: Plan) -> WireSource:
             return WireSource("param", blob=params[source][0])
 
 
-def _blobs(parts: Iterable[Part], params: Params, holders: Mapping[str, Any]) -> tuple[BlobSpec, ...]:
-    wanted: dict[bytes, TensorType] = {}
-    kept: set[bytes] = set()
-    for part in parts:
+def contents_of(plan: Plan, node: str, params: Params) -> dict[bytes, tuple[TensorType, bool]]:
+    """What a worker needs to have for its parts, by address, and whether it may be kept."""
+    wanted: dict[bytes, tuple[TensorType, bool]] = {}
+    for part in plan.parts:
+        if part.node != node:
+            continue
         for source in part.sources:
             if isinstance(source, FromParam | FromState):
                 address, kind = params[source]
-                wanted[address] = kind
-                kept |= {address} if isinstance(source, FromParam) else set()
-        for index, node in enumerate(part.graph.nodes):
-            if node.op == "const" and "blob" in node.attrs:
-                wanted[node.attrs["blob"]] = part.graph.types[index]
-                kept.add(node.attrs["blob"])
-    return tuple(spec_of(blob, kind, _holders(blob, holders), blob in kept) for blob, kind in wanted.items())
+                kept = isinstance(source, FromParam) or wanted.get(address, (kind, False))[1]
+                wanted[address] = kind, kept
+        for index, each in enumerate(part.graph.nodes):
+            if each.op == "const" and "blob" in each.attrs:
+                wanted[each.attrs["blob"]] = part.graph.types[index], True
+    return wanted
 
 
 def spec_of(blob: bytes, kind: TensorType, holders: tuple[str, ...], keep: bool) -> BlobSpec:

@@ -9,6 +9,7 @@ A content that several workers have already, more than may die, is in no group. 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,17 +68,23 @@ def grouped(held: Iterable[Held], nodes: Collection[str], copies: Copies) -> tup
     most = len(nodes) - copies.extra
     members = min(copies.members or most, most)
     kept = dict.fromkeys(sorted(nodes), 0)
+    kept_for = dict.fromkeys(itertools.product(nodes, nodes), 0)  # by owner and keeper
     found = []
     while members > 0 and any(left.values()):
         owners = sorted((owner for owner in left if left[owner]), key=lambda owner: (-_total(left[owner]), owner))
         taken = tuple(left[owner].pop(0) for owner in owners[:members])
         owning = set[str]().union(*(each.owners for each in taken))
-        free = sorted((node for node in kept if node not in owning), key=lambda node: (kept[node], node))
+        free = [
+            node for node in kept if node not in owning
+        ]  # who keeps least for these owners: their deaths hit all alike
+        free.sort(key=lambda node: (sum(kept_for.get((owner, node), 0) for owner in owning), kept[node], node))
         if len(free) < copies.extra:  # owned by several: too few are left besides
             continue
         group = Group(taken, tuple(free[: copies.extra]))
         for node in group.keepers:
             kept[node] += group.size_bytes
+            for owner in owning & kept.keys():
+                kept_for[owner, node] += group.size_bytes
         found.append(group)
     return tuple(found)
 

@@ -15,19 +15,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from wire.errors import PlacementError
 from wire.graph import WireGraph
+from wire.redundancy import OF_CALLS, copies_of
 
+from . import dispatch
 from .ahead import Ahead, Use
 from .lessons import Lessons
+from .pacing import trial_plan
 from .plan import Plan
 from .plan_bytes import plan_from, seconds_in
 from .planner import Question
 from .planner_process import Answerer
 from .prober import Prober
 from .profile import Profiles
-from .program import Program
+from .program import Program, Sampled, Trial, program_of
 from .records import Member
+from .redundancy import outlook
 from .rehearsing import first_of
+from .samples import audited
+from .staying import Homes, staying_plan
 from .stragglers import Stragglers
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -94,6 +101,16 @@ class Planning:
         factors = {node: factor for node, factor in self.lessons.factors.items() if node in ids}
         return Profiles(workers, near, self._prober.known(ids), factors)
 
+    async def plan_for(self, job: object, nodes: Iterable[str], homes: tuple[Homes, Homes]) -> Plan:
+        """The plan of what the machine has to do: one that leaves weights where their homes are, if there is one."""
+        program, nodes = program_of(job), frozenset(nodes)
+        if isinstance(job, Trial):
+            return trial_plan(job, self.profiles(nodes))
+        graph, strategy, profiles = program.graph, program.strategy, self.profiles(nodes)
+        stays = await asyncio.to_thread(staying_plan, graph, profiles, strategy, *homes) if homes[0] else None
+        plan = await self.plan(graph, strategy, nodes) if stays is None else stays
+        return await asyncio.to_thread(audited, plan, job.variant, profiles) if isinstance(job, Sampled) else plan
+
     # -- plans made ahead
 
     def use(self, program: Program, nodes: frozenset[str]) -> None:
@@ -143,6 +160,16 @@ class Planning:
                 answer = None
             if self._ahead.answered(question, answer):
                 self._answered()
+
+    async def described(self, plan: Plan, graph: WireGraph, strategy: str, copies: str) -> dict[str, Any]:
+        """A plan as plain data, with the deaths that are planned for, what these copies of its params cost, and what
+        each death does then."""
+        nodes, standby = frozenset(self._usable()), dict[str, Plan]()
+        for node in dispatch.nodes(plan) if copies_of(copies, OF_CALLS).on_devices else ():
+            with contextlib.suppress(PlacementError):
+                standby[node] = await self.plan(graph, strategy, nodes - {node})
+        redundancy = outlook(plan, self.profiles(nodes), copies, standby or None)
+        return {**plan.describe(), "deaths": self.outlook(graph, strategy), "redundancy": redundancy}
 
     # -- helpers
 

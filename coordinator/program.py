@@ -13,7 +13,8 @@ from wire.types import TensorType
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A graph, the content its params are bound to (name -> address and type), and how to place it.
+    """A graph, the content its params are bound to (name -> address and type), how to place it, and which `copies` of
+    the params are kept (`wire/redundancy.py`).
 
     Programs are equal, and share plans and deployments, when their `key` is.
     """
@@ -21,11 +22,12 @@ class Program:
     graph: WireGraph
     bindings: Mapping[str, tuple[bytes, TensorType]]
     strategy: str = "auto"
+    copies: str = "checkpoint"
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
         bound = tuple(sorted((name, address) for name, (address, _) in self.bindings.items()))
-        return (self.graph.hash, bound, self.strategy)
+        return (self.graph.hash, bound, self.strategy, self.copies)
 
     @cached_property
     def _hash(self) -> int:

@@ -62,12 +62,13 @@ from .config import CoordinatorConfig
 from .deploying import Deploying
 from .explain import disagreement, explain, in_quarantine, lost_node, nobody
 from .feeding import Begun, begin, outcome
+from .guarding import Guarding
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
 from .members import PAUSED_BY, all_paused, lack_of, member_called, name_for, state_of, view_of
 from .opinions import Opinions
 from .outputs import tensor_of, type_of
-from .pacing import Lent, Pacing, trial_plan
+from .pacing import Lent, Pacing
 from .plan import Plan
 from .planner_process import Answerer, PlannerProcess
 from .planning import Planning
@@ -78,10 +79,11 @@ from .records import Call, Deployment, Member, work_by_plan
 from .rehearsing import Rehearsing
 from .relays import Relays
 from .report import CallReport, NodeView, PairView
-from .samples import TRUSTED, Auditor, audited
+from .samples import TRUSTED, Auditor
 from .sessioning import Sessions, Surroundings
 from .slices import Slices
 from .state import CoordinatorState
+from .staying import Homes
 from .stragglers import Stragglers
 from .teller import Teller
 
@@ -155,16 +157,17 @@ class Coordinator:
             self._members,
             self._stragglers,
             self.prober,
-            lambda: self._state.nodes,
+            self._usable,
             ahead,
             answerer or PlannerProcess(),
             self._rehearsing.changed,
         )
+        self._guards = Guarding(self._members, self._deploying, self._usable, self._spare_key, self._spawn, self._tell)
         self.sessions = Sessions(self._sessions_surroundings())
         self._pacing = Pacing(config.follow_pace, self._stragglers, self._planning.lessons, self._lent())
-        self._perform: dict[type, Callable[[Any], None]] = {
+        self._perform: dict[type, Callable[[Any], object]] = {
             ev.MakePlan: self._make_plan,
-            ev.SendDeploy: self._start_deploy,
+            ev.SendDeploy: lambda action: self._spawn(self._send_deploy(action)),
             ev.SendRun: self._start_run,
             ev.SendCancel: self._send_cancel,
             ev.SendDrop: self._send_drop,
@@ -249,10 +252,9 @@ class Coordinator:
             raise nobody(0.0, len(self._members), None)
         return await self._planning.plan(graph, strategy, self._state.nodes)
 
-    async def preview(self, graph: WireGraph, strategy: str = "auto") -> dict[str, Any]:
-        """That plan as plain data, with the deaths that are planned for."""
-        plan = await self.plan(graph, strategy)
-        return {**plan.describe(), "deaths": self._planning.outlook(graph, strategy)}
+    async def preview(self, graph: WireGraph, strategy: str = "auto", copies: str = "checkpoint") -> dict[str, Any]:
+        """That plan as plain data, with the deaths that are planned for, and what these copies cost."""
+        return await self._planning.described(await self.plan(graph, strategy), graph, strategy, copies)
 
     async def pause(self, name: str, on: bool) -> None:
         """Have a worker take no work, or take it again; InputError for one there is not, Busy if it was paused there.
@@ -287,6 +289,7 @@ class Coordinator:
 
     def forget_program(self, program: Program) -> None:
         """No more calls of it will come: its plans go, and its weights that nobody else uses."""
+        self._guards.forget(program)
         self._feed(ev.JobForgotten(program))
 
     async def call(
@@ -550,26 +553,22 @@ class Coordinator:
         self._rehearsing.calls(not self._state.idle)
         if type(event) in ev.NEWS_OF_NODES:
             self._planning.changed()
+            self._guards.nodes_changed()
             self.sessions.nodes_changed(event.error if isinstance(event, ev.NodeGone) else None)
 
     def _make_plan(self, action: ev.MakePlan) -> None:
         program = program_of(action.job)
         self._deployments[action.generation] = Deployment(program, trial=isinstance(action.job, Trial))
-        cached = self._planning.found(program.graph, program.strategy, action.nodes)
+        homes, planning = self._guards.homes(program, action.nodes), self._planning
+        cached = None if homes[0] else planning.found(program.graph, program.strategy, action.nodes)
         if cached is not None and action.job is program:
             self._loop.call_soon(self._plan_made, action.generation, cached)
         else:
-            self._spawn(self._plan_then_tell(action, program))
+            self._spawn(self._plan_then_tell(action, homes))
 
-    async def _plan_then_tell(self, action: ev.MakePlan, program: Program) -> None:
+    async def _plan_then_tell(self, action: ev.MakePlan, homes: tuple[Homes, Homes]) -> None:
         try:
-            if isinstance(action.job, Trial):
-                plan = trial_plan(action.job, self._planning.profiles(action.nodes))
-            else:
-                plan = await self._planning.plan(program.graph, program.strategy, action.nodes)
-            if isinstance(action.job, Sampled):
-                profiles = self._planning.profiles(action.nodes)
-                plan = await asyncio.to_thread(audited, plan, action.job.variant, profiles)
+            plan = await self._planning.plan_for(action.job, action.nodes, homes)
         except MeshError as error:
             self._feed(ev.PlanFailed(action.generation, error))
         except Exception as error:  # a fault of the planner must end its calls, not leave them waiting
@@ -597,7 +596,7 @@ class Coordinator:
             self._members,
             self._deploying,
             self._planning.profiles,
-            lambda: self._state.nodes,
+            self._usable,
             self._held,
             self.blobs,
             self._shared,
@@ -634,9 +633,6 @@ class Coordinator:
     def _forget_plan(self, action: ev.ForgetPlan) -> None:
         self._deployments.pop(action.generation, None)
 
-    def _start_deploy(self, action: ev.SendDeploy) -> None:
-        self._spawn(self._send_deploy(action))
-
     async def _send_deploy(self, action: ev.SendDeploy) -> None:
         member = self._members.get(action.node)
         deployment = self._deployments.get(action.generation)
@@ -650,6 +646,8 @@ class Coordinator:
             self._feed(ev.DeployFailed(action.generation, action.node, error, work))
             return
         deployment.results[action.node] = answer
+        if not deployment.trial and deployment.results.keys() >= dispatch.nodes(deployment.plan):
+            self._guards.deployed(deployment.program, deployment.plan)
         text = f"{answer.compiled} kernels compiled, {answer.from_cache} from cache"
         self._tell("deployed", action.node, text, action.generation)
         self._feed(ev.DeployDone(action.generation, action.node))
@@ -779,6 +777,9 @@ class Coordinator:
 
     def _now(self) -> float:
         return self._loop.time()
+
+    def _usable(self) -> frozenset[str]:
+        return self._state.nodes
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._loop.create_task(work)

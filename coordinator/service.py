@@ -50,6 +50,7 @@ from wire.messages import (
     Planned,
     SubmitJob,
 )
+from wire.redundancy import OF_CALLS, copies_of
 from wire.reports import Event
 from wire.transport import Link
 from wire.types import TensorType
@@ -80,12 +81,13 @@ class _Work:
     inputs: dict[str, NDArray[Any]]
     params: dict[str, tuple[bytes, NDArray[Any]]]
     consts: dict[bytes, NDArray[Any]]
+    copies: str = "checkpoint"
 
     @property
     def program(self) -> Program:
         kinds = self.graph.param_types
         bindings = {name: (address, kinds[name]) for name, (address, _) in self.params.items()}
-        return Program(self.graph, bindings, self.strategy)
+        return Program(self.graph, bindings, self.strategy, self.copies)
 
     @property
     def held(self) -> list[tuple[bytes, NDArray[Any]]]:
@@ -207,7 +209,8 @@ class JobService:
         await self._until(job, lambda job: job.state != "arriving")
 
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
-        return Planned(json.dumps(await self._coordinator.preview(decode_graph(body.graph), body.strategy)))
+        graph, copies = decode_graph(body.graph), copies_of(body.copies, OF_CALLS).text
+        return Planned(json.dumps(await self._coordinator.preview(graph, body.strategy, copies)))
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)
@@ -383,7 +386,8 @@ class JobService:
         """The program and inputs of a job, everything fetched from the client and checked against the graph."""
         inputs = await self._receiving.values(link, body.inputs, graph.input_types)
         params = await self._receiving.params(link, body.params, graph)
-        return _Work(graph, body.strategy, inputs, params, await self._receiving.consts(link, graph))
+        consts = await self._receiving.consts(link, graph)
+        return _Work(graph, body.strategy, inputs, params, consts, copies_of(body.copies, OF_CALLS).text)
 
     # -- values on their way out
 
@@ -415,7 +419,7 @@ class JobService:
         for name, leaf in kept["consts"].items():
             address, kind = kinds[name]
             consts[address] = tensor_from(await load(leaf), kind)
-        return _Work(graph, kept["strategy"], inputs, params, consts)
+        return _Work(graph, kept["strategy"], inputs, params, consts, kept.get("copies", "checkpoint"))
 
     async def _kept_outputs(self, job: Job) -> dict[str, NDArray[Any]]:
         outputs = {}
@@ -476,6 +480,7 @@ def _values(save: Save) -> Any:
         return {
             "graph": Content(memoryview(work.graph.encoded)),
             "strategy": work.strategy,
+            "copies": work.copies,
             "inputs": {name: Content(tensor_bytes(array)) for name, array in work.inputs.items()},
             "params": {name: Content(tensor_bytes(array), address) for name, (address, array) in work.params.items()},
             "consts": {address.hex(): Content(tensor_bytes(array), address) for address, array in work.consts.items()},
@@ -501,7 +506,7 @@ def _digest(body: SubmitJob) -> str:
         (value.name, value.dtype, value.shape, (value.blob or hash_bytes(value.data or b"")).hex())
         for value in (*body.inputs, *body.params)
     ]
-    said = json.dumps([hash_bytes(body.graph).hex(), body.strategy, len(body.inputs), values])
+    said = json.dumps([hash_bytes(body.graph).hex(), body.strategy, body.copies, len(body.inputs), values])
     return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
 

@@ -22,43 +22,80 @@ from .parts import edges_of, output_source, param_places, parts_of
 from .plan import Plan, WorkerShare
 from .profile import Profiles
 
-Homes = Mapping[str, Collection[str]]  # param -> the workers that have its bytes
+Homes = Mapping[str, Collection[str]]  # param -> the workers that have it
+NOWHERE: Homes = {}
 PROPOSALS_MAX = 64
+SHARES: Mapping[int, Sequence[tuple[float, ...]]] = {2: ((0.5, 0.5), (0.25, 0.75), (0.75, 0.25))}  # else even ones
 UNITS_LARGE, PROPOSALS_OF_LARGE_MAX = 600, 6  # one prediction takes time proportional to the graph
 
 
-def staying_plan(graph: WireGraph, profiles: Profiles, strategy: str, homes: Homes) -> Plan | None:
-    """The plan, or None where there is none that leaves all weights where they are."""
+def staying_plan(
+    graph: WireGraph, profiles: Profiles, strategy: str, homes: Homes, kept: Homes = NOWHERE
+) -> Plan | None:
+    """The plan, or None where there is none that leaves all weights where they are.
+
+    What was lost goes to those who have `kept` it for others, as far as they have room for all of that.
+    """
     graph = simplify(graph)
     whole = not graph.has_spmd and all(node.op != "constraint" for node in graph.nodes)
     if not (homes and whole and isinstance(strategy_of(strategy), Auto | Pipeline)):
         return None
     model = CostModel(graph, profiles)
     assignment, lost = _at_home(model, homes)
-    proposals = (_filled(model, assignment, dict(zip(lost, chosen, strict=True))) for chosen in _cuts(model, lost))
+    has = {unit: _having(model, unit, kept) for unit in lost}
+    ways = itertools.chain([_kept(model, assignment, lost, has)], _cuts(model, lost))
     limit = PROPOSALS_MAX if len(model.units) <= UNITS_LARGE else PROPOSALS_OF_LARGE_MAX
-    judged = [(model.predict(each), each) for each in itertools.islice(proposals, limit)]
-    if not judged:
-        return None
-    plan = _plan(model, strategy, min(judged, key=lambda each: each[0].objective)[1], _bytes(model, lost))
-    return None if any(missing(plan, profiles)) else plan
+    judged = []
+    for way in itertools.islice(ways, limit):
+        chosen = dict(zip(lost, way, strict=True))
+        moved = _bytes(model, [unit for unit, worker in chosen.items() if worker not in has[unit]])
+        filled = _filled(model, assignment, chosen)
+        prediction = model.predict(filled)
+        judged.append((sum(prediction.short_bytes), moved, prediction.seconds, filled))
+    plan = _plan(model, strategy, min(judged)[-1], _bytes(model, lost))
+    return None if any(missing(plan, model.profiles)) else plan
 
 
 def _at_home(model: CostModel, homes: Homes) -> tuple[list[int], list[int]]:
     """A worker for every unit whose weights one has, -1 for the others; and of these the units whose weights nobody
     has together."""
-    index = {worker.node_id: number for number, worker in enumerate(model.profiles.workers)}
-    assignment, lost, last = [], [], -1
-    for unit, leaves in enumerate(model.leaves):
-        names = [node.attrs["name"] for leaf in leaves if (node := model.graph.nodes[leaf]).op == "param"]
-        having = [{index[node] for node in homes.get(name, ()) if node in index} for name in names]
-        able = sorted(set(model.able[unit]).intersection(*having)) if names else []
+    assignment: list[int] = []
+    lost: list[int] = []
+    last = -1
+    for unit in range(len(model.units)):
+        having, read = _having(model, unit, homes), bool(_params(model, unit))
+        able = sorted(having & set(model.able[unit])) if read else []
         worker = last if last in able else (able or [-1])[0]
         assignment.append(worker)
         last = worker if able else last
-        if names and not able:
+        if read and not able:
             lost.append(unit)
     return assignment, lost
+
+
+def _params(model: CostModel, unit: int) -> list[int]:
+    return [leaf for leaf in model.leaves[unit] if model.graph.nodes[leaf].op == "param"]
+
+
+def _having(model: CostModel, unit: int, homes: Homes) -> set[int]:
+    """The workers that have all weights of a unit."""
+    names = [model.graph.nodes[leaf].attrs["name"] for leaf in _params(model, unit)]
+    workers = enumerate(model.profiles.workers)
+    return {number for number, worker in workers if all(worker.node_id in homes.get(name, ()) for name in names)}
+
+
+def _kept(model: CostModel, assignment: Sequence[int], lost: Sequence[int], has: Mapping[int, set[int]]) -> list[int]:
+    """What was lost with those who have its bytes, as far as they have room, and else where there is most."""
+    workers = range(len(model.profiles.workers))
+    mine = {worker: [unit for unit, at in enumerate(assignment) if at == worker] for worker in workers}
+    room = {worker: model.profiles.workers[worker].memory_bytes - _bytes(model, mine[worker]) for worker in workers}
+    chosen = []
+    for unit in lost:
+        size = _bytes(model, [unit])
+        best = max(model.able[unit], key=lambda worker: (worker in has[unit] and room[worker] >= size, room[worker]))
+        room[best] -= size
+        chosen.append(best)
+    return chosen
 
 
 def _cuts(model: CostModel, lost: Sequence[int]) -> Iterator[list[int]]:
@@ -70,7 +107,7 @@ def _cuts(model: CostModel, lost: Sequence[int]) -> Iterator[list[int]]:
         return
     for several in sorted(range(1, min(count, len(lost)) + 1), reverse=True):
         for order in itertools.permutations(model.by_speed, several):
-            for shares in {1: [(1.0,)], 2: [(0.5, 0.5), (0.25, 0.75), (0.75, 0.25)]}.get(several, [(1.0,) * several]):
+            for shares in SHARES.get(several, ((1.0,) * several,)):
                 chosen = [order[at] for at in _sliced(sizes, shares)]
                 if all(worker in model.able[unit] for unit, worker in zip(lost, chosen, strict=True)):
                     yield chosen
@@ -107,7 +144,7 @@ def _near(model: CostModel, unit: int, neighbours: Sequence[int]) -> int:
 
 def _bytes(model: CostModel, units: Collection[int]) -> int:
     """Of the weights that some units read."""
-    leaves = {leaf for unit in units for leaf in model.leaves[unit] if model.graph.nodes[leaf].op == "param"}
+    leaves = {leaf for unit in units for leaf in _params(model, unit)}
     return sum(model.leaf_bytes[leaf] for leaf in leaves)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError
 from wire.graph import WireGraph
+from wire.redundancy import OF_CALLS, copies_of
 from wire.strategies import Strategy, text_of
 
 from . import tree
@@ -43,8 +44,9 @@ REPLAY_BYTES = 64 << 20  # of feeds, held for a state that nobody copies
 class AsyncMesh:
     """A mesh used from the event loop it was made on.  Close it, or use it as an async context manager."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, copies: str = "checkpoint") -> None:
         self._backend = backend
+        self._copies = copies  # of params, where a call does not say
         self._loop = asyncio.get_running_loop()
         self._last: Started | None = None
         self._here: set[asyncio.Future[Any]] = set()  # calls computed in this process
@@ -59,7 +61,7 @@ class AsyncMesh:
         """Connect to everything in `config`; ConnectFailed names every node that failed."""
         from .connect import connect
 
-        return AsyncMesh(await connect(config))
+        return AsyncMesh(await connect(config), config.copies)
 
     @property
     def simulation(self) -> Cluster:
@@ -88,28 +90,45 @@ class AsyncMesh:
         return tree.unflatten(structure, [await self._put_one(path, leaf) for path, leaf in paths])
 
     async def plan(
-        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto"
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        *args: Any,
+        strategy: str | Strategy = "auto",
+        copies: str | None = None,
     ) -> PlanPreview:
         """What would go where and why, before a byte moves."""
         self._check_open()
-        return PlanPreview(await self._backend.plan(self.form(fn, args, strategy, "on").graph, text_of(strategy)))
+        graph = self.form(fn, args, strategy, "on", copies).graph
+        return PlanPreview(await self._backend.plan(graph, text_of(strategy), self._copies_of(copies)))
 
     async def run(
-        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto", mode: str = "auto"
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        *args: Any,
+        strategy: str | Strategy = "auto",
+        mode: str = "auto",
+        copies: str | None = None,
     ) -> Any:
         """`fn(*args)` on the mesh.
 
         `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker), "auto"
         (what the cost model finds fastest) or a DeviceMap, which says itself what is where.  `mode` says where: "on"
-        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers.
+        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers.  `copies` says what
+        workers keep of each other's params (docs/redundancy.md): "replica", "buddy", "coded", "coded K of N" or
+        "checkpoint", which leaves them to this process; None is what the mesh was built with.
         """
-        return await self._call(self.form(fn, args, strategy, mode), args)
+        return await self._call(self.form(fn, args, strategy, mode, copies), args)
 
     async def compile(
-        self, fn: Callable[..., Any] | WireGraph, *examples: Any, strategy: str | Strategy = "auto", mode: str = "auto"
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        *examples: Any,
+        strategy: str | Strategy = "auto",
+        mode: str = "auto",
+        copies: str | None = None,
     ) -> Callable[..., Any]:
         """An async callable for arguments of the examples' shapes and dtypes; others are traced when they come."""
-        function = self.function(fn, strategy, mode)
+        function = self.function(fn, strategy, mode, copies)
         function.form_for(examples)
 
         async def compiled(*args: Any) -> Any:
@@ -118,10 +137,15 @@ class AsyncMesh:
         return compiled
 
     async def submit(
-        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto", mode: str = "auto"
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        *args: Any,
+        strategy: str | Strategy = "auto",
+        mode: str = "auto",
+        copies: str | None = None,
     ) -> AsyncJob:
         """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
-        form = self.form(fn, args, strategy, mode)
+        form = self.form(fn, args, strategy, mode, copies)
         return AsyncJob(form, self.start(form, *form.bind_copies(args)))
 
     async def session(
@@ -172,16 +196,26 @@ class AsyncMesh:
     # -- what Mesh shares
 
     def form(
-        self, fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], strategy: str | Strategy, mode: str
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        args: tuple[Any, ...],
+        strategy: str | Strategy,
+        mode: str,
+        copies: str | None = None,
     ) -> Compiled:
         """`fn` traced for these arguments.  Done anew each time: what `fn` refers to may have changed."""
         _check_mode(mode)
-        return Compiled.of(fn, args, text_of(strategy), mode)
+        return Compiled.of(fn, args, text_of(strategy), mode, self._copies_of(copies))
 
-    def function(self, fn: Callable[..., Any] | WireGraph, strategy: str | Strategy, mode: str) -> CompiledFunction:
+    def function(
+        self, fn: Callable[..., Any] | WireGraph, strategy: str | Strategy, mode: str, copies: str | None = None
+    ) -> CompiledFunction:
         """`fn` traced once per shapes and dtypes."""
         _check_mode(mode)
-        return CompiledFunction(fn, text_of(strategy), mode)
+        return CompiledFunction(fn, text_of(strategy), mode, self._copies_of(copies))
+
+    def _copies_of(self, copies: str | None) -> str:
+        return self._copies if copies is None else copies_of(copies, OF_CALLS).text
 
     def stepping(
         self, fn: Callable[..., Any], state: Any, examples: tuple[Any, ...], strategy: str | Strategy, mode: str

@@ -17,11 +17,13 @@ from .node import Node
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Work:
-    """A graph to evaluate: what its params are bound to, and how to place it.  Compared by identity."""
+    """A graph to evaluate: what its params are bound to, how to place it, and which `copies` of the params are kept.
+    Compared by identity."""
 
     graph: WireGraph
     bindings: Mapping[str, Handle]
     strategy: str
+    copies: str = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Backend(Protocol):
         """Whether any worker can take work now."""
         ...
 
-    async def plan(self, graph: WireGraph, strategy: str) -> Mapping[str, Any]:
+    async def plan(self, graph: WireGraph, strategy: str, copies: str) -> Mapping[str, Any]:
         """The plan as plain data (docs/planning.md); nothing is sent."""
         ...
 

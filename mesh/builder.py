@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from wire.address import check_name, parse_address
 from wire.errors import ConfigError
+from wire.redundancy import OF_CALLS, copies_of
 from wire.timeouts import check_node_timeout, node_timeout_of_beat
 from wire.tokens import parse_token
 
@@ -106,6 +107,11 @@ class MeshBuilder:
         spares a recovery that time.
         """
         return self._with(plan_ahead=wanted)
+
+    def copies(self, policy: str) -> MeshBuilder:
+        """What workers keep of each other's params where a call does not say: "replica", "buddy", "coded",
+        "coded K of N", or "checkpoint", the default, which leaves them to this process (docs/redundancy.md)."""
+        return self._with(copies=copies_of(policy, OF_CALLS).text)
 
     def mesh(self, name: str) -> MeshBuilder:
         """The mesh's name (default MESH_NAME, else "default-<user>"); nodes of another name are refused."""

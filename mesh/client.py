@@ -78,26 +78,44 @@ class Mesh:
         """
         return self._loop.wait(self._async.put(value))
 
-    def plan(self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto") -> PlanPreview:
+    def plan(
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        *args: Any,
+        strategy: str | Strategy = "auto",
+        copies: str | None = None,
+    ) -> PlanPreview:
         """What would go where and why, before a byte moves."""
-        return self._loop.wait(self._async.plan(fn, *args, strategy=strategy))
+        return self._loop.wait(self._async.plan(fn, *args, strategy=strategy, copies=copies))
 
     def run(
-        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto", mode: str = "auto"
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        *args: Any,
+        strategy: str | Strategy = "auto",
+        mode: str = "auto",
+        copies: str | None = None,
     ) -> Any:
         """`fn(*args)` on the mesh.
 
         `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker), "auto"
         (what the cost model finds fastest) or a DeviceMap, which says itself what is where.  `mode` says where: "on"
-        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers.
+        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers.  `copies` says what
+        workers keep of each other's params (docs/redundancy.md): "replica", "buddy", "coded", "coded K of N" or
+        "checkpoint", which leaves them to this process; None is what the mesh was built with.
         """
-        return self._call(self._async.form(fn, args, strategy, mode), args)
+        return self._call(self._async.form(fn, args, strategy, mode, copies), args)
 
     def compile(
-        self, fn: Callable[..., Any] | WireGraph, *examples: Any, strategy: str | Strategy = "auto", mode: str = "auto"
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        *examples: Any,
+        strategy: str | Strategy = "auto",
+        mode: str = "auto",
+        copies: str | None = None,
     ) -> Callable[..., Any]:
         """A callable for arguments of the examples' shapes and dtypes; others are traced when they come."""
-        function = self._async.function(fn, strategy, mode)
+        function = self._async.function(fn, strategy, mode, copies)
         function.form_for(examples)
 
         def compiled(*args: Any) -> Any:
@@ -106,10 +124,15 @@ class Mesh:
         return compiled
 
     def submit(
-        self, fn: Callable[..., Any] | WireGraph, *args: Any, strategy: str | Strategy = "auto", mode: str = "auto"
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        *args: Any,
+        strategy: str | Strategy = "auto",
+        mode: str = "auto",
+        copies: str | None = None,
     ) -> Job:
         """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
-        form = self._async.form(fn, args, strategy, mode)
+        form = self._async.form(fn, args, strategy, mode, copies)
         return Job(form, self._started(form, *form.bind_copies(args)))
 
     def as_completed(self, jobs: Sequence[Job | Step]) -> Iterator[int]:

@@ -32,24 +32,33 @@ class Compiled:
     """
 
     def __init__(
-        self, graph: WireGraph, strategy: str, mode: str, traced: Traced | None = None, model: Model | None = None
+        self,
+        graph: WireGraph,
+        strategy: str,
+        mode: str,
+        traced: Traced | None = None,
+        model: Model | None = None,
+        copies: str = "checkpoint",
     ) -> None:
         self.graph = graph
         self.mode = mode
         self._strategy = strategy
+        self._copies = copies
         self._traced = traced
         self._model = model
         self._work: Work | None = None
 
     @staticmethod
-    def of(fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], strategy: str, mode: str) -> Compiled:
+    def of(
+        fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], strategy: str, mode: str, copies: str = "checkpoint"
+    ) -> Compiled:
         """`fn` for arguments like these; a graph is taken as it is."""
         if isinstance(fn, WireGraph):
-            return Compiled(fn, strategy, mode)
+            return Compiled(fn, strategy, mode, copies=copies)
         if isinstance(fn, Model):
-            return Compiled(fn.graph(fn.given(args)), strategy, mode, model=fn)
+            return Compiled(fn.graph(fn.given(args)), strategy, mode, model=fn, copies=copies)
         traced = trace_full(fn, *args)
-        return Compiled(traced.graph, strategy, mode, traced)
+        return Compiled(traced.graph, strategy, mode, traced, copies=copies)
 
     def bind(self, args: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Work]:
         """The inputs and the work of a call; InputError naming the argument that does not fit."""
@@ -109,16 +118,19 @@ class Compiled:
         handles = {
             name: param if isinstance(param, Handle) else handle_of(param, name) for name, param in params.items()
         }
-        self._work = Work(self.graph, handles, self._strategy)
+        self._work = Work(self.graph, handles, self._strategy, self._copies)
         return self._work
 
 
 class CompiledFunction:
     """`Compiled` forms of one function by the shapes and dtypes it is called with, the latest 128."""
 
-    def __init__(self, fn: Callable[..., Any] | WireGraph, strategy: str, mode: str) -> None:
+    def __init__(
+        self, fn: Callable[..., Any] | WireGraph, strategy: str, mode: str, copies: str = "checkpoint"
+    ) -> None:
         self._fn = fn
         self._strategy = strategy
+        self._copies = copies
         self._mode = mode
         self._forms: dict[Any, Compiled] = {}
         self._parts = Parts()
@@ -151,7 +163,7 @@ class CompiledFunction:
     def _form(self, key: Any, args: tuple[Any, ...]) -> Compiled:
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = Compiled.of(self._fn, args, self._strategy, self._mode)
+            form = self._forms[key] = Compiled.of(self._fn, args, self._strategy, self._mode, self._copies)
             if len(self._forms) > SIGNATURES_MAX:
                 del self._forms[next(iter(self._forms))]
         return form

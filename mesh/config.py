@@ -54,6 +54,7 @@ class MeshConfig:
     token: Token | None = None  # makes this user a client of the mesh where it is none yet
     audit: float = 0.0
     plan_ahead: bool = True
+    copies: str = "checkpoint"  # of params (wire/redundancy.py)
 
 
 def default_mesh_name() -> str:

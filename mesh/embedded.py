@@ -65,8 +65,8 @@ class Embedded:
     def live(self) -> bool:
         return self.coordinator.live
 
-    async def plan(self, graph: WireGraph, strategy: str) -> Mapping[str, Any]:
-        return await self.coordinator.preview(graph, strategy)
+    async def plan(self, graph: WireGraph, strategy: str, copies: str) -> Mapping[str, Any]:
+        return await self.coordinator.preview(graph, strategy, copies)
 
     def hold(self, handle: Handle) -> None:
         held = self._held.get(id(handle))
@@ -129,7 +129,7 @@ class Embedded:
             for handle in work.bindings.values():
                 self.hold(handle)
             bindings = {name: (handle.address, handle.type) for name, handle in work.bindings.items()}
-            program = self._programs[work] = Program(work.graph, bindings, work.strategy)
+            program = self._programs[work] = Program(work.graph, bindings, work.strategy, work.copies)
             for address, array in work.graph.blobs.items():
                 self.coordinator.hold(address, array)
                 finalize(program, self._soon, self.coordinator.release, address)

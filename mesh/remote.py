@@ -162,8 +162,8 @@ class Remote:
     def live(self) -> bool:
         return self._link is not None and not self._link.closed
 
-    async def plan(self, graph: WireGraph, strategy: str) -> Mapping[str, Any]:
-        return told((await self._ask(PlanGraph(graph.encoded, strategy), Planned)).plan)
+    async def plan(self, graph: WireGraph, strategy: str, copies: str = "checkpoint") -> Mapping[str, Any]:
+        return told((await self._ask(PlanGraph(graph.encoded, strategy, copies), Planned)).plan)
 
     def hold(self, handle: Handle) -> None:
         return  # its tensor goes along with every job that names it
@@ -174,7 +174,7 @@ class Remote:
     def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
         told: dict[str, Any] = {}
         loop = asyncio.get_running_loop()
-        submitting = loop.create_task(self.submit(work.graph, inputs, work.bindings, work.strategy))
+        submitting = loop.create_task(self.submit(work.graph, inputs, work.bindings, work.strategy, copies=work.copies))
         task = loop.create_task(self._run(work, submitting, told))
         task.add_done_callback(lambda ended: self._stop(submitting) if ended.cancelled() else None)
         return Started(task, lambda: told, task.cancel)
@@ -204,7 +204,7 @@ class Remote:
 
     async def submit(
         self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any] | Handle],
-        strategy: str = "auto", detach: bool = False, job: str = "",
+        strategy: str = "auto", detach: bool = False, job: str = "", copies: str = "checkpoint",
     ) -> str:  # fmt: skip
         """Submit a job; its id, which may be chosen: sent again under the same id, the same job counts once.
 
@@ -213,7 +213,7 @@ class Remote:
         offered = dict(graph.blobs)
         values = [tuple([_named(name, array, offered) for name, array in side.items()]) for side in (inputs, params)]
         name = job or secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
-        message = SubmitJob(graph.encoded, values[0], values[1], strategy, detach, graph.name, name)
+        message = SubmitJob(graph.encoded, values[0], values[1], strategy, detach, graph.name, name, copies)
         self._offered[name] = offered
         try:
             return (await self._ask(message, JobAccepted)).job

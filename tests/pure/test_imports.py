@@ -132,6 +132,7 @@ PURE = (
     "wire/coding/octets.py",
     "wire/redundancy.py",
     "coordinator/groups.py",
+    "coordinator/redundancy.py",
     "coordinator/staying.py",
     "wire/dtypes.py",
     "wire/errors.py",

@@ -57,11 +57,17 @@ def test_after_any_death_only_what_was_lost_goes_elsewhere(dead: str, strategy: 
     assert same_bits(found, wanted)
 
 
-def test_what_a_buddy_has_is_computed_there() -> None:
+@pytest.mark.parametrize("room", [2 * ROOM, ROOM + LAYER_BYTES])
+def test_what_a_buddy_has_is_computed_there_as_far_as_there_is_room(room: int) -> None:
     before = make_plan(layered(), machines(), "pipeline")
-    homes = {name: nodes | {"node-1"} if nodes == {"node-2"} else nodes for name, nodes in homes_of(before).items()}
-    after = staying_plan(layered(), machines(room=2 * ROOM).without("node-2"), "pipeline", homes)
-    assert after is not None and all(nodes <= homes[name] for name, nodes in homes_of(after).items())
+    homes = homes_of(before)
+    lost = {name for name, nodes in homes.items() if nodes == {"node-2"}}
+    kept = {name: {"node-0"} for name in lost}
+    after = staying_plan(layered(), machines(room=room).without("node-2"), "pipeline", homes, kept)
+    assert after is not None
+    moved = {name for name in lost if homes_of(after)[name] != {"node-0"}}
+    assert len(moved) == (0 if room == 2 * ROOM else 1)
+    assert all(homes_of(after)[name] == homes[name] for name in homes.keys() - lost)
 
 
 def test_there_is_none_for_other_strategies_and_where_there_is_no_room() -> None:

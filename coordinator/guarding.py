@@ -1,0 +1,216 @@
+"""Guarding: what workers keep of each other's weights, so that a death loses none, and how it is made again.
+
+Once a plan is deployed, workers are given copies or checks of the weights that too few of them have, as the program's
+policy says (`wire/redundancy.py`, `groups.py`); a plan without parts pins them there.  Where a death took weights
+along, whoever needs them next makes them of the other shares before its part of the new plan is deployed, and that plan
+leaves the others where they are (`staying.py`).  All of it goes between workers.
+
+It does not know what calls wait for.  What nobody can make again comes from this process, as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wire.dtypes import U8
+from wire.errors import MeshError
+from wire.messages import PlanKey
+from wire.redundancy import copies_of
+from wire.types import TensorType
+
+from . import dispatch
+from .deploying import Deploying, Moved
+from .groups import Group, Held, grouped
+from .plan import FromParam, Plan
+from .program import Program
+from .records import Member
+from .staying import Homes
+
+log = logging.getLogger("graph_mesh.coordinator")
+
+
+@dataclass(slots=True)
+class _Guard:
+    """Of one program: its plan, the workers there were, and per group the addresses of all shares, checks last."""
+
+    plan: Plan
+    nodes: frozenset[str] = frozenset()
+    groups: dict[Group, tuple[bytes, ...]] = field(default_factory=dict)
+    keys: dict[str, PlanKey] = field(default_factory=dict)  # of the plans that pin them, by worker
+    params: Mapping[str, bytes] = field(default_factory=dict)  # addresses of those that are whole, by name
+    work: asyncio.Task[None] | None = None
+
+
+class Guarding:
+    """`key` names a plan that no call uses, `usable` are the workers that may be given something to keep."""
+
+    def __init__(
+        self,
+        members: Mapping[str, Member],
+        deploying: Deploying,
+        usable: Callable[[], frozenset[str]],
+        key: Callable[[], PlanKey],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        tell: Callable[[str, str, str, int], None],
+    ) -> None:
+        self._members = members
+        self._deploying = deploying
+        self._usable = usable
+        self._key = key
+        self._spawn = spawn
+        self._tell = tell
+        self._guards: dict[Program, _Guard] = {}
+        deploying.restore = self.restore
+
+    def deployed(self, program: Program, plan: Plan) -> None:
+        """All workers of a plan have what it needs."""
+        if copies_of(program.copies).on_workers and plan.audit is None:
+            guard = self._guards.setdefault(program, _Guard(plan))
+            guard.plan = plan
+            self._begin(program, guard)
+
+    def nodes_changed(self) -> None:
+        """Other workers may be given work than before."""
+        for program, guard in self._guards.items():
+            if dispatch.nodes(guard.plan) <= self._usable() != guard.nodes:
+                self._begin(program, guard)
+
+    def forget(self, program: Program) -> None:
+        """No more calls of it will come."""
+        guard = self._guards.pop(program, None)
+        if guard is not None:
+            if guard.work is not None:
+                guard.work.cancel()
+            self._drop(guard.keys)
+
+    def homes(self, program: Program, nodes: Collection[str]) -> tuple[Homes, Homes]:
+        """Where weights of a program are, by name, if some of the workers of its plan are gone; else nothing.  And who
+        else has their bytes."""
+        guard, there = self._guards.get(program), set(nodes)
+        if guard is None or guard.plan.gangs or dispatch.nodes(guard.plan) <= there:
+            return {}, {}
+        homes = {place.name: there & set(place.homes) for place in guard.plan.params}
+        return homes, {name: there & set(self._deploying.holders(blob)) for name, blob in guard.params.items()}
+
+    async def restore(self, node: str, wanted: Collection[bytes]) -> Moved:
+        """Have a worker make what no worker has, and it needs, of other shares; the bytes that moved for that."""
+        missing = [blob for blob in wanted if not self._deploying.holders(blob)]
+        made = await asyncio.gather(*(self._make(node, blob) for blob in missing))
+        return sum(socket for socket, _ in made), sum(shared for _, shared in made)
+
+    # -- making checks
+
+    def _begin(self, program: Program, guard: _Guard) -> None:
+        before = guard.work
+        guard.work = self._spawn(self._guard(program, guard, before))
+
+    async def _guard(self, program: Program, guard: _Guard, before: asyncio.Task[None] | None) -> None:
+        """Have workers keep what they are to keep for each other, one change of workers after another."""
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        plan, nodes = guard.plan, self._usable()
+        try:
+            held, params = await self._held(program, plan)
+            groups = grouped(held, nodes, copies_of(program.copies))
+            found = dict(zip(groups, await asyncio.gather(*map(self._checks, groups)), strict=True))
+            keys = await self._pinned(found)
+        except MeshError as error:  # whoever is gone changes the workers, and there is another turn
+            log.debug("weights are not guarded yet: %s", error)
+            return
+        self._drop(guard.keys)
+        guard.nodes, guard.groups, guard.keys, guard.params = nodes, found, keys, params
+        text = f"{len(held)} tensors in {len(groups)} groups" if groups else "no other worker could keep anything"
+        self._tell("guarded", "", f"copies={program.copies!r}: {text}", 0)
+
+    async def _held(self, program: Program, plan: Plan) -> tuple[list[Held], dict[str, bytes]]:
+        """All content of a plan and who has it; and of params that are whole their addresses."""
+        sizes: dict[bytes, int] = {}
+        owners: dict[bytes, set[str]] = {}
+        names: dict[str, bytes] = {}
+        for node in dispatch.nodes(plan):
+            params = await self._deploying.params(plan, node, program.bindings)
+            names |= {
+                each.name: blob
+                for each, (blob, _) in params.items()
+                if isinstance(each, FromParam) and each.window is None
+            }
+            for blob, (kind, _) in dispatch.contents_of(plan, node, params).items():
+                sizes[blob] = kind.size_bytes
+                owners.setdefault(blob, set()).add(node)
+        return [Held(blob, size, frozenset(owners[blob])) for blob, size in sizes.items()], names
+
+    async def _checks(self, group: Group) -> tuple[bytes, ...]:
+        """The addresses of a group's shares, once its checks are made."""
+        members = [_address(each) for each in group.members]
+        if len(members) == 1:  # a check of one content is that content
+            return (*members, *(members[0] for _ in group.keepers))
+        sums = [
+            self._deploying.combine(
+                keeper,
+                {
+                    blob: (factor, each.size_bytes)
+                    for blob, factor, each in zip(members, row, group.members, strict=True)
+                },
+                group.size_bytes,
+            )
+            for keeper, row in zip(group.keepers, group.rows, strict=True)
+        ]
+        return (*members, *(each.blob for each in await asyncio.gather(*sums)))
+
+    async def _pinned(self, found: Mapping[Group, tuple[bytes, ...]]) -> dict[str, PlanKey]:
+        """Have every keeper hold its checks."""
+        wanted: dict[str, list[tuple[dispatch.Content, frozenset[str]]]] = {}
+        for group, blobs in found.items():
+            for keeper, blob in zip(group.keepers, blobs[len(group.members) :], strict=True):
+                having = frozenset(self._deploying.holders(blob))
+                wanted.setdefault(keeper, []).append(((blob, TensorType((group.size_bytes,), U8)), having))
+        keys = {node: self._key() for node in wanted}
+        try:
+            await asyncio.gather(*(self._deploying.keep(node, keys[node], held) for node, held in wanted.items()))
+        except MeshError:
+            self._drop(keys)
+            raise
+        for node, held in wanted.items():
+            if node in self._members:
+                self._members[node].blobs.update(blob for (blob, _), _ in held)
+        return keys
+
+    def _drop(self, keys: Mapping[str, PlanKey]) -> None:
+        for node, key in keys.items():
+            self._spawn(self._deploying.drop(node, key))
+
+    # -- making lost weights again
+
+    async def _make(self, node: str, blob: bytes) -> Moved:
+        """One of them; nothing where there are too few shares."""
+        for guard in self._guards.values():
+            for group, blobs in guard.groups.items():
+                places = [place for place, each in enumerate(group.members) if blobs[place] == blob]
+                if places and (moved := await self._made(node, places[0], group, blobs)) is not None:
+                    return moved
+        return 0, 0
+
+    async def _made(self, node: str, place: int, group: Group, blobs: tuple[bytes, ...]) -> Moved | None:
+        where = {share: self._deploying.holders(blob) for share, blob in enumerate(blobs)}
+        near = {share for share, nodes in where.items() if node in nodes}
+        factors = group.repair(place, (share for share, nodes in where.items() if nodes), near)
+        if factors is None:
+            return None
+        terms = {blobs[share]: (factor, group.size_of(share)) for share, factor in factors.items()}
+        size_bytes = group.members[place].size_bytes
+        try:
+            made = await self._deploying.combine(node, terms, size_bytes, blobs[place])
+        except MeshError as error:
+            log.warning("weights could not be made again of others: %s", error)
+            return None
+        self._tell("restored", node, f"{size_bytes} bytes of weights, made again of what others keep", 0)
+        return made.bytes_socket, made.bytes_shared
+
+
+def _address(held: Held) -> bytes:
+    assert isinstance(held.content, bytes)
+    return held.content

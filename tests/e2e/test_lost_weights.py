@@ -1,0 +1,81 @@
+"""A model that no worker has room for, on three of them: a death loses nothing, and moves only what was lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from support.commands import PATIENT_S
+
+import mesh.numpy as mnp
+from mesh import Mesh, errors
+
+LAYERS, WIDTH = 6, 256
+LAYER_BYTES = 4 * WIDTH * WIDTH
+WEIGHTS_BYTES = LAYERS * LAYER_BYTES
+ROOM = 4 * LAYER_BYTES  # of each worker, for weights and what it makes of them
+X = np.random.default_rng(0).standard_normal((4, WIDTH), np.float32)
+
+
+def weights() -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    return {f"w{number}": rng.standard_normal((WIDTH, WIDTH), np.float32) / 16 for number in range(LAYERS)}
+
+
+def model(params: Any, x: Any) -> Any:
+    for number in range(LAYERS):
+        x = mnp.tanh(x @ params[f"w{number}"])
+    return x
+
+
+def reference() -> Any:
+    """What one process without a mesh computes."""
+    return np.asarray(model({name: mnp.asarray(array) for name, array in weights().items()}, mnp.asarray(X)))
+
+
+class Told:
+    """Events of a mesh, waited for in another thread."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._kinds: list[str] = []
+        self._news = threading.Condition()
+        mesh.watch(self._tell)
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        with self._news:
+            self._kinds.append(event["kind"])
+            self._news.notify_all()
+
+    def wait(self, kind: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: kind in self._kinds, PATIENT_S), self._kinds
+
+
+@pytest.mark.parametrize("copies", ["buddy", "coded"])
+def test_a_death_moves_only_what_was_lost_and_the_client_sends_nothing(copies: str) -> None:
+    builder = Mesh.builder().mesh("redundancy").local(3, "cpu", max_memory=ROOM).copies(copies)
+    with builder.node_timeout(PATIENT_S).build() as mesh:
+        told = Told(mesh)
+        held = mesh.put(weights())
+        with pytest.raises(errors.PlacementError):
+            mesh.run(model, held, X, strategy="single")
+        before = mesh.run(model, held, X, strategy="pipeline")
+        first = mesh.report()
+        assert sum(each.weight_bytes["client"] for each in first.workers.values()) == WEIGHTS_BYTES
+        told.wait("guarded")
+        outlook = mesh.plan(model, held, X, strategy="pipeline").data["redundancy"]
+        dead = sorted(first.workers)[1]
+        (death,) = [row for row in outlook["deaths"] if row["worker"] == dead]
+        (pid,) = [node.pid for node in mesh.nodes if node.name == dead]
+        os.kill(pid, signal.SIGKILL)
+        after = mesh.run(model, held, X, strategy="pipeline")
+        report = mesh.report()
+    assert before.tobytes() == after.tobytes() == reference().tobytes()
+    assert sum(each.weight_bytes["client"] for each in report.workers.values()) == 0
+    assert 0 < death["lost_bytes"] < ROOM and report.weight_bytes_moved <= death["lost_bytes"]
+    assert copies == "buddy" or report.weight_bytes_moved <= death["moved_bytes"], "more than the plan said"
