@@ -247,6 +247,18 @@ def test_a_tree_is_reduced_by_name() -> None:
     np.testing.assert_array_equal(np.asarray(found["b"]["x"]), [6])
 
 
+def test_the_order_in_which_a_tree_was_made_does_not_matter() -> None:
+    """Each rank makes its dict in the order of its own program; leaves that have one name are summed."""
+    one, two = np.full(3, 1, np.float32), np.full(3, 2, np.float32)
+
+    def reduced(tree: dict[str, Any]) -> dict[str, Any]:
+        return collectives.all_reduce(tree, "dp", names=["b", "w"])
+
+    for made in (lambda x, y: {"w": x, "b": y}, lambda x, y: {"b": y, "w": x}):
+        found = mesh.shard_map(lambda x, y, made=made: reduced(made(x, y)), THREE, P("dp"), P())(one, two)
+        assert [np.asarray(found[name]).item() for name in ("w", "b")] == [3, 6]
+
+
 @pytest.mark.parametrize(("names", "said"), [(["w", "v"], "lacks 'v'"), ([], "nobody expects, 'w'")])
 def test_a_name_that_is_missing_or_too_many_is_refused(names: list[str], said: str) -> None:
     with pytest.raises(InputError, match=said):

@@ -135,6 +135,9 @@ CASES: dict[str, Case] = {
     **{f"reduce_scatter-{op}": Case(lambda x, op=op: collectives.reduce_scatter(mnp.sin(x), "dp", 1, op), SQUARE,
                                     ((4, 4),), (P("dp", "tp"),), P(None, ("tp", "dp")))
        for op in ("sum", "mean", "prod", "max")},
+    **{f"reduce_scatter-along-{axis}": Case(lambda x, axis=axis: collectives.reduce_scatter(x * x, BOTH, axis), SQUARE,
+                                            ((8, 4),), (P("dp"),), P(*spec))
+       for axis, spec in ((0, (BOTH,)), (-1, (None, BOTH)))},
     "all_to_all": Case(_exchanged(True, 0, 1), LINE, ((9, 2),), (P("dp"),), P("dp")),
     "all_to_all-back": Case(_exchanged(True, 1, 0), LINE, ((3, 6),), (P("dp"),), P("dp")),
     "all_to_all-untiled": Case(_exchanged(False, 0, 1), LINE, ((9, 2),), (P("dp"),), P("dp")),
