@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from wire.messages import Ran
@@ -14,7 +15,8 @@ class Span:
     """From when a worker was told to run a step to when it answered, by the coordinator's clock.
 
     `compute_s` is of its parts, `wait_s` until their inputs were there; the rest went to messages, and to what its
-    ranks exchange with others and wait for them.
+    ranks exchange with others and wait for them.  `parts_s` are the seconds of its parts, in the order in which they
+    were done.
     """
 
     worker: str
@@ -25,11 +27,13 @@ class Span:
     wait_s: float
     bytes_in: int
     bytes_out: int
+    parts_s: array[float]
 
     @classmethod
     def of(cls, worker: str, step: int, began_s: float, ended_s: float, answer: Ran) -> Span:
         compute_s, wait_s = sum(each.compute_s for each in answer.parts), sum(each.wait_s for each in answer.parts)
-        return cls(worker, step, began_s, ended_s, compute_s, wait_s, answer.bytes_in, answer.bytes_out)
+        parts_s = array("d", (each.compute_s for each in answer.parts))
+        return cls(worker, step, began_s, ended_s, compute_s, wait_s, answer.bytes_in, answer.bytes_out, parts_s)
 
     @property
     def rest_s(self) -> float:
