@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 
 from .errors import FrameError, LocalError
 from .limits import DEFAULT, KIB
+from .timeouts import COLLECTIVE_TIMEOUT_S
 from .versions import PROTOCOL, text
 
 Name = Annotated[str, Meta(max_length=256)]
@@ -104,13 +105,15 @@ class Member(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 class Gang(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Parts of one graph that run at the same time, a rank each of a grid, and exchange tensors by its collectives.
     `members` are by rank, row-major over `axes`; the part itself is number `rank`.  Who is in a group with whom follows
-    from the axes of a collective (grids.py).  `bytes_per_s` is what each rank can send, if that is not alike."""
+    from the axes of a collective (grids.py).  `bytes_per_s` is what each rank can send, if that is not alike, and
+    `timeout_s` how long they wait for each other."""
 
     axes: Annotated[tuple[Name, ...], Meta(max_length=64)]
     sizes: Annotated[tuple[Index, ...], Meta(max_length=64)]
     rank: Index
     members: Annotated[tuple[Member, ...], Meta(max_length=4096)]
     bytes_per_s: Annotated[tuple[Seconds, ...], Meta(max_length=4096)] = ()
+    timeout_s: Seconds = COLLECTIVE_TIMEOUT_S
 
 
 class PartSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

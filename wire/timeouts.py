@@ -1,10 +1,12 @@
-"""The node time-out: the one number people choose about failure detection, and what it may be.
+"""The node time-out: the one number people choose about failure detection, and what it may be; and how long ranks wait.
 
 After that many seconds of silence a worker is certainly counted as dead; `coordinator/health.py` derives every other
 time from it.  It does not know what follows from a silence.  A new preset is a row here.
 """
 
 from __future__ import annotations
+
+import math
 
 from .errors import ConfigError
 
@@ -13,6 +15,7 @@ from .errors import ConfigError
 PRESETS: dict[str, float] = {"local": 1.5, "lan": 1.5, "wan": 10.0}
 NODE_TIMEOUT_S = PRESETS["lan"]
 BEATS = 15  # heartbeats in one node time-out
+COLLECTIVE_TIMEOUT_S = 120.0  # for ranks to wait for each other: one may compile, or compute, long before it comes
 SILENT = "silence"  # the cause in the error of a link that was ended because nothing came over it for so long
 BEAT_S_MIN, BEAT_S_MAX = 0.01, 60.0
 
@@ -33,3 +36,10 @@ def node_timeout_of_beat(beat_s: float) -> float:
         limits = f"{BEAT_S_MIN:g} to {BEAT_S_MAX:g} s"
         raise ConfigError(f"a heartbeat of {beat_s} s is outside {limits}", next_step="Most meshes want 0.1")
     return BEATS * float(beat_s)
+
+
+def check_collective_timeout(seconds: float) -> float:
+    """How long ranks wait for each other, as a float; ConfigError unless it is a positive number of seconds."""
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"ranks cannot wait {seconds:g} s for each other: a positive number of seconds")
+    return float(seconds)

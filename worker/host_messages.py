@@ -17,6 +17,7 @@ from msgspec import Struct
 from wire.errors import FrameError
 from wire.limits import MIB
 from wire.messages import INLINE_BYTES_MAX
+from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from .engine import EngineInfo, Measured
 
@@ -72,13 +73,14 @@ class RankPeer(Struct, frozen=True, array_like=True):
 
 class RankOf(Struct, frozen=True, array_like=True):
     """Which rank of which grid a part is; `peers` are by rank, None for itself, and so is `bytes_per_s`, what each can
-    send, or empty if that is alike."""
+    send, or empty if that is alike.  They wait for each other so long."""
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
     rank: int
     peers: tuple[RankPeer | None, ...]
     bytes_per_s: tuple[float, ...] = ()
+    timeout_s: float = COLLECTIVE_TIMEOUT_S
 
 
 class PreparePart(_Message, frozen=True, array_like=True, tag=True):

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from wire.errors import ConfigError
+from wire.timeouts import COLLECTIVE_TIMEOUT_S, check_collective_timeout
 
 from ..scripts.hostfile import Host, ranks_on, read_hostfile
 from ..scripts.launcher import Launch, Launcher, merged
-from ..scripts.settings import TIMEOUT_S
 from .exit_codes import INTERRUPTED
 
 GRACE_S = 5.0
@@ -22,8 +22,8 @@ GRACE_S = 5.0
 def launch_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("-n", type=int, metavar="N", help="how many ranks (default: the slots of the hostfile)")
     made.add_argument("--hostfile", metavar="FILE", help="the machines to start them on, by ssh, and how many each")
-    waits = f"how long ranks wait for each other (default {TIMEOUT_S:g})"
-    made.add_argument("--collective-timeout", type=float, default=TIMEOUT_S, metavar="S", help=waits)
+    waits = f"how long ranks wait for each other (default {COLLECTIVE_TIMEOUT_S:g})"
+    made.add_argument("--collective-timeout", type=float, default=COLLECTIVE_TIMEOUT_S, metavar="S", help=waits)
     grace = f"after which ranks that do not end are killed (default {GRACE_S:g})"
     made.add_argument("--grace", type=float, default=GRACE_S, metavar="S", help=grace)
     made.add_argument("script", metavar="SCRIPT", help="a Python file")
@@ -37,11 +37,8 @@ def launch(options: argparse.Namespace) -> int:
 
 async def _launch(options: argparse.Namespace) -> int:
     show = _as_json if options.json else merged(sys.stdout, sys.stderr)
-    if not options.collective_timeout > 0:
-        raise ConfigError(f"--collective-timeout {options.collective_timeout:g}: a positive number of seconds")
-    wanted = Launch(
-        options.script, tuple(options.arguments), _hosts(options), options.collective_timeout, options.grace
-    )
+    timeout_s = check_collective_timeout(options.collective_timeout)
+    wanted = Launch(options.script, tuple(options.arguments), _hosts(options), timeout_s, options.grace)
     launcher = Launcher(wanted, show)
     came: list[int] = []
 

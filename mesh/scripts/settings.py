@@ -5,15 +5,13 @@ To tell ranks another thing, add a field, and a row of VARIABLES; the launcher s
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from wire.errors import ConfigError
-
-TIMEOUT_S = 120.0  # a rank may compile, or compute, long before it comes
+from wire.timeouts import COLLECTIVE_TIMEOUT_S, check_collective_timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class RankSettings:
     local_size: int = 1
     meeting: str = ""
     hosts: tuple[str, ...] = ()
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float = COLLECTIVE_TIMEOUT_S
 
     def environment(self) -> dict[str, str]:
         """The variables that tell this."""
@@ -89,8 +87,7 @@ def _read(name: str, text: str) -> Any:
 def _checked(settings: RankSettings) -> RankSettings:
     if settings.size < 1 or not 0 <= settings.rank < settings.size:
         raise ConfigError(f"rank {settings.rank} of {settings.size}: ranks are 0 to {settings.size - 1}")
-    if not 0 < settings.timeout_s < math.inf:
-        raise ConfigError(f"ranks cannot wait {settings.timeout_s:g} s for each other: a positive number of seconds")
+    check_collective_timeout(settings.timeout_s)
     if settings.hosts and len(settings.hosts) != settings.size:
         raise ConfigError(f"MESH_HOSTS names {len(settings.hosts)} hosts, one for each of {settings.size} ranks wanted")
     if settings.size > 1 and not settings.meeting:

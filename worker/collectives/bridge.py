@@ -105,10 +105,10 @@ class Bridge:
             self._copies.setdefault(copy, _Copy(other.node, me.device, letter_bytes, original))
             self._introduce(original)
         peers = tuple(
-            None if other == me else RankPeer(name_of(plan, me, other), name_of(plan, other, me), other.node[:8])
+            None if other == me else RankPeer(name_of(plan, me, other), name_of(plan, other, me), self._called(other))
             for other in gang.members
         )
-        return RankOf(gang.axes, gang.sizes, gang.rank, peers, gang.bytes_per_s)
+        return RankOf(gang.axes, gang.sizes, gang.rank, peers, gang.bytes_per_s, gang.timeout_s)
 
     def inboxes(self, prepared: int) -> tuple[str, ...]:
         """In whose directory the mailbox from each rank is; "" where it has to be carried.  ConnectFailed if a rank's
@@ -249,6 +249,11 @@ class Bridge:
             link.notify(message)
 
     # -- helpers
+
+    def _called(self, member: Member) -> str:
+        """What people call another rank's worker, as far as that is known."""
+        link = self._links.get(member.node)
+        return link.peer.name if link is not None else member.node[:8]
 
     def _make(self, name: str, other: Member, device: int, letter_bytes: int) -> None:
         if name not in self._originals:

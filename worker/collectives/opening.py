@@ -8,7 +8,7 @@ from wire.sharedmem import share
 
 from ..host_messages import RankOf
 from .lines import Line
-from .mailbox import Inbox, Outbox, short_sleeps
+from .mailbox import LETTER_BYTES, Inbox, Outbox, short_sleeps
 from .progress import Progress
 from .ranks import Ranks
 from .wires import Wire, Wires
@@ -34,7 +34,7 @@ def ranks_of(
     letter_bytes = {wire.outbox.letter_bytes for wire in wires.values()}
     short_sleeps()
     ringing = ring if any(wire.bridged for wire in wires.values()) else _silence
-    together = Wires(wires, ringing, letter_bytes=min(letter_bytes)) if wires else Wires(wires)
+    together = Wires(wires, ringing, letter_bytes=min(letter_bytes, default=LETTER_BYTES), deadline_s=gang.timeout_s)
     return Ranks(together, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress)
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wire.errors import Cancelled, DeadlineExceeded, MeshError, from_fields
+from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from .lines import Line
 from .mailbox import LETTER_BYTES, Inbox, Outbox, Patience
-
-DEADLINE_S = 120.0  # a rank may compile, or compute, long before it comes
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class Wires:
     tag: int = 0
     stopped: Callable[[], bool] = lambda: False
     letter_bytes: int = LETTER_BYTES  # the same on all ranks: tensors are cut by it
-    deadline_s: float = DEADLINE_S
+    deadline_s: float = COLLECTIVE_TIMEOUT_S
     patience: Patience = field(default_factory=Patience)
 
     def begin(self, tag: int, stopped: Callable[[], bool]) -> None:
@@ -76,7 +75,7 @@ class Wires:
         if waited_s > self.deadline_s:
             raise DeadlineExceeded(
                 f"waited {self.deadline_s:g} s for {missing()}",
-                next_step="See whether that worker is well, or give the plan a longer deadline",
+                next_step="See whether it is well, or allow more time: docs/collectives.md says how",
             )
 
 
