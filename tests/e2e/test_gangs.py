@@ -6,6 +6,8 @@ Three workers, of which the third shares no memory with the others, as if it wer
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -116,17 +118,29 @@ async def test_gangs_on_workers_of_one_machine_and_of_two(fleet: Fleet) -> None:
 
 
 async def ranks_reach_each_other(fleet: Fleet) -> None:
+    (alone,) = fleet.workers[2].host_pids()
     for generation, shape in ((1, (5, 7)), (2, LARGE)):
-        ranks = Ranks(fleet, PlanKey(1, generation), shape)
+        ranks, before = Ranks(fleet, PlanKey(1, generation), shape), sockets_of(alone)
         await ranks.deploy()
-        for step in range(3):
+        for step in itertools.count():
             arrays = drawn(shape, step)
             right(await ranks.run(step, arrays), arrays)
+            if step > 2 and sockets_of(alone) == before + 2:  # a connection to each of the others, from now on used
+                break
+        right(await ranks.run(step + 1, arrays), arrays)
         for link in fleet.links:
             await link.request(Drop(ranks.plan))
     for each in fleet.workers:
         left = {path.name for path in shared_folder(each.process.pid).iterdir()}
         assert left <= {"blobs", "lock"}, "mailboxes go with their plan"
+
+
+def sockets_of(pid: int) -> int:
+    found = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += "socket:" in str(entry.readlink())
+    return found
 
 
 def shared_folder(pid: int) -> Path:

@@ -7,16 +7,19 @@ import inspect
 import mmap
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from wire.errors import MeshError, from_fields
+from worker.collectives.connection import Connection
 from worker.collectives.group import Group
+from worker.collectives.lines import Line
 from worker.collectives.mailbox import LETTER_BYTES, LETTERS, Inbox, Outbox, Patience, lay_out, short_sleeps, size_of
 from worker.collectives.wires import Wire, Wires
 
@@ -62,6 +65,28 @@ def on_wires(wires: Sequence[Wires], body: Body, tag: int = 1, ranks: int = 0, *
         thread.join(60.0)
     assert not any(thread.is_alive() for thread in threads), "ranks wait for each other"
     return results
+
+
+def connect(wires: Sequence[Wires], pairs: Iterable[tuple[int, int]], number: int = 7) -> list[tuple[Line, Line]]:
+    """Lay a line between these ranks, if there is none, and make a connection on it; the two ends of each."""
+    made = []
+    for pair in pairs:
+        ends = []
+        for here, there, sock in zip(pair, reversed(pair), sockets(), strict=True):
+            wire = wires[here].wires[there]
+            wire.line, wire.bridged = wire.line or Line(), True
+            assert wire.line.calling()
+            wire.line.called(Connection(sock, number, wires[here].letter_bytes))
+            ends.append(wire.line)
+        made.append((ends[0], ends[1]))
+    return made
+
+
+def sockets() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = socket.create_connection(listener.getsockname())
+        return caller, listener.accept()[0]
 
 
 def mailbox(letters: int, letter_bytes: int) -> memoryview:

@@ -1,0 +1,324 @@
+"""Engine hosts that connect to each other: who gets through, who does not, and what the daemons say to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.bridges import MEMBERS, PLAN, Network, Node, reducing
+from support.ranks import on_wires, wires_in_memory
+from support.tls import MESH, Card, authority, card
+
+from wire.certificates import server_name
+from wire.messages import Gang
+from worker.collectives.bridge import AGAIN_S
+from worker.collectives.calling import EXPECTED_S, KEY_BYTES, Lines
+from worker.collectives.introducing import Calls, calls_of
+from worker.collectives.lines import Line
+from worker.collectives.opening import ranks_of
+from worker.config import WorkerConfig
+from worker.host_messages import Call, Expect, Expecting, FromHost, NodeTLS
+
+KEY, MAILBOX = bytes(range(KEY_BYTES)), "box"
+
+
+class Ends:
+    """The hosts of two ranks, of which the first expects the other."""
+
+    def __init__(self) -> None:
+        self.told: queue.Queue[FromHost] = queue.Queue()
+        self.first, self.second = Lines(self.told.put), Lines()
+
+    def expect(self, tls: NodeTLS | None = None, host: str = "127.0.0.1") -> int:
+        """The port where it does."""
+        self.first.begin(Expect(MAILBOX, KEY, host, 256, tls))
+        told = self.told.get(timeout=60.0)
+        assert isinstance(told, Expecting) and told.key == KEY and told.mailbox == MAILBOX
+        return told.port
+
+    def call(self, port: int, key: bytes = KEY, tls: NodeTLS | None = None, host: str = "127.0.0.1") -> Line:
+        """The caller's line, once the call has come to something or to nothing."""
+        self.second.begin(Call(MAILBOX, key, host, port, 256, tls))
+        line = self.second.line(MAILBOX)
+        settled(line)
+        return line
+
+    @property
+    def connected(self) -> bool:
+        """Whether both have the same connection, and nothing else."""
+        lines = self.first.line(MAILBOX), self.second.line(MAILBOX)
+        settled(lines[0])
+        numbers = [line._newest.number for line in lines if line._newest is not None]
+        return len(numbers) == 2 and len(set(numbers)) == 1
+
+    def reduce(self) -> None:
+        """Something, by way of the connection."""
+        wires = wires_in_memory(2)
+        for rank, lines in enumerate((self.first, self.second)):
+            wires[rank].wires[1 - rank].line = lines.line(MAILBOX)
+        for tag in (1, 2):
+            found = on_wires(wires, lambda group, rank: group.all_reduce(np.full(5000, rank + 1.0)).sum(), tag)
+            assert found == [15_000.0] * 2
+        assert self.first.line(MAILBOX).into is not None
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.first.keep(())
+    made.second.keep(())
+
+
+def settled(line: Line) -> None:
+    """Wait until nobody makes a connection on it."""
+    waiting = threading.Event()
+    for _ in range(60_000):
+        if not line._calling:
+            return
+        waiting.wait(0.001)
+    raise AssertionError("an attempt does not end")
+
+
+@pytest.mark.parametrize(("listens", "calls"), [("127.0.0.1", "127.0.0.1"), ("::", "127.0.0.1")])
+def test_a_host_calls_one_that_expects_it(ends: Ends, listens: str, calls: str) -> None:
+    ends.call(ends.expect(host=listens), host=calls)
+    assert ends.connected
+    ends.reduce()
+
+
+def test_strangers_are_turned_away_and_do_not_keep_the_caller_out(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.collectives.calling.PROOF_S", 0.2)
+    port = ends.expect()
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+    strangers[0].sendall(bytes(KEY_BYTES))  # not the key
+    strangers[1].sendall(KEY[:-1])  # not all of it, and never more
+    strangers[2].close()
+    ends.call(port)  # what it says lies there when its turn comes
+    assert ends.connected
+    for each in (strangers[0], strangers[1], strangers[3]):
+        each.settimeout(60.0)
+        assert hung_up(each)
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), 60.0).recv(1)  # the port is closed again
+
+
+def hung_up(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_caller_with_another_key_gets_nothing_and_takes_nobody_for_the_right_one(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = ends.expect()
+    assert ends.call(port, key=bytes(KEY_BYTES))._newest is None
+    ends.call(port)
+    assert ends.connected
+    with socket.create_server(("127.0.0.1", 0)) as imposter:  # it answers, without knowing the key
+
+        def answer() -> None:
+            caller = imposter.accept()[0]
+            caller.recv(KEY_BYTES)
+            caller.sendall(bytes(KEY_BYTES))
+
+        threading.Thread(target=answer, daemon=True).start()
+        third = Ends()
+        assert third.call(imposter.getsockname()[1])._newest is None
+
+
+def test_nobody_answers_and_nobody_comes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.collectives.calling.EXPECTED_S", 0.05)
+    port = ends.expect()
+    first = ends.first.line(MAILBOX)
+    settled(first)
+    assert first._newest is None
+    assert ends.call(port)._newest is None
+    monkeypatch.setattr("worker.collectives.calling.EXPECTED_S", EXPECTED_S)
+    ends.call(ends.expect())  # the next attempt may come to something
+    assert ends.connected
+
+
+def test_a_connection_for_a_plan_that_is_over_is_closed(ends: Ends) -> None:
+    port = ends.expect()
+    ends.second.line(MAILBOX)
+    ends.second.begin(Call(MAILBOX, KEY, "127.0.0.1", port, 256))
+    line = ends.second.line(MAILBOX)
+    ends.second.keep(())
+    settled(line)
+    assert line._newest is None
+    assert ends.second.line(MAILBOX) is not line
+
+
+# -- within TLS
+
+
+def tls_of(mine: Card, other: Card) -> NodeTLS:
+    files = mine.files
+    return NodeTLS(str(files.key), str(files.certificate), str(files.trust), server_name(other.node_id, MESH))
+
+
+def test_nodes_of_a_mesh_connect_within_tls_and_prove_which_they_are(
+    ends: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.collectives.calling.PROOF_S", 60.0)
+    ours, theirs = authority(), authority()
+    one, two, third = (card(tmp_path, ours) for _ in range(3))
+    stranger = card(tmp_path, theirs)
+    port = ends.expect(tls_of(one, two))
+    for caller in (
+        tls_of(third, one),  # another member, who even knows the key
+        tls_of(stranger, one),  # of another mesh
+        tls_of(two, third),  # the right one, who expects somebody else there
+        None,  # without TLS
+    ):
+        assert Ends().call(port, tls=caller)._newest is None
+    ends.call(port, tls=tls_of(two, one))
+    assert ends.connected
+    ends.reduce()
+
+
+# -- what the daemons say
+
+
+class Daemons(Network):
+    """Two daemons whose hosts may call each other: the first one's node dialled the link."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.lines: dict[str, Lines] = {}
+        loop = asyncio.get_running_loop()
+        for name, node in self.nodes.items():
+
+            def said(message: FromHost, node: Node = node) -> None:
+                loop.call_soon_threadsafe(node.bridge.host_said, 0, message)
+
+            self.lines[name] = Lines(said)
+            node.bridge._calls = Calls(lambda _device, message, name=name: self.tell(name, message), "127.0.0.1")
+
+    def tell(self, name: str, message: Any) -> None:
+        self.lines[name].begin(message)
+
+    def connect(self) -> None:
+        super().connect()
+        self.nodes["a"].links["b"].address = "127.0.0.1:7100"
+
+    def prepared(self, *names: str) -> list[Any]:
+        """The ranks of these nodes, prepared in that order."""
+        loop, found = asyncio.get_running_loop(), {}
+        for name in names:
+            rank, node = "ab".index(name), self.nodes[name]
+            told = node.bridge.prepare(7, PLAN, Gang(("dp",), (2,), rank, MEMBERS))
+
+            def ring(node: Node = node) -> None:
+                loop.call_soon_threadsafe(node.bridge.rang, 0)
+
+            own = str(node.shared.path)
+            found[name] = ranks_of(told, own, node.bridge.inboxes(7), ring, line=self.lines[name].line)
+        return [found[name] for name in sorted(found)]
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        for _ in range(60_000):
+            while self.flying:
+                self.deliver()
+            if ready():
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError("the daemons have nothing more to say")
+
+    def standing(self) -> bool:
+        lines = [line for each in self.lines.values() for line in each._lines.values()]
+        return len(lines) == 2 and all(line._newest is not None and not line._newest.ended for line in lines)
+
+    def close(self) -> None:
+        for name, node in self.nodes.items():
+            self.lines[name].keep(())
+            node.bridge.close()
+            node.shared.close()
+
+
+def deliver(network: Daemons) -> None:
+    """Links as the receiving end sees them, for `Network.deliver` makes new ones."""
+    _, source, message, data, sent = network.flying.pop(0)
+    target = network.nodes["b" if source == "a" else "a"]
+    assert data is None and sent is None
+    target.bridge.take(target.links[source], message)
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+async def test_whoever_is_prepared_first_the_hosts_are_connected(tmp_path: Path, order: str) -> None:
+    network = Daemons(tmp_path)
+    network.deliver = lambda: deliver(network)  # type: ignore[method-assign]
+    try:
+        network.connect()
+        network.prepared(order[0])
+        await network.until(lambda: not network.flying)
+        network.prepared(order[1])
+        await network.until(network.standing)
+    finally:
+        network.close()
+
+
+async def test_a_link_that_comes_later_and_a_connection_that_ended_are_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert AGAIN_S > 0
+    monkeypatch.setattr("worker.collectives.bridge.AGAIN_S", 0.0)
+    network = Daemons(tmp_path)
+    try:
+        network.connect()
+        network.nodes["a"].links["b"].same_host = network.nodes["b"].links["a"].same_host = False
+        ranks = network.prepared("a", "b")
+        network.cut()
+        network.connect()
+        network.deliver = lambda: deliver(network)  # type: ignore[method-assign]
+        await network.until(network.standing)
+        (line,) = network.lines["a"]._lines.values()
+        line.hang_up()
+        await network.until(lambda: not network.standing())
+        (other,) = network.lines["b"]._lines.values()
+        other.hang_up()
+        await network.until(network.standing)
+        arrays = [np.full(9000, rank, np.float32) for rank in (0, 1)]
+        results: list[Any] = [None, None]
+
+        def work(rank: int) -> None:
+            results[rank] = reducing(ranks, arrays, 1)(rank)
+
+        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        await network.until(lambda: not any(thread.is_alive() for thread in threads))
+        assert results == [(arrays[0] + arrays[1]).tobytes()] * 2
+    finally:
+        network.close()
+
+
+async def test_no_host_is_told_to_call_where_memory_is_shared_or_links_are_slowed(tmp_path: Path) -> None:
+    network = Daemons(tmp_path)
+    network.tell = lambda *_: pytest.fail("a host was told to call")  # type: ignore[method-assign]
+    try:
+        network.connect()
+        network.deliver = lambda: deliver(network)  # type: ignore[method-assign]
+        for node in network.nodes.values():
+            for link in node.links.values():
+                link.same_host, link.peer.shared_memory = True, str(node.shared.path)
+        for rank, node in enumerate(network.nodes.values()):
+            node.bridge.prepare(7, PLAN, Gang(("dp",), (2,), rank, MEMBERS))
+        assert not network.flying
+    finally:
+        network.close()
+    config = WorkerConfig.local("w", "test", tmp_path)
+    assert calls_of(config, None, lambda _device, _message: None) is not None
+    for throttle in ("rate=20Mbit/s", "delay=5ms"):
+        assert calls_of(replace(config, throttle=throttle), None, lambda _device, _message: None) is None

@@ -1,0 +1,263 @@
+"""Letters over connections between hosts: the same results as by mailboxes, whoever crosses when, and what breaks."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.ranks import connect, on_wires, sockets, wires_in_memory
+
+from wire.dtypes import BF16, F16, F32, F64, I32, DType
+from wire.errors import Cancelled, ConnectFailed, DTypeError, OutOfMemory, ShapeError
+from wire.types import TensorType
+from worker.collectives import running
+from worker.collectives.algorithms import ALL_REDUCE
+from worker.collectives.connection import HEAD_BYTES, Connection
+from worker.collectives.group import Group
+from worker.collectives.mailbox import ENVELOPE_BYTES, tagged
+from worker.collectives.wires import Wires
+
+
+@pytest.fixture(autouse=True)
+def reasons_that_are_there_or_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "REASON_S", 0.01)
+
+
+def every(n: int) -> list[tuple[int, int]]:
+    return list(itertools.combinations(range(n), 2))
+
+
+def values(n: int, count: int, dtype: DType = F32) -> list[Any]:
+    random = np.random.default_rng(count)
+    return [(random.standard_normal(count) * 9).astype(dtype.numpy) for _ in range(n)]
+
+
+def connected(n: int, pairs: list[tuple[int, int]] | None = None, letter_bytes: int = 256) -> list[Wires]:
+    wires = wires_in_memory(n, letter_bytes=letter_bytes)
+    connect(wires, every(n) if pairs is None else pairs)
+    return wires
+
+
+def raised(results: list[Any], kind: type[Exception]) -> None:
+    for result in results:
+        assert isinstance(result, kind), result
+
+
+@pytest.mark.parametrize("name", ALL_REDUCE)
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, I32], ids=lambda dtype: dtype.name)
+def test_every_algorithm_gives_the_bits_that_it_gives_by_mailboxes(name: str, dtype: DType) -> None:
+    for n, count in ((2, 301), (3, 1), (4, 0), (5, 1000)):
+        arrays = values(n, count, dtype)
+
+        def body(group: Group, rank: int, arrays: list[Any] = arrays) -> bytes:
+            return group.all_reduce(arrays[rank]).tobytes()
+
+        expected = on_wires(wires_in_memory(n), body, algorithm=name)
+        for pairs in (every(n), every(n)[1:]):  # without the first, two ranks share a machine
+            assert on_wires(connected(n, pairs), body, algorithm=name) == expected
+
+
+def all_kinds(group: Group, rank: int) -> list[bytes]:
+    random = np.random.default_rng(rank)
+    found = []
+    for count in (0, 3, 3000):
+        array = random.standard_normal((count, group.size)).astype(np.float32)
+        found.append(group.all_gather(array))
+        found.append(group.reduce_scatter(array, 1))
+        found.append(group.all_to_all(array, 1, 0))
+        found.append(group.broadcast_from(array, count % group.size))
+        found.append(group.permute(array, [(each, (each + 1) % group.size) for each in range(group.size)]))
+        found.append(group.permute(array, [(0, 1)]))
+        group.barrier()
+    if rank == 0:
+        group.send(np.arange(70.0), 1)
+    if rank == 1:
+        found.append(group.receive(TensorType((70,), F64), 0))
+    return [each.tobytes() for each in found]
+
+
+def test_every_operation_over_connections_and_where_only_some_have_one() -> None:
+    expected = on_wires(wires_in_memory(3), all_kinds)
+    assert all(isinstance(each, list) for each in expected)
+    for pairs in (every(3), [(0, 2)], [(1, 2), (0, 1)]):
+        wires = connected(3, pairs)
+        for tag in (1, 2, 5):
+            assert on_wires(wires, all_kinds, tag) == expected
+
+
+def test_large_pieces_that_no_socket_takes_at_once() -> None:
+    arrays = values(3, 2_000_000)
+    wires = connected(3, letter_bytes=1 << 18)
+    total = (arrays[0] + arrays[1] + arrays[2]).tobytes()
+    for tag, name in enumerate(("direct", "exchange", "chain"), 1):
+        results = on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]).tobytes(), tag, algorithm=name)
+        assert results == [total] * 3
+
+
+def test_either_end_crosses_when_it_knows_of_the_connection() -> None:
+    wires = wires_in_memory(2)
+    arrays = values(2, 700)
+    total = (arrays[0] + arrays[1]).tobytes()
+
+    def body(group: Group, rank: int) -> bytes:
+        return group.all_reduce(arrays[rank]).tobytes()
+
+    assert on_wires(wires, body, 1) == [total] * 2
+    ((here, there),) = connect(wires, every(2))
+    newest, there._newest = there._newest, None  # its thread has not come so far
+    there._calling = True
+    assert on_wires(wires[:1], lambda _group, _rank: None, 2) == [None]
+    assert here.out is not None and there.out is None
+    waiting = threading.Thread(target=there.called, args=(newest,))
+    results: list[Any] = []
+    work = threading.Thread(target=lambda: results.extend(on_wires(wires, body, 3)))
+    work.start()
+    waiting.start()
+    work.join(60.0)
+    assert results == [total] * 2
+    assert on_wires(wires, body, 4) == [total] * 2
+    assert here.out is here.into is not None and there.out is there.into is not None
+
+
+def test_ranks_that_differ_hear_so_over_connections_too() -> None:
+    wires = connected(2)
+    raised(on_wires(wires, lambda group, rank: group.all_reduce(np.zeros(3 + rank))), ShapeError)
+    raised(on_wires(wires, lambda group, rank: group.broadcast_from(np.zeros(3 + rank), 0), 2), ShapeError)
+    wires = connected(2)
+    raised(on_wires(wires, lambda group, rank: group.all_reduce(np.zeros(3, ("f4", "f8")[rank]))), DTypeError)
+
+
+def step(wires: list[Wires], tag: int) -> None:
+    """One that is right, whatever was before."""
+    arrays = values(len(wires), 999)
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    results = on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]).tobytes(), tag)
+    assert results == [total.tobytes()] * len(wires)
+
+
+def test_a_rank_that_gives_up_ends_the_step_and_its_connections_and_the_next_step_goes_by_mailboxes() -> None:
+    wires = connected(3)
+    step(wires, 1)
+
+    def gives_up(group: Group, rank: int) -> None:
+        if rank == 1:
+            raise OutOfMemory("no room")
+        group.all_reduce(np.zeros(5000, np.float32))
+
+    raised(on_wires(wires, gives_up, 2), OutOfMemory)
+    for tag in (3, 4):
+        step(wires, tag)
+        assert all(wire.line is not None and wire.line.out is None for each in wires for wire in each.wires.values())
+    connect(wires, every(3), number=9)
+    for tag in (5, 6):
+        step(wires, tag)
+        assert all(
+            wire.line is not None and wire.line.into is not None for each in wires for wire in each.wires.values()
+        )
+
+
+def test_who_was_not_in_the_step_that_was_given_up_finds_the_end_of_its_connections() -> None:
+    wires = connected(3)
+    step(wires, 1)
+    for rank in (0, 2):  # rank 1 never begins step 2
+        wires[rank].begin(2, lambda: False)
+        line = wires[rank].wires[1].line
+        assert line is not None
+        line.post(tagged(bytes(ENVELOPE_BYTES), 2), memoryview(bytes(100)))
+        wires[rank].fail(Cancelled("stopped"))
+    step(wires, 3)
+
+
+@pytest.mark.parametrize("bytes_sent", [0, 20, HEAD_BYTES, HEAD_BYTES + 4000])
+def test_a_connection_that_breaks_off_in_a_step_fails_it_and_not_the_next(bytes_sent: int) -> None:
+    """The other end sends so many bytes of a letter, and is gone: its machine lost power, say."""
+    wires = connected(2, letter_bytes=1 << 14)
+    step(wires, 1)
+    array = np.zeros(3000, np.float32)
+
+    def breaks(group: Group, rank: int) -> Any:
+        if rank == 0:
+            return group.all_reduce(array)
+        line = group.wires.wires[0].line
+        assert line is not None and line.out is not None
+        envelope = group._envelope("all_reduce", "sum", TensorType(array.shape, F32))
+        letter = envelope + array.nbytes.to_bytes(8, "little") + array.tobytes()
+        line.out._socket.setblocking(True)
+        line.out._socket.sendall(letter[:bytes_sent])
+        line.hang_up()
+        return None
+
+    results = on_wires(wires, breaks, 2)
+    assert isinstance(results[0], ConnectFailed), results[0]
+    step(wires, 3)
+
+
+def test_a_cut_connection_is_named() -> None:
+    wires = connected(3, letter_bytes=1 << 14)
+    step(wires, 1)
+    wires[0].wires[2].name = "porch"
+    cut = threading.Barrier(2)
+
+    def body(group: Group, rank: int) -> Any:
+        if rank == 2:
+            group.all_reduce(np.zeros(10, np.float32))  # the others hold the first letter of the second one
+            line = group.wires.wires[0].line
+            assert line is not None
+            line.hang_up()
+            cut.wait(60.0)
+            return None
+        group.all_reduce(np.zeros(10, np.float32))
+        if rank == 0:
+            cut.wait(60.0)
+        return group.all_reduce(np.zeros(30_000, np.float32))
+
+    results = on_wires(wires, body, 2)
+    assert isinstance(results[0], ConnectFailed)
+    assert "rank 2 (porch)" in str(results[0])
+
+
+def test_a_letter_that_says_it_is_larger_than_any_ends_the_connection() -> None:
+    here, there = sockets()
+    connection = Connection(here, 1, 1000)
+    there.sendall(bytes(ENVELOPE_BYTES) + (1001).to_bytes(8, "little"))
+    until(lambda: connection.arrived() is not None or connection.ended)
+    assert connection.ended
+    there.close()
+
+
+def test_letters_come_in_any_cut_and_the_end_within_one_is_noticed() -> None:
+    here, there = sockets()
+    connection, envelope = Connection(here, 1, 1000), bytes(range(ENVELOPE_BYTES))
+    letter = envelope + (5).to_bytes(8, "little") + b"hello"
+    for cut in (1, ENVELOPE_BYTES, HEAD_BYTES, HEAD_BYTES + 2):
+        there.sendall(letter[:cut])
+        connection.arrived()
+        there.sendall(letter[cut:])
+        until(lambda: connection.arrived() is not None)
+        assert bytes(connection.arrived() or b"") == envelope
+        target = memoryview(bytearray(connection.payload_bytes))
+        until(lambda target=target: connection.fill(target))
+        assert bytes(target) == b"hello"
+        connection.release()
+    there.sendall(letter[:-1])
+    there.close()
+    until(lambda: connection.arrived() is not None)
+    target = memoryview(bytearray(5))
+    until(lambda: connection.fill(target) or connection.ended)
+    assert not connection.fill(target)
+
+
+def until(ready: Callable[[], bool]) -> None:
+    """What is on its way on loopback comes."""
+    waiting = threading.Event()
+    for _ in range(60_000):
+        if ready():
+            return
+        waiting.wait(0.001)
+    raise AssertionError("nothing came")
