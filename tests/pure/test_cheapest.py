@@ -1,0 +1,134 @@
+"""The partitioner against brute force: on small graphs it finds the cheapest of all assignments, to the last bit.
+
+`python tests/pure/test_cheapest.py COUNT` checks COUNT graphs of up to 12 computing nodes and reports.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.brute_force import best_of_all
+from support.profiles import alike_profiles, random_profiles
+from support.random_graphs import random_graph
+
+from coordinator.cost import Assignment, CostModel, Prediction
+from coordinator.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
+from coordinator.working_set import DUPLICATED
+from wire.dtypes import F32
+from wire.graph import GraphBuilder, WireGraph
+
+NODES_MAX = 12
+GRAPHS = 300
+
+
+def small_graphs(count: int) -> Iterator[tuple[int, WireGraph]]:
+    """Random DAGs of at most 12 nodes, of which at least 4 compute something."""
+    seed = 0
+    while count:
+        graph = random_graph(seed, 4, 11).graph
+        if len(graph) <= NODES_MAX and computing(graph) >= 4:
+            yield seed, graph
+            count -= 1
+        seed += 1
+
+
+def larger_graphs(count: int, least: int = 5) -> Iterator[tuple[int, WireGraph]]:
+    """Random DAGs of `least` to 12 nodes that compute something, besides those that do not."""
+    seed = 0
+    while count:
+        graph = random_graph(seed, least, NODES_MAX).graph
+        if least <= computing(graph) <= NODES_MAX:
+            yield seed, graph
+            count -= 1
+        seed += 1
+
+
+def computing(graph: WireGraph) -> int:
+    return sum(node.op not in DUPLICATED for node in graph)
+
+
+def model_for(seed: int, graph: WireGraph, workers: int) -> CostModel:
+    """The graph on made-up machines; in four cases of ten with memory for about half of it or all of it."""
+    rng = np.random.default_rng([seed, workers])
+    make = random_profiles if rng.random() < 0.7 else alike_profiles
+    roomy = CostModel(graph, make(np.random.default_rng(seed), workers))
+    if rng.random() < 0.6:
+        return roomy
+    one = max(roomy.predict([able] * len(roomy.units)).memory_bytes[able] for able in range(workers))
+    budget = int(one * rng.uniform(0.4, 1.1)) + 1
+    return CostModel(graph, make(np.random.default_rng(seed), workers, memory_bytes=budget))
+
+
+def assert_cheapest(seed: int, graph: WireGraph, workers: int) -> tuple[Prediction, Assignment]:
+    model = model_for(seed, graph, workers)
+    assert len(model.profiles.workers) ** len(model.units) <= EXACT_ASSIGNMENTS_MAX
+    found, assignment = Partitioner(model).auto
+    assert found.objective == best_of_all(model).objective, f"seed {seed}, {workers} workers"
+    assert model.predict(assignment) == found
+    return found, assignment
+
+
+@pytest.mark.parametrize("graphs", [GRAPHS // 4, pytest.param(GRAPHS, marks=pytest.mark.long)])
+def test_small_graphs_get_the_cheapest_of_all_assignments(graphs: int) -> None:
+    cut = tight = 0
+    for seed, graph in small_graphs(graphs):
+        for workers in (2, 3):
+            found, assignment = assert_cheapest(seed, graph, workers)
+            cut += len(set(assignment)) > 1
+            tight += not found.fits
+    assert cut >= graphs // 2, "too few of the cases are worth cutting"
+    assert tight >= graphs // 10, "too few of the cases lack memory"
+
+
+def test_graphs_of_up_to_twelve_computing_nodes_too() -> None:
+    for seed, graph in larger_graphs(60):
+        assert_cheapest(seed, graph, 2)
+
+
+@pytest.mark.long
+def test_graphs_of_up_to_twelve_computing_nodes_on_two_and_three_workers() -> None:
+    check(GRAPHS)
+
+
+def check(count: int) -> None:
+    for seed, graph in larger_graphs(count):
+        for workers in (2, 3):
+            assert_cheapest(seed, graph, workers)
+
+
+def test_one_worker_gets_a_graph_of_any_depth() -> None:
+    builder = GraphBuilder()
+    last = builder.input("x", (), F32)
+    for _ in range(5000):
+        last = builder.add("exp", last)
+        last = builder.add("neg", last)
+    model = CostModel(builder.build([last]), alike_profiles(np.random.default_rng(0), 1))
+    found, assignment = Partitioner(model).best("auto")
+    assert assignment == [0] * 10_000
+    assert found == model.predict(assignment)
+
+
+def test_a_prefix_bounds_whatever_continues_it() -> None:
+    for seed in range(60):
+        graph = random_graph(seed).graph
+        model = model_for(seed, graph, 3)
+        rng = np.random.default_rng(seed)
+        assignment = [int(rng.choice(able)) for able in model.able]
+        before = model.predict([])
+        for length in range(1, len(assignment) + 1):
+            after = model.predict(assignment[:length])
+            for less, more in zip(before.objective, after.objective, strict=True):
+                assert less <= more, seed
+            before = after
+
+
+if __name__ == "__main__":
+    began_s = time.monotonic()
+    check(int(sys.argv[1]))
+    print(
+        f"{sys.argv[1]} graphs on 2 and 3 workers, the cheapest of all, {time.monotonic() - began_s:.0f} s", flush=True
+    )
