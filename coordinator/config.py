@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from wire.timeouts import COLLECTIVE_TIMEOUT_S
+
 from .health import HealthConfig
 
 PLAN_AHEAD_MIN = 500  # below, planning takes less than some 50 ms
@@ -19,5 +21,6 @@ class CoordinatorConfig:
     alone_s: float = 5.0  # how long a call waits for any worker before it fails
     follow_pace: bool = True  # plans go by what parts took of late; without it only by what was measured
     audit: float = 0.0  # which fraction of the parts is computed again on other workers and compared
+    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S  # how long the ranks of a gang wait for each other
     plan_ahead: bool = True  # plans for the death of each worker are made before it dies
     plan_ahead_min: int = PLAN_AHEAD_MIN  # for graphs of so many nodes times workers

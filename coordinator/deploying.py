@@ -30,10 +30,11 @@ async def _restore_nothing(node: str, wanted: Collection[bytes]) -> Moved:
 class Deploying:
     """To `members`; the prober knows which of them cannot dial each other, and hears who could not."""
 
-    def __init__(self, members: Mapping[str, Member], prober: Prober, slices: Slices) -> None:
+    def __init__(self, members: Mapping[str, Member], prober: Prober, slices: Slices, timeout_s: float) -> None:
         self._members = members
         self._prober = prober
         self._slices = slices
+        self._timeout_s = timeout_s  # for ranks to wait for each other
         self.restore: Callable[[str, Collection[bytes]], Awaitable[Moved]] = _restore_nothing
 
     async def deploy(
@@ -119,7 +120,7 @@ class Deploying:
         for (address, _), nodes in state.values():
             for node in nodes & holders.keys():
                 holders[node] = holders[node] | {address}
-        message = dispatch.deploy(plan, own, key, params, member.graphs, holders, self._addresses(own))
+        message = dispatch.deploy(plan, own, key, params, member.graphs, holders, self._addresses(own), self._timeout_s)
         member.graphs.update(message.graphs)
         member.blobs.update(spec.blob for spec in message.blobs if spec.keep)
         return message

@@ -16,6 +16,7 @@ from wire.messages import Carry as WireCarry
 from wire.messages import Gang as WireGang
 from wire.messages import Source as WireSource
 from wire.ops import LEAVES, inner_graphs
+from wire.timeouts import COLLECTIVE_TIMEOUT_S
 from wire.types import TensorType
 
 from .plan import FromConst, FromInput, FromParam, FromPart, FromState, Output, Pieces, Plan, Source, Window
@@ -127,8 +128,10 @@ def deploy(
     graphs_sent: Iterable[bytes],
     holders: Mapping[str, frozenset[bytes] | set[bytes]],
     addresses: Mapping[str, tuple[str, ...]],
+    timeout_s: float = COLLECTIVE_TIMEOUT_S,
 ) -> Deploy:
-    """What `node` is told of a plan: its parts, the graphs it does not have, the content it needs and who holds it."""
+    """What `node` is told of a plan: its parts, the graphs it does not have, the content it needs and who holds it, and
+    how long ranks wait for each other."""
     mine = [part for part in plan.parts if part.node == node]
     targets, carries = _targets(plan), _carries(plan)
     specs = tuple(
@@ -139,7 +142,7 @@ def deploy(
             tuple(_wire_source(source, params, plan) for source in part.sources),
             tuple(tuple(targets.get((part.index, slot), ())) for slot in range(len(part.graph.outputs))),
             tuple(carries.get(part.index, ())),
-            _gang(plan, part.index),
+            _gang(plan, part.index, timeout_s),
         )
         for part in mine
     )
@@ -216,14 +219,14 @@ def _constant(graph: WireGraph, index: int) -> NDArray[Any]:
     return np.broadcast_to(line, kind.shape).copy()
 
 
-def _gang(plan: Plan, part: int) -> WireGang | None:
+def _gang(plan: Plan, part: int, timeout_s: float) -> WireGang | None:
     """The ranks that a part is one of, if it is."""
     gang = plan.ranks.get(part)
     if gang is None:
         return None
     members = (plan.parts[each] for each in gang.parts)
     told = tuple(Member(each.node, each.index, each.device) for each in members)
-    return WireGang(gang.axes, gang.sizes, gang.parts.index(part), told, gang.bytes_per_s)
+    return WireGang(gang.axes, gang.sizes, gang.parts.index(part), told, gang.bytes_per_s, timeout_s)
 
 
 def _targets(plan: Plan) -> dict[tuple[int, int], list[Target]]:

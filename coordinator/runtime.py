@@ -150,7 +150,7 @@ class Coordinator:
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
         self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
-        self._deploying = Deploying(self._members, self.prober, self._slices)
+        self._deploying = Deploying(self._members, self.prober, self._slices, config.collective_timeout_s)
         ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
         self._rehearsing = Rehearsing(ahead, self._members, self._deploying, self._spare_key, self._spawn)
         self._planning = Planning(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from wire.address import check_name, parse_address
 from wire.errors import ConfigError
 from wire.redundancy import OF_CALLS, copies_of
-from wire.timeouts import check_node_timeout, node_timeout_of_beat
+from wire.timeouts import check_collective_timeout, check_node_timeout, node_timeout_of_beat
 from wire.tokens import parse_token
 
 from .config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec
@@ -90,6 +90,14 @@ class MeshBuilder:
         It is Suspect after a third of it, and dead after two thirds if no other worker reaches it either.
         """
         return self._with(node_timeout_s=check_node_timeout(seconds))
+
+    def collective_timeout(self, seconds: float) -> MeshBuilder:
+        """How long the ranks of a program wait for each other in a collective, 120 s unless said.
+
+        One may compile, or compute, long before it comes.  Whoever waited that long raises DeadlineExceeded, which
+        names the ranks and workers that are missing; a worker that dies is noticed much earlier.
+        """
+        return self._with(collective_timeout_s=check_collective_timeout(seconds))
 
     def audit(self, fraction: float) -> MeshBuilder:
         """Compute this fraction of all parts again on two other workers and compare; 0, the default, never does.

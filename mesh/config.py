@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.address import check_name
-from wire.timeouts import NODE_TIMEOUT_S
+from wire.timeouts import COLLECTIVE_TIMEOUT_S, NODE_TIMEOUT_S
 from wire.tokens import Token
 
 from .enrolment import joined_mesh, state_root
@@ -53,6 +53,7 @@ class MeshConfig:
     node_timeout_s: float = NODE_TIMEOUT_S
     token: Token | None = None  # makes this user a client of the mesh where it is none yet
     audit: float = 0.0
+    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
     plan_ahead: bool = True
     copies: str = "checkpoint"  # of params (wire/redundancy.py)
 

@@ -57,7 +57,14 @@ async def connect(config: MeshConfig) -> Backend:
     health = HealthConfig.from_node_timeout(config.node_timeout_s)
     admission = await _as_coordinator(mesh, config)
     credentials = admission.credentials if admission else None
-    settings = CoordinatorConfig(mesh, default_name(), health, audit=config.audit, plan_ahead=config.plan_ahead)
+    settings = CoordinatorConfig(
+        mesh,
+        default_name(),
+        health,
+        audit=config.audit,
+        plan_ahead=config.plan_ahead,
+        collective_timeout_s=config.collective_timeout_s,
+    )
     coordinator = await start_coordinator(settings, credentials)
     if admission is not None:
         admission.begin(coordinator)

@@ -23,6 +23,7 @@ from wire.logs import start_logging
 from wire.messages import JobReport
 from wire.redundancy import OF_CALLS, copies_of
 from wire.strategies import STRATEGIES
+from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from ..preview import PlanPreview, size_text
 from ..remote import Remote, told
@@ -213,6 +214,8 @@ def _serve_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--audit", type=float, default=0.0, metavar="FRACTION", help=audits)
     ahead = "do not plan for the death of each worker before one dies"
     made.add_argument("--no-plan-ahead", dest="plan_ahead", action="store_false", help=ahead)
+    waits = f"how long the ranks of a program wait for each other (default {COLLECTIVE_TIMEOUT_S:g})"
+    made.add_argument("--collective-timeout", type=float, default=COLLECTIVE_TIMEOUT_S, metavar="S", help=waits)
     made.add_argument("--keep-results", default="24h", metavar="TIME", help="how long jobs are kept once over")
     add_health(made)
 

@@ -21,6 +21,7 @@ from coordinator.session_service import SessionService
 from wire.address import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
 from wire.stopping import watch_signals
+from wire.timeouts import check_collective_timeout
 from wire.tokens import Token
 from wire.whereabouts import Whereabouts
 
@@ -50,7 +51,10 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     health = HealthConfig.from_node_timeout(node_timeout_s(options))
     audit = check_fraction("--audit", options.audit)
     name = node_name(options) or "coordinator"
-    config = CoordinatorConfig(mesh, name, health, audit=audit, plan_ahead=options.plan_ahead)
+    ranks_s = check_collective_timeout(options.collective_timeout)
+    config = CoordinatorConfig(
+        mesh, name, health, audit=audit, plan_ahead=options.plan_ahead, collective_timeout_s=ranks_s
+    )
     limits = JobLimits(keep_s=parse_duration(options.keep_results))
     folder = coordinator_folder(mesh, config.name, options.state_dir)
     keeper, found = await asyncio.to_thread(Keeper.open, folder / "jobs", time.time_ns() // 1000)

@@ -53,7 +53,12 @@ async def connect_simulated(config: MeshConfig, spec: SimulateSpec) -> Simulated
         raise ConfigError("a simulated mesh has no real nodes", next_step="Use simulate(n) alone")
     health = HealthConfig.from_node_timeout(config.node_timeout_s)
     settings = CoordinatorConfig(
-        config.mesh or default_mesh_name(), "simulation", health, audit=config.audit, plan_ahead=config.plan_ahead
+        config.mesh or default_mesh_name(),
+        "simulation",
+        health,
+        audit=config.audit,
+        plan_ahead=config.plan_ahead,
+        collective_timeout_s=config.collective_timeout_s,
     )
     cluster = Cluster(settings, [Device(gflops=gflops) for gflops in spec.gflops], spec.seed)
     with loop.flow():

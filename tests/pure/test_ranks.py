@@ -248,12 +248,14 @@ def test_workers_are_told_which_rank_they_are_and_who_the_others_are() -> None:
     plan = make_plan(halves(), SIX, "ranks")
     params = {source: (bytes(32), TensorType((4, 8), F32)) for source in dispatch.params_of(plan)}
     for place, node in enumerate(part.node for part in plan.parts[:2]):
-        told = dispatch.deploy(plan, node, PlanKey(1, 1), params, (), {}, dict.fromkeys(dispatch.nodes(plan), ("h:1",)))
+        peers = dict.fromkeys(dispatch.nodes(plan), ("h:1",))
+        told = dispatch.deploy(plan, node, PlanKey(1, 1), params, (), {}, peers, timeout_s=7.0)
         assert told.ordered and wrong_in(told, node, 1) is None
         for first, part in zip((0, 2), told.parts, strict=True):
             assert part.gang is not None and (part.part, part.gang.rank) == (first + place, place)
             assert part.gang.members[place] == Member(node, part.part, 0)
             assert [member.part for member in part.gang.members] == [first, first + 1]
+            assert part.gang.timeout_s == 7.0
 
 
 def test_ranks_are_neither_stuck_nor_audited_and_may_be_stragglers() -> None:
