@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import reduce
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from support.brute_force import best_of_all
-from support.profiles import alike_profiles, random_profiles
-from support.random_graphs import random_graph
+from support.profiles import alike_profiles, device, near, random_profiles, worker
+from support.random_graphs import big_graph, random_graph
 
+import mesh
+import mesh.numpy as mnp
 from coordinator.cost import Assignment, CostModel, Prediction
 from coordinator.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from coordinator.working_set import DUPLICATED
@@ -98,6 +103,69 @@ def check(count: int) -> None:
     for seed, graph in larger_graphs(count):
         for workers in (2, 3):
             assert_cheapest(seed, graph, workers)
+
+
+def weights(*sizes: int) -> list[Any]:
+    """Of layers from size to size."""
+    return [np.ones(shape, np.float32) for shape in pairwise(sizes)]
+
+
+def dense(x: Any, layers: list[Any]) -> Any:
+    return reduce(lambda value, layer: mnp.tanh(value @ layer), layers, x)
+
+
+def skipping(x: Any, layers: list[Any]) -> Any:
+    """Down and up again, with what was met on the way down added on the way up."""
+    met = [x := mnp.tanh(x @ layer) for layer in layers[:3]]
+    for layer in layers[3:]:
+        x = mnp.tanh(x @ layer) + met.pop()
+    return x
+
+
+def attending(x: Any, layers: list[Any]) -> Any:
+    for _ in range(4):
+        query, key, value = (x @ each for each in layers[:3])
+        x = mesh.nn.softmax(query @ key.mT) @ value + x
+        x = mesh.nn.gelu(x @ layers[3]) @ layers[4] + x
+    return x
+
+
+def apart(x: Any, layers: list[Any]) -> Any:
+    return dense(x, layers[:1] * 5).sum(-1) + dense(x, layers[1:] * 5).sum(-1)
+
+
+PROGRAMS: dict[str, Callable[[], WireGraph]] = {
+    "layers of one size": lambda: mesh.trace(dense, np.ones((32, 256), np.float32), weights(*[256] * 9)),
+    "a bottleneck": lambda: mesh.trace(dense, np.ones((32, 512), np.float32), weights(512, 256, 16, 256, 512)),
+    "skips": lambda: mesh.trace(skipping, np.ones((64, 256), np.float32), weights(256, 128, 64, 32, 32, 64, 128)),
+    "attention": lambda: mesh.trace(
+        attending, np.ones((32, 64), np.float32), weights(*[64] * 4) + weights(64, 256, 64)
+    ),
+    "two branches": lambda: mesh.trace(apart, np.ones((64, 64), np.float32), weights(64, 64, 64)),
+    "a tower": lambda: big_graph(400),
+    "a random one": lambda: random_graph(3, 60, 80).graph,
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_more_is_sent_than_between_equal_slices_for_as_many_workers(program: str) -> None:
+    graph = PROGRAMS[program]()
+    for count in (2, 3, 4):
+        model = CostModel(graph, near(*(worker(number, device(0, 50.0, 10.0)) for number in range(count))))
+        for strategy in ("pipeline", "auto"):
+            assignment = Partitioner(model).best(strategy)[1]
+            used = len(set(assignment))
+            assert strategy == "auto" or used == count
+            slices = [unit * used // len(assignment) for unit in range(len(assignment))]
+            assert cut_bytes(model, assignment) <= cut_bytes(model, slices), (strategy, count)
+
+
+def cut_bytes(model: CostModel, assignment: Assignment) -> int:
+    """What goes from worker to worker, once to each that reads it."""
+    readers = ({assignment[unit] for unit in consumers} for consumers in model.consumers)
+    return sum(
+        size * len(others - {own}) for size, others, own in zip(model.out_bytes, readers, assignment, strict=True)
+    )
 
 
 def test_one_worker_gets_a_graph_of_any_depth() -> None:
