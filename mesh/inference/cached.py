@@ -52,25 +52,24 @@ def feeds(
     how: dict[str, NDArray[Any]],
 ) -> tuple[Any, ...]:  # fmt: skip
     """A step's arguments: tokens (slots, chunk), of which `count` are meant, at positions from `start`; where `follow`
-    the first one is what the step before chose."""
+    the first one is what the step before chose.  Last: whether a text has several."""
     assert ids.shape == (room.slots, room.chunk)
-    return ids, start, count, follow, how
+    return ids, start, count, follow, how, np.any(count > 1)
 
 
 def stepper(decoder: Decoder, room: Room, params: Mapping[str, Array]) -> Callable[..., tuple[State, Array]]:
     """`step(state, *feeds)` gives the next state and the token i32 (slots,) chosen behind every text."""
 
-    def step(state: State, ids: Array, start: Array, count: Array, follow: Array, how: Any) -> tuple[State, Array]:
+    def step(
+        state: State, ids: Array, start: Array, count: Array, follow: Array, how: Any, several: Array
+    ) -> tuple[State, Array]:
         given = mnp.astype(mnp.arange(room.chunk), mnp.int32)[None]
         ids = mnp.where(follow[:, None] & (given == 0), state[LAST][:, None], ids)
-        positions = start[:, None] + given
-        several = mnp.any(count > 1)
-        x = decoder.embed(params, ids, positions)
+        x = decoder.embed(params, ids, start[:, None] + given)
         following: State = {}
         for number in range(decoder.layers):
             kept = state[f"keys.{number}"], state[f"values.{number}"]
-            layer = _layer(decoder, number, params, room.length)
-            x, *kept = _either(layer, several, x, positions, given < count[:, None], kept)
+            x, *kept = _either(_layer(decoder, number, params, room.length), several, x, start, count, kept)
             following[f"keys.{number}"], following[f"values.{number}"] = kept
         final = mnp.take_along_axis(x, mnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
         token = sampling.chosen(decoder.head(params, final), start + count, how)
@@ -80,24 +79,30 @@ def stepper(decoder: Decoder, room: Room, params: Mapping[str, Array]) -> Callab
     return step
 
 
-def _either(layer: Any, several: Array, x: Array, positions: Array, meant: Array, kept: Any) -> Any:
-    """The layer over all columns, or over the first alone where no text has more."""
+def _either(layer: Any, several: Array, x: Array, start: Array, count: Array, kept: Any) -> Any:
+    """The layer over all columns, or over the first alone where no text has more.
+
+    It takes nothing but arguments of the step from outside, which every worker is given: what several layers computed
+    together would be sent from stage to stage.
+    """
     if x.shape[1] == 1:
-        return layer(x, positions, meant, *kept)
+        return layer(x, start, count, *kept)
 
     def first(*kept: Array) -> tuple[Array, ...]:
-        made, *more = layer(x[:, :1], positions[:, :1], meant[:, :1], *kept)
+        made, *more = layer(x[:, :1], start, count, *kept)
         return (mnp.concat([made, x[:, 1:]], axis=1), *more)
 
-    return cond(several, lambda *kept: tuple(layer(x, positions, meant, *kept)), first, *kept)
+    return cond(several, lambda *kept: tuple(layer(x, start, count, *kept)), first, *kept)
 
 
 def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], length: int) -> Callable[..., tuple[Array, ...]]:
     """A layer that reads and extends what was kept: (x, keys, values)."""
     window = decoder.windows[number]
 
-    def layer(x: Array, positions: Array, meant: Array, keys: Array, values: Array) -> tuple[Array, ...]:
+    def layer(x: Array, start: Array, count: Array, keys: Array, values: Array) -> tuple[Array, ...]:
         made: list[Array] = []
+        column = mnp.astype(mnp.arange(x.shape[1]), mnp.int32)[None]
+        positions, meant = start[:, None] + column, column < count[:, None]
 
         def attend(_: int, q: Array, k: Array, v: Array, scale: float) -> Array:
             made[:] = [_written(old, new, positions, meant) for old, new in ((keys, k), (values, v))]
