@@ -5,6 +5,9 @@ policy says (`wire/redundancy.py`, `groups.py`); a plan without parts pins them 
 along, whoever needs them next makes them of the other shares before its part of the new plan is deployed, and that plan
 leaves the others where they are (`staying.py`).  All of it goes between workers.
 
+Where replicas are wanted, the plan without each one of its workers is deployed beside the plan, and stays so: whoever
+takes over has weights and kernels on its device.
+
 It does not know what calls wait for.  What nobody can make again comes from this process, as ever.
 """
 
@@ -12,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from wire.dtypes import U8
 from wire.errors import MeshError
+from wire.graph import WireGraph
 from wire.messages import PlanKey
 from wire.redundancy import copies_of
 from wire.types import TensorType
@@ -31,6 +35,7 @@ from .records import Member
 from .staying import Homes
 
 log = logging.getLogger("graph_mesh.coordinator")
+GUARDS_MAX = 64  # programs that are guarded at once, those deployed last
 
 
 @dataclass(slots=True)
@@ -40,7 +45,7 @@ class _Guard:
     plan: Plan
     nodes: frozenset[str] = frozenset()
     groups: dict[Group, tuple[bytes, ...]] = field(default_factory=dict)
-    keys: dict[str, PlanKey] = field(default_factory=dict)  # of the plans that pin them, by worker
+    keys: list[tuple[str, PlanKey]] = field(default_factory=list)  # of the plans that pin them, and their workers
     params: Mapping[str, bytes] = field(default_factory=dict)  # addresses of those that are whole, by name
     work: asyncio.Task[None] | None = None
 
@@ -56,6 +61,7 @@ class Guarding:
         key: Callable[[], PlanKey],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         tell: Callable[[str, str, str, int], None],
+        planned: Callable[[WireGraph, str, frozenset[str]], Awaitable[Plan]],
     ) -> None:
         self._members = members
         self._deploying = deploying
@@ -63,15 +69,21 @@ class Guarding:
         self._key = key
         self._spawn = spawn
         self._tell = tell
+        self._planned = planned
         self._guards: dict[Program, _Guard] = {}
         deploying.restore = self.restore
 
     def deployed(self, program: Program, plan: Plan) -> None:
         """All workers of a plan have what it needs."""
-        if copies_of(program.copies).on_workers and plan.audit is None:
-            guard = self._guards.setdefault(program, _Guard(plan))
-            guard.plan = plan
-            self._begin(program, guard)
+        copies = copies_of(program.copies)
+        if not (copies.on_workers or copies.on_devices) or plan.audit is not None:
+            return
+        guard = self._guards.pop(program, None) or _Guard(plan)
+        guard.plan = plan
+        self._guards[program] = guard
+        self._begin(program, guard)
+        while len(self._guards) > GUARDS_MAX:
+            self.forget(next(iter(self._guards)))
 
     def nodes_changed(self) -> None:
         """Other workers may be given work than before."""
@@ -85,7 +97,7 @@ class Guarding:
         if guard is not None:
             if guard.work is not None:
                 guard.work.cancel()
-            self._drop(guard.keys)
+            self._let_go(guard, frozenset())
 
     def homes(self, program: Program, nodes: Collection[str]) -> tuple[Homes, Homes]:
         """Where weights of a program are, by name, if some of the workers of its plan are gone; else nothing.  And who
@@ -112,24 +124,26 @@ class Guarding:
         """Have workers keep what they are to keep for each other, one change of workers after another."""
         if before is not None and not before.done():
             await asyncio.wait([before])
-        plan, nodes = guard.plan, self._usable()
+        plan, nodes, copies = guard.plan, self._usable(), copies_of(program.copies)
         try:
-            held, params = await self._held(program, plan)
-            groups = grouped(held, nodes, copies_of(program.copies))
+            owned, params = await self._owned(program, plan)
+            sizes = {blob: size for blobs in owned.values() for blob, size in blobs.items()}
+            held = [Held(blob, size, _owners(blob, owned)) for blob, size in sizes.items()]
+            groups = grouped(held, nodes, copies) if copies.on_workers else ()
             found = dict(zip(groups, await asyncio.gather(*map(self._checks, groups)), strict=True))
-            keys = await self._pinned(found)
+            keys = await (self._standing_by(program, plan, nodes) if copies.on_devices else self._pinned(found))
         except MeshError as error:  # whoever is gone changes the workers, and there is another turn
             log.debug("weights are not guarded yet: %s", error)
             return
-        self._drop(guard.keys)
-        guard.nodes, guard.groups, guard.keys, guard.params = nodes, found, keys, params
-        text = f"{len(held)} tensors in {len(groups)} groups" if groups else "no other worker could keep anything"
-        self._tell("guarded", "", f"copies={program.copies!r}: {text}", 0)
+        self._let_go(guard, {*_kept(found), *((node, blob) for node, blobs in owned.items() for blob in blobs)})
+        guard.nodes, guard.groups, guard.keys = nodes, found, keys
+        guard.params = {} if copies.on_devices else params
+        text = f"{len(held)} tensors, {len(groups)} groups, {len(keys)} keepers"
+        self._tell("guarded", "", f"copies {program.copies}: {text}", 0)
 
-    async def _held(self, program: Program, plan: Plan) -> tuple[list[Held], dict[str, bytes]]:
-        """All content of a plan and who has it; and of params that are whole their addresses."""
-        sizes: dict[bytes, int] = {}
-        owners: dict[bytes, set[str]] = {}
+    async def _owned(self, program: Program, plan: Plan) -> tuple[dict[str, dict[bytes, int]], dict[str, bytes]]:
+        """What every worker of a plan has for it, with sizes; and of params that are whole their addresses."""
+        owned: dict[str, dict[bytes, int]] = {}
         names: dict[str, bytes] = {}
         for node in dispatch.nodes(plan):
             params = await self._deploying.params(plan, node, program.bindings)
@@ -138,10 +152,9 @@ class Guarding:
                 for each, (blob, _) in params.items()
                 if isinstance(each, FromParam) and each.window is None
             }
-            for blob, (kind, _) in dispatch.contents_of(plan, node, params).items():
-                sizes[blob] = kind.size_bytes
-                owners.setdefault(blob, set()).add(node)
-        return [Held(blob, size, frozenset(owners[blob])) for blob, size in sizes.items()], names
+            wanted = dispatch.contents_of(plan, node, params).items()
+            owned[node] = {blob: kind.size_bytes for blob, (kind, _) in wanted}
+        return owned, names
 
     async def _checks(self, group: Group) -> tuple[bytes, ...]:
         """The addresses of a group's shares, once its checks are made."""
@@ -161,16 +174,29 @@ class Guarding:
         ]
         return (*members, *(each.blob for each in await asyncio.gather(*sums)))
 
-    async def _pinned(self, found: Mapping[Group, tuple[bytes, ...]]) -> dict[str, PlanKey]:
+    async def _standing_by(self, program: Program, plan: Plan, nodes: frozenset[str]) -> list[tuple[str, PlanKey]]:
+        """Have the plans without each worker of this one on their devices, as far as there is room."""
+        keys: list[tuple[str, PlanKey]] = []
+        for dead in sorted(dispatch.nodes(plan)):
+            try:
+                other = await self._planned(program.graph, program.strategy, nodes - {dead})
+                used, key = sorted(dispatch.nodes(other)), self._key()
+                keys += [(node, key) for node in used]
+                await asyncio.gather(*(self._deploying.deploy(other, node, key, program.bindings) for node in used))
+            except MeshError as error:
+                self._tell("guarded", dead, f"no replica of what it has: {error}", 0)
+        return keys
+
+    async def _pinned(self, found: Mapping[Group, tuple[bytes, ...]]) -> list[tuple[str, PlanKey]]:
         """Have every keeper hold its checks."""
         wanted: dict[str, list[tuple[dispatch.Content, frozenset[str]]]] = {}
         for group, blobs in found.items():
             for keeper, blob in zip(group.keepers, blobs[len(group.members) :], strict=True):
                 having = frozenset(self._deploying.holders(blob))
                 wanted.setdefault(keeper, []).append(((blob, TensorType((group.size_bytes,), U8)), having))
-        keys = {node: self._key() for node in wanted}
+        keys = [(node, self._key()) for node in wanted]
         try:
-            await asyncio.gather(*(self._deploying.keep(node, keys[node], held) for node, held in wanted.items()))
+            await asyncio.gather(*(self._deploying.keep(node, key, wanted[node]) for node, key in keys))
         except MeshError:
             self._drop(keys)
             raise
@@ -179,8 +205,15 @@ class Guarding:
                 self._members[node].blobs.update(blob for (blob, _), _ in held)
         return keys
 
-    def _drop(self, keys: Mapping[str, PlanKey]) -> None:
-        for node, key in keys.items():
+    def _let_go(self, guard: _Guard, needed: Collection[tuple[str, bytes]]) -> None:
+        """Have workers keep no more for each other than this."""
+        self._drop(guard.keys)
+        for node, blob in _kept(guard.groups):
+            if node in self._members and (node, blob) not in needed:
+                self._members[node].blobs.discard(blob)
+
+    def _drop(self, keys: Iterable[tuple[str, PlanKey]]) -> None:
+        for node, key in keys:
             self._spawn(self._deploying.drop(node, key))
 
     # -- making lost weights again
@@ -209,6 +242,16 @@ class Guarding:
             return None
         self._tell("restored", node, f"{size_bytes} bytes of weights, made again of what others keep", 0)
         return made.bytes_socket, made.bytes_shared
+
+
+def _kept(found: Mapping[Group, tuple[bytes, ...]]) -> set[tuple[str, bytes]]:
+    """Who keeps which checks."""
+    pairs = (zip(group.keepers, blobs[len(group.members) :], strict=True) for group, blobs in found.items())
+    return {pair for each in pairs for pair in each}
+
+
+def _owners(blob: bytes, owned: Mapping[str, Collection[bytes]]) -> frozenset[str]:
+    return frozenset(node for node, blobs in owned.items() if blob in blobs)
 
 
 def _address(held: Held) -> bytes:

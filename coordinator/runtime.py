@@ -121,8 +121,7 @@ class Coordinator:
         self.last_words: Callable[[int], tuple[str, ...]] = lambda pid: ()  # the log of a lost worker that we started
         self.endpoint = endpoint(identity, self)
         self._shared, self._held = shared, HeldTensors()
-        self.hold, self.release = self._held.hold, self._held.release
-        self._slices = Slices(self._held)
+        self.hold, self.release, self._slices = self._held.hold, self._held.release, Slices(self._held)
         self.blobs = BlobExchange(shared, self._slices.find)
         self._calls: dict[int, Call] = {}
         self._relays = Relays(self._link_to, self._calls, lambda: self.epoch)
@@ -162,7 +161,8 @@ class Coordinator:
             answerer or PlannerProcess(),
             self._rehearsing.changed,
         )
-        self._guards = Guarding(self._members, self._deploying, self._usable, self._spare_key, self._spawn, self._tell)
+        keeping = self._spare_key, self._spawn, self._tell, self._planning.plan
+        self._guards = Guarding(self._members, self._deploying, self._usable, *keeping)
         self.sessions = Sessions(self._sessions_surroundings())
         self._pacing = Pacing(config.follow_pace, self._stragglers, self._planning.lessons, self._lent())
         self._perform: dict[type, Callable[[Any], object]] = {

@@ -54,6 +54,14 @@ class PlanPreview:
         gangs: Sequence[Mapping[str, Any]] = self.data.get("gangs", ())
         return gangs
 
+    @property
+    def redundancy(self) -> Mapping[str, Any]:
+        """Which copies of the weights are kept (copies, meaning, deaths_survived), memory (worker, own_bytes, and
+        kept_bytes for others), and deaths: worker, lost_bytes, moved_bytes, client_bytes of these, and the seconds
+        until the others have what was lost."""
+        redundancy: Mapping[str, Any] = self.data.get("redundancy", {})
+        return redundancy
+
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("part", "worker", "device", "engine", "nodes", "GFLOP", "weights")]
         rows += [
@@ -71,7 +79,9 @@ class PlanPreview:
             f"predicted {each['seconds'] * 1e3:.3g} ms per call"
             for each in self.deaths
         ]
-        return "\n".join([*lines, *map(_ranks_text, self.gangs), *self.reasons, *deaths])
+        return "\n".join(
+            [*lines, *map(_ranks_text, self.gangs), *self.reasons, *deaths, *_copies_text(self.redundancy)]
+        )
 
 
 def _ranks_text(gang: Mapping[str, Any]) -> str:
@@ -79,6 +89,29 @@ def _ranks_text(gang: Mapping[str, Any]) -> str:
     grid = " x ".join(f"{axis} {size}" for axis, size in gang["axes"].items())
     ranks = (f"({','.join(map(str, rank['at']))}) {rank['worker']}" for rank in gang["ranks"])
     return f"grid {grid}: {', '.join(ranks)}"
+
+
+def _copies_text(redundancy: Mapping[str, Any]) -> list[str]:
+    """What is kept against deaths, what that costs, and what each death costs."""
+    if not redundancy or not redundancy["deaths"]:
+        return []
+    kept = ", ".join(f"{row['worker']} {size_text(row['kept_bytes'])}" for row in redundancy["memory"])
+    memory = f"; for others hold {kept}" if any(row["kept_bytes"] for row in redundancy["memory"]) else ""
+    return [
+        f"copies {redundancy['copies']}: {redundancy['meaning']}{memory}",
+        *(
+            f"if {row['worker']} dies: {size_text(row['lost_bytes'])} of weights are lost, {_moved(row)} and are there "
+            f"in {row['seconds'] * 1e3:.3g} ms"
+            for row in redundancy["deaths"]
+        ),
+    ]
+
+
+def _moved(row: Mapping[str, Any]) -> str:
+    if not row["moved_bytes"]:
+        return "are held elsewhere"
+    source = "the client" if row["client_bytes"] == row["moved_bytes"] else "other workers"
+    return f"{size_text(row['moved_bytes'])} come from {source}"
 
 
 def size_text(size_bytes: float) -> str:

@@ -13,8 +13,8 @@ class Event:
     `kind` is joined, suspect, probed (a peer tried to reach it), healthy, dead, stuck (a part takes far too long),
     unstuck, paused (it takes no work), resumed, waiting (no worker takes work, and why), pace (it is slower than it
     was, or as fast again), moved (a program gets another plan for that), wrong, doubted (audits disagree),
-    quarantined, leaving, devices (it gave one up), planned, deployed, began (a worker's first part of a step started)
-    or ran (all its parts did).
+    quarantined, leaving, devices (it gave one up), planned, deployed, guarded (workers keep weights for each other),
+    restored (one made again what was lost), began (a worker's first part of a step started) or ran (all its parts did).
     """
 
     at_s: float

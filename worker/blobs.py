@@ -133,6 +133,11 @@ class BlobStore:
             next_step="Free disk space, or give the worker another --cache-dir",
         )
 
+    def keep(self, blob: bytes) -> None:
+        """What was put here for a time may stay: a plan needs it that allows that."""
+        if blob in self._entries:
+            self._entries[blob].keep = True
+
     def pin(self, blobs: Iterable[bytes]) -> None:
         for blob in blobs:
             if blob in self._entries:

@@ -71,6 +71,8 @@ class Fetching:
             found = await self._store.find(action.blob, action.size_bytes)
             if found is None:
                 raise BlobCorrupt("not in the own store")
+            if action.keep:
+                self._store.keep(action.blob)
             return found
         node = action.holder or self._owner()
         time_s = FETCH_S_MIN + action.size_bytes / FETCH_BYTES_PER_S_MIN

@@ -240,3 +240,12 @@ async def test_what_nobody_will_pin_goes_at_once_or_with_the_last_that_did(tmp_p
     assert await held.find(kept) and await held.find(second) and await held.find(first) is None
     held.unpin([second])
     assert await held.find(second) is None
+
+
+async def test_what_was_put_for_a_time_stays_once_somebody_needs_it_who_allows_that(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    state = await put(held, 2, keep=False)
+    held.pin([state])
+    held.keep(state)
+    held.unpin([state])
+    assert await held.find(state) == "resident"

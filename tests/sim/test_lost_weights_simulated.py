@@ -1,0 +1,97 @@
+"""Policies against deaths, on simulated workers: no death that a policy is for makes the client send weights again."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mesh.numpy as mnp
+from mesh import Mesh
+
+LAYERS, WIDTH = 10, 32
+X = np.random.default_rng(0).standard_normal((4, WIDTH), np.float32)
+WEIGHTS = {
+    f"w{number}": np.random.default_rng(number).standard_normal((WIDTH, WIDTH + number), np.float32) / 8
+    for number in range(LAYERS)
+}
+GUARDED_S = 2.0  # virtual
+
+
+def model(params: Any, x: Any) -> Any:
+    for number in range(LAYERS):
+        x = mnp.tanh(x @ params[f"w{number}"])[:, :WIDTH]
+    return x
+
+
+def run(mesh: Mesh, held: Any) -> tuple[bytes, int]:
+    """The answer, and how many bytes of weights the client sent for it."""
+    found = mesh.run(model, held, X, strategy="pipeline", mode="on")
+    return found.tobytes(), sum(each.weight_bytes["client"] for each in mesh.report().workers.values())
+
+
+def alone() -> bytes:
+    return np.asarray(model({name: mnp.asarray(each) for name, each in WEIGHTS.items()}, mnp.asarray(X))).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("copies", "deaths"), [("buddy", 1), ("coded", 1), ("coded 2 of 4", 2), ("coded 3 of 5", 2), ("replica", 1)]
+)
+def test_deaths_at_once_and_one_after_another_move_weights_between_workers_only(copies: str, deaths: int) -> None:
+    with Mesh.builder().mesh("sim").simulate(6).copies(copies).build() as mesh:
+        held = mesh.put(WEIGHTS)
+        assert run(mesh, held) == (alone(), sum(each.nbytes for each in WEIGHTS.values()))
+        for first in range(0, 2 * deaths, deaths):
+            mesh.simulation.wait(GUARDED_S)
+            for number in range(first, first + deaths):
+                mesh.simulation.kill(f"sim-{number}")
+            assert run(mesh, held) == (alone(), 0)
+
+
+def test_more_deaths_than_a_policy_is_for_cost_the_client_its_copy_and_no_answer() -> None:
+    with Mesh.builder().mesh("sim").simulate(4).copies("coded").build() as mesh:
+        held = mesh.put(WEIGHTS)
+        run(mesh, held)
+        mesh.simulation.wait(GUARDED_S)
+        mesh.simulation.kill("sim-0")
+        mesh.simulation.kill("sim-1")
+        answer, sent = run(mesh, held)
+        assert answer == alone() and sent > 0
+
+
+@pytest.mark.parametrize("copies", ["buddy", "coded", "coded 2 of 4"])
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_that_come_and_go_at_any_time_change_no_answer(copies: str, seed: int) -> None:
+    chance = random.Random(seed)
+    with Mesh.builder().mesh("sim").simulate(5, seed).copies(copies).build() as mesh:
+        held, down = mesh.put(WEIGHTS), set[str]()
+        for _ in range(12):
+            job = mesh.submit(model, held, X, strategy="pipeline", mode="on")
+            mesh.simulation.wait(chance.choice([0.0, 0.001, 0.01, 0.1, 1.0]))
+            if down and (len(down) > 2 or chance.random() < 0.4):
+                mesh.simulation.start(down.pop())
+            else:
+                name = chance.choice([f"sim-{number}" for number in range(5) if f"sim-{number}" not in down])
+                mesh.simulation.kill(name)
+                down.add(name)
+            assert job.result().tobytes() == alone()
+
+
+def test_a_worker_that_only_kept_something_is_replaced_as_a_keeper() -> None:
+    with Mesh.builder().mesh("sim").simulate(4).copies("buddy").build() as mesh:
+        seen: list[str] = []
+        mesh.watch(lambda event: seen.append(event["kind"]))
+        held = mesh.put(WEIGHTS)
+        mesh.run(model, held, X, strategy="single", mode="on")
+        (owner,) = mesh.report().workers
+        mesh.simulation.wait(GUARDED_S)
+        others = [f"sim-{number}" for number in range(4) if f"sim-{number}" != owner]
+        for name in others[:2]:  # wherever its copies are, one of two deaths may hit some
+            mesh.simulation.kill(name)
+            mesh.simulation.wait(GUARDED_S)
+        assert seen.count("guarded") == 3
+        mesh.simulation.kill(owner)
+        mesh.run(model, held, X, strategy="single", mode="on")
+        assert sum(each.weight_bytes["client"] for each in mesh.report().workers.values()) == 0
