@@ -17,7 +17,7 @@ from wire.errors import InputError, PlacementError
 from wire.graph import WireGraph
 from wire.ops import LEAVES
 from wire.simplify import simplify
-from wire.strategies import FOR_ANY_GRAPH, Split, strategy_of
+from wire.strategies import FOR_ANY_GRAPH, Pipeline, Split, Strategy, strategy_of
 
 from .cost import CostModel, Prediction
 from .memory import does_not_fit, memory_by_site, missing
@@ -69,9 +69,13 @@ def _tried(strategy: str, workers: int) -> Iterator[str]:
         yield from (replace(asked, ranks=ranks).text for ranks in range(min(workers, RANKS_TRIED_MAX), 1, -1))
 
 
-def meanwhile(graph: WireGraph, profiles: Profiles, state: Stateful, lacking: PlacementError) -> Plan:
-    """One worker's plan, for as long as there are too few for what was asked; the plan says so."""
-    plan = session_plan(graph, profiles, "single", state)
+def meanwhile(graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful, lacking: PlacementError) -> Plan:
+    """A plan for as long as there are too few workers for what was asked, which says so: of fewer stages, or of one."""
+    count, strategy = len(profiles.workers), "single"
+    if isinstance(asked, Pipeline) and count > 1:
+        data = min(asked.data, count // 2)
+        strategy = replace(asked, stages=min(asked.stages, count // data), data=data).text
+    plan = session_plan(graph, profiles, strategy, state)
     return replace(plan, reasons=(*plan.reasons, f"for the time being, since {lacking.message}"))
 
 

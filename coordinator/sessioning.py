@@ -21,7 +21,7 @@ from wire.exchange import BlobExchange, off_loop
 from wire.limits import MIB
 from wire.messages import CancelStep, PlanKey, Snapshot, Snapshotted
 from wire.sharedmem import SharedDir
-from wire.strategies import Split, strategy_of
+from wire.strategies import Pipeline, Split, strategy_of
 from wire.types import TensorType
 
 from . import dispatch
@@ -304,10 +304,11 @@ class Session:
         try:
             return Planned(0, program, await plan(program))
         except PlacementError as error:
-            if not (self.committed and isinstance(strategy_of(program.strategy), Split)):
+            asked = strategy_of(program.strategy)
+            if not (self.committed and isinstance(asked, Split | Pipeline)):
                 raise
-            alone = await asyncio.to_thread(meanwhile, program.graph, profiles, self._stateful, error)
-            return Planned(0, program, alone)
+            fewer = await asyncio.to_thread(meanwhile, program.graph, profiles, asked, self._stateful, error)
+            return Planned(0, program, fewer)
 
     async def _look_ahead(self, nodes: frozenset[str]) -> None:
         """Have plans for the death of each of these workers."""
