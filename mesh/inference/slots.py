@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .settings import GREEDY, Room, Sampling
 
 LENGTH_MIN = 64
-SPARE = 64  # tokens that a text is given room for when it comes, if it wants as many
+SPARE = 128  # tokens that a text is given room for when it comes, if it wants as many
 ROOMY_STEPS, ROOMY_TOKENS = 16, 64  # a smaller room is asked for after so many steps, if a text wants as much more
 STOP, FULL = "stop", "length"
 
@@ -193,10 +193,10 @@ class Slots:
     # -- helpers
 
     def _needed(self) -> Room:
-        """What would do for the texts that there are."""
+        """What would do for the texts that there are, to their ends."""
         there = [*self.waiting, *(text for text in self._texts if text is not None)]
         slots = min(bucket(len(there)), self.room.slots)
-        length = max((self._length(text.room) for text in there), default=0)
+        length = max((self._length(len(text.wish.prompt) + text.wish.tokens_max) for text in there), default=0)
         return Room(slots, min(max(length, self._length(1)), self.room.length), self.chunk)
 
     def _give(self, feeds: Feeds, slot: int, text: _Text) -> _Text | None:
