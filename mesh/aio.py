@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from wire.strategies import Strategy, text_of
 from . import tree
 from .backend import Backend, Started, Stateful, Work
 from .builder import MeshBuilder
+from .building import HERE, building
 from .compiled import Compiled, CompiledFunction, handle_of
 from .config import MeshConfig
 from .elastic import Elastic
@@ -37,7 +39,6 @@ from .stepping import Stepping
 if TYPE_CHECKING:
     from .simulation.cluster import Cluster
 
-MODES = ("auto", "on", "off")
 REPLAY_BYTES = 64 << 20  # of feeds, held for a state that nobody copies
 
 
@@ -113,8 +114,9 @@ class AsyncMesh:
 
         `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker), "auto"
         (what the cost model finds fastest) or a DeviceMap, which says itself what is where.  `mode` says where: "on"
-        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers.  `copies` says what
-        workers keep of each other's params (docs/redundancy.md): "replica", "buddy", "coded", "coded K of N" or
+        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers, and "local" is "off" for
+        graphs that are this process's alone: a collective inside, or another device, is a GraphError.  `copies` says
+        what workers keep of each other's params (docs/redundancy.md): "replica", "buddy", "coded", "coded K of N" or
         "checkpoint", which leaves them to this process; None is what the mesh was built with.
         """
         return await self._call(self.form(fn, args, strategy, mode, copies), args)
@@ -126,9 +128,17 @@ class AsyncMesh:
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
+        name: str = "",
+        cache: bool = True,
+        build_dir: str | Path | None = None,
     ) -> Callable[..., Any]:
-        """An async callable for arguments of the examples' shapes and dtypes; others are traced when they come."""
-        function = self.function(fn, strategy, mode, copies)
+        """An async callable for arguments of the examples' shapes and dtypes; others are traced when they come.
+
+        `strategy`, `mode` and `copies` as for `run`, also of a graph or a model.  `name` is what plans and jobs call
+        the graphs.  What was traced is kept; with `cache=False` it is not, and every call is traced anew, as `run` is.
+        In `build_dir` each graph is written as NAME-HASH.wire, which `mesh-coord plan` and `submit` take, and as text.
+        """
+        function = self.function(fn, strategy, mode, copies, name, cache, build_dir)
         function.form_for(examples)
 
         async def compiled(*args: Any) -> Any:
@@ -204,15 +214,21 @@ class AsyncMesh:
         copies: str | None = None,
     ) -> Compiled:
         """`fn` traced for these arguments.  Done anew each time: what `fn` refers to may have changed."""
-        _check_mode(mode)
-        return Compiled.of(fn, args, text_of(strategy), mode, self._copies_of(copies))
+        return Compiled.of(fn, args, text_of(strategy), building(mode), self._copies_of(copies))
 
     def function(
-        self, fn: Callable[..., Any] | WireGraph, strategy: str | Strategy, mode: str, copies: str | None = None
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        strategy: str | Strategy,
+        mode: str,
+        copies: str | None = None,
+        name: str = "",
+        cache: bool = True,
+        build_dir: str | Path | None = None,
     ) -> CompiledFunction:
         """`fn` traced once per shapes and dtypes."""
-        _check_mode(mode)
-        return CompiledFunction(fn, text_of(strategy), mode, self._copies_of(copies))
+        how = building(mode, name, cache, build_dir)
+        return CompiledFunction(fn, text_of(strategy), how, self._copies_of(copies))
 
     def _copies_of(self, copies: str | None) -> str:
         return self._copies if copies is None else copies_of(copies, OF_CALLS).text
@@ -221,8 +237,9 @@ class AsyncMesh:
         self, fn: Callable[..., Any], state: Any, examples: tuple[Any, ...], strategy: str | Strategy, mode: str
     ) -> Stepping:
         """A step function traced for this state and these arguments."""
-        _check_mode(mode)
-        return Stepping(fn, state, examples, text_of(strategy))
+        how, made = building(mode), Stepping(fn, state, examples, text_of(strategy))
+        how.built(made.work.graph)
+        return made
 
     def open_session(
         self,
@@ -237,7 +254,7 @@ class AsyncMesh:
         """Begin a session, on the loop; with `others` it has other steps for other numbers of workers."""
         check_choices(copies, every, ahead)
         self._check_open()
-        if mode == "off" or (mode == "auto" and not self._backend.live()):
+        if mode in HERE or (mode == "auto" and not self._backend.live()):
             return AsyncSession(stepping, Here(stepping))
         state = Stateful(stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead, replay_bytes)
         return AsyncSession(stepping, self._backend.session(stepping.work, state, others))
@@ -255,7 +272,7 @@ class AsyncMesh:
     def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:
         """Begin a call, on the loop."""
         self._check_open()
-        if form.mode == "off" or (form.mode == "auto" and not self._backend.live()):
+        if form.mode in HERE or (form.mode == "auto" and not self._backend.live()):
             started = _start_here(self._loop, work, inputs)
             self._here.add(started.outputs)
             started.outputs.add_done_callback(self._here.discard)
@@ -329,11 +346,6 @@ def _cancelling() -> bool:
     """Whether somebody cancelled the task that runs now."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in MODES:
-        raise InputError(f"{mode=} is not known", next_step=f"Choose one of {', '.join(map(repr, MODES))}")
 
 
 def _start_here(loop: asyncio.AbstractEventLoop, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:

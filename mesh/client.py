@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Token
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -100,8 +101,9 @@ class Mesh:
 
         `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker), "auto"
         (what the cost model finds fastest) or a DeviceMap, which says itself what is where.  `mode` says where: "on"
-        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers.  `copies` says what
-        workers keep of each other's params (docs/redundancy.md): "replica", "buddy", "coded", "coded K of N" or
+        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers, and "local" is "off" for
+        graphs that are this process's alone: a collective inside, or another device, is a GraphError.  `copies` says
+        what workers keep of each other's params (docs/redundancy.md): "replica", "buddy", "coded", "coded K of N" or
         "checkpoint", which leaves them to this process; None is what the mesh was built with.
         """
         return self._call(self._async.form(fn, args, strategy, mode, copies), args)
@@ -113,9 +115,17 @@ class Mesh:
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
+        name: str = "",
+        cache: bool = True,
+        build_dir: str | Path | None = None,
     ) -> Callable[..., Any]:
-        """A callable for arguments of the examples' shapes and dtypes; others are traced when they come."""
-        function = self._async.function(fn, strategy, mode, copies)
+        """A callable for arguments of the examples' shapes and dtypes; others are traced when they come.
+
+        `strategy`, `mode` and `copies` as for `run`, also of a graph or a model.  `name` is what plans and jobs call
+        the graphs.  What was traced is kept; with `cache=False` it is not, and every call is traced anew, as `run` is.
+        In `build_dir` each graph is written as NAME-HASH.wire, which `mesh-coord plan` and `submit` take, and as text.
+        """
+        function = self._async.function(fn, strategy, mode, copies, name, cache, build_dir)
         function.form_for(examples)
 
         def compiled(*args: Any) -> Any:

@@ -15,6 +15,7 @@ from wire.graph import WireGraph
 from wire.types import TensorType
 
 from .backend import Work
+from .building import Building
 from .handle import Handle
 from .model import Model
 from .trace import Bound, Kind, Part, Parts, Traced, leaf_type, named_arguments, trace_full
@@ -50,15 +51,20 @@ class Compiled:
 
     @staticmethod
     def of(
-        fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], strategy: str, mode: str, copies: str = "checkpoint"
+        fn: Callable[..., Any] | WireGraph,
+        args: tuple[Any, ...],
+        strategy: str,
+        building: Building,
+        copies: str = "checkpoint",
     ) -> Compiled:
         """`fn` for arguments like these; a graph is taken as it is."""
         if isinstance(fn, WireGraph):
-            return Compiled(fn, strategy, mode, copies=copies)
+            return Compiled(building.built(fn), strategy, building.mode, copies=copies)
         if isinstance(fn, Model):
-            return Compiled(fn.graph(fn.given(args)), strategy, mode, model=fn, copies=copies)
+            graph = building.built(fn.graph(fn.given(args)))
+            return Compiled(graph, strategy, building.mode, model=fn, copies=copies)
         traced = trace_full(fn, *args)
-        return Compiled(traced.graph, strategy, mode, traced, copies=copies)
+        return Compiled(building.built(traced.graph), strategy, building.mode, traced, copies=copies)
 
     def bind(self, args: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Work]:
         """The inputs and the work of a call; InputError naming the argument that does not fit."""
@@ -126,12 +132,16 @@ class CompiledFunction:
     """`Compiled` forms of one function by the shapes and dtypes it is called with, the latest 128."""
 
     def __init__(
-        self, fn: Callable[..., Any] | WireGraph, strategy: str, mode: str, copies: str = "checkpoint"
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        strategy: str,
+        building: Building = Building(),
+        copies: str = "checkpoint",
     ) -> None:
         self._fn = fn
         self._strategy = strategy
         self._copies = copies
-        self._mode = mode
+        self._building = building
         self._forms: dict[Any, Compiled] = {}
         self._parts = Parts()
 
@@ -163,7 +173,10 @@ class CompiledFunction:
     def _form(self, key: Any, args: tuple[Any, ...]) -> Compiled:
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = Compiled.of(self._fn, args, self._strategy, self._mode, self._copies)
+            form = Compiled.of(self._fn, args, self._strategy, self._building, self._copies)
+            if not self._building.cache:
+                return form
+            self._forms[key] = form
             if len(self._forms) > SIGNATURES_MAX:
                 del self._forms[next(iter(self._forms))]
         return form

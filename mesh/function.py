@@ -49,7 +49,7 @@ class Function:
             raise InputError(f"{fn!r:.40} is no function")
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._compiled = CompiledFunction(fn, strategy, "auto")
+        self._compiled = CompiledFunction(fn, strategy)
         self._buckets = _Buckets(fn, buckets, sorted(sizes), out_axes) if buckets else None
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:

@@ -44,6 +44,13 @@ except KeyboardInterrupt:
     sys.exit(9)
 """
 FAILS = "import os, sys, time\nif os.environ['MESH_RANK'] == '1': sys.exit(7)\ntime.sleep(1000)\n"
+BY_HAND = """
+import os, sys
+import mesh
+given = dict(zip(("rank", "world_size", "rendezvous"), (int(sys.argv[1]), 2, sys.argv[2]))) if sys.argv[1:] else {}
+world = mesh.init(**given)
+print(mesh.rank(), mesh.world_size(), world.all_gather([10 + mesh.rank()]).tolist())
+"""
 HOSTS = """
 import os, sys
 print(*[os.environ[name] for name in ("MESH_RANK", "MESH_LOCAL_RANK", "MESH_HOSTS")], os.getcwd(), *sys.argv[1:])
@@ -83,6 +90,20 @@ def test_the_first_exit_code_that_is_not_0_ends_all_and_is_the_commands(tmp_path
     done = run("coord", "launch", "-n", "3", str(script), env=environment(tmp_path))
     assert done.returncode == 7
     assert done.stderr == "mesh-coord: rank 1 ended with exit code 7, and with it the others\n"
+
+
+def test_a_rank_is_started_by_hand_with_its_number_and_the_worlds_size(tmp_path: Path, script: Path) -> None:
+    script.write_text(BY_HAND)
+    env, meeting = environment(tmp_path), str(tmp_path / "meeting")
+    told = {"MESH_RANK": "1", "MESH_WORLD_SIZE": "2", "MESH_RENDEZVOUS": meeting}
+    starts: list[tuple[list[str], dict[str, str]]] = [(["0", meeting], env), ([], {**env, **told})]
+    ranks = [
+        subprocess.Popen([sys.executable, str(script), *given], env=its, stdout=subprocess.PIPE, text=True)
+        for given, its in starts
+    ]
+    said = [rank.communicate(timeout=COMES_TRUE_S)[0] for rank in ranks]
+    assert said == ["0 2 [10, 11]\n", "1 2 [10, 11]\n"]
+    assert [rank.returncode for rank in ranks] == [0, 0]
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["ctrl-c", "kill -9"])

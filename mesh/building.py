@@ -1,0 +1,76 @@
+"""How a graph is built for its calls: what it is called, what it may do, and where it is written for people.
+
+It does not know how functions are traced or graphs are run.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from wire.errors import ConfigError, GraphError, InputError
+from wire.graph import WireGraph
+from wire.ops import COLLECTIVES, inner_graphs
+from wire.text import to_text
+
+MODES = ("auto", "on", "off", "local")
+HERE = ("off", "local")  # computed in this process, whatever workers there are
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """`mode` says where calls run.  `name` is the graphs' ("": what they have), and that of their files in `folder`,
+    where there is one.  Without `cache` nothing is kept from one call to the next."""
+
+    mode: str = "auto"
+    name: str = ""
+    cache: bool = True
+    folder: Path | None = None
+
+    def built(self, graph: WireGraph) -> WireGraph:
+        """The graph as it is called; GraphError if it must not be, ConfigError if it cannot be written."""
+        if self.mode == "local":
+            check_local(graph)
+        if self.name:
+            graph = replace(graph, name=self.name)
+        if self.folder is not None:
+            _write(graph, self.folder)
+        return graph
+
+
+def building(mode: str, name: str = "", cache: bool = True, build_dir: str | Path | None = None) -> Building:
+    """What a caller said, checked; InputError for a mode that is not known."""
+    if mode not in MODES:
+        raise InputError(f"{mode=} is not known", next_step=f"Choose one of {', '.join(map(repr, MODES))}")
+    return Building(mode, name, cache, None if build_dir is None else Path(build_dir).expanduser())
+
+
+def check_local(graph: WireGraph) -> None:
+    """GraphError if a graph, or one inside it, has ranks that exchange tensors, or sends values to other devices."""
+    for op, _, attrs in graph.nodes:
+        if op in COLLECTIVES:
+            raise GraphError(
+                f"mode='local' computes in this process alone, and {op} speaks with other ranks",
+                op=op,
+                next_step="mode='off' computes here what all ranks together would",
+            )
+        if op == "transfer" and attrs["device"] != "cpu":
+            raise GraphError(f"mode='local' computes in this process alone, not on {attrs['device']!r}", op=op)
+        for inner in inner_graphs(op, attrs):
+            check_local(inner)
+
+
+def _write(graph: WireGraph, folder: Path) -> None:
+    """`NAME-HASH.wire`, which commands take, and the same as text; whole, or not there."""
+    name = "".join(char if char.isalnum() or char in "-_." else "_" for char in graph.name) or "graph"
+    stem = f"{name}-{graph.hash.hex()[:8]}"
+    new = folder / f".{stem}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        graph.save(new)
+        os.replace(new, folder / f"{stem}.wire")
+        new.write_text(to_text(graph), encoding="utf-8")
+        os.replace(new, folder / f"{stem}.txt")
+    except OSError as error:
+        raise ConfigError(f"the graph cannot be written to {folder}", cause=str(error)) from None
