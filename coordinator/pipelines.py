@@ -38,6 +38,7 @@ from .stages import Load, Stages, Team, best_stages
 Carries = tuple[tuple[str, int], ...]
 PLACES_MAX = 160  # places that are looked at when the line is cut
 STATE_VALUES = 2
+MESSAGE_BYTES = 1 << 16  # what takes as long to send as the message for a tensor
 
 
 def plan_pipeline(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: Carries = ()) -> Plan | None:
@@ -161,12 +162,12 @@ class _Planner:
             own, size_bytes = line.place[index], body.types[index].size_bytes
             places = [line.place[each] for each in mine]
             if line.roles[index] == FORWARD:
-                up[own + 1 : max(places) + 1] += size_bytes
+                up[own + 1 : max(places) + 1] += size_bytes + MESSAGE_BYTES
                 back = [line.place[each] for each in mine if line.roles[each] != FORWARD]
                 if back:
                     flying[max(back)] += size_bytes
             else:
-                down[min(places) + 1 : own + 1] += size_bytes
+                down[min(places) + 1 : own + 1] += size_bytes + MESSAGE_BYTES
         for output in body.outputs:
             if output in line.place:
                 fixed[line.place[output]] += 2 * body.types[output].size_bytes

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from wire.dtypes import DType
 from wire.errors import PlacementError
 from wire.graph import GraphBuilder, WireGraph
 from wire.schedules import FORWARD, SCHEDULES, Event, bound, in_order
@@ -79,7 +80,7 @@ class StageParts:
         self._turned: dict[tuple[int, int, bool, int], _Draft] = {}  # by column, stage, way and number of micro-batch
         self._results = {index: number for number, index in loop.results.items()}
         self._added: dict[tuple[int, int], _Of] = {}  # what the loops of all columns add up, by carry and column
-        self._made: dict[tuple[int, int], _Of] = {}  # nodes behind the loop, by column
+        self._made: dict[tuple[int | _Pack, int], _Of] = {}  # nodes behind the loop, by column
 
     def plan(self) -> Plan:
         """The plan; whether it fits is for the caller to see."""
@@ -209,22 +210,34 @@ class StageParts:
             ]
             level[index] = max(there, default=0)
             found.setdefault((level[index], at[index]), []).append(index)
-        outside = {each for index in at for each in graph.nodes[index].inputs} | set(graph.outputs)
+        packs: dict[int, _Pack] = {}
         drafts = []
         for (_, stage), members in sorted(found.items()):
             mine = set(members)
-            readers = {each for index in at if index not in mine for each in graph.nodes[index].inputs}
-            leaving = [each for each in members if each in outside and (each in readers or each in graph.outputs)]
-            region = _Region(graph, mine)
-            made = region.builder.build([region.value(each) for each in leaving])
+            readers: dict[int, set[int]] = {}
+            for index in at.keys() - mine:
+                for each in mine.intersection(graph.nodes[index].inputs):
+                    readers.setdefault(each, set()).add(at[index])
+            near = [each for each in members if stage in readers.get(each, ()) or each in graph.outputs]
+            far = [each for each in members if readers.get(each, set()) - {stage}]
+            packed = _packed(graph, far)
+            near += [each for each in far if each not in near and all(each not in pack.nodes for pack in packed)]
+            foreign = {each: pack for each, pack in packs.items() if at[each] != stage}
+            region = _Region(graph, mine, foreign)
+            made = [region.value(each) for each in near] + [region.packed(pack) for pack in packed]
+            built = region.builder.build(made)
             for column in range(len(self._columns)):
-                draft = _Draft(stage, column, made, [self._behind(each, column) for each in region.needs])
+                draft = _Draft(stage, column, built, [self._behind(each, column) for each in region.needs])
+                leaving: list[int | _Pack] = [*near, *packed]
                 self._made.update({(each, column): _Of(draft, slot) for slot, each in enumerate(leaving)})
                 drafts.append(draft)
+            packs.update({each: pack for pack in packed for each in pack.nodes})
         return drafts
 
-    def _behind(self, node: int, column: int) -> _From:
-        """A node's value, for what comes after the loop."""
+    def _behind(self, node: int | _Pack, column: int) -> _From:
+        """A node's value, or those of several, for what comes after the loop."""
+        if isinstance(node, _Pack):
+            return self._made[node, column]
         if node in self._results:
             carry = self._results[node]
             return self._added[carry, column] if len(self._columns) > 1 else self._last(carry, column)
@@ -243,7 +256,7 @@ class StageParts:
             if values:
                 region = _Region(self._graph)
                 made = [region.row(each.node, each.turn) for each in values]
-                sources: list[_From] = [_Leaf(node) for node in region.needs]
+                sources: list[_From] = [_Leaf(node) for node in region.needs if isinstance(node, int)]
                 found[stage, column] = _Draft(stage, column, region.builder.build(made), sources, tuple(values))
         return found
 
@@ -351,28 +364,64 @@ class StageParts:
         return tuple(said)
 
 
-class _Region:
-    """A graph of some nodes of another, or of all that a value is made of; `needs` are its inputs, as nodes of that."""
+@dataclass(frozen=True, slots=True)
+class _Pack:
+    """Single numbers of one dtype that travel as one tensor."""
 
-    def __init__(self, graph: WireGraph, members: Collection[int] | None = None) -> None:
-        self._graph, self._members = graph, members
+    nodes: tuple[int, ...]
+
+
+def _packed(graph: WireGraph, nodes: Sequence[int]) -> list[_Pack]:
+    by_dtype: dict[str, list[int]] = {}
+    for index in nodes:
+        if graph.types[index].shape == ():
+            by_dtype.setdefault(graph.types[index].dtype.name, []).append(index)
+    return [_Pack(tuple(each)) for each in by_dtype.values() if len(each) > 1]
+
+
+class _Region:
+    """A graph of some nodes of another, or of all that a value is made of; `needs` are its inputs, as nodes of that, or
+    as packs of them."""
+
+    def __init__(
+        self, graph: WireGraph, members: Collection[int] | None = None, packs: Mapping[int, _Pack] | None = None
+    ) -> None:
+        self._graph, self._members, self._packs = graph, members, packs or {}
         self.builder = GraphBuilder()
         self.builder.blobs.update(graph.blobs)
-        self.needs: list[int] = []
-        self._local: dict[int, int] = {}
+        self.needs: list[int | _Pack] = []
+        self._local: dict[int | _Pack, int] = {}
 
     def value(self, index: int) -> int:
         """A node, with all that it is made of."""
         if index not in self._local:
             node = self._graph.nodes[index]
             leaf = node.op in ("input", "param")
-            if leaf or not (node.op in DUPLICATED or self._members is None or index in self._members):
-                self._local[index] = self.builder.input(str(len(self.needs)), *self._graph.types[index])
-                self.needs.append(index)
+            if index in self._packs:
+                self._local[index] = self._unpacked(index)
+            elif leaf or not (node.op in DUPLICATED or self._members is None or index in self._members):
+                self._local[index] = self._needed(index, *self._graph.types[index])
             else:
                 operands = [self.value(each) for each in node.inputs]
                 self._local[index] = self.builder.add(node.op, *operands, **node.attrs)
         return self._local[index]
+
+    def packed(self, pack: _Pack) -> int:
+        """Several numbers as one tensor."""
+        numbers = [self.builder.add("reshape", self.value(each), shape=(1,)) for each in pack.nodes]
+        return self.builder.add("concat", *numbers, axis=0)
+
+    def _unpacked(self, index: int) -> int:
+        pack, kind = self._packs[index], self._graph.types[index]
+        if pack not in self._local:
+            self._local[pack] = self._needed(pack, (len(pack.nodes),), kind.dtype)
+        at = pack.nodes.index(index)
+        number = self.builder.add("slice", self._local[pack], start=(at,), stop=(at + 1,), step=(1,))
+        return self.builder.add("reshape", number, shape=())
+
+    def _needed(self, what: int | _Pack, shape: tuple[int, ...], dtype: DType) -> int:
+        self.needs.append(what)
+        return self.builder.input(str(len(self.needs) - 1), shape, dtype)
 
     def row(self, index: int, turn: int) -> int:
         """A node's row of a turn, or all of it if that is -1."""

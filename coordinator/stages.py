@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXACT_MAX = 6  # teams of which every order is tried
+SLACK = 0.03  # of the slowest stage's time: what may be given for less that is sent
 Vector = NDArray[np.float64]
 
 
@@ -42,7 +43,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Stage s has the places from `cuts[s]` to before `cuts[s + 1]`, and is computed by `teams[s]`."""
+    """Stage s has the places from `cuts[s]` to before `cuts[s + 1]`, and is computed by `teams[s]`.  By other cuts the
+    slowest takes `slowest_s`; by these up to SLACK more."""
 
     cuts: tuple[int, ...]
     teams: tuple[int, ...]
@@ -130,13 +132,24 @@ class _Search:
 
     def _along(self, order: Sequence[int]) -> tuple[float, tuple[int, ...]]:
         """The least that the slowest stage takes where teams are in this order, and the cuts."""
+        slowest, cuts = self._dynamic(order, np.inf)
+        if slowest < np.inf:
+            _, cuts = self._dynamic(order, slowest * (1 + SLACK))
+        return slowest, cuts
+
+    def _dynamic(self, order: Sequence[int], limit_s: float) -> tuple[float, tuple[int, ...]]:
+        """The slowest stage's least seconds with the cuts; where no stage may exceed a limit, those of all sends."""
         places = len(self.line.fixed_bytes)
         after = np.full(places + 1, np.inf)  # of what begins at a place, with the stages placed so far
         after[places] = 0.0
         chosen: list[NDArray[np.intp]] = []
         for behind, team in enumerate(reversed(order)):
-            following = order[len(order) - behind] if behind else None
-            table = np.maximum(self._slice(team, behind) + self._sends(team, following)[None, :], after[None, :])
+            sends = self._sends(team, order[len(order) - behind] if behind else None)[None, :]
+            table = self._slice(team, behind) + sends
+            if limit_s < np.inf:
+                table = np.where(table <= limit_s, sends, np.inf) + after[None, :]
+            else:
+                table = np.maximum(table, after[None, :])
             ends = np.argmin(table, axis=1)
             chosen.append(ends)
             after = np.append(table[np.arange(places + 1), ends][:places], np.inf)
