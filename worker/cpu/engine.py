@@ -35,6 +35,7 @@ from .structural import STRUCTURAL
 
 KERNELS: dict[str, Kernel] = {**ELEMENTWISE, **STRUCTURAL, **MATRICES}
 SEVERAL: dict[str, Several] = {**CONTROL, **FACTORISATIONS}
+IOTA_BYTES_MAX = 1 << 15  # of numbers that are kept instead of counted in every run
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,8 @@ def compile_graph(graph: WireGraph) -> CpuExecutable:
         frees = tuple({each for each in held if last_use[each] == index and each not in kept})
         if node.op == "const":
             constants.append((index, _canonical(const_value(node, flat.blobs))))
+        elif node.op == "iota" and flat.types[index].size_bytes <= IOTA_BYTES_MAX:
+            constants.append((index, _canonical(np.array(KERNELS["iota"](node.attrs, [], flat.types[index])))))
         elif node.op in MULTIPLE:
             calls.append(_turn(flat, index, frees))
         elif node.op in COLLECTIVES:

@@ -128,7 +128,9 @@ def _scatter(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
         moved = moved.astype(np.float32)
     keep = (flat >= 0) & (flat < source.shape[axis])
     where, values = flat[keep].astype(np.int64), moved[keep]
-    if attrs["mode"] == "set":
+    if attrs["mode"] == "set" and (where[1:] > where[:-1]).all():
+        result[where] = values
+    elif attrs["mode"] == "set":
         last = np.full(source.shape[axis], -1, np.int64)
         last[where] = np.arange(where.size)
         hit = np.nonzero(last >= 0)[0]
