@@ -15,17 +15,21 @@ from dataclasses import dataclass, replace
 from wire.errors import InputError, PlacementError
 from wire.graph import WireGraph
 from wire.simplify import simplify
-from wire.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, Strategy, TensorParallel
+from wire.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
 
+from .collectives import BEGIN_S
 from .cost import graph_seconds
 from .plan import Candidate, Plan
-from .profile import CLIENT, Profiles
+from .profile import CLIENT, Profiles, WorkerProfile
 from .ranks import plan_ranks
 from .splitting import Carries, counts, split
 from .timeline import timeline
 
 GAIN_MIN = 0.05  # of a call's time: a split that saves less is not worth another order of additions
 NODES_MAX = 8_000  # of all programs that are split together: the partitioner takes about 0.2 ms for a node
+REASONS_MAX = 8
+TELLING = 2.0  # times slower or further away that is told of a worker without work
+PROBE_BYTES = 1 << 20
 BATCHES_MAX = 3  # sizes of first dimensions that are tried as the batch's
 
 
@@ -58,11 +62,14 @@ class Drafts:
         self.known += [each for each in plan.candidates if each.name != name]
         accepted = self._accept(plan)
         if accepted is None:
-            self.leave_out(name, "its state would not be made where it is read")
+            self.leave_out(name, "its state would not be made where it is read, or has no room")
         else:
-            as_it_was = accepted is plan and not plan.gangs
-            seconds = plan.seconds if as_it_was else timeline(accepted, self._profiles).seconds
-            self.made.append(Draft(name, replace(accepted, seconds=seconds), seconds))
+            self.have(name, accepted, as_it_was=accepted is plan and not plan.gangs)
+
+    def have(self, name: str, plan: Plan, as_it_was: bool = True) -> None:
+        """One that need not be accepted any more; its own prediction stands, if it is as it was made."""
+        seconds = plan.seconds if as_it_was else timeline(plan, self._profiles).seconds
+        self.made.append(Draft(name, replace(plan, seconds=seconds), seconds))
 
     def leave_out(self, name: str, why: str) -> None:
         self.left_out.append(Candidate(name, None, 0, why))
@@ -87,11 +94,17 @@ class Drafts:
         compared = sorted([*(each.candidate for each in self.made), *self.known], key=_seconds)
         candidates = (*compared, *self.left_out)
         plan = replace(best.plan, strategy=self._asked.text, how=best.plan.strategy, candidates=candidates)
-        return replace(plan, reasons=(*best.plan.reasons, *_reasons(best, candidates, self._asked)))
+        told = (*best.plan.reasons, *_reasons(best, candidates), *_idle(best, candidates, self._profiles))
+        return replace(plan, reasons=told[:REASONS_MAX])
 
     def _fitting(self) -> list[Draft]:
         everybody = len(self._profiles.workers)
         return [each for each in self.made if not self._asked.use_all or each.candidate.workers == everybody]
+
+
+def needs_ranks(graph: WireGraph) -> bool:
+    """Whether a program says itself how it is split."""
+    return graph.has_spmd or any(node.op == "constraint" for node in graph.nodes)
 
 
 def whole_name(plan: Plan) -> str:
@@ -105,11 +118,11 @@ def add_splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, use_all: bo
     if len(profiles.workers) < 2:
         return
     left = NODES_MAX
-    for name, asked, ranks in _splits(graph, profiles):
+    for name, asked, ranks in _splits(drafts, graph, profiles):
         if use_all and ranks < len(profiles.workers):
             continue
         bound_s = _least_s(graph, profiles, ranks)
-        if bound_s >= drafts.best_s:
+        if bound_s >= drafts.best_s * (1 - GAIN_MIN):
             drafts.leave_out(name, f"takes {_ms(bound_s)} at least")
             continue
         left -= len(graph)
@@ -123,18 +136,23 @@ def add_splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, use_all: bo
             drafts.leave_out(name, error.message)
 
 
-def _splits(graph: WireGraph, profiles: Profiles) -> Iterator[tuple[str, Split, int]]:
+def _splits(drafts: Drafts, graph: WireGraph, profiles: Profiles) -> Iterator[tuple[str, Split, int]]:
     """Strategies with numbers of ranks, those first that are best most often."""
     batches = _batches(graph)
-    asked: dict[Split, str] = {DataParallel(inputs=each): f" by {each[0]}" for each in batches}
-    if len(asked) == 1:
-        asked = dict.fromkeys(asked, "")
-    if any(len(kind.shape) > 1 for kind in graph.param_types.values()):
-        asked[TensorParallel()] = ""
-        for inputs in batches[:1]:
-            asked[FullySharded(inputs=inputs)] = asked[DataTensor(inputs=inputs)] = ""
-    for each, of in asked.items():
-        yield from ((f"{_called(each, ranks)}{of}", each, ranks) for ranks in _counts(each, profiles))
+    many = len(batches) > 1
+    for inputs in batches:
+        asked = DataParallel(inputs=inputs)
+        of = f" by {inputs[0]}" if many else ""
+        yield from ((f"{_called(asked, ranks)}{of}", asked, ranks) for ranks in _counts(asked, profiles))
+    if not any(len(kind.shape) > 1 for kind in graph.param_types.values()):
+        return
+    split = [each for each in drafts.made if strategy_of(each.plan.strategy).word == DataParallel.word]
+    best = min(split, key=lambda each: each.seconds, default=None)
+    chosen = getattr(strategy_of(best.plan.strategy), "inputs", ()) if best else next(iter(batches), ())
+    others: list[Split] = [TensorParallel()]
+    others += [FullySharded(inputs=chosen), DataTensor(inputs=chosen)] if chosen else []
+    for other in others:
+        yield from ((_called(other, ranks), other, ranks) for ranks in _counts(other, profiles))
 
 
 def _counts(asked: Split, profiles: Profiles) -> Iterator[int]:
@@ -166,7 +184,8 @@ def _least_s(graph: WireGraph, profiles: Profiles, ranks: int) -> float:
     nodes = [worker.node_id for worker in profiles.workers]
     feeding_s = min(profiles.link(CLIENT, node).latency_s for node in nodes) if graph.inputs else 0.0
     dispatch_s = min(device.dispatch_s for worker in profiles.workers for device in worker.devices)
-    return computing_s + feeding_s + dispatch_s + min(profiles.link(node, CLIENT).latency_s for node in nodes)
+    returning_s = min(profiles.link(node, CLIENT).latency_s for node in nodes)
+    return computing_s + feeding_s + dispatch_s + returning_s + BEGIN_S * ranks
 
 
 def _whole_s(graph: WireGraph, profiles: Profiles) -> list[float]:
@@ -178,13 +197,41 @@ def _seconds(candidate: Candidate) -> float:
     return float("inf") if candidate.seconds is None else candidate.seconds
 
 
-def _reasons(best: Draft, candidates: Sequence[Candidate], asked: Strategy) -> Iterator[str]:
-    told: dict[str, Candidate] = {}  # the best of every strategy, but for the chosen one
+def _reasons(best: Draft, candidates: Sequence[Candidate]) -> Iterator[str]:
+    """What the best of every other strategy would take."""
+    told: dict[str, Candidate] = {}
     for each in candidates:
         told.setdefault(each.name.partition(" ")[0], each)
     others = [f"{each.name} {each.why or _ms(_seconds(each))}" for each in told.values() if each.name != best.name]
     if others:
         yield f"{best.name} is predicted to take least, {_ms(best.seconds)}; {', '.join(others)}"
+
+
+def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> Iterator[str]:
+    """Who has no work, because of what, and what a call would take if all had some."""
+    used = {part.node for part in best.plan.parts}
+    everybody = len(profiles.workers)
+    if not used or len(used) == everybody:
+        return
+    whole = next((each for each in candidates if each.workers == everybody and each.seconds is not None), None)
+    if whole is not None:
+        yield f"with all {everybody} workers it would take {_ms(_seconds(whole))} ({whole.name})"
+    fastest = max((each for each in profiles.workers if each.node_id in used), key=_speed)
+    nearest = min((profiles.link(CLIENT, node) for node in used), key=lambda link: link.seconds(PROBE_BYTES))
+    for each in profiles.workers:
+        link = profiles.link(CLIENT, each.node_id)
+        if each.node_id in used:
+            continue
+        times = _speed(fastest) / _speed(each)
+        if times > TELLING:
+            yield f"{each.name} has no work: it is {times:.2g} times slower than {fastest.name}"
+        elif link.seconds(PROBE_BYTES) > TELLING * nearest.seconds(PROBE_BYTES):
+            bits, latency_ms = 8e-6 * link.bytes_per_s, link.latency_s * 1e3
+            yield f"{each.name} has no work: its link carries {bits:.3g} Mbit/s after {latency_ms:.3g} ms"
+
+
+def _speed(worker: WorkerProfile) -> float:
+    return max(device.gflops for device in worker.devices) or 1e-9
 
 
 def _ms(seconds: float) -> str:

@@ -17,8 +17,9 @@ from wire.errors import InputError, PlacementError
 from wire.graph import WireGraph
 from wire.ops import LEAVES
 from wire.simplify import simplify
-from wire.strategies import FOR_ANY_GRAPH, Pipeline, Split, Strategy, strategy_of
+from wire.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Split, Strategy, strategy_of
 
+from .candidates import Drafts, add_splits, needs_ranks, whole_name
 from .cost import CostModel, Prediction
 from .memory import does_not_fit, memory_by_site, missing
 from .parts import edges_of, output_source, param_places, parts_of
@@ -45,6 +46,9 @@ def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Sta
     """The plan for the steps of a session; PlacementError if nothing fits, or nothing that has the state in place."""
     graph = simplify(graph)
     refusal = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+    asked = strategy_of(strategy)
+    if isinstance(asked, Auto) and profiles.workers and not needs_ranks(graph):
+        return _cheapest(graph, profiles, asked, state)
     for tried in _tried(strategy, len(profiles.workers)):
         try:
             plan = make_plan(graph, profiles, tried, state.carries)
@@ -58,6 +62,30 @@ def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Sta
     if strategy not in FOR_ANY_GRAPH:
         raise refusal
     return _counted(_Together(graph, profiles, state).plan(strategy))
+
+
+def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, state: Stateful) -> Plan:
+    """The cheapest of all plans that have the state in place: one worker, groups of nodes shared out, or a split."""
+
+    def accept(plan: Plan) -> Plan | None:
+        found = _with_state(plan, state, graph)
+        return None if found is None or any(missing(found, profiles)) else _counted(found)
+
+    drafts = Drafts(profiles, asked, accept)
+    refusals = []
+    for strategy in ("pipeline",) if asked.use_all else ("single", "auto"):
+        try:
+            if strategy == "single":
+                drafts.add("single", make_plan(graph, profiles, strategy))
+            else:
+                shared = _counted(_Together(graph, profiles, state).plan(strategy))
+                drafts.have(whole_name(shared), shared)
+        except PlacementError as error:
+            refusals.append(error)
+    add_splits(drafts, graph, profiles, asked.use_all, state.carries)
+    if refusals and not drafts.made:
+        raise refusals[-1]
+    return drafts.best()
 
 
 def _tried(strategy: str, workers: int) -> Iterator[str]:
