@@ -5,9 +5,10 @@ whoever waits for it would wait for ever: the steps that needed the link fail, t
 where the other worker died its coordinator ends the plan, and knows better what to do.
 
 One end of a link may know of its end long before the other, which goes on sending into it until a new one takes over.
-So a link that comes anew is treated like one that ends, and so are steps that begin in its first moment.  And the first
-step that begins long after the end of a link, while nothing has come in its place, is refused: so the coordinator hears
-of the end, and sees to it that the other end does too.
+So a link that comes anew is treated like one that ends, and so are steps that begin in its first moment, unless their
+plan came after it: nothing was sent for that before.  And the first step that begins long after the end of a link,
+while nothing has come in its place, is refused: so the coordinator hears of the end, and sees to it that the other end
+does too.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ class LostLinks:
             self._untold.discard(node)
             self._changed(node, steps, now)
 
-    def began(self, nodes: Iterable[str], plan: PlanKey, step: int, now: float) -> None:
-        """A step begins that needs links to these nodes."""
+    def began(self, nodes: Iterable[str], plan: PlanKey, step: int, now: float, deployed_s: float = 0.0) -> None:
+        """A step begins that needs links to these nodes, of a plan for which they stood at `deployed_s`."""
         for node in nodes:
-            if now - self._ended_s.get(node, -GRACE_S) < GRACE_S:
+            ended_s = self._ended_s.get(node, -GRACE_S)
+            if now - ended_s < GRACE_S and ended_s >= deployed_s:
                 self._may_have_lost(node, [(plan, step)], now)
 
     def refusal(self, nodes: Iterable[str], now: float) -> NodeLost | None:

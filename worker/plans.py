@@ -146,6 +146,7 @@ class Plan:
     prepared: dict[int, int] = field(default_factory=dict)  # part -> number
     bytes_by_source: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
     unreached: set[str] = field(default_factory=set)  # workers that could not be dialled
+    deployed_s: float = 0.0  # when its Deploy was answered
     compile_s: float = 0.0
     compiled: int = 0
     from_cache: int = 0

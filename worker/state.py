@@ -383,7 +383,7 @@ class WorkerState:
     def _finish_deploy(self, plan: Plan, now: float) -> list[ev.Action]:
         if plan.request is None or plan.waiting_blobs or plan.waiting_links or plan.waiting_parts:
             return []
-        request, plan.request = plan.request, None
+        request, plan.request, plan.deployed_s = plan.request, None, now
         del self._requests[request]
         self._tell(now, f"deployed {label(plan.key)}")
         return [ev.Reply(request, plan.answer)]
@@ -448,7 +448,7 @@ class WorkerState:
             return [*released, *self._release_early(event.plan, event.step), ev.Refuse(event.request, error)]
         waiting = plan.waits(event.step)
         plan.steps[event.step] = Step(event.request, now, waiting)
-        self._lost_links.began(plan.neighbours, plan.key, event.step, now)
+        self._lost_links.began(plan.neighbours, plan.key, event.step, now, plan.deployed_s)
         self._requests[event.request] = (plan.key, event.step)
         self._tell(now, f"run {label(plan.key)} step {event.step}", routine=True)
         for spec in plan.parts.values() if plan.ordered else ():

@@ -56,7 +56,7 @@ def test_a_state_that_nobody_waits_for_holds_up_nothing() -> None:
     assert len(world.told) == 2 and not world.states
 
 
-@pytest.mark.parametrize("copies", ["buddy", "checkpoint"])
+@pytest.mark.parametrize("copies", ["buddy", "coded", "checkpoint"])
 def test_copies_let_feeds_go(copies: str) -> None:
     world = World(4, Policy(copies, every=5))
     for _ in range(23):
@@ -249,7 +249,7 @@ def test_the_end_lets_everything_go() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("copies", ["buddy", "checkpoint"])
+@pytest.mark.parametrize("copies", ["buddy", "coded", "checkpoint"])
 def test_random_lives(seed: int, copies: str) -> None:
     """Deaths one at a time, with time to make a copy between them: every step is told once and in order."""
     cut = frozenset(("", "ab", "abc")[seed % 3])
@@ -293,7 +293,7 @@ def test_random_lives(seed: int, copies: str) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_random_lives_without_mercy_end_in_an_answer(seed: int) -> None:
     """Any deaths at any time: what is told is right and in order, and nobody waits for ever."""
-    world = World(seed, Policy(("buddy", "none", "checkpoint")[seed % 3], every=3), replicas=seed % 5 == 0)
+    world = World(seed, Policy(("buddy", "none", "checkpoint", "coded", "coded 1 of 3")[seed % 5], every=3), replicas=seed % 5 == 0)
     chance = world.random
     asked: set[int] = set()
     for _ in range(200):
@@ -355,14 +355,17 @@ def test_who_waits_for_the_dead_is_told_before_he_is_asked_for_anything() -> Non
     assert {action.node for action in actions if isinstance(action, ev.TakeSnapshot)} == set(others)
 
 
-def test_steps_under_way_are_done_before_a_better_plan_takes_over() -> None:
+def test_the_step_under_way_is_done_before_a_better_plan_takes_over() -> None:
     world = World(8, Policy("buddy", ahead=3), together=True)
     for _ in range(8):
         world.ask()
     while not world.told:
         world.step()
-    before = max(world.begins)
-    world.feed(ev.BetterPlan())
+    before, done = max(world.begins), len(world.told)
+    actions = world.machine.handle(ev.BetterPlan(), world.now)
+    assert {type(action) for action in actions} == {ev.StopStep}, "the next one need not begin"
+    world.perform(actions)
     world.settle()
     assert list(world.told) == list(range(8)) and max(world.begins) > before
-    assert world.runs == 8, "none of them twice"
+    contents, _ = world.begins[max(world.begins)]
+    assert world._value_of(contents) == done + 1

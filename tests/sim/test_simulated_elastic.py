@@ -1,0 +1,139 @@
+"""Elastic training on simulated workers: what deaths and joins cost, in virtual time, and whom a late joiner asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from support.training import first_state
+
+import mesh.numpy as mnp
+from mesh import DistributedTrainer, Mesh, optim, tree
+from mesh.simulation.cluster import Cluster
+from mesh.training import Callback, StepReport
+from wire.link import Link
+from wire.messages import BlobStream, Message
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(96, 8)).astype(np.float32)
+Y = np.sin(X[:, :4])
+WORKERS, SHARDS, BATCH = 3, 6, 24  # 2 shards for each of three, 3 for each of two
+GFLOPS = 4e-4  # so that a step takes about half a second
+STEPS = 120
+
+
+def loss(params: Any, x: Any, y: Any) -> Any:
+    """One per row."""
+    for layer in params[:-1]:
+        x = mnp.tanh(x @ layer["w"] + layer["b"])
+    return mnp.mean((x @ params[-1]["w"] + params[-1]["b"] - y) ** 2, axis=1)
+
+
+def trainer(params: Any = None) -> DistributedTrainer:
+    given = first_state()["layers"] if params is None else params
+    return DistributedTrainer(loss, given, optimizer=optim.adam(1e-2), deterministic=SHARDS)
+
+
+def flat(found: DistributedTrainer) -> Any:
+    return np.concatenate([np.ravel(leaf) for leaf in tree.leaves(found.params)])
+
+
+@cache
+def undisturbed(steps: int) -> Any:
+    alone = trainer()
+    alone.fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=steps)
+    return flat(alone)
+
+
+class Joining(Callback):
+    """Starts a worker after some steps, and waits until it takes part."""
+
+    def __init__(self, mesh: Mesh, name: str, after: int) -> None:
+        self.mesh, self.name, self.after, self.workers = mesh, name, after, list[int]()
+
+    def on_step(self, report: StepReport) -> None:
+        session = next(iter(cluster_of(self.mesh).coordinator.sessions._open))
+        self.workers.append(len({part.node for part in session.plan.parts}))
+        if report.step == self.after:
+            self.mesh.simulation.start(self.name)
+            self.mesh.simulation.wait(3)
+
+
+def cluster_of(mesh: Mesh) -> Cluster:
+    return mesh.simulation._cluster
+
+
+def faults(mesh: Mesh, every_s: float, down_s: float) -> list[float]:
+    """One worker after the other is killed, and started again a while later; when, as it comes."""
+    cluster, struck = cluster_of(mesh), list[float]()
+
+    def strike() -> None:
+        loop, name = asyncio.get_running_loop(), f"sim-{len(struck) % WORKERS}"
+        struck.append(loop.time())
+        cluster.kill(name)
+        loop.call_later(down_s, cluster.start, name)
+        loop.call_later(every_s, strike)
+
+    mesh.simulation._do(lambda: asyncio.get_running_loop().call_later(every_s / 2, strike))
+    return struck
+
+
+@cache
+def seconds(steps: int, every_s: float = 0.0, down_s: float = 1.5) -> tuple[float, int, int]:
+    """The virtual seconds that so many steps take, how many faults there were meanwhile, and steps that were lost."""
+    found, events = trainer(), list[Any]()
+    with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).build() as mesh:
+        mesh.watch(events.append)
+        found.distribute(mesh).fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=2)  # traced and linked
+        del events[:]
+        began_s = mesh.simulation.now_s
+        struck = faults(mesh, every_s, down_s) if every_s else []
+        found.fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=steps)
+        took_s, count = mesh.simulation.now_s - began_s, len(struck)
+    begun = {(each["generation"], each["text"].rpartition(" ")[2]) for each in events if each["kind"] == "began"}
+    assert np.array_equal(flat(found), undisturbed(steps + 2)), "to the bit"
+    return took_s, count, len(begun) - steps
+
+
+@pytest.mark.parametrize(
+    ("every_s", "goal", "steps"),
+    [
+        (5.0, 0.75, 50),
+        pytest.param(5.0, 0.75, 120, marks=pytest.mark.long),
+        pytest.param(10.0, 0.85, 120, marks=pytest.mark.long),
+    ],
+)
+def test_a_death_every_few_seconds_costs_little_and_changes_no_bit(every_s: float, goal: float, steps: int) -> None:
+    took_s, count, lost = seconds(steps, every_s)
+    assert count >= 4
+    assert seconds(steps)[0] / took_s >= goal
+    assert lost <= count, "a step at most for each"
+
+
+def test_who_comes_late_catches_up_from_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state comes from the others, and nothing of it from the client."""
+    sent, send_stream = Counter[str](), Link.send_stream
+
+    async def counted(link: Link, header: Message, data: Any) -> None:
+        if isinstance(header, BlobStream) and link.peer.name == "sim-2":
+            sent[link._owner.identity.name] += data.nbytes if isinstance(data, memoryview) else sum(map(len, data))
+        await send_stream(link, header, data)
+
+    monkeypatch.setattr(Link, "send_stream", counted)
+    rng = np.random.default_rng(1)
+    layers = [
+        {"w": rng.normal(0, 0.1, (n, m)).astype(np.float32), "b": np.zeros(m, np.float32)}
+        for n, m in ((8, 256), (256, 256), (256, 4))
+    ]
+    found = trainer(layers)
+    with Mesh.builder().mesh("sim").simulate(WORKERS).build() as mesh:
+        mesh.simulation.kill("sim-2")
+        heard = Joining(mesh, "sim-2", after=3)
+        found.distribute(mesh).fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=20, callbacks=[heard])
+    assert heard.workers[0] == WORKERS - 1 and heard.workers[-1] == WORKERS
+    assert set(sent) <= {"sim-0", "sim-1"}
+    assert sum(sent.values()) == 3 * 256 * 256 * 4, "the large weights and their two moments; small ones are no streams"
