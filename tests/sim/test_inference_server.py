@@ -158,16 +158,20 @@ async def _under_load() -> None:
         await server.load_model("layer", layer, max_batch=4, strategy="pipeline")
         await server.load_model("llama", golden_model("llama"), max_batch=2, replicas=2, strategy="pipeline")
 
+        answered = {"requests": 0, "texts": 0}
+
         async def asks(seed: int) -> None:
             for turn in range(12):
                 x = rows(100 * seed + turn)
                 np.testing.assert_allclose(await server.infer("layer", x), np.tanh(x @ W), rtol=1e-5, atol=1e-6)
+                answered["requests"] += 1
                 await asyncio.sleep(0.3)
 
         async def reads(place: int) -> None:
             for _ in range(3):
                 reply = server.generate("llama", REFERENCE["prompts"][place], max_new_tokens=14, ends=())
                 assert await reply.all() == REFERENCE["tokens"][place]
+                answered["texts"] += 1
                 await asyncio.sleep(1)
 
         async def mischief() -> None:
@@ -180,7 +184,42 @@ async def _under_load() -> None:
 
         await asyncio.gather(*map(asks, range(4)), *map(reads, range(4)), mischief())
         cluster.referee.verdict()
+        assert answered == {"requests": 4 * 12, "texts": 4 * 3}
 
 
 def test_stages_are_replaced_under_load_and_no_request_is_lost() -> None:
     run(_under_load())
+
+
+async def _seconds_of(requests: int) -> float:
+    """Virtual seconds of so many requests at once, each a batch of its own, over three stages that take their time."""
+    layers = [np.random.default_rng(place).normal(0, 0.05, (64, 64)).astype(np.float32) for place in range(6)]
+
+    def deep(x: Any) -> Any:
+        for weights in layers:
+            x = mnp.tanh(x @ weights)
+        return x
+
+    x = np.random.default_rng(9).normal(size=(1, 64)).astype(np.float32)
+    async with (
+        await Mesh.builder().mesh("sim").simulate(3).build_async() as workers,
+        AsyncInferenceServer(workers) as server,
+    ):
+        for name in workers.simulation.names:
+            workers.simulation.slow(name, 3000)  # a link's delay is nothing beside
+        await server.load_model("deep", deep, max_batch=1, max_wait_ms=0, strategy="pipeline")
+        wanted = await server.infer("deep", x)
+        clock = asyncio.get_running_loop()
+        began_s = clock.time()
+        found = await asyncio.gather(*(server.infer("deep", x) for _ in range(requests)))
+        took_s = clock.time() - began_s
+        assert len(found) == requests and all(np.array_equal(each, wanted) for each in found)
+        return took_s
+
+
+def test_requests_overlap_the_stages_of_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone_s, together_s = run(_seconds_of(1)), run(_seconds_of(12))
+    monkeypatch.setattr("mesh.inference.answering.UNDER_WAY", 1)
+    in_turn_s = run(_seconds_of(12))
+    assert in_turn_s == pytest.approx(12 * alone_s, rel=0.1)
+    assert together_s < 0.6 * in_turn_s, (together_s, in_turn_s)
