@@ -1,6 +1,6 @@
 """All-reduce of f32 among processes of this machine: by mailboxes, beside torch's gloo and OpenMPI in the same run.
 
-    python bench/collectives.py [--tcp] [--torch PYTHON] [--mpi PYTHON] [--processes 4] [--rounds 5] [--algorithm NAME]
+    python bench/collectives.py [--tcp | --tls] [--torch PYTHON] [--mpi PYTHON] [--processes 4] [--rounds 5]
 
 `--torch` is a Python that has torch, `--mpi` one that has mpi4py, with mpirun on the path; without them, they are left
 out.  Rounds alternate; in a round each of them starts its processes anew and does every size.  A figure is the median
@@ -8,8 +8,9 @@ over calls of the slowest rank's seconds, with a barrier before each call, one t
 over rounds and the median of the rounds' ratios, which is what counts: absolute figures drift with the machine.  Bus
 bandwidth is 2 (n - 1) / n x bytes / seconds.
 
-With `--tcp` ours are whole workers that share no memory, whose daemons carry the mailboxes over links, and OpenMPI is
-kept off shared memory, too; a figure is then the mean of calls back to back, within one part of ours.
+With `--tcp` ours are whole workers that share no memory, as if each were on a machine of its own, and OpenMPI is kept
+off shared memory, too; a figure is then the mean of calls back to back, within one part of ours.  With `--tls` they are
+members of a mesh besides, as workers on several machines must be; the others still send everything in plain.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--torch", default="")
     parser.add_argument("--mpi", default="")
     parser.add_argument("--tcp", action="store_true")
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithm", default="", help="of ours; chosen by size if not given")
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    chosen.tcp |= chosen.tls
     if chosen.peer:
         PEERS[chosen.peer](chosen)
         return
@@ -146,15 +149,18 @@ def our_rank(group: Any, size: int, rounds: int, algorithm: str) -> list[float]:
 def ours_by_links(chosen: argparse.Namespace) -> Figures:
     sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent.parent / "tests")]
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(by_links(chosen.processes, Path(folder)))
+        return asyncio.run(by_links(chosen.processes, Path(folder), chosen.tls))
 
 
-async def by_links(n: int, folder: Path) -> Figures:
+async def by_links(n: int, folder: Path, tls: bool) -> Figures:
+    from support.tls import authority, credentials
     from support.worker_process import Coordinator, worker
 
-    coordinator = Coordinator()
+    by = authority() if tls else None
+    coordinator = Coordinator(member=credentials(folder / "tester", by, "coordinator", mesh="test") if by else None)
     async with contextlib.AsyncExitStack() as stack:
-        starting = [stack.enter_async_context(worker(folder, f"w{rank}", share_memory=False)) for rank in range(n)]
+        wanted = [worker(folder, f"w{rank}", by=by, share_memory=False, host="127.0.0.1") for rank in range(n)]
+        starting = [stack.enter_async_context(each) for each in wanted]
         workers = await asyncio.gather(*starting)
         links = [(await coordinator.join(each))[0] for each in workers]
         peers = {each.node_id: (each.address,) for each in workers}

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
+from support.tls import authority, credentials
 from support.worker_process import Coordinator, Fleet, gone, worker
 
 from wire.codec import tensor_bytes
@@ -63,6 +64,23 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
         for each in made.workers:
             made.links.append((await coordinator.join(each))[0])
         yield made
+    await coordinator.close()
+
+
+@pytest.mark.long
+async def test_hosts_of_members_connect_within_tls(tmp_path: Path) -> None:
+    by = authority()
+    coordinator = Coordinator(member=credentials(tmp_path / "tester", by, "coordinator", mesh="test"))
+    async with AsyncExitStack() as stack:
+        made = Fleet(coordinator)
+        starting = [
+            stack.enter_async_context(worker(tmp_path, name, by=by, share_memory=name != "three", host="127.0.0.1"))
+            for name in ("one", "two", "three")
+        ]
+        made.workers = list(await asyncio.gather(*starting))
+        for each in made.workers:
+            made.links.append((await coordinator.join(each))[0])
+        await ranks_reach_each_other(made)
     await coordinator.close()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.certificates import CertificateAuthority
 from wire.codec import hash_array, tensor_bytes, tensor_from
+from wire.credentials import Credentials
 from wire.dtypes import dtype_named, dtype_of
 from wire.errors import MeshError
 from wire.exchange import BlobExchange
@@ -47,6 +50,8 @@ from wire.sharedmem import SharedDir, take
 from wire.transport import Endpoint
 from wire.types import TensorType
 from worker.config import WorkerConfig
+
+from .tls import credentials
 
 READY_S = 120.0
 HANGS_S = 120.0  # nothing here takes so long, however busy the machine
@@ -84,14 +89,21 @@ class WorkerProcess:
 
 
 @asynccontextmanager
-async def worker(folder: Path, name: str = "w", mesh: str = "test", **changes: Any) -> AsyncIterator[WorkerProcess]:
-    """A worker with a cpu device only, killed at the end if it still runs."""
+async def worker(
+    folder: Path, name: str = "w", mesh: str = "test", by: CertificateAuthority | None = None, **changes: Any
+) -> AsyncIterator[WorkerProcess]:
+    """A worker with a cpu device only, killed at the end if it still runs; with `by` a member of that one's mesh."""
     config = replace(WorkerConfig.local(name, mesh, folder, devices=("cpu",)), measured_dir=str(folder / "measured"))
     config = replace(config, **changes)
+    command = python_command("worker.__main__", json.dumps(asdict(config)))
+    if by is not None:
+        credentials(config.state_base / name, by, mesh=mesh)
+        command = [sys.executable, str(Path(__file__).with_name("member_worker.py")), json.dumps(asdict(config))]
     log = folder / f"{name}.log"
     with log.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
-            *python_command("worker.__main__", json.dumps(asdict(config))),
+            *command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
@@ -110,9 +122,11 @@ async def worker(folder: Path, name: str = "w", mesh: str = "test", **changes: A
 class Coordinator:
     """A coordinator for tests: it knows nothing but to send messages and to remember what comes."""
 
-    def __init__(self, name: str = "tester", mesh: str = "test") -> None:
+    def __init__(self, name: str = "tester", mesh: str = "test", member: Credentials | None = None) -> None:
         self.shared = SharedDir.create()
-        self.endpoint = Endpoint(identity_here("coordinator", mesh, name, self.shared), self)
+        node_id = member.node_id if member is not None else ""
+        identity = identity_here("coordinator", mesh, name, self.shared, node_id)
+        self.endpoint = Endpoint(identity, self, credentials=member)
         self.content: dict[bytes, NDArray[Any]] = {}
         self.exchange = BlobExchange(self.shared, self._find)
         self.notes: list[tuple[Link, Message]] = []
