@@ -236,6 +236,28 @@ def test_a_rank_that_is_stopped_gives_up_and_so_do_those_that_wait_for_it() -> N
     assert isinstance(results[1], Cancelled)
 
 
+@pytest.mark.parametrize("operation", ["barrier", "all_reduce", "all_gather"])
+def test_all_that_are_missing_are_named_and_nobody_else(operation: str) -> None:
+    wires = wires_in_memory(5)
+
+    def asked(rank: int) -> None:
+        group = Group(wires[rank], range(5), rank)
+        with pytest.raises(DeadlineExceeded, match=r"for rank 1, rank 3, rank 4\.") as caught:
+            group.barrier() if operation == "barrier" else getattr(group, operation)(np.zeros(1, np.float32))
+        wires[rank].fail(caught.value)
+
+    for rank in (0, 2):
+        wires[rank].begin(1, lambda: False)
+    came = threading.Thread(target=asked, args=(2,), daemon=True)
+    came.start()
+    while wires[0].wires[2].inbox.empty:
+        came.join(0.001)
+    wires[0].deadline_s = 0.01
+    asked(0)
+    came.join(60.0)
+    assert not came.is_alive()
+
+
 def test_a_rank_whose_process_ended_is_not_waited_for_and_what_it_sent_before_is_taken() -> None:
     wires = wires_in_memory(3)
     wires[2].begin(1, lambda: False)

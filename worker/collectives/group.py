@@ -173,7 +173,7 @@ class Group:
         moves = self._moves((operation, *key, given.itemsize), make)
         envelope = self._envelope(operation, reduction, kind)
         combine = REDUCTIONS.get(reduction)
-        run = Run(self.wires, self._wires, self.rank, envelope, given, made.reshape(-1), combine)
+        run = Run(self.wires, self._wires, self.rank, envelope, given, made.reshape(-1), combine, moves)
         with np.errstate(all="ignore"):
             for move in moves:
                 run.send(*move) if len(move) == 4 else run.combine(*move)

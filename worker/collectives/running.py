@@ -38,8 +38,8 @@ class Run:
     """One operation under way on rank `rank` of those that `ranks` lead to: what is `given` becomes what is `made`."""
 
     __slots__ = (
-        "_all", "_changed", "_combine", "_envelope", "_given", "_heard", "_lines", "_made", "_posted", "_rank", "_told",
-        "_used", "_wires",
+        "_all", "_came", "_changed", "_combine", "_envelope", "_given", "_heard", "_lines", "_made", "_moves",
+        "_posted", "_rank", "_told", "_used", "_wires",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +51,10 @@ class Run:
         given: NDArray[Any],
         made: NDArray[Any],
         combine: np.ufunc | None,
+        moves: Sequence[tuple[Any, ...]] = (),
     ) -> None:
+        self._moves = moves  # of which those that combine say from whom letters come
+        self._came: set[int] = set()
         self._all = wires
         self._wires = ranks
         self._rank = rank
@@ -98,7 +101,7 @@ class Run:
                 values = out if made else self._given[own_start:own_stop]
             else:
                 fits = not place and not made and out.dtype == self._given.dtype
-                values, done = self._values(each, of, stop - start, out if fits else None)
+                values, done = self._values(each, of[place:], stop - start, out if fits else None)
             if place == 0:
                 first, behind = values, done
                 continue
@@ -148,6 +151,7 @@ class Run:
         """So many elements that a rank sent, and what to do once they were used; where they come over a connection, in
         `place` if that is given."""
         letter = self._arrived(source, of)
+        self._came.add(source)
         if isinstance(letter, Inbox):
             return letter.payload(self._given.dtype)[:count], letter.release
         self._heard.add(source)
@@ -264,8 +268,8 @@ class Run:
         self.ring()
 
         def missing() -> str:
-            wires = [(rank, self._wires[rank]) for rank in ranks]
-            silent = [rank for rank, wire in wires if wire is not None and wire.inbox.empty]
+            expected = {each for move in self._moves if len(move) == 6 for each in move[2]} - self._came
+            silent = [rank for rank in sorted(expected | {*ranks}) if self._silent(rank)]
             return ", ".join(self._called(rank) for rank in silent or ranks)
 
         def look(waited_s: float) -> None:
@@ -298,6 +302,12 @@ class Run:
                 wait_for(over, writing, min(POLL_S_MIN + waited_s * SLEEP_SHARE, POLL_S_MAX))
             else:
                 time.sleep(min(CARRIED_SLEEP_S_MIN + waited_s * SLEEP_SHARE, SLEEP_S_MAX))
+
+    def _silent(self, rank: int) -> bool:
+        """Whether there is no letter from a rank."""
+        wire = self._wires[rank]
+        over = wire.line.into if wire is not None and wire.line is not None else None
+        return wire is not None and wire.inbox.empty and (over is None or over.arrived() is None)
 
     def _called(self, rank: int) -> str:
         wire = self._wires[rank]
