@@ -66,16 +66,16 @@ class _Planner:
         if asked.data > 1 and not (self._line.sums and _from_zero(graph, loop)):
             raise InputError("copies of stages share the micro-batches of a loop that adds up from 0, and no other")
         self._after = After(graph, loop, self._line, self._carries)
+        self._load = self._measured()
         self._sites = self._able()
         self._teams = self._teamed()
 
     def plan(self) -> Plan:
         """The fastest plan of any number of stages that may be tried."""
-        load = self._load()
         found: list[Plan] = []
         refusal: PlacementError | None = None
         for count in self._counts():
-            stages = self._stages(load, count)
+            stages = self._stages(count)
             if stages is None:
                 continue
             plan = StageParts(
@@ -95,13 +95,14 @@ class _Planner:
         return min(found, key=lambda plan: plan.seconds)
 
     def _counts(self) -> Iterator[int]:
-        most = min(len(self._teams), self._line.length)
+        places = int(np.count_nonzero(self._load.weights))
+        most = min(len(self._teams), places)
         least = self._asked.stages or (1 if self._asked.data > 1 else min(2, most))
         if most < max(least, 1):
             what = f"{least} stages of {self._asked.data} workers each" if self._asked.data > 1 else f"{least} stages"
             raise PlacementError(
                 f"{what} need {least * self._asked.data} workers that compute all of the program, and there are "
-                f"{len(self._sites)}; it can be cut into {self._line.length} stages at most",
+                f"{len(self._sites)}; it can be cut into {places} stages at most",
                 next_step="Start another mesh-worker, or ask for fewer stages",
             )
         yield from (least,) if self._asked.stages else range(least, most + 1)
@@ -145,9 +146,13 @@ class _Planner:
 
     # -- where to cut
 
-    def _load(self) -> Load:
+    def _measured(self) -> Load:
         """What every place holds, and what crosses before it."""
         line, body, size = self._line, self._loop.body, self._line.length
+        weights = np.zeros(size)
+        for index in line.place:
+            if line.roles[index] == FORWARD:
+                weights[line.place[index]] += sum(self._is_param(each) for each in line.placed_operands(index))
         up, down, flying, fixed = np.zeros(size + 1), np.zeros(size + 1), np.zeros(size), np.zeros(size)
         readers: dict[int, list[int]] = {}
         for index in line.place:
@@ -174,12 +179,16 @@ class _Planner:
         for name, kind in self._graph.param_types.items():
             if name in self._carries:
                 fixed[self._after.owner.get(name, 0)] += STATE_VALUES * kind.size_bytes
-        return Load(fixed, flying, up[:-1], down[:-1])
+        return Load(weights, fixed, flying, up[:-1], down[:-1])
 
-    def _stages(self, load: Load, count: int) -> Stages | None:
+    def _is_param(self, index: int) -> bool:
+        leaf = self._line.leaves.get(index)
+        return leaf is not None and self._graph.nodes[self._loop.operand(leaf)].op == "param"
+
+    def _stages(self, count: int) -> Stages | None:
         teams = [team for team, _ in self._teams]
-        groups = self._groups(load, teams)
-        merged = _merged(load, groups)
+        groups = self._groups(teams)
+        merged = _merged(self._load, groups)
         fewer = [replace(team, seconds=np.add.reduceat(team.seconds, groups)) for team in teams]
         turns = -(-self._asked.micro_batches // self._asked.data)
         found = best_stages(
@@ -191,14 +200,14 @@ class _Planner:
         ends = (*groups, self._line.length)
         return Stages(tuple(int(ends[each]) for each in found.cuts), found.teams, found.slowest_s)
 
-    def _groups(self, load: Load, teams: Sequence[Team]) -> list[int]:
+    def _groups(self, teams: Sequence[Team]) -> list[int]:
         """Where each of at most PLACES_MAX groups of places begins: there where least crosses."""
         size = self._line.length
         if size <= PLACES_MAX:
             return list(range(size))
         work = np.cumsum(teams[0].seconds)
         which = np.minimum((work / max(work[-1], 1e-12) * PLACES_MAX).astype(int), PLACES_MAX - 1)
-        crossing = load.up_bytes + load.down_bytes
+        crossing = self._load.up_bytes + self._load.down_bytes
         found = [0]
         for group in range(1, PLACES_MAX):
             mine = np.flatnonzero(which == group)
@@ -219,8 +228,9 @@ class _Planner:
 
 
 def _merged(load: Load, groups: Sequence[int]) -> Load:
-    fixed, flying = (np.add.reduceat(each, groups) for each in (load.fixed_bytes, load.flying_bytes))
-    return Load(fixed, flying, load.up_bytes[groups], load.down_bytes[groups])
+    held = (load.weights, load.fixed_bytes, load.flying_bytes)
+    weights, fixed, flying = (np.add.reduceat(each, groups) for each in held)
+    return Load(weights, fixed, flying, load.up_bytes[groups], load.down_bytes[groups])
 
 
 def _from_zero(graph: WireGraph, loop: Loop) -> bool:

@@ -32,9 +32,11 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is cut, by place: bytes that stay, bytes of each micro-batch in flight; and by boundary, of which number p
-    is before place p, the bytes of a micro-batch that go up and down."""
+    """What is cut, by place: how many weights are read there, of which every stage has some; bytes that stay, bytes of
+    each micro-batch in flight; and by boundary, of which number p is before place p, the bytes of a micro-batch that go
+    up and down."""
 
+    weights: Vector
     fixed_bytes: Vector
     flying_bytes: Vector
     up_bytes: Vector
@@ -167,7 +169,8 @@ class _Search:
             held = np.concatenate([[0.0], np.cumsum(line.fixed_bytes + self.in_flight(behind) * line.flying_bytes)])
             seconds = work[None, :] - work[:, None] + mine.dispatch_s
             fits = held[None, :] - held[:, None] <= mine.memory_bytes
-            whole = np.arange(len(work))[None, :] > np.arange(len(work))[:, None]
+            weights = np.concatenate([[0.0], np.cumsum(line.weights)])
+            whole = weights[None, :] > weights[:, None]
             self._slices[key] = np.asarray(np.where(fits & whole, seconds, np.inf), np.float64)
         return self._slices[key]
 

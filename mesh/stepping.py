@@ -104,6 +104,11 @@ class Stepping:
         return self._traced.graph
 
     @property
+    def paths(self) -> Mapping[str, str]:
+        """Of what is carried, by name the path in the state."""
+        return {name: self._leaves[index].path for name, index in self._by_name.items()}
+
+    @property
     def state_bytes(self) -> int:
         """Of what is carried."""
         return sum(self._leaves[index].first.type.size_bytes for index in self._by_name.values())

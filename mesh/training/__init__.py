@@ -1,8 +1,9 @@
 """mesh.training: a loss, params and an optimiser become a step that workers repeat (docs/training.md)."""
 
+from .backward import Gradients
 from .checkpoint import Checkpoint, Checkpoints
 from .recipe import TopK
 from .telling import Callback, History, StepReport
 from .trainer import DistributedTrainer
 
-__all__ = ["Callback", "Checkpoint", "Checkpoints", "DistributedTrainer", "History", "StepReport", "TopK"]
+__all__ = ["Callback", "Checkpoint", "Checkpoints", "DistributedTrainer", "Gradients", "History", "StepReport", "TopK"]

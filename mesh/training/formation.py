@@ -75,7 +75,7 @@ def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None, begu
     """
     workers = min(live, most or live, RANKS_MAX)
     if isinstance(strategy, Pipeline):
-        return _stages(strategy, workers, begun)
+        return Choice(1, stages_for(strategy, workers, begun))
     apart = recipe.shards or recipe.compression
     if isinstance(strategy, DataParallel) or (apart and isinstance(strategy, Auto)):
         asked = strategy.ranks if isinstance(strategy, DataParallel) else 0
@@ -99,8 +99,13 @@ def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None, begu
     return Choice(1, strategy.text, isinstance(strategy, Auto))
 
 
-def _stages(strategy: Pipeline, workers: int, begun: bool) -> Choice:
-    """As many stages, and copies of them, as workers are left for."""
+def live_workers(mesh: Mesh | None) -> int:
+    """How many workers of a mesh are there."""
+    return sum(node.state in ("healthy", "suspect") for node in mesh.nodes) if mesh is not None else 0
+
+
+def stages_for(strategy: Pipeline, workers: int, begun: bool) -> str:
+    """The text of a strategy of as many stages, and copies of them, as workers are left for."""
     asked = max(strategy.stages, 1) * strategy.data
     if asked > workers and not begun:
         raise PlacementError(
@@ -109,7 +114,7 @@ def _stages(strategy: Pipeline, workers: int, begun: bool) -> Choice:
     columns = max(1, min(strategy.data, workers))
     stages = min(strategy.stages, workers // columns)
     single = columns == 1 and (workers == 1 or stages == 1)
-    return Choice(1, "single" if single else replace(strategy, stages=stages, data=columns).text)
+    return "single" if single else replace(strategy, stages=stages, data=columns).text
 
 
 def form(

@@ -21,7 +21,7 @@ from wire.strategies import Strategy
 from ..client import Mesh
 from .checkpoint import Checkpoints
 from .data import Cursor, Data, Rows
-from .formation import Choice, Formed, Told, bytes_of, choose, form, together
+from .formation import Choice, Formed, Told, bytes_of, choose, form, live_workers, together
 from .profile import Profile
 from .recipe import Recipe
 from .telling import Callback, History, StepReport
@@ -186,7 +186,7 @@ class Run:
         if self._mesh is None:
             return 0
         self._looked_s = time.monotonic()
-        return sum(node.state in ("healthy", "suspect") for node in self._mesh.nodes)
+        return live_workers(self._mesh)
 
     def _formed_for(self, rows: Rows) -> None:
         """See to it that somebody computes, with as many workers as there are."""

@@ -21,6 +21,7 @@ from wire.strategies import Pipeline, Strategy, strategy_of
 from .. import tree
 from ..client import Mesh
 from ..optim import Optimiser, adam
+from .backward import Gradients
 from .checkpoint import Checkpoints, filled
 from .data import Cursor, data_of
 from .recipe import Compression, Recipe
@@ -137,6 +138,11 @@ class DistributedTrainer:
             self._state, self._cursor, self._step = run.state, run.cursor, run.number
             for each in shown:
                 each.close()
+
+    def forward_backward(self, batch: Any, *, copies: str = "none") -> Gradients:
+        """The gradients of the mean loss of a batch, which stay with the workers that have the params that they are of,
+        stages of a pipeline for example; the params stay as they are.  Close it, or use it as a context manager."""
+        return Gradients(self.recipe, self._strategy, self._mesh, self.params, batch, copies)
 
     def save(self, folder: str | Path, keep: int = 3) -> Path:
         """Write a checkpoint now."""

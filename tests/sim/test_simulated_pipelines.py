@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from support.pipelines import MODELS
+from support.pipelines import MODELS, largest_difference
 
-from mesh import DistributedTrainer, Mesh, Pipeline, optim, tree
+import mesh
+from mesh import DataParallel, DistributedTrainer, Mesh, Pipeline, Single, optim, tree
 from mesh.errors import ExecuteFailed, InputError, PlacementError
 from mesh.simulation.loop import VirtualLoop
 from mesh.training import Callback, Checkpoints, StepReport
@@ -223,3 +225,42 @@ def test_what_stages_cannot_do_is_refused() -> None:
             trainer(Pipeline(3, TURNS)).distribute(mesh).fit((X, Y))
         with pytest.raises(InputError, match="adds up"):
             trainer(Pipeline(1, TURNS, "pipedream", data=2)).distribute(mesh).fit((X, Y))
+
+
+# -- gradients that stay ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "owners"),
+    [
+        (Pipeline(2, TURNS), 2, 1),
+        (Pipeline(2, TURNS, "gpipe", data=2), 4, 2),
+        (Pipeline(2, TURNS, "pipedream"), 2, 1),
+        (DataParallel(), 2, 2),
+        (Single(), 2, 1),
+        (Pipeline(2, TURNS), 0, 0),
+    ],
+    ids=["stages", "columns", "pipedream", "data", "single", "no mesh"],
+)
+def test_gradients_stay_with_whoever_has_the_params(strategy: Any, workers: int, owners: int) -> None:
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        return LOSS(params, x, y).mean()
+
+    first, second = (X[:9], Y[:9]), (X[9:16], Y[9:16])
+    one, two = mesh.grad(loss)(PARAMS, *first), mesh.grad(loss)(PARAMS, *second)
+    with contextlib.ExitStack() as stack:
+        own = trainer(strategy)
+        if workers:
+            own.distribute(stack.enter_context(Mesh.builder().mesh("sim").simulate(workers).build()))
+        found = stack.enter_context(own.forward_backward(first))
+        assert found.loss == pytest.approx(float(loss(PARAMS, *first)), rel=1e-5)
+        assert largest_difference(found.fetch(), one) < 1e-5
+        found.add(second)
+        assert largest_difference(found.fetch(), tree.map(np.add, one, two)) < 1e-5
+        assert {len(names) for names in found.owners.values()} == ({owners} if workers else set())
+        if isinstance(strategy, Pipeline) and workers:
+            assert len(set(found.owners.values())) == 2, "each stage has its own"
+            assert found.owners.keys() == {path for path, _ in tree.flatten_with_paths(PARAMS)[0]}
+        assert bits(own.params) == bits(PARAMS)
+        with pytest.raises(InputError, match="rows"):
+            found.add((X, Y))

@@ -1,0 +1,149 @@
+"""Backward: the gradients of a batch, which stay with whoever has the params that they are of.
+
+    with trainer.forward_backward((x, y)) as found:
+        found.loss, found.owners        # which workers have the gradient of which param
+        found.add((x, y))               # those of another batch come to them
+        gradients = found.fetch()       # and only now they travel
+
+It is a session whose state are params and gradients, and whose step changes the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from wire.errors import InputError
+from wire.schedules import SCHEDULES
+from wire.strategies import DataParallel, Pipeline, Split, Strategy
+
+from .. import numpy as mnp
+from .. import tree
+from ..array import Array
+from ..client import Mesh
+from ..stepping import Stepping
+from .data import Cursor, Rows, Shares, padded, rows_of
+from .formation import Alone, Formed, Together, live_workers, stages_for
+from .gradients import in_turn, interleaved, of_rows, step_key
+from .recipe import Recipe
+
+Step = Callable[..., tuple[Any, Any]]
+
+
+def gradient_step(recipe: Recipe, whole: bool, rows_apart: bool) -> Step:
+    """The step that adds a batch's gradients to those there are, or puts them in their place where `keeps` is 0."""
+
+    def step(state: Any, batch: Any, weights: Array, keeps: Array) -> tuple[Any, Any]:
+        def compute(part: Any, number: Any) -> Any:
+            own, counted = part
+            key = step_key(recipe, np.int32(0), number)
+            return of_rows(recipe, state["params"], own, counted, key, None, rows_apart)
+
+        found = partial(interleaved) if whole else partial(in_turn, recipe)
+        loss, gradients = found(recipe.accumulate, compute, (batch, weights))
+
+        def summed(new: Array, old: Array) -> Array:
+            return mnp.where(keeps > 0, old + new, new)
+
+        return {**state, "gradients": tree.map(summed, gradients, state["gradients"])}, loss
+
+    return step
+
+
+class Gradients:
+    """Made by `DistributedTrainer.forward_backward`.  Close it, or use it as a context manager: then they are gone.
+
+    `loss` is the mean over the rows of the last batch.
+    """
+
+    def __init__(
+        self, recipe: Recipe, strategy: Strategy, mesh: Mesh | None, params: Any, batch: Any, copies: str
+    ) -> None:
+        if recipe.shards or recipe.compression or recipe.scales:
+            raise InputError(
+                "gradients that stay are sums as they are: neither of shards, nor compressed, nor of a scaled loss",
+                next_step="Leave out deterministic, compression and precision='f16'",
+            )
+        self._rows = rows_of(batch)
+        self._shares = Shares.of(recipe, 1)
+        slots = self._shares.slots(self._rows)
+        workers = live_workers(mesh)
+        text = "single" if not workers else _text_of(strategy, workers)
+        whole = isinstance(strategy, Split) and text != "single"
+        state = {"params": params, "gradients": tree.map(lambda leaf: np.zeros_like(np.asarray(leaf)), params)}
+        self._arguments = partial(_arguments, self._shares, self._rows)
+        first = self._arguments(batch, 0)
+        stepping = Stepping(gradient_step(recipe, whole, slots != self._rows), state, first, text)
+        self._paths = stepping.paths
+        if workers:
+            assert mesh is not None
+            opened = mesh.open_session(stepping, copies, 10)
+            self._formed: Formed = Together(opened, False, lambda given: opened.step(*_each(given)))
+        else:
+            self._formed = Alone(stepping, _each)
+        self.loss = self._step(first)
+
+    @property
+    def owners(self) -> Mapping[str, tuple[str, ...]]:
+        """By path of a param, the names of the workers that have its gradient; empty where the plan is elsewhere."""
+        plan = self._formed.plan
+        if plan is None:
+            return {}
+        names = {worker.node: worker.name for worker in plan.workers}
+        found: dict[str, set[str]] = {}
+        for piece, nodes in plan.owners.items():
+            root, _, path = self._paths[piece.name].partition("/")
+            if root == "gradients":
+                found.setdefault(path, set()).update(names[node] for node in nodes)
+        return {path: tuple(sorted(mine)) for path, mine in sorted(found.items())}
+
+    def add(self, batch: Any) -> float:
+        """Add those of another batch, of at most as many rows as the first; the mean of its loss."""
+        if rows_of(batch) > self._rows:
+            raise InputError(f"a batch of {rows_of(batch)} rows comes after one of {self._rows}")
+        self.loss = self._step(self._arguments(batch, 1))
+        return self.loss
+
+    def fetch(self) -> Any:
+        """The gradients, numpy arrays like the params."""
+        return self._formed.state()["gradients"]
+
+    def close(self) -> None:
+        """Free what there is of them on the workers."""
+        self._formed.close()
+
+    def __enter__(self) -> Gradients:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _step(self, given: Any) -> float:
+        return float(self._formed.step(given).result())
+
+
+def _arguments(shares: Shares, most: int, batch: Any, keeps: int) -> tuple[Any, Any, Any]:
+    rows, weights = padded(Rows(tree.map(np.asarray, batch), rows_of(batch), Cursor()), shares, most)
+    return rows, weights, np.int32(keeps)
+
+
+def _each(given: Any) -> Sequence[Any]:
+    """A step's arguments, which are bound already."""
+    return tuple(given)
+
+
+def _text_of(strategy: Strategy, workers: int) -> str:
+    """The strategy of a session on so many workers; no weights change here, so no schedule changes them."""
+    if isinstance(strategy, Pipeline):
+        order = "1f1b" if SCHEDULES[strategy.schedule].updates else strategy.schedule
+        return stages_for(replace(strategy, schedule=order), workers, False)
+    if isinstance(strategy, DataParallel) and not strategy.ranks and workers == 1:
+        return "single"
+    return strategy.text
