@@ -13,9 +13,9 @@ from wire.errors import ConfigError
 from worker.collectives import algorithms
 from worker.collectives.algorithms import (
     ALL_REDUCE,
-    BRIDGED,
     BY_RANK,
     COSTS,
+    FAR,
     LETTERS_MIN,
     SHARED,
     Program,
@@ -151,7 +151,7 @@ def test_shares_are_even_on_equal_links_and_done_together_on_others() -> None:
 
 
 def test_small_tensors_go_at_once_and_large_ones_in_shares() -> None:
-    for path in (SHARED, BRIDGED):
+    for path in (SHARED, FAR):
         assert choose(4, 64, path) == "exchange"
         assert choose(4, 64 << 20, path) in ("direct", "chain")
         for n in (2, 4, 9):

@@ -20,7 +20,7 @@ from wire.errors import DTypeError, InputError, ShapeError
 from wire.types import TensorType
 
 from . import algorithms
-from .algorithms import BRIDGED, SHARED, Path, Program, Send, piece_of, steps
+from .algorithms import FAR, SHARED, Path, Program, Send, piece_of, steps
 from .mailbox import Envelope, tagged
 from .running import OPERATION_CODES, REDUCTION_CODES, REDUCTIONS, Run
 from .wires import Wire, Wires
@@ -57,7 +57,7 @@ class Group:
 
     @property
     def path(self) -> Path:
-        return BRIDGED if self._bridged else SHARED
+        return FAR if self._bridged else SHARED
 
     # -- operations
 

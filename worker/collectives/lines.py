@@ -33,6 +33,13 @@ class Line:
         )
         self._changing = threading.Lock()
 
+    @staticmethod
+    def standing(connection: Connection) -> Line:
+        """A line that is a connection from the start, with no daemons beside it."""
+        line = Line()
+        line._newest = line.out = line.into = connection
+        return line
+
     # -- what a step does
 
     def begin(self, tag: int, outbox: Outbox) -> bool:
