@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
+from wire import messages as wire
 from wire.errors import MeshError, NodeLost, ProtocolError
-from wire.messages import Combine, Combined, Deploy, Deployed, Drop, MissingGraphs, PlanKey, Term
+from wire.messages import Combine, Combined, Deploy, Deployed, Drop, MissingGraphs, PlanKey
 
 from . import dispatch
 from .plan import FromParam, FromState, Plan
@@ -20,6 +22,17 @@ from .slices import Slices
 
 log = logging.getLogger("graph_mesh.coordinator")
 NO_STATE: dispatch.State = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What a content counts in a sum, its size, and the workers that have it."""
+
+    factor: int
+    size_bytes: int
+    holders: Collection[str]
+
+
 Moved = tuple[int, int]  # bytes between workers, by socket and through shared memory
 
 
@@ -58,19 +71,21 @@ class Deploying:
         return answer.with_moved(*moved) if any(moved) else answer
 
     async def combine(
-        self, node: str, terms: Mapping[bytes, tuple[int, int]], size_bytes: int, made: bytes | None = None
+        self, node: str, terms: Mapping[bytes, Term], size_bytes: int, made: bytes | None = None, keep: bool = False
     ) -> Combined:
-        """Have a worker sum contents, by their factors and sizes, to something that it is known to have then; `made` is
-        what it has to be, if that is known, and then it is kept.  MeshError."""
+        """Have a worker sum contents; `made` is what comes of it, if that is known, and `keep` as for weights.
+        MeshError."""
         member = self._members.get(node)
         if member is None:
             raise NodeLost("the worker is gone")
-        told = tuple(Term(factor, blob, size, (*self.holders(blob), CLIENT)) for blob, (factor, size) in terms.items())
-        asked = Combine(told, size_bytes, self._addresses(node), made, made is not None)
+        told = (
+            wire.Term(term.factor, blob, term.size_bytes, (*sorted(term.holders), CLIENT))
+            for blob, term in terms.items()
+        )
+        asked = Combine(tuple(told), size_bytes, self._addresses(node), made, keep)
         answer = await member.link.request(asked)
         if not isinstance(answer, Combined):
             raise ProtocolError(f"expected Combined, got {type(answer).__name__}", node=member.profile.name)
-        member.blobs.add(answer.blob)
         return answer
 
     def holders(self, blob: bytes) -> list[str]:

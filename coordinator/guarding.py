@@ -27,7 +27,7 @@ from wire.redundancy import copies_of
 from wire.types import TensorType
 
 from . import dispatch
-from .deploying import Deploying, Moved
+from .deploying import Deploying, Moved, Term
 from .groups import Group, Held, grouped
 from .plan import FromParam, Plan
 from .program import Program
@@ -165,7 +165,7 @@ class Guarding:
             self._deploying.combine(
                 keeper,
                 {
-                    blob: (factor, each.size_bytes)
+                    blob: Term(factor, each.size_bytes, each.owners)
                     for blob, factor, each in zip(members, row, group.members, strict=True)
                 },
                 group.size_bytes,
@@ -233,13 +233,15 @@ class Guarding:
         factors = group.repair(place, (share for share, nodes in where.items() if nodes), near)
         if factors is None:
             return None
-        terms = {blobs[share]: (factor, group.size_of(share)) for share, factor in factors.items()}
+        terms = {blobs[share]: Term(factor, group.size_of(share), where[share]) for share, factor in factors.items()}
         size_bytes = group.members[place].size_bytes
         try:
-            made = await self._deploying.combine(node, terms, size_bytes, blobs[place])
+            made = await self._deploying.combine(node, terms, size_bytes, blobs[place], keep=True)
         except MeshError as error:
             log.warning("weights could not be made again of others: %s", error)
             return None
+        if node in self._members:
+            self._members[node].blobs.add(made.blob)
         self._tell("restored", node, f"{size_bytes} bytes of weights, made again of what others keep", 0)
         return made.bytes_socket, made.bytes_shared
 

@@ -19,6 +19,23 @@ Contents = Mapping[Piece, bytes]  # addresses
 Holders = Mapping[Piece, frozenset[str]]  # who has them; "" is this process
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A sum of pieces, kept for when one of them is lost (`groups.py`); a node keeps it as it does a piece."""
+
+    blob: bytes
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Pieces that are checked together, and who made which check; any as many shares as there are pieces suffice."""
+
+    pieces: tuple[Piece, ...]
+    size_bytes: int
+    checks: tuple[tuple[str, bytes], ...]
+
+
 # -- events -----------------------------------------------------------------------------------------------
 
 
@@ -141,6 +158,20 @@ class CopyFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ChecksMade:
+    """Of all pieces of a copy, as far as there are workers for that."""
+
+    copy: int
+    checked: tuple[Checked, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksFailed:
+    copy: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed; `now` says how much."""
 
@@ -208,6 +239,16 @@ class TakeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeChecks:
+    """Have workers make checks of what others have of a copy; answered by ChecksMade or ChecksFailed."""
+
+    copy: int
+    contents: Contents
+    owners: Mapping[Piece, str]
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Keep:
     """Have a node hold these pieces of a copy, "" for this process; answered by KeepDone or CopyFailed."""
 
@@ -271,9 +312,9 @@ class Ended:
 Event = (
     NodesChanged | BetterPlan | StepAsked | StateAsked | StateUnasked | CloseAsked | ForgetFirst | PlanMade
     | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed | OutputArrived | SnapshotDone | KeepDone
-    | CopyFailed | Tick
+    | CopyFailed | ChecksMade | ChecksFailed | Tick
 )  # fmt: skip
 Action = (
-    MakePlan | SendDeploy | SendRun | StopStep | SendDrop | ForgetPlan | TakeSnapshot | Keep | LetGo | ForgetFeeds | Resolve
-    | Reject | GiveState | RefuseState | Ended
+    MakePlan | SendDeploy | SendRun | StopStep | SendDrop | ForgetPlan | TakeSnapshot | MakeChecks | Keep | LetGo
+    | ForgetFeeds | Resolve | Reject | GiveState | RefuseState | Ended
 )  # fmt: skip

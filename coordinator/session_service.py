@@ -32,6 +32,7 @@ from wire.messages import (
     SessionStep,
     SessionTold,
 )
+from wire.redundancy import OF_SESSIONS, copies_of
 from wire.types import TensorType
 
 from .program import Program
@@ -39,7 +40,7 @@ from .receiving import Receiving
 from .runtime import Coordinator
 from .session_plan import Stateful
 from .sessioning import Session, ahead_for
-from .sessions import COPIES, Policy
+from .sessions import Policy
 
 log = logging.getLogger("graph_mesh.service")
 TOLD_MAX = 16  # answers with large values that wait for their client to fetch them
@@ -83,8 +84,7 @@ class SessionService:
 
     async def _open(self, link: Link, body: OpenSession) -> SessionOpened:
         graph = decode_graph(body.graph)
-        if body.copies not in COPIES:
-            raise InputError(f"copies={body.copies!r} is not known", next_step=f"Choose one of {', '.join(COPIES)}")
+        copies_of(body.copies, OF_SESSIONS)
         params = await self._receiving.params(link, body.params, graph)
         consts = await self._receiving.consts(link, graph)
         kinds = graph.param_types

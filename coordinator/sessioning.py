@@ -16,10 +16,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from wire.codec import hash_array, tensor_from
+from wire.dtypes import U8
 from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
 from wire.exchange import BlobExchange, off_loop
 from wire.limits import MIB
 from wire.messages import CancelStep, PlanKey, Snapshot, Snapshotted
+from wire.redundancy import copies_of
 from wire.sharedmem import SharedDir
 from wire.strategies import Pipeline, Split, strategy_of
 from wire.types import TensorType
@@ -37,6 +39,7 @@ from .profile import CLIENT, Profiles
 from .program import Program
 from .records import Member
 from .session_plan import Stateful, check_carried, meanwhile, session_plan
+from .session_shares import Shares
 from .sessions import Policy, SessionState
 from .spans import SPANS_MAX, Span
 
@@ -158,6 +161,7 @@ class Session:
         self._next_read = 1
         self._copies: dict[int, dict[FromState, bytes] | None] = {}  # what this process holds; None: not any more
         self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._shares = Shares(around.deploying, around.members)
         self._goodbyes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -171,6 +175,7 @@ class Session:
             ev.SendDrop: lambda action: self._let_go(action.node, action.generation),
             ev.ForgetPlan: self._forget_plan,
             ev.TakeSnapshot: lambda action: self._spawn(self._snapshot(action)),
+            ev.MakeChecks: lambda action: self._spawn(self._make_checks(action)),
             ev.Keep: lambda action: self._spawn(self._keep(action)),
             ev.LetGo: self._release,
             ev.ForgetFeeds: self._forget_feeds,
@@ -370,7 +375,9 @@ class Session:
         bindings = {**deployment.program.bindings, **deployment.gathered}
         first = deployment.contents if deployment.contents and not deployment.gathered else {}
         state = {piece: ((at, self._kind(piece)), deployment.holders[piece]) for piece, at in first.items()}
+        mine = [state[piece] for piece in dispatch.states_of(deployment.plan, action.node) if piece in state]
         try:
+            await self._shares.restore(action.node, [at for (at, _), nodes in mine if not nodes])
             await self._around.deploying.deploy(deployment.plan, action.node, key, bindings, state)
         except MeshError as error:
             explain(error, member.profile.name if member else "", action.node, deployment.plan)
@@ -475,6 +482,15 @@ class Session:
         contents = {piece: made[at] for at, piece in deployment.pieces.items() if at in made}
         self.feed(ev.SnapshotDone(action.copy, action.node, contents))
 
+    async def _make_checks(self, action: ev.MakeChecks) -> None:
+        sizes = {piece: self._kind(piece).size_bytes for piece in action.owners}
+        try:
+            checked = await self._shares.make(action, sizes, copies_of(self._policy.copies))
+        except MeshError as error:
+            self.feed(ev.ChecksFailed(action.copy, error))
+        else:
+            self.feed(ev.ChecksMade(action.copy, checked))
+
     async def _keep(self, action: ev.Keep) -> None:
         contents, holders = action.contents, action.holders
         try:
@@ -508,7 +524,8 @@ class Session:
         if address in held:
             return held.of(address, kind)
         error: MeshError = BlobMissing("nobody holds a piece of the state")
-        for node in sorted(set(holders) - {CLIENT}):
+        there = set(holders) - {CLIENT} or await self._shares.restored(address)
+        for node in sorted(there):
             member = self._around.members.get(node)
             if member is None:
                 continue
@@ -519,6 +536,7 @@ class Session:
         raise error
 
     def _release(self, action: ev.LetGo) -> None:
+        self._shares.forget(action.copy)
         if action.node != CLIENT:
             self._let_go(action.node, action.copy)
             return
@@ -561,7 +579,9 @@ class Session:
 
     # -- helpers
 
-    def _kind(self, piece: FromState) -> TensorType:
+    def _kind(self, piece: FromState | ev.Check) -> TensorType:
+        if isinstance(piece, ev.Check):
+            return TensorType((piece.size_bytes,), U8)
         kind = self._program.bindings[piece.name][1]
         return kind if piece.window is None else TensorType(piece.window.sizes, kind.dtype)
 

@@ -11,6 +11,7 @@ not told again.  So no committed step is ever lost, as long as one copy is left:
 
     buddy         after every `every` steps each worker keeps its pieces as blobs, and another one has them, too; where
                   several workers make every piece, as ranks do, each of them is a copy already, and of every step
+    coded         the same, where others have checks of what several have: any k shares of n give all back
     checkpoint    after every `every` steps this process has them
     none          what the client gave is the only copy, for as long as it and all feeds are little
 
@@ -27,14 +28,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wire.errors import BlobError, Cancelled, MeshError, NodeLost
+from wire.redundancy import OF_SESSIONS, copies_of
 
 from .explain import nobody
 from .profile import CLIENT
+from .session_copies import Copy, Taking
 from .session_events import (
     Action,
     BetterPlan,
+    Check,
+    ChecksFailed,
+    ChecksMade,
     CloseAsked,
-    Contents,
     CopyFailed,
     DeployDone,
     DeployFailed,
@@ -44,10 +49,10 @@ from .session_events import (
     ForgetFirst,
     ForgetPlan,
     GiveState,
-    Holders,
     Keep,
     KeepDone,
     LetGo,
+    MakeChecks,
     MakePlan,
     NodeRan,
     NodesChanged,
@@ -71,7 +76,6 @@ from .session_events import (
     Tick,
 )
 
-COPIES = ("buddy", "checkpoint", "none")
 ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
 PARK_S = 0.05  # doubled with every further failure: what fails at once is not hammered
 PARK_S_MAX = 1.0
@@ -91,48 +95,6 @@ class Policy:
     every: int = 10
     ahead: int = 2
     replay_bytes: int = 64 << 20
-
-
-@dataclass(slots=True)
-class _Copy:
-    """A value, piece by piece.  `contents` None: what the client gave."""
-
-    number: int
-    value: int
-    contents: Contents | None
-    holders: dict[Piece, set[str]] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)  # who was asked to keep some of it
-    failures: int = 0  # of plans to begin with it
-
-    @property
-    def whole(self) -> bool:
-        return all(self.holders.values())
-
-    @property
-    def here(self) -> bool:
-        """Whether this process has all of it."""
-        return all(CLIENT in nodes for nodes in self.holders.values())
-
-    @property
-    def where(self) -> Holders:
-        return {piece: frozenset(nodes) for piece, nodes in self.holders.items()}
-
-
-@dataclass(slots=True)
-class _Taking:
-    """A copy that is being made of what a plan's step left, and what for: "rescue", "copy", or a request's number."""
-
-    copy: _Copy
-    purpose: str | int
-    sources: dict[Piece, str]
-    found: dict[Piece, bytes] = field(default_factory=dict)
-    also: dict[Piece, dict[str, bytes]] = field(default_factory=dict)  # what others than its source made of a piece
-    snapping: set[str] = field(default_factory=set)
-    keeping: set[str] = field(default_factory=set)
-
-    @property
-    def nodes(self) -> set[str]:
-        return {*self.sources.values(), *self.copy.asked, *self.snapping} - {CLIENT}
 
 
 @dataclass(slots=True)
@@ -168,12 +130,13 @@ class SessionState:
 
     def __init__(self, policy: Policy, nodes: Iterable[str], generation: Callable[[], int], alone_s: float) -> None:
         self.policy = policy
+        self._kind = copies_of(policy.copies, OF_SESSIONS)
         self._generation = generation
         self._alone_s = alone_s
         self._nodes = frozenset(nodes)
         self._plan: _Plan | None = None
-        self._copies = [_Copy(0, 0, None, {CLIENT: {CLIENT}})]  # the oldest first
-        self._takings: dict[int, _Taking] = {}
+        self._copies = [Copy(0, 0, None, {CLIENT: {CLIENT}})]  # the oldest first
+        self._takings: dict[int, Taking] = {}
         self._reads: dict[int, _Read] = {}
         self._asked = 0  # steps that were asked for
         self._told = 0  # steps whose outputs were told
@@ -181,6 +144,7 @@ class SessionState:
         self._held_from = 0  # the first step whose feeds are held
         self._copied = 0  # the value of the last copy that was begun
         self._through_here = False  # some worker cannot fetch from another: copies pass through this process
+        self._unchecked = 0  # copies in a row that could not be checked
         self._attempts = 0
         self._alone_since_s: float | None = None
         self._parked_until_s: float | None = None
@@ -204,6 +168,8 @@ class SessionState:
             SnapshotDone: self._snapshot_done,
             KeepDone: self._keep_done,
             CopyFailed: self._copy_failed,
+            ChecksMade: self._checks_made,
+            ChecksFailed: self._checks_failed,
             Tick: self._tick,
         }
 
@@ -307,6 +273,7 @@ class SessionState:
             if copy.asked & gone:  # it has to make up for what was there twice, and is not now
                 self._copied = self._done - self.policy.every
             copy.asked -= gone
+            copy.keepers -= gone
             for nodes in copy.holders.values():
                 nodes -= gone
         actions += self._trim(lambda copy: not copy.whole)
@@ -535,13 +502,14 @@ class SessionState:
         step = self._done - 1 - plan.start
         return [TakeSnapshot(copy.number, plan.generation, step, node) for node in sorted(taking.snapping)]
 
-    def _begin_copy(self, purpose: str | int, owners: Mapping[Piece, Iterable[str]]) -> _Taking:
-        copy = _Copy(self._generation(), self._done, None)
-        taking = _Taking(copy, purpose, {piece: min(nodes) for piece, nodes in owners.items()})
+    def _begin_copy(self, purpose: str | int, owners: Mapping[Piece, Iterable[str]]) -> Taking:
+        copy = Copy(self._generation(), self._done, None)
+        sources = {piece: min(nodes, default=CLIENT) for piece, nodes in owners.items()}  # it makes what is lost
+        taking = Taking(copy, purpose, sources)
         self._takings[copy.number] = taking
         return taking
 
-    def _again(self, purpose: str | int, copy: _Copy) -> _Taking:
+    def _again(self, purpose: str | int, copy: Copy) -> Taking:
         """Have others hold a copy that there is."""
         assert copy.contents is not None
         taking = self._begin_copy(purpose, copy.where)
@@ -560,7 +528,7 @@ class SessionState:
                 taking.also.setdefault(piece, {})[event.node] = address
         return self._snapped(taking, now)
 
-    def _snapped(self, taking: _Taking, now: float) -> list[Action]:
+    def _snapped(self, taking: Taking, now: float) -> list[Action]:
         if taking.snapping:
             return []
         lacking = taking.sources.keys() - taking.found.keys()
@@ -570,9 +538,35 @@ class SessionState:
                 min(taking.sources[each] for each in lacking),
             )
             return self._copy_failed(CopyFailed(taking.copy.number, node, error), now)
+        if taking.purpose == "copy" and self._kind.members != 1 and self._keeps_on_workers:
+            return [MakeChecks(taking.copy.number, taking.found, dict(taking.sources), self._nodes)]
         return self._keep(taking)
 
-    def _keep(self, taking: _Taking) -> list[Action]:
+    @property
+    def _keeps_on_workers(self) -> bool:
+        return self._kind.on_workers and len(self._nodes) > self._kind.extra and not self._through_here
+
+    def _checks_made(self, event: ChecksMade, now: float) -> list[Action]:
+        taking = self._takings.get(event.copy)
+        if taking is None:
+            return []
+        copy = taking.copy
+        copy.checked, copy.keepers = event.checked, {node for each in event.checked for node, _ in each.checks}
+        if not copy.keepers <= self._nodes:
+            return self._abandon(taking.purpose)  # the next one is due soon
+        self._unchecked = 0
+        return self._keep(taking)
+
+    def _checks_failed(self, event: ChecksFailed, now: float) -> list[Action]:
+        """Perhaps somebody died; where nobody did, copies pass through here."""
+        taking = self._takings.get(event.copy)
+        if taking is None:
+            return []
+        self._unchecked += 1
+        self._through_here |= self._unchecked >= COPY_TRIES
+        return self._abandon(taking.purpose)
+
+    def _keep(self, taking: Taking) -> list[Action]:
         """Have all of it held by those who are to have it."""
         copy = taking.copy
         copy.contents = taking.found
@@ -582,16 +576,22 @@ class SessionState:
             for node in nodes:
                 by_node.setdefault(node, {})[piece] = taking.found[piece]
         owners = {piece: frozenset({node}) for piece, node in taking.sources.items()}
+        for group in copy.checked:
+            for node, blob in group.checks:
+                check = Check(blob, group.size_bytes)
+                by_node.setdefault(node, {})[check] = blob
+                owners[check] = frozenset({node})
         copy.asked, taking.keeping = set(by_node), set(by_node)
         return [Keep(copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
 
-    def _others(self, taking: _Taking, piece: Piece) -> set[str]:
+    def _others(self, taking: Taking, piece: Piece) -> set[str]:
         """Who is to hold a piece besides its owner: those who made the same, or who else is to have a copy."""
         owner, also = taking.sources[piece], taking.also.get(piece, {})
         if taking.purpose == "rescue" and not self._through_here:
             return {node for node, address in also.items() if address == taking.found[piece]} & self._nodes
-        buddies = self.policy.copies == "buddy" and len(self._nodes) > 1 and not self._through_here
-        if taking.purpose == "copy" and buddies:
+        if taking.purpose == "copy" and self._keeps_on_workers:
+            if self._kind.members != 1:
+                return set()
             ring = sorted(self._nodes)
             return {ring[(ring.index(owner) + 1) % len(ring)]}
         return {CLIENT}
@@ -603,7 +603,7 @@ class SessionState:
         taking.keeping.discard(event.node)
         return self._kept_by_all(taking, now)
 
-    def _kept_by_all(self, taking: _Taking, now: float) -> list[Action]:
+    def _kept_by_all(self, taking: Taking, now: float) -> list[Action]:
         copy = taking.copy
         if taking.keeping or copy.contents is None:
             return []
@@ -663,7 +663,7 @@ class SessionState:
     def _abandon_all(self) -> list[Action]:
         return [action for taking in list(self._takings.values()) for action in self._abandon(taking.purpose)]
 
-    def _trim(self, unwanted: Callable[[_Copy], bool]) -> list[Action]:
+    def _trim(self, unwanted: Callable[[Copy], bool]) -> list[Action]:
         """Let go copies, and the feeds that none of those that stay needs."""
         gone = [copy for copy in self._copies if unwanted(copy)]
         self._copies = [copy for copy in self._copies if copy not in gone]
@@ -735,4 +735,4 @@ def _state_lost(error: MeshError | None, copies: str) -> NodeLost:
     return lost
 
 
-__all__ = ["COPIES", "Policy", "SessionState"]
+__all__ = ["Policy", "SessionState"]

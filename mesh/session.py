@@ -18,11 +18,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from wire.errors import Cancelled, InputError
+from wire.redundancy import OF_SESSIONS, copies_of
 
 from .backend import Feeds, Running, Started
 from .stepping import Stepping
-
-COPIES = ("buddy", "checkpoint", "none")
 
 
 class AsyncSession:
@@ -166,7 +165,6 @@ class Here:
 
 def check_choices(copies: str, every: int, ahead: int | None) -> None:
     """InputError for what a session cannot be asked."""
-    if copies not in COPIES:
-        raise InputError(f"copies={copies!r} is not known", next_step=f"Choose one of {', '.join(map(repr, COPIES))}")
+    copies_of(copies, OF_SESSIONS)
     if every < 1 or (ahead is not None and ahead < 1):
         raise InputError("every= and ahead= count steps, from 1")

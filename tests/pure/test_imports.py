@@ -106,6 +106,7 @@ PURE = (
     "coordinator/samples.py",
     "coordinator/splitting.py",
     "coordinator/state.py",
+    "coordinator/session_copies.py",
     "coordinator/session_events.py",
     "coordinator/session_plan.py",
     "coordinator/sessions.py",

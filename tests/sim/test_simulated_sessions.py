@@ -104,7 +104,7 @@ def check(seed: int, copies: str, strategy: str) -> int:
 
 
 @pytest.mark.parametrize("strategy", ["single", "pipeline"])
-@pytest.mark.parametrize("copies", ["buddy", "checkpoint"])
+@pytest.mark.parametrize("copies", ["buddy", "coded", "checkpoint"])
 def test_deaths_lose_no_step_and_change_no_bit(copies: str, strategy: str) -> None:
     assert check(1, copies, strategy)
 
@@ -112,7 +112,24 @@ def test_deaths_lose_no_step_and_change_no_bit(copies: str, strategy: str) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 60))
 def test_many_deaths_lose_no_step_and_change_no_bit(seed: int) -> None:
-    check(seed, ("buddy", "checkpoint")[seed % 2], ("single", "pipeline", "auto")[seed % 3])
+    check(seed, ("buddy", "coded", "checkpoint", "coded 1 of 2")[seed % 4], ("single", "pipeline", "auto")[seed % 3])
+
+
+@pytest.mark.parametrize(("copies", "deaths"), [("coded", 1), ("coded 2 of 4", 2), ("coded 3 of 5", 2)])
+def test_pieces_of_workers_that_died_at_once_are_made_of_those_of_others(copies: str, deaths: int) -> None:
+    with (
+        Mesh.builder().mesh("sim").simulate(5).build() as mesh,
+        mesh.session(train, first_state(), *batch(0), copies=copies, every=1, strategy="pipeline") as session,
+    ):
+        losses = [float(session.step(*batch(step)).result()) for step in range(6)]
+        mesh.simulation.wait(2.0)  # copies and checks are made
+        plan = session._async.running.plan  # type: ignore[attr-defined]
+        owners = [share.name for share in plan.workers if share.node in frozenset().union(*plan.owners.values())]
+        assert len(owners) > 1
+        for name in owners[:deaths]:
+            mesh.simulation.kill(name)
+        losses += [float(session.step(*batch(step)).result()) for step in range(6, STEPS)]
+        assert (losses, bits(session.state())) == undisturbed(STEPS)
 
 
 async def mischief(seed: int) -> int:

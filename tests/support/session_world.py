@@ -12,15 +12,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator import session_events as ev
+from coordinator.groups import Held, grouped
 from coordinator.profile import CLIENT
 from coordinator.sessions import Policy, SessionState
 from wire.errors import BlobMissing, MeshError, NodeLost, StaleGeneration
+from wire.redundancy import copies_of
 
 PIECES = ("embedding", "head")
 
 
 def address(piece: Any, value: int) -> bytes:
     return f"{piece}@{value}".encode()
+
+
+def _value(blob: bytes) -> int:
+    return int(blob.decode().split("@")[1])
 
 
 @dataclass
@@ -53,6 +59,7 @@ class World:
         self.plans: dict[int, Deployed] = {}
         self.kept: dict[tuple[int, str], dict[Any, bytes]] = {}
         self.snapped: dict[tuple[int, str], dict[Any, set[bytes]]] = {}  # by plan: until that is dropped
+        self.checked: dict[int, tuple[ev.Checked, ...]] = {}
         self.begins: dict[int, tuple[ev.Contents | None, ev.Holders]] = {}
         self.waiting: list[ev.Event] = []  # answers on their way
         self.told: dict[int, Any] = {}
@@ -138,7 +145,9 @@ class World:
         contents, holders = self.begins[action.generation]
         mine = [piece for piece, nodes in plan.owners.items() if action.node in nodes]
         if contents is not None and not all(
-            self._has(piece, contents[piece], self._reached(action.node, holders[piece])) for piece in mine
+            self._has(piece, contents[piece], self._reached(action.node, holders[piece]))
+            or self._makes(piece, contents[piece])
+            for piece in mine
         ):
             self.waiting.append(ev.DeployFailed(action.generation, action.node, BlobMissing("no holder has it")))
             return
@@ -189,11 +198,43 @@ class World:
             snapped.setdefault(piece, set()).add(blob)
         self.waiting.append(ev.SnapshotDone(action.copy, action.node, contents))
 
+    def _MakeChecks(self, action: ev.MakeChecks) -> None:
+        """Who died meanwhile made none."""
+        held = [Held(piece, 1, frozenset({node})) for piece, node in action.owners.items()]
+        found = []
+        for group in grouped(held, action.nodes, copies_of(self.policy.copies)):
+            pieces = tuple(each.content for each in group.members)
+            blob = b"+".join(action.contents[piece] for piece in pieces)
+            found.append(ev.Checked(pieces, 1, tuple((keeper, blob) for keeper in group.keepers)))
+        involved = {*action.owners.values(), *(node for each in found for node, _ in each.checks)}
+        ways = [(node, action.owners[piece]) for each in found for node, _ in each.checks for piece in each.pieces]
+        if not involved <= self.alive or not all(self._reached(node, frozenset({owner})) for node, owner in ways):
+            self.waiting.append(ev.ChecksFailed(action.copy, NodeLost("it is gone")))
+            return
+        self.checked[action.copy] = tuple(found)
+        self.waiting.append(ev.ChecksMade(action.copy, tuple(found)))
+
+    def _makes(self, piece: Any, blob: bytes) -> bool:
+        """Whether enough is kept to make a piece again."""
+        for copy, groups in self.checked.items():
+            for group in groups:
+                there = sum(self._has(each, address(each, _value(blob)), frozenset(self.alive)) for each in group.pieces)
+                for node, check in group.checks:
+                    there += self.kept.get((copy, node), {}).get(ev.Check(check, 1)) == check
+                if piece in group.pieces and blob in group.checks[0][1].split(b"+") and there >= len(group.pieces):
+                    return True
+        return False
+
     def _Keep(self, action: ev.Keep) -> None:
         assert action.node in self.alive | {CLIENT}
-        self._value_of(action.contents)
+        pieces = {piece: blob for piece, blob in action.contents.items() if not isinstance(piece, ev.Check)}
+        if pieces:
+            self._value_of(pieces)
         reached = {piece: self._reached(action.node, nodes) for piece, nodes in action.holders.items()}
-        if not all(self._has(piece, blob, reached[piece]) for piece, blob in action.contents.items()):
+        if not all(
+            self._has(piece, blob, reached[piece]) or (action.node == CLIENT and self._makes(piece, blob))
+            for piece, blob in pieces.items()
+        ):
             self.waiting.append(ev.CopyFailed(action.copy, action.node, BlobMissing("no holder has it")))
             return
         self.kept.setdefault((action.copy, action.node), {}).update(action.contents)
