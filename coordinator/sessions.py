@@ -15,10 +15,10 @@ not told again.  So no committed step is ever lost, as long as one copy is left:
     checkpoint    after every `every` steps this process has them
     none          what the client gave is the only copy, for as long as it and all feeds are little
 
-A better plan is gone over to once the step under way is done.  A copy is a snapshot on the workers that have the
-pieces (for a new plan on all of them, so that each finds there what it goes on with), then a plan without parts on
-every node that is to hold some (`Keep`), which pins them there.  It does not know what a piece is, nor who computes
-what.
+A better plan is gone over to once the step under way and the next one are done.  A copy is a snapshot on the workers
+that have the pieces (for a new plan on all of them, so that each finds there what it goes on with), then a plan without
+parts on every node that is to hold some (`Keep`), which pins them there.  It does not know what a piece is, nor who
+computes what.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Plan:
     outputs: int = 0
     deployed: set[str] = field(default_factory=set)
     running: bool = False
-    ending: bool = False  # a better one follows when the step under way is done
+    ending: bool = False  # a better one follows soon
     issued: int = 0
     steps: dict[int, _Step] = field(default_factory=dict)  # by the session's numbers
 
@@ -306,7 +306,7 @@ class SessionState:
         plan.ending = True
         if not plan.steps:
             return self._restart(None, now)
-        return self._stop(plan, self._done + 1)
+        return self._stop(plan, self._done + 2)  # somebody may have begun the next one
 
     def _stop(self, plan: _Plan, number: int) -> list[Action]:
         """Have the workers do no step from this one on."""

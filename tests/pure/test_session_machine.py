@@ -355,7 +355,7 @@ def test_who_waits_for_the_dead_is_told_before_he_is_asked_for_anything() -> Non
     assert {action.node for action in actions if isinstance(action, ev.TakeSnapshot)} == set(others)
 
 
-def test_the_step_under_way_is_done_before_a_better_plan_takes_over() -> None:
+def test_the_step_under_way_and_the_next_one_are_done_before_a_better_plan_takes_over() -> None:
     world = World(8, Policy("buddy", ahead=3), together=True)
     for _ in range(8):
         world.ask()
@@ -363,9 +363,9 @@ def test_the_step_under_way_is_done_before_a_better_plan_takes_over() -> None:
         world.step()
     before, done = max(world.begins), len(world.told)
     actions = world.machine.handle(ev.BetterPlan(), world.now)
-    assert {type(action) for action in actions} == {ev.StopStep}, "the next one need not begin"
+    assert {type(action) for action in actions} == {ev.StopStep}, "the third one need not begin"
     world.perform(actions)
     world.settle()
     assert list(world.told) == list(range(8)) and max(world.begins) > before
     contents, _ = world.begins[max(world.begins)]
-    assert world._value_of(contents) == done + 1
+    assert world._value_of(contents) == done + 2
