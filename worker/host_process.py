@@ -24,6 +24,7 @@ from .host_messages import (
     Executed,
     ExecuteFailed,
     ExecutePart,
+    Forget,
     FromHost,
     Open,
     Opened,
@@ -67,6 +68,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         self.exited = asyncio.Event()
         self._splitter = Splitter()
         self._stderr = bytearray()
+        self._held = bytearray()  # what is to be written before anything else
         self._transport: asyncio.SubprocessTransport | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._over = False
@@ -89,9 +91,15 @@ class HostProcess(asyncio.SubprocessProtocol):
         """Write to the child's pipe; to a child that is gone nothing is written, since `on_lost` says it all."""
         if self._over or self._stdin is None:
             return
+        if isinstance(message, Forget):  # nobody waits for it: those of a moment are one write
+            if not self._held:
+                self._loop.call_soon(self._write_held)
+            self._held += pack(message)
+            return
         if isinstance(message, ExecutePart | PreparePart):
             self._watchdog.asked(self._loop.time())
-        self._stdin.write(pack(message))
+        self._held += pack(message)
+        self._write_held()
 
     def stop_run(self, run: int) -> None:
         """Have the child give up a run it may be computing; it answers it all the same."""
@@ -135,6 +143,11 @@ class HostProcess(asyncio.SubprocessProtocol):
         self.exited.set()
 
     # -- helpers
+
+    def _write_held(self) -> None:
+        held, self._held = bytes(self._held), bytearray()
+        if held and not self._over and self._stdin is not None:
+            self._stdin.write(held)
 
     def _receive(self, message: FromHost) -> None:
         self._watchdog.heard()
