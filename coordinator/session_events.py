@@ -14,6 +14,16 @@ from typing import Any
 
 from wire.errors import MeshError
 
+# What is the same for a session as for jobs (`generation`: of this session's plans).
+from .events import DeployDone as DeployDone
+from .events import DeployFailed as DeployFailed
+from .events import ForgetPlan as ForgetPlan
+from .events import OutputArrived as OutputArrived
+from .events import PlanFailed as PlanFailed
+from .events import RunFailed as RunFailed
+from .events import SendDeploy as SendDeploy
+from .events import Tick as Tick
+
 Piece = Any  # hashable
 Contents = Mapping[Piece, bytes]  # addresses
 Holders = Mapping[Piece, frozenset[str]]  # who has them; "" is this process
@@ -90,45 +100,10 @@ class PlanMade:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanFailed:
-    generation: int
-    error: MeshError
-
-
-@dataclass(frozen=True, slots=True)
-class DeployDone:
-    generation: int
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeployFailed:
-    generation: int
-    node: str
-    error: MeshError
-
-
-@dataclass(frozen=True, slots=True)
 class NodeRan:
     generation: int
     step: int
     node: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunFailed:
-    generation: int
-    step: int
-    node: str
-    error: MeshError
-
-
-@dataclass(frozen=True, slots=True)
-class OutputArrived:
-    generation: int
-    step: int
-    slot: int
-    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +146,6 @@ class ChecksFailed:
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passed; `now` says how much."""
-
-
 # -- actions ----------------------------------------------------------------------------------------------
 
 
@@ -187,12 +157,6 @@ class MakePlan:
     nodes: frozenset[str]
     contents: Contents | None
     holders: Holders
-
-
-@dataclass(frozen=True, slots=True)
-class SendDeploy:
-    generation: int
-    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +183,6 @@ class StopStep:
 class SendDrop:
     generation: int
     node: str
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetPlan:
-    """Nothing refers to this generation any more."""
-
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
