@@ -152,8 +152,9 @@ class Guarding:
                 for each, (blob, _) in params.items()
                 if isinstance(each, FromParam) and each.window is None
             }
+            states = {params[piece][0] for piece in dispatch.states_of(plan, node)}  # these change with every step
             wanted = dispatch.contents_of(plan, node, params).items()
-            owned[node] = {blob: kind.size_bytes for blob, (kind, _) in wanted}
+            owned[node] = {blob: kind.size_bytes for blob, (kind, _) in wanted if blob not in states}
         return owned, names
 
     async def _checks(self, group: Group) -> tuple[bytes, ...]:

@@ -19,11 +19,13 @@ from .profile import CLIENT, Profiles
 SETTLE_S = 0.05  # messages, and a plan
 
 
-def outlook(plan: Plan, profiles: Profiles, text: str, standby: Mapping[str, Plan] | None = None) -> dict[str, Any]:
-    """A policy for a plan, as plain data: what it keeps, for every worker what it holds for itself and for others, and
-    for the death of each what was lost, what moves from where, and the seconds.  `standby` are the plans without each
-    worker, where replicas are kept."""
-    copies, held = copies_of(text), contents_of(plan)
+def outlook(
+    plan: Plan, profiles: Profiles, text: str, standby: Mapping[str, Plan] | None = None, state: bool = False
+) -> dict[str, Any]:
+    """A policy for a plan's weights, or its state, as plain data: what it keeps, for every worker what it holds for
+    itself and for others, and for the death of each what was lost, what moves from where, and the seconds.  `standby`
+    are the plans without each worker, where replicas are kept."""
+    copies, held = copies_of(text), contents_of(plan, state)
     nodes = [worker.node_id for worker in profiles.workers]
     groups = grouped(held, nodes, copies) if copies.on_workers else ()
     kept = kept_bytes(groups) if standby is None else _standing_by(held, standby.values())
@@ -50,15 +52,27 @@ def outlook(plan: Plan, profiles: Profiles, text: str, standby: Mapping[str, Pla
     }
 
 
-def contents_of(plan: Plan) -> list[Held]:
+def sentences(plan: Plan, profiles: Profiles, text: str) -> list[str]:
+    """What copies of a session's state cost, for people; nothing where none are made."""
+    copies = copies_of(text)
+    if not (copies.on_workers or copies.here):
+        return []
+    found = outlook(plan, profiles, text, state=True)
+    kept = sum(row["kept_bytes"] for row in found["memory"])
+    where = "this process keeps" if copies.here else f"workers keep {kept} bytes for"
+    moved, seconds = (max((row[name] for row in found["deaths"]), default=0) for name in ("moved_bytes", "seconds"))
+    what = "the state" if copies.here else "each other"
+    return [f"copies {text}: {where} {what}, and a death moves {moved} bytes at most, in {seconds * 1e3:.3g} ms"]
+
+
+def contents_of(plan: Plan, state: bool = False) -> list[Held]:
     """The weights of a plan, or its state, and windows of them, and who has them."""
     sizes: dict[Hashable, int] = {}
     owners: dict[Hashable, set[str]] = {}
     for part in plan.parts:
-        for mine in (part.sizes(FromParam), part.sizes(FromState)):
-            for source, size in mine.items():
-                sizes[source] = size
-                owners.setdefault(source, set()).add(part.node)
+        for source, size in (part.sizes(FromState) if state else part.sizes(FromParam)).items():
+            sizes[source] = size
+            owners.setdefault(source, set()).add(part.node)
     return [Held(source, size, frozenset(owners[source])) for source, size in sizes.items()]
 
 

@@ -18,7 +18,6 @@ from .groups import Group, Held, grouped
 from .records import Member
 from .session_events import Checked, MakeChecks
 
-
 COPIES_MAX = 8  # of which it is known: one that is given up before it was asked for is never let go
 
 

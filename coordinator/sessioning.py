@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from .plan import FromParam, FromState, Plan, Window
 from .profile import CLIENT, Profiles
 from .program import Program
 from .records import Member
+from .redundancy import sentences
 from .session_plan import Stateful, check_carried, meanwhile, session_plan
 from .session_shares import Shares
 from .sessions import Policy, SessionState
@@ -70,6 +71,7 @@ class Surroundings:
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     tell: Callable[[str, str, str, int], None]
     alone_s: float
+    guarded: Callable[[Program, Plan], None]  # all workers of a plan have what it needs
 
 
 class Sessions:
@@ -124,6 +126,7 @@ class _Deployment:
     plan: Plan | None = None
     program: Program | None = None  # that the plan is of
     workers: int = 0  # that it is for, in an elastic session
+    deployed: set[str] = field(default_factory=set)
     feeds: dict[str, tuple[dispatch.Fed, ...]] = field(default_factory=dict)
     pieces: Mapping[tuple[int, int], FromState] = field(default_factory=dict)
     gathered: dict[str, dispatch.Content] = field(default_factory=dict)  # of a state that was cut in another way
@@ -346,6 +349,9 @@ class Session:
             self._let_gathered_go(deployment)
             return
         deployment.workers, deployment.program = planned.workers, planned.program
+        plan = replace(
+            plan, reasons=(*plan.reasons, *sentences(plan, self._around.profiles(action.nodes), self._policy.copies))
+        )
         deployment.plan, deployment.feeds = plan, dispatch.feeds(plan)
         deployment.pieces = dispatch.pieces_of(plan)
         self._around.tell("planned", "", "; ".join(plan.reasons), action.generation)
@@ -384,6 +390,9 @@ class Session:
             self.feed(ev.DeployFailed(action.generation, action.node, error))
         else:
             self._around.tell("deployed", action.node, "a session's parts", action.generation)
+            deployment.deployed.add(action.node)
+            if deployment.deployed >= dispatch.nodes(deployment.plan):
+                self._around.guarded(deployment.program, deployment.plan)
             self.feed(ev.DeployDone(action.generation, action.node))
             if self._elastic is not None and self._ahead is None:
                 self._ahead = self._spawn(self._look_ahead(self._nodes))

@@ -61,7 +61,9 @@ class _Leaf:
 class Stepping:
     """A step function for one state and arguments like the examples."""
 
-    def __init__(self, fn: Callable[..., Any], state: Any, examples: Sequence[Any], strategy: str) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], state: Any, examples: Sequence[Any], strategy: str, copies: str = "checkpoint"
+    ) -> None:
         found, self._structure = tree.flatten_with_paths(state)
         if not found:
             raise InputError("the state has no tensors", next_step="Use mesh.compile: such a function has no state")
@@ -85,7 +87,7 @@ class Stepping:
         used = self._traced.graph.param_types
         bindings = {name: handle for name, handle in bindings.items() if name in used}
         bindings |= {name: handle for name, handle in self._bound(examples).params.items() if name not in bindings}
-        self.work = Work(self._traced.graph, bindings, strategy)
+        self.work = Work(self._traced.graph, bindings, strategy, copies)
 
     def starting(self, state: Any) -> Stepping:
         """The same steps from another state; InputError if its structure, or the shape or dtype of a leaf, differs."""
@@ -96,7 +98,7 @@ class Stepping:
                         for leaf, (_, value) in zip(self._leaves, found, strict=True)]  # fmt: skip
         firsts = {name: leaf.padded for name, leaf in zip(self._names(self._traced), made._leaves, strict=True)}
         bindings = {name: firsts.get(name, handle) for name, handle in self.work.bindings.items()}
-        made.work = Work(self.graph, bindings, self.work.strategy)
+        made.work = Work(self.graph, bindings, self.work.strategy, self.work.copies)
         return made
 
     @property

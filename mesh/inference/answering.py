@@ -40,12 +40,12 @@ class Answering:
 
     def __init__(
         self, mesh: AsyncMesh, model: Model | Callable[..., Any], *, rows_max: int, wait_s: float, queue: int,
-        batched: bool, strategy: str, mode: str,
+        batched: bool, strategy: str, mode: str, copies: str | None = None,
     ) -> None:  # fmt: skip
         self._mesh = mesh
         self._model = model
         self._batched = batched
-        self._function = mesh.function(model, strategy, mode)
+        self._function = mesh.function(model, strategy, mode, copies=copies)
         self._batcher = Batcher(rows_max, wait_s, queue, UNDER_WAY)
         self._numbers = itertools.count()
         self._requests: dict[int, _Request] = {}

@@ -88,11 +88,12 @@ class Generating:
 
     def __init__(
         self, mesh: AsyncMesh, model: Model, *, slots: int = 8, queue: int = 64, chunk: int = 16,
-        strategy: str = "auto", mode: str = "auto",
+        strategy: str = "auto", mode: str = "auto", copies: str | None = None,
     ) -> None:  # fmt: skip
         self._text = text_of(model)
         self._mesh = mesh
         self._strategy = strategy
+        self._copies = copies
         self._mode = mode if mode != "auto" else "on" if mesh.live() else "off"  # and so it stays
         self._queue = queue
         self._params = {name: handle_array(handle) for name, handle in model.handles.items()}
@@ -256,7 +257,7 @@ class Generating:
             step = cached.stepper(self._text.decoder, room, self._params)
             empty = cached.empty(self._text.decoder, room, self._dtype)
             self._steppings[room] = await asyncio.to_thread(
-                self._mesh.stepping, step, empty, self._example(room), self._strategy, self._mode
+                self._mesh.stepping, step, empty, self._example(room), self._strategy, self._mode, self._copies
             )
             if len(self._steppings) > ROOMS_MAX:
                 self._steppings.popitem(last=False)

@@ -38,7 +38,8 @@ class Options:
 
     A language model has `replicas` running batches of `max_batch` texts, which fill the stages of a pipeline, and reads
     prompts in pieces of `chunk` tokens.  `batched` says whether the first axis of inputs and outputs is one of rows
-    that do not depend on each other; None: as the model's file says.
+    that do not depend on each other; None: as the model's file says.  `copies` of the weights are kept by workers as
+    for `Mesh.run`.
     """
 
     max_batch: int = 8
@@ -49,6 +50,7 @@ class Options:
     batched: bool | None = None
     strategy: str = "auto"
     mode: str = "auto"
+    copies: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "queue", "replicas", "chunk"):
@@ -219,7 +221,7 @@ class _Served:
             batched = is_batched(model) if isinstance(model, Model) else True
         self.answering = Answering(
             mesh, model, rows_max=options.max_batch, wait_s=options.max_wait_ms / 1e3, queue=options.queue,
-            batched=batched, strategy=options.strategy, mode=options.mode,
+            batched=batched, strategy=options.strategy, mode=options.mode, copies=options.copies,
         )  # fmt: skip
         self._generating: list[Generating] = []
         self._tokenizer: Tokenizer | None = None
@@ -236,7 +238,7 @@ class _Served:
             self._generating = [
                 Generating(
                     self._mesh, self._model, slots=options.max_batch, queue=-(-options.queue // options.replicas),
-                    chunk=options.chunk, strategy=options.strategy, mode=options.mode,
+                    chunk=options.chunk, strategy=options.strategy, mode=options.mode, copies=options.copies,
                 )
                 for _ in range(options.replicas)
             ]  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 import mesh.numpy as mnp
 from mesh import Mesh
+from wire.messages import FetchBlob
 
 LAYERS, WIDTH = 10, 32
 X = np.random.default_rng(0).standard_normal((4, WIDTH), np.float32)
@@ -95,3 +96,29 @@ def test_a_worker_that_only_kept_something_is_replaced_as_a_keeper() -> None:
         mesh.simulation.kill(owner)
         mesh.run(model, held, X, strategy="single", mode="on")
         assert sum(each.weight_bytes["client"] for each in mesh.report().workers.values()) == 0
+
+
+def test_weights_that_steps_of_a_session_only_read_are_kept_like_those_of_calls() -> None:
+    def step(state: Any, x: Any) -> Any:
+        return {**state, "count": state["count"] + 1}, model(state["weights"], x) + state["count"]
+
+    with Mesh.builder().mesh("sim").simulate(4).copies("coded").build() as mesh:
+        coordinator = mesh.simulation._cluster.coordinator
+        asked: list[int] = []
+        serve = coordinator.requests[FetchBlob]
+
+        async def counting(link: Any, body: Any) -> Any:
+            answer = await serve(link, body)
+            asked.append(answer.size_bytes)
+            return answer
+
+        coordinator.requests[FetchBlob] = counting
+        state = {"weights": WEIGHTS, "count": np.zeros(LAYERS, np.float32).sum()}
+        with mesh.session(step, state, X, strategy="pipeline", every=1) as session:
+            first = session.step(X).result()
+            assert sum(asked) >= sum(each.nbytes for each in WEIGHTS.values())
+            mesh.simulation.wait(GUARDED_S)
+            asked.clear()
+            mesh.simulation.kill("sim-0")
+            np.testing.assert_array_equal(session.step(X).result(), first + 1)
+            assert sum(asked) <= 8, "weights, and not only the counter"
