@@ -15,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from wire.graph import WireGraph
+
 from .planner import CANDIDATES_MAX, Question
 from .profile import Profiles
 from .program import Program
@@ -53,6 +55,10 @@ class Ahead:
         self._uses.move_to_end(use.program)
         if len(self._uses) > PROGRAMS_MAX:
             self._uses.popitem(last=False)
+
+    def programs(self, graph: WireGraph) -> list[Program]:
+        """Those of the last used that have this graph."""
+        return [program for program in self._uses if program.graph == graph]
 
     def expect(self, profiles: Profiles) -> None:
         """These are the workers now: forget what can no longer be asked."""

@@ -15,11 +15,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from wire.errors import PlacementError
+from wire.errors import InputError, PlacementError
 from wire.graph import WireGraph
 from wire.redundancy import OF_CALLS, copies_of
 
-from . import dispatch
+from . import dispatch, recovery, timeline
 from .ahead import Ahead, Use
 from .lessons import Lessons
 from .pacing import trial_plan
@@ -161,15 +161,36 @@ class Planning:
             if self._ahead.answered(question, answer):
                 self._answered()
 
-    async def described(self, plan: Plan, graph: WireGraph, strategy: str, copies: str) -> dict[str, Any]:
-        """A plan as plain data, with the deaths that are planned for, what these copies of its params cost, and what
-        each death does then."""
+    async def described(
+        self, plan: Plan, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""
+    ) -> dict[str, Any]:
+        """A plan as plain data, with when what runs, the deaths that are planned for, what these copies of its params
+        cost and what each death does then, and what follows if the worker of that name `dies`."""
         nodes, standby = frozenset(self._usable()), dict[str, Plan]()
         for node in dispatch.nodes(plan) if copies_of(copies, OF_CALLS).on_devices else ():
             with contextlib.suppress(PlacementError):
                 standby[node] = await self.plan(graph, strategy, nodes - {node})
         redundancy = outlook(plan, self.profiles(nodes), copies, standby or None)
-        return {**plan.describe(), "deaths": self.outlook(graph, strategy), "redundancy": redundancy}
+        found = {**plan.describe(), "deaths": self.outlook(graph, strategy), "redundancy": redundancy}
+        found["timeline"] = timeline.describe(plan, self.profiles(nodes))
+        return {**found, "what_if_dies": await self._without(plan, graph, strategy, dies)} if dies else found
+
+    async def _without(self, plan: Plan, graph: WireGraph, strategy: str, name: str) -> dict[str, Any]:
+        """What follows if a worker dies; InputError for one there is not, PlacementError if nobody can go on."""
+        nodes = frozenset(self._usable())
+        dead = next((node for node in nodes if self._members[node].profile.name == name), None)
+        if dead is None:
+            names = ", ".join(sorted(self._members[node].profile.name for node in nodes))
+            raise InputError(f"no worker is called {name!r}", next_step=f"There are {names}")
+        profiles = self.profiles(nodes)
+        ahead = self._ahead.find(Question(graph, strategy, profiles.without(dead))) is not None
+        after = await self.plan(graph, strategy, nodes - {dead})
+        return recovery.described(plan, after, profiles, dead, lambda node: self._on_disk(node, graph), ahead)
+
+    def _on_disk(self, node: str, graph: WireGraph) -> set[str]:
+        """The params of a program that a worker is known to have, if the program was called."""
+        programs = self._ahead.programs(graph)
+        return {name for program in programs for name in self._members[node].holds(program)}
 
     # -- helpers
 

@@ -252,9 +252,9 @@ class Coordinator:
             raise nobody(0.0, len(self._members), None)
         return await self._planning.plan(graph, strategy, self._state.nodes)
 
-    async def preview(self, graph: WireGraph, strategy: str = "auto", copies: str = "checkpoint") -> dict[str, Any]:
-        """That plan as plain data, with the deaths that are planned for, and what these copies cost."""
-        return await self._planning.described(await self.plan(graph, strategy), graph, strategy, copies)
+    async def preview(self, graph: WireGraph, strategy: str = "auto", *more: str) -> dict[str, Any]:
+        """That plan as plain data, as `Planning.described` tells it; `more`: the copies of params, and who dies."""
+        return await self._planning.described(await self.plan(graph, strategy), graph, strategy, *more)
 
     async def pause(self, name: str, on: bool) -> None:
         """Have a worker take no work, or take it again; InputError for one there is not, Busy if it was paused there.
@@ -604,7 +604,6 @@ class Coordinator:
             self._spawn,
             self._tell,
             self.config.alone_s,
-            self._guards.deployed,
         )
 
     # -- ways between nodes

@@ -210,7 +210,7 @@ class JobService:
 
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
         graph, copies = decode_graph(body.graph), copies_of(body.copies, OF_CALLS).text
-        return Planned(json.dumps(await self._coordinator.preview(graph, body.strategy, copies)))
+        return Planned(json.dumps(await self._coordinator.preview(graph, body.strategy, copies, body.dies)))
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .plan import FromInput, FromPart, Gang, Part, Plan
 from .profile import CLIENT, Profiles
@@ -141,3 +142,31 @@ def _fed_bytes(plan: Plan) -> Mapping[str, int]:
     for part in plan.parts:
         wanted.setdefault(part.node, {}).update(part.sizes(FromInput))
     return {node: sum(sizes.values()) for node, sizes in wanted.items()}
+
+
+def describe(plan: Plan, profiles: Profiles) -> dict[str, Any]:
+    """The timeline of a plan as plain data; parts by number, None for the client."""
+    found = timeline(plan, profiles)
+    return {
+        "seconds": found.seconds,
+        "parts": [
+            {
+                "part": bar.part,
+                "start_s": bar.start_s,
+                "computed_s": bar.computed_s,
+                "end_s": bar.end_s,
+                "exchange_s": bar.exchange_s,
+            }
+            for bar in found.bars
+        ],
+        "transfers": [
+            {
+                "from": arrow.source,
+                "to": arrow.target,
+                "size_bytes": arrow.size_bytes,
+                "start_s": arrow.start_s,
+                "end_s": arrow.end_s,
+            }
+            for arrow in found.arrows
+        ],
+    }

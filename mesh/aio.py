@@ -96,11 +96,13 @@ class AsyncMesh:
         *args: Any,
         strategy: str | Strategy = "auto",
         copies: str | None = None,
+        what_if_dies: str = "",
     ) -> PlanPreview:
-        """What would go where and why, before a byte moves."""
+        """What would go where and why, before a byte moves; and what would follow from the death of a worker."""
         self._check_open()
         graph = self.form(fn, args, strategy, "on", copies).graph
-        return PlanPreview(await self._backend.plan(graph, text_of(strategy), self._copies_of(copies)))
+        text, kept = text_of(strategy), self._copies_of(copies)
+        return PlanPreview(await self._backend.plan(graph, text, kept, what_if_dies))
 
     async def run(
         self,
@@ -234,16 +236,10 @@ class AsyncMesh:
         return self._copies if copies is None else copies_of(copies, OF_CALLS).text
 
     def stepping(
-        self,
-        fn: Callable[..., Any],
-        state: Any,
-        examples: tuple[Any, ...],
-        strategy: str | Strategy,
-        mode: str,
-        copies: str | None = None,
+        self, fn: Callable[..., Any], state: Any, examples: tuple[Any, ...], strategy: str | Strategy, mode: str
     ) -> Stepping:
-        """A step function traced for this state and these arguments; `copies` are those of what no step changes."""
-        how, made = building(mode), Stepping(fn, state, examples, text_of(strategy), self._copies_of(copies))
+        """A step function traced for this state and these arguments."""
+        how, made = building(mode), Stepping(fn, state, examples, text_of(strategy))
         how.built(made.work.graph)
         return made
 

@@ -99,7 +99,7 @@ class Backend(Protocol):
         """Whether any worker can take work now."""
         ...
 
-    async def plan(self, graph: WireGraph, strategy: str, copies: str) -> Mapping[str, Any]:
+    async def plan(self, graph: WireGraph, strategy: str, copies: str, dies: str = "") -> Mapping[str, Any]:
         """The plan as plain data (docs/planning.md); nothing is sent."""
         ...
 

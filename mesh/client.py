@@ -85,9 +85,12 @@ class Mesh:
         *args: Any,
         strategy: str | Strategy = "auto",
         copies: str | None = None,
+        what_if_dies: str = "",
     ) -> PlanPreview:
-        """What would go where and why, before a byte moves."""
-        return self._loop.wait(self._async.plan(fn, *args, strategy=strategy, copies=copies))
+        """What would go where and why, before a byte moves; and what would follow from the death of the worker of that
+        name: the plan then, the weights that move, from where, and in what time (`PlanPreview.what_if_dies`)."""
+        planned = self._async.plan(fn, *args, strategy=strategy, copies=copies, what_if_dies=what_if_dies)
+        return self._loop.wait(planned)
 
     def run(
         self,

@@ -65,8 +65,8 @@ class Embedded:
     def live(self) -> bool:
         return self.coordinator.live
 
-    async def plan(self, graph: WireGraph, strategy: str, copies: str) -> Mapping[str, Any]:
-        return await self.coordinator.preview(graph, strategy, copies)
+    async def plan(self, graph: WireGraph, strategy: str, copies: str, dies: str = "") -> Mapping[str, Any]:
+        return await self.coordinator.preview(graph, strategy, copies, dies)
 
     def hold(self, handle: Handle) -> None:
         held = self._held.get(id(handle))

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+from .picture import svg
+from .sizes import size_text
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,42 @@ class PlanPreview:
         redundancy: Mapping[str, Any] = self.data.get("redundancy", {})
         return redundancy
 
+    @property
+    def candidates(self) -> Sequence[Mapping[str, Any]]:
+        """What `auto` chose among, the best first: name, seconds (predicted per call, None for what was not made),
+        workers that would have work, and why it was not made."""
+        candidates: Sequence[Mapping[str, Any]] = self.data.get("candidates", ())
+        return candidates
+
+    @property
+    def timeline(self) -> Mapping[str, Any]:
+        """When what is predicted to run and travel: seconds of a call; parts (part, start_s, computed_s, end_s, and
+        exchange_s with other ranks); transfers (from, to: parts or None for the client; size_bytes, start_s, end_s)."""
+        timeline: Mapping[str, Any] = self.data.get("timeline", {})
+        return timeline
+
+    @property
+    def what_if_dies(self) -> Mapping[str, Any]:
+        """What follows from the death that was asked about: worker, plan (as `data`), call_s and before_s (predicted
+        per call then and now), weights (param, worker that needs it, source "disk", "peer" or "client", size_bytes,
+        seconds), moved_bytes and seconds of all of them, planned_ahead."""
+        death: Mapping[str, Any] = self.data.get("what_if_dies", {})
+        return death
+
+    def svg(self) -> str:
+        """A picture of who runs what when, as an SVG document."""
+        return svg(self.data)
+
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("part", "worker", "device", "engine", "nodes", "GFLOP", "weights")]
+        titles = ("part", "worker", "device", "engine", "nodes", "GFLOP", "weights", "from", "to")
+        times = {each["part"]: each for each in self.timeline.get("parts", ())}
+        rows: list[tuple[str, ...]] = [titles if times else titles[:-2]]
         rows += [
             (
                 *(str(p[key]) for key in ("part", "worker", "device", "engine", "nodes")),
                 f"{p['flops'] / 1e9:.3g}",
                 size_text(p["weight_bytes"]),
+                *(f"{times[p['part']][when] * 1e3:.3g} ms" for when in ("start_s", "end_s") if times),
             )
             for p in self.parts
         ]
@@ -80,7 +110,15 @@ class PlanPreview:
             for each in self.deaths
         ]
         return "\n".join(
-            [*lines, *map(_ranks_text, self.gangs), *self.reasons, *deaths, *_copies_text(self.redundancy)]
+            [
+                *lines,
+                *map(_ranks_text, self.gangs),
+                *self.reasons,
+                *_candidates_text(self.candidates),
+                *deaths,
+                *_copies_text(self.redundancy),
+                *_death_text(self.what_if_dies),
+            ]
         )
 
 
@@ -89,6 +127,43 @@ def _ranks_text(gang: Mapping[str, Any]) -> str:
     grid = " x ".join(f"{axis} {size}" for axis, size in gang["axes"].items())
     ranks = (f"({','.join(map(str, rank['at']))}) {rank['worker']}" for rank in gang["ranks"])
     return f"grid {grid}: {', '.join(ranks)}"
+
+
+def _candidates_text(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What every way to do it is predicted to take."""
+    return [f"  {each['name']}: {each['why'] or _took_text(each)}" for each in candidates if len(candidates) > 1]
+
+
+def _took_text(candidate: Mapping[str, Any]) -> str:
+    workers = candidate["workers"]
+    return f"{candidate['seconds'] * 1e3:.3g} ms on {workers} worker{'s' if workers > 1 else ''}"
+
+
+def _death_text(death: Mapping[str, Any]) -> list[str]:
+    """What follows from a death."""
+    if not death:
+        return []
+    then, plan = death["call_s"] * 1e3, death["plan"]
+    sources: dict[str, int] = {}
+    for each in death["weights"]:
+        sources[each["source"]] = sources.get(each["source"], 0) + each["size_bytes"]
+    come = ", ".join(f"{size_text(size)} from {SOURCES[source]}" for source, size in sources.items())
+    workers = dict.fromkeys(part["worker"] for part in plan["parts"])
+    return [
+        (
+            f"if {death['worker']} dies, {', '.join(workers)} go on: predicted {then:.3g} ms per call instead of "
+            f"{death['before_s'] * 1e3:.3g} ms{', by a plan that is made already' if death['planned_ahead'] else ''}"
+        ),
+        f"  weights that move: {come or 'none'}; there in {death['seconds'] * 1e3:.3g} ms",
+        *(
+            f"  part {part['part']} on {part['worker']}, device {part['device']}: {part['nodes']} nodes, "
+            f"{size_text(part['weight_bytes'])} of weights"
+            for part in plan["parts"]
+        ),
+    ]
+
+
+SOURCES = {"disk": "the disk of who needs them", "peer": "other workers", "client": "the client"}
 
 
 def _copies_text(redundancy: Mapping[str, Any]) -> list[str]:
@@ -112,11 +187,3 @@ def _moved(row: Mapping[str, Any]) -> str:
         return "are held elsewhere"
     source = "the client" if row["client_bytes"] == row["moved_bytes"] else "other workers"
     return f"{size_text(row['moved_bytes'])} come from {source}"
-
-
-def size_text(size_bytes: float) -> str:
-    """A size for people: "12.5 MiB"."""
-    size, unit = float(size_bytes), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

@@ -162,8 +162,10 @@ class Remote:
     def live(self) -> bool:
         return self._link is not None and not self._link.closed
 
-    async def plan(self, graph: WireGraph, strategy: str, copies: str = "checkpoint") -> Mapping[str, Any]:
-        return told((await self._ask(PlanGraph(graph.encoded, strategy, copies), Planned)).plan)
+    async def plan(
+        self, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""
+    ) -> Mapping[str, Any]:
+        return told((await self._ask(PlanGraph(graph.encoded, strategy, copies, dies), Planned)).plan)
 
     def hold(self, handle: Handle) -> None:
         return  # its tensor goes along with every job that names it

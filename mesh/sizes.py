@@ -1,4 +1,4 @@
-"""Sizes as people type them: 8GiB, 500MB, 1073741824; and fractions."""
+"""Sizes as people type them, 8GiB, 500MB, 1073741824, and read them; and fractions."""
 
 from __future__ import annotations
 
@@ -28,3 +28,14 @@ def check_fraction(what: str, fraction: float) -> float:
     if not 0 <= fraction <= 1:
         raise ConfigError(f"{what}({fraction}): a fraction is a number from 0 to 1, such as 0.02")
     return fraction
+
+
+def size_text(size_bytes: float) -> str:
+    """A size for people: "12.5 MiB"."""
+    size, unit = float(size_bytes), 0
+    while size >= 1024 and unit < len(_READ) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {_READ[unit]}" if unit == 0 else f"{size:.1f} {_READ[unit]}"
+
+
+_READ = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -13,7 +13,7 @@ from typing import Any
 from wire.messages import PairReport
 
 from .node import Device, Node
-from .preview import size_text
+from .sizes import size_text
 
 STYLES = {"direct": "solid", "shared memory": "bold", "relay": "dashed"}
 COLOURS = {"healthy": "black", "suspect": "orange", "dead": "red", "stuck": "red", "quarantined": "red"}

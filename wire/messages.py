@@ -579,6 +579,7 @@ class PlanGraph(Message, frozen=True, array_like=True, tag=True):
     graph: bytes
     strategy: Text = "auto"  # wire/strategies.py
     copies: Name = "checkpoint"  # of the params (redundancy.py)
+    dies: Name = ""  # tell, too, what follows if the worker of that name dies
 
 
 class Planned(Message, frozen=True, array_like=True, tag=True):
@@ -744,7 +745,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 APPENDED: dict[type[Struct], int] = {
-    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 1, PlanGraph: 1, Deployed: 1
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 1, PlanGraph: 2, Deployed: 1
 }  # how many fields minor 1 appended  # fmt: skip
 DISPENSABLE = (Deployed,)  # whose new fields an older node does without
 SINCE_1 = (

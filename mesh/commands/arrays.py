@@ -1,4 +1,4 @@
-"""Inputs and outputs of jobs as .npy files: NAME=FILE.npy in, DIR/NAME.npy out."""
+"""Inputs and outputs of jobs as .npy files: NAME=FILE.npy in, DIR/NAME.npy out; and texts that verbs write."""
 
 from __future__ import annotations
 
@@ -52,6 +52,14 @@ def write_outputs(folder: Path, outputs: Mapping[str, NDArray[Any]]) -> dict[str
     except OSError as error:
         raise InputError(f"cannot write to {folder}", cause=error.strerror or str(error)) from None
     return files
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text file; InputError if that is not possible."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {file}", cause=error.strerror or str(error)) from None
 
 
 def check_folder(folder: Path) -> None:

@@ -17,17 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.health import HealthConfig
-from wire.errors import MeshError, from_fields
+from wire.errors import ConfigError, MeshError, from_fields
 from wire.limits import MIB
 from wire.logs import start_logging
 from wire.messages import JobReport
 from wire.redundancy import OF_CALLS, copies_of
-from wire.strategies import STRATEGIES
+from wire.strategies import STRATEGIES, Auto
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
-from ..preview import PlanPreview, size_text
+from ..preview import PlanPreview
 from ..remote import Remote, told
-from .arrays import check_folder, write_outputs
+from ..sizes import size_text
+from .arrays import check_folder, write_outputs, write_text
 from .exit_codes import INTERRUPTED, OK, print_log, run_command
 from .flags import add_common, add_health, add_listening, command, node_timeout_s, verbosity
 from .launch import launch, launch_arguments
@@ -117,7 +118,9 @@ async def plan(options: Options, remote: Remote) -> int:
     if unknown and not options.quiet:
         flags = " ".join(f"--dim {dim}=SIZE" for dim in unknown)
         print(f"planned for {' and '.join(f'{dim} = 1' for dim in unknown)}; {flags} says otherwise", file=sys.stderr)
-    preview = PlanPreview(await remote.plan(graph, options.strategy, options.copies))
+    preview = PlanPreview(await remote.plan(graph, _strategy(options), options.copies, options.what_if_dies))
+    if options.svg:
+        write_text(Path(options.svg), preview.svg())
     print(json.dumps(preview.data) if options.json else preview)
     return OK
 
@@ -127,7 +130,7 @@ async def submit(options: Options, remote: Remote) -> int:
     graph, inputs, params = program.graph, program.inputs, program.params
     check_folder(Path(options.output or "."))
     size_bytes = sum(array.nbytes for array in (*inputs.values(), *params.values(), *graph.blobs.values()))
-    how = {"strategy": options.strategy, "detach": options.detach, "copies": options.copies}
+    how = {"strategy": _strategy(options), "detach": options.detach, "copies": options.copies}
     sending = asyncio.ensure_future(remote.submit(graph, inputs, params, **how))
     await _show_sent(options, remote, sending, size_bytes)
     job = await sending
@@ -184,6 +187,7 @@ def _graph_argument(made: argparse.ArgumentParser) -> None:
     made.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="an input (repeatable)")
     made.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="a free dimension of a model")
     made.add_argument("--strategy", default="auto", choices=STRATEGIES, help="how to place it")
+    made.add_argument("--use-all", action="store_true", help="give every worker work, though fewer were faster")
     kept = f"what workers keep of each other's params: {', '.join(OF_CALLS)}, or 'coded K of N'"
     made.add_argument("--copies", default="checkpoint", type=_copies, metavar="POLICY", help=kept)
 
@@ -193,6 +197,13 @@ def _copies(text: str) -> str:
         return copies_of(text, OF_CALLS).text
     except MeshError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _plan_arguments(made: argparse.ArgumentParser) -> None:
+    _graph_argument(made)
+    made.add_argument("--svg", metavar="FILE", help="also write a picture of who runs what when")
+    dies = "tell, too, what follows from the death of this worker: the plan then, and which weights move from where"
+    made.add_argument("--what-if-dies", default="", metavar="NAME", help=dies)
 
 
 def _output_argument(made: argparse.ArgumentParser) -> None:
@@ -258,7 +269,7 @@ VERBS: dict[str, Verb] = {
     "authority": Verb("show the mesh's authority, or replace it", authority_arguments),
     "join": Verb("become a client of a mesh elsewhere, with a token", join_arguments, local=join),
     "topology": Verb("show workers, devices and the links between them", topology_arguments, remote=topology),
-    "plan": Verb("show what would go where, before a byte moves", _graph_argument, remote=plan),
+    "plan": Verb("show what would go where, before a byte moves", _plan_arguments, remote=plan),
     "submit": Verb("run a graph", _submit_arguments, remote=submit),
     "status": Verb("show jobs", _status_arguments, remote=status),
     "logs": Verb("show what happened to a job", _job_argument, remote=logs),
@@ -288,6 +299,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _strategy(options: Options) -> str:
+    """The text of what was asked for; ConfigError for a strategy that does not choose how many workers there are."""
+    if options.use_all and options.strategy != Auto.word:
+        raise ConfigError(f"--use-all and --strategy {options.strategy}", next_step="Leave out one of them")
+    return Auto(options.use_all).text if options.use_all else str(options.strategy)
 
 
 async def _show_sent(options: Options, remote: Remote, sending: asyncio.Future[str], size_bytes: int) -> None:

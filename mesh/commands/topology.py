@@ -7,8 +7,8 @@ import json
 
 from .. import topology
 from ..node import Device
-from ..preview import size_text
 from ..remote import Remote
+from ..sizes import size_text
 from .exit_codes import OK
 from .tables import print_table
 

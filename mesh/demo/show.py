@@ -29,7 +29,7 @@ from worker.devices import list_devices
 
 from ..client import Mesh
 from ..node import Node
-from ..preview import size_text
+from ..sizes import size_text
 from ..report import Report
 from .minilm import WIDTH, Batch, batches, embed_batches, encode, load_model
 from .passages import Passage, passages

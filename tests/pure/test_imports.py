@@ -34,6 +34,7 @@ ROOT = {
     "mesh/enrolment.py": {"coordinator"},
     "mesh/inprocess.py": {"worker"},  # the cpu engine, for programs without a mesh
     "mesh/joining.py": {"coordinator"},
+    "mesh/scripts/doors.py": {"worker"},  # connections between ranks on different machines
     "mesh/scripts/group.py": {"worker"},  # ranks of scripts exchange arrays by the runtime that hosts have
     "mesh/scripts/mailboxes.py": {"worker"},
     "mesh/simulation/backend.py": {"coordinator"},
@@ -102,6 +103,7 @@ PURE = (
     "coordinator/program.py",
     "coordinator/report.py",
     "coordinator/ranks.py",
+    "coordinator/recovery.py",
     "coordinator/roster.py",
     "coordinator/samples.py",
     "coordinator/splitting.py",

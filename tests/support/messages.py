@@ -142,7 +142,7 @@ MESSAGES: list[Message] = [
     LogLines(("one", "two")),
     SubmitJob(b"graph", (NAMED,), (NAMED,), "pipeline", True, "name", "job", "coded"),
     JobAccepted("j1"),
-    PlanGraph(b"graph", "single", "buddy"),
+    PlanGraph(b"graph", "single", "buddy", "anna"),
     Planned("{}"),
     AskJobs("j1"),
     Jobs((JobReport("j1", "job", "failed", 1.5e9, 2.5, {"code": "busy"}, ("line",), "{}"),)),

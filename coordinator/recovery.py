@@ -1,0 +1,86 @@
+"""Recovery: what follows if a worker dies: the plan then, which weights have to go where, and from whom.  Pure.
+
+A weight comes from the nearest that has it: it is on the worker already, computed by or cached on its disk; another
+worker is known to have it; else the client sends it, who holds it for as long as its handle lives.  It does not know
+when a death is noticed, which is the detector's business (`health.py`), nor of a session's copies (`redundancy.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from .moving import SETTLE_S
+from .plan import FromParam, Plan
+from .profile import CLIENT, Profiles
+
+Holds = Callable[[str], Collection[str]]  # by worker, the names of params that it has on its disk
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A weight, or a window of it, that a worker needs after the death; `source` is "disk", "peer" or "client"."""
+
+    param: str
+    node: str
+    source: str
+    size_bytes: int
+    seconds: float
+
+
+def moves(before: Plan, after: Plan, profiles: Profiles, dead: str, holds: Holds) -> list[Move]:
+    """Every weight of the plan after a death that its worker did not compute with before."""
+    homes: dict[FromParam, set[str]] = {}
+    for part in before.parts:
+        for source in part.sizes(FromParam):
+            homes.setdefault(source, set()).add(part.node)
+    found: dict[tuple[str, FromParam], Move] = {}
+    for part in after.parts:
+        for source, size in part.sizes(FromParam).items():
+            if part.node in homes.get(source, ()):
+                continue
+            peers = homes.get(source, set()) | {
+                each.node_id
+                for each in profiles.workers
+                if source.window is None and source.name in holds(each.node_id)
+            }
+            found[part.node, source] = _move(source, part.node, size, peers - {dead}, profiles)
+    return list(found.values())
+
+
+def _move(source: FromParam, node: str, size: int, having: Collection[str], profiles: Profiles) -> Move:
+    if node in having:
+        return Move(source.name, node, "disk", 0, 0.0)
+    ways = [profiles.link(other, node).seconds(size) for other in having]
+    if ways:
+        return Move(source.name, node, "peer", size, min(ways))
+    return Move(source.name, node, "client", size, profiles.link(CLIENT, node).seconds(size))
+
+
+def described(before: Plan, after: Plan, profiles: Profiles, dead: str, holds: Holds, ahead: bool) -> dict[str, Any]:
+    """What follows, as plain data; `seconds` are those until the others have all they need, `call_s` of a call then."""
+    names = {worker.node_id: worker.name for worker in profiles.workers}
+    found = moves(before, after, profiles, dead, holds)
+    waits: dict[str, float] = {}
+    for each in found:
+        waits[each.node] = waits.get(each.node, 0.0) + each.seconds
+    return {
+        "worker": names[dead],
+        "planned_ahead": ahead,
+        "call_s": after.seconds,
+        "before_s": before.seconds,
+        "seconds": SETTLE_S + max(waits.values(), default=0.0),
+        "moved_bytes": sum(each.size_bytes for each in found),
+        "weights": [
+            {
+                "param": each.param,
+                "worker": names[each.node],
+                "source": each.source,
+                "size_bytes": each.size_bytes,
+                "seconds": each.seconds,
+            }
+            for each in found
+        ],
+        "plan": after.describe(),
+    }
