@@ -1,102 +1,295 @@
-"""Data-parallel training, beside torch's DistributedDataParallel over gloo in the same run.
+"""Data-parallel training, beside torch's DistributedDataParallel over gloo, in turn in the same run.
 
-    python bench/training.py [--workers 1 2] [--steps 60] [--torch PYTHON] [--peer ../shared/peers/train_ddp_torch.py]
+    python bench/training.py [--model mlp] [--workers 1 2 4] [--steps 60] [--rounds 3] [--torch PYTHON]
 
-An MLP 784-512-512-10 with SGD and momentum, 512 rows per step in all, one thread per worker; data lie on the workers.
-Efficiency is steps/s with n workers over n times steps/s with one.  Before them, the work of a step in this process:
-what a step of one worker takes beyond it is the mesh's.
+mlp: 784-512-512-10 with SGD and momentum, 512 rows per step in all.  gpt: 4 layers, width 256, 4 heads, 128 tokens of
+256, 16 rows per step in all, AdamW; 6 steps unless `--steps` says otherwise.  Both as ../shared/peers has them: one
+thread per process, the data lie on the workers, processes and workers are new in every round.  torch alone, without
+DDP, is its figure for one process.
+
+Printed are medians over rounds of steps/s, and medians of the rounds' ratios, since absolute figures drift with the
+machine.  Efficiency is steps/s with n workers over n times steps/s with the first number asked for.  After them, where
+the time of ours went in the last round, by worker and step (MESH_PROFILE=1), beside the work of a whole step in this
+process: what the workers compute together beyond it, parallel work costs.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
+import socket
+import statistics
 import subprocess
+import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 
-from mesh import DistributedTrainer, Mesh, nn, optim
-from mesh.training import Callback, StepReport
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
 
-SIZES, ROWS, DATA = (784, 512, 512, 10), 512, 8192
-WARM = 10
-
-
-def loss(params: Any, x: Any, y: Any) -> Any:
-    for weights, bias in params[:-1]:
-        x = nn.relu(x @ weights + bias)
-    weights, bias = params[-1]
-    return nn.cross_entropy(x @ weights + bias, y, reduction="none")
-
-
-def first_params() -> Any:
-    rng = np.random.default_rng(0)
-    return [
-        (rng.normal(0, n**-0.5, (n, m)).astype(np.float32), np.zeros(m, np.float32))
-        for n, m in itertools.pairwise(SIZES)
-    ]
-
-
-class Clock(Callback):
-    """When the steps after the first few were done."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.sent_bytes = 0
-
-    def on_step(self, report: StepReport) -> None:
-        self.times.append(time.perf_counter())
-        self.sent_bytes = report.sent_bytes
-
-    @property
-    def steps_per_s(self) -> float:
-        return (len(self.times) - WARM - 1) / (self.times[-1] - self.times[WARM])
-
-
-def measured(workers: int, steps: int) -> tuple[float, int]:
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(DATA, SIZES[0])).astype(np.float32)
-    y = np.argmax(x @ rng.normal(size=(SIZES[0], SIZES[-1])), axis=1).astype(np.int32)
-    trainer = DistributedTrainer(loss, first_params(), optimizer=optim.sgd(0.05, momentum=0.9))
-    clock = Clock()
-
-    def fit(data: Any) -> None:
-        trainer.fit(data, epochs=1000, batch_size=ROWS, steps=steps + WARM, callbacks=[clock])
-
-    if not workers:
-        fit((x, y))
-        return clock.steps_per_s, 0
-    with Mesh.builder().local(workers, engine="cpu").build() as mesh:
-        trainer.distribute(mesh)
-        fit(mesh.put((x, y)))
-    return clock.steps_per_s, clock.sent_bytes
+SIZES, MLP_ROWS, MLP_DATA = (784, 512, 512, 10), 512, 8192
+LAYERS, WIDTH, HEADS, LENGTH, TOKENS, GPT_ROWS = 4, 256, 4, 128, 256, 16
+WARM = {"mlp": 10, "gpt": 2}
+STEPS = {"mlp": 60, "gpt": 6}
+Figures = dict[int, float]  # steps/s by number of workers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=tuple(WARM), default="mlp")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4])
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--torch", help="a Python that has torch")
-    parser.add_argument("--peer", default=str(Path(__file__).parents[2] / "shared" / "peers" / "train_ddp_torch.py"))
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--torch", default="", help="a Python that has torch")
+    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    asked.steps = asked.steps or STEPS[asked.model]
+    if asked.rank >= 0:
+        ddp_rank(asked)
+        return
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    alone, _ = measured(0, asked.steps)
-    print(f"the work of a step takes {1e3 / alone:.1f} ms in this process, {alone:.1f} steps/s")
-    one = 0.0
+    rounds: list[tuple[Figures, Figures]] = []
+    for number in range(asked.rounds):
+        if number == asked.rounds - 1:
+            os.environ["MESH_PROFILE"] = "1"
+        rounds.append(({}, {}))
+        for workers in asked.workers:
+            rounds[-1][0][workers] = ours(asked.model, workers, asked.steps)
+            if asked.torch:
+                rounds[-1][1][workers] = ddp(asked, workers)
+    show(asked, rounds)
+    alone = ours(asked.model, 0, asked.steps)
+    print(f"the work of a step takes {1e3 / alone:.1f} ms in this process")
+
+
+def show(asked: argparse.Namespace, rounds: list[tuple[Figures, Figures]]) -> None:
+    print(f"{asked.model}, {asked.steps} steps, {asked.rounds} rounds: steps/s (efficiency)")
+    print(f"{'workers':>8}{'mesh':>18}" + f"{'DDP':>18}{'mesh/DDP':>10}{'efficiencies':>14}" * bool(asked.torch))
     for workers in asked.workers:
-        steps_per_s, sent = measured(workers, asked.steps)
-        one = one or steps_per_s
-        share = steps_per_s / one / workers * asked.workers[0]
-        print(
-            f"mesh, {workers} workers: {steps_per_s:.1f} steps/s, efficiency {share:.2f}, {sent} bytes/step", flush=True
+        line = f"{workers:>8}"
+        for side in (0, 1)[: 1 + bool(asked.torch)]:
+            steps = statistics.median(each[side][workers] for each in rounds)
+            line += f"{steps:>11.2f} ({efficiency(asked, rounds, side, workers):.2f})"
+        if asked.torch:
+            ratio = statistics.median(ours[workers] / theirs[workers] for ours, theirs in rounds)
+            better = efficiency(asked, rounds, 0, workers) / efficiency(asked, rounds, 1, workers)
+            line += f"{ratio:>9.2f}x{better:>13.2f}x"
+        print(line)
+    print("goals: mesh/DDP >= 0.7 and efficiency >= DDP's with 2 and 4 workers", flush=True)
+
+
+def efficiency(asked: argparse.Namespace, rounds: list[tuple[Figures, Figures]], side: int, workers: int) -> float:
+    first = asked.workers[0]
+    return statistics.median(each[side][workers] / each[side][first] for each in rounds) * first / workers
+
+
+# -- ours ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is trained: one loss per row, first params, the data and how many rows a step has."""
+
+    loss: Callable[..., Any]
+    params: Any
+    data: Any
+    optimizer: Any
+    rows: int
+
+
+def mlp() -> Task:
+    from mesh import nn, optim
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        for weights, bias in params[:-1]:
+            x = nn.relu(x @ weights + bias)
+        weights, bias = params[-1]
+        return nn.cross_entropy(x @ weights + bias, y, reduction="none")
+
+    rng = np.random.default_rng(0)
+    params = [
+        (rng.normal(0, n**-0.5, (n, m)).astype(np.float32), np.zeros(m, np.float32))
+        for n, m in itertools.pairwise(SIZES)
+    ]
+    x = rng.normal(size=(MLP_DATA, SIZES[0])).astype(np.float32)
+    y = np.argmax(x @ rng.normal(size=(SIZES[0], SIZES[-1])), axis=1).astype(np.int32)
+    return Task(loss, params, (x, y), optim.sgd(0.05, momentum=0.9), MLP_ROWS)
+
+
+def gpt() -> Task:
+    from functools import partial
+
+    from mesh import nn, optim, random
+
+    keys = random.split(random.key(0), LAYERS + 3)
+    gelu = partial(nn.gelu, approximate=True)
+    blocks = [
+        nn.TransformerBlock.init(
+            keys[each], WIDTH, HEADS, causal=True,
+            mlp=type("Mlp", (), {"init": staticmethod(partial(nn.MLP.init, activation=gelu))}),
         )
-    if asked.torch:
-        worlds = map(str, asked.workers)
-        subprocess.run([asked.torch, asked.peer, *worlds], check=True, cwd=Path(asked.peer).parent)
+        for each in range(LAYERS)
+    ]  # fmt: skip
+    rng = np.random.default_rng(0)
+    tables = [rng.normal(0, 0.02, shape).astype(np.float32) for shape in ((TOKENS, WIDTH), (LENGTH, WIDTH))]
+    head = nn.Linear.init(keys[-1], WIDTH, TOKENS)
+
+    def loss(params: Any, tokens: Any) -> Any:
+        (words, places), blocks, norm, head = params
+        x = nn.embedding(tokens[:, :-1], words) + places
+        for block in blocks:
+            x = block(x)
+        return nn.cross_entropy(head(norm(x)), tokens[:, 1:], reduction="none").mean(axis=1)
+
+    tokens = rng.integers(0, TOKENS, (8 * GPT_ROWS, LENGTH + 1)).astype(np.int32)
+    params = (tables, blocks, nn.LayerNorm.init(WIDTH), head)
+    return Task(loss, params, tokens, optim.adamw(1e-3), GPT_ROWS)
+
+
+TASKS: dict[str, Callable[[], Task]] = {"mlp": mlp, "gpt": gpt}
+
+
+def ours(model: str, workers: int, steps: int) -> float:
+    """Steps/s of whole workers; with 0, of this process."""
+    from mesh import DistributedTrainer, Mesh
+    from mesh.training import Callback, StepReport
+
+    times: list[float] = []
+
+    class Clock(Callback):
+        def on_step(self, report: StepReport) -> None:
+            times.append(time.perf_counter())
+
+    task, warm = TASKS[model](), WARM[model]
+    trainer = DistributedTrainer(task.loss, task.params, optimizer=task.optimizer)
+
+    def fit(data: Any) -> float:
+        trainer.fit(data, epochs=10_000, batch_size=task.rows, steps=steps + warm, callbacks=[Clock()])
+        return (len(times) - warm) / (times[-1] - times[warm - 1])
+
+    if not workers:
+        return fit(task.data)
+    if os.environ.get("MESH_PROFILE"):
+        print(f"{model} on {workers} workers:", file=sys.stderr, flush=True)
+    with Mesh.builder().local(workers, engine="cpu").build() as mesh:
+        trainer.distribute(mesh)
+        return fit(mesh.put(task.data))
+
+
+# -- torch ---------------------------------------------------------------------------------------------------
+
+
+def ddp(asked: argparse.Namespace, workers: int) -> float:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [asked.torch, str(HERE), "--model", asked.model, "--steps", str(asked.steps), "--port", str(port)]
+    ranks = [
+        subprocess.Popen([*command, "--workers", str(workers), "--rank", str(rank)], stdout=subprocess.PIPE)
+        for rank in range(workers)
+    ]
+    printed, codes = ranks[0].communicate()[0], [rank.wait() for rank in ranks]
+    if any(codes):
+        sys.exit(f"a process of DDP ended with {codes}")
+    return float(json.loads(printed.splitlines()[-1]))
+
+
+def ddp_rank(asked: argparse.Namespace) -> None:
+    """One process of torch's, which prints steps/s if it is the first."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    (world,), rank, warm = asked.workers, asked.rank, WARM[asked.model]
+    net, step_loss, rows, optimizer = {"mlp": torch_mlp, "gpt": torch_gpt}[asked.model]()
+    if world > 1:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(asked.port), GLOO_SOCKET_IFNAME="lo")
+        dist.init_process_group("gloo", rank=rank, world_size=world)
+        net = DistributedDataParallel(net)
+    adapt, share = optimizer(net.parameters()), rows // world
+    for step in range(asked.steps + warm):
+        if step == warm:
+            began_s = time.perf_counter()
+        adapt.zero_grad(set_to_none=True)
+        step_loss(net, step * rows + rank * share, share).backward()
+        adapt.step()
+    if rank == 0:
+        print(json.dumps(asked.steps / (time.perf_counter() - began_s)), flush=True)
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def torch_mlp() -> Any:
+    import torch
+    from torch import nn
+
+    layers: list[Any] = []
+    for n, m in itertools.pairwise(SIZES):
+        layers += [nn.Linear(n, m), nn.ReLU()]
+    x = torch.randn(MLP_DATA, SIZES[0])
+    y = torch.randn(SIZES[-1], SIZES[0]).matmul(x.T).argmax(0)
+
+    def loss(net: Any, start: int, count: int) -> Any:
+        at = slice(start % MLP_DATA, start % MLP_DATA + count)
+        return nn.functional.cross_entropy(net(x[at]), y[at])
+
+    return nn.Sequential(*layers[:-1]), loss, MLP_ROWS, lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+def torch_gpt() -> Any:
+    import torch
+    from torch import nn
+    from torch.nn import functional as f
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n1, self.n2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+            self.qkv, self.o = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.u, self.d = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            rows = x.shape[0]
+            parts = self.qkv(self.n1(x)).chunk(3, -1)
+            q, k, v = (z.view(rows, LENGTH, HEADS, WIDTH // HEADS).transpose(1, 2) for z in parts)
+            found = f.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(rows, LENGTH, WIDTH)
+            x = x + self.o(found)
+            return x + self.d(f.gelu(self.u(self.n2(x)), approximate="tanh"))
+
+    class Gpt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+            self.blocks, self.norm = nn.ModuleList(Block() for _ in range(LAYERS)), nn.LayerNorm(WIDTH)
+            self.head = nn.Linear(WIDTH, TOKENS)
+
+        def forward(self, tokens: Any) -> Any:
+            x = self.words(tokens) + self.places.weight
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.norm(x))
+
+    tokens = torch.randint(0, TOKENS, (8 * GPT_ROWS, LENGTH + 1))
+
+    def loss(net: Any, start: int, count: int) -> Any:
+        rows = tokens[start % len(tokens) : start % len(tokens) + count]
+        return f.cross_entropy(net(rows[:, :-1]).reshape(-1, TOKENS), rows[:, 1:].reshape(-1))
+
+    return Gpt(), loss, GPT_ROWS, lambda params: torch.optim.AdamW(params, lr=1e-3)
 
 
 if __name__ == "__main__":
