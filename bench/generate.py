@@ -4,7 +4,8 @@
 
 PYTHON is an interpreter that has torch and transformers; what it says, greedily, has to be the same tokens.  Everybody
 has one thread (each worker its own).  One text at a time, and eight at once; the time is that of the tokens after the
-first, the median of three runs.  Beside it: what it costs the stream when a stage is killed in the middle.
+first, the median of three runs.  Over three stages also eight texts in three running batches, which keep all stages
+busy.  Beside it: what it costs the stream when a stage is killed in the middle; the tokens have to be the same.
 """
 
 from __future__ import annotations
@@ -56,23 +57,29 @@ def main() -> None:
             assert measure("one worker", one, model, prompts, asked.tokens) == said
         with Mesh.builder().local(3, engine="cpu").build() as three:
             assert measure("three stages", three, model, prompts, asked.tokens, "pipeline") == said
+            assert measure("three stages", three, model, prompts, asked.tokens, "pipeline", batches=3) == said
             assert killed(three, model, prompts[0], asked.tokens) == said[0]
         if asked.torch:
             assert by_torch(asked.torch, folder, prompts, asked.tokens) == said, "torch says something else"
             print("all say the same tokens")
 
 
-def measure(what: str, where: Mesh, model: mesh.Model, prompts: Any, tokens: int, strategy: str = "auto") -> Any:
-    """Tokens per second of one text and of all; what they say."""
+def measure(
+    what: str, where: Mesh, model: mesh.Model, prompts: Any, tokens: int, strategy: str = "auto", batches: int = 1
+) -> Any:
+    """Tokens per second of one text and of all; what they say.  With several `batches`, of which one is at the last
+    stage while another is at the first, of all alone."""
     said: list[list[int]] = []
-    for count in (1, len(prompts)):
+    for count in (1, len(prompts)) if batches == 1 else (len(prompts),):
         rates = []
         with InferenceServer(where) as server:
-            server.load_model("gpt2", model, max_batch=count, strategy=strategy, chunk=PROMPT)
+            server.load_model(
+                "gpt2", model, max_batch=-(-count // batches), replicas=batches, strategy=strategy, chunk=PROMPT
+            )
             for _ in range(RUNS):
                 said, rate = one_run(where, server, prompts[:count], tokens)
                 rates.append(rate)
-        report(f"{what}, {count} at once", statistics.median(rates))
+        report(f"{what}, {count} at once{f' in {batches} batches' if batches > 1 else ''}", statistics.median(rates))
     return said
 
 
@@ -100,7 +107,7 @@ def killed(where: Mesh, model: mesh.Model, prompt: list[int], tokens: int) -> li
                 os.kill(pids[1], signal.SIGKILL)
     pauses = np.diff(at_s)[1:]
     usual_ms, longest_ms = np.median(pauses) * 1e3, pauses.max() * 1e3
-    print(f"{'a stage killed in the middle':32} {longest_ms:8.0f} ms pause, {usual_ms:.1f} ms between tokens")
+    print(f"{'a stage killed in the middle':38} {longest_ms:8.0f} ms pause, {usual_ms:.1f} ms between tokens")
     return said
 
 
@@ -118,7 +125,7 @@ def by_torch(python: str, folder: str, prompts: Any, tokens: int) -> Any:
 
 
 def report(what: str, rate: float) -> None:
-    print(f"{what:32} {rate:8.1f} tokens/s", flush=True)
+    print(f"{what:38} {rate:8.1f} tokens/s", flush=True)
 
 
 if __name__ == "__main__":
