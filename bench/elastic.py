@@ -240,8 +240,8 @@ def report(outcome: Outcome, fault_free: Outcome, every_s: float, shards: int) -
 def peers(torch: str, rpc: str, folder: Path) -> None:
     """Run the scripts that measure faults of others, or say what was published."""
     scripts = (
-        ("torchrun", torch, "fault_torchrun.py", ["local"]), ("ray", rpc, "fault_ray.py", []),
-        ("dask", rpc, "fault_dask.py", []),
+        ("torchrun", torch, "fault_torchrun.py", ["local"]), ("ray", rpc, "fault_ray.py", ["node"]),
+        ("dask", rpc, "fault_dask.py", ["nanny"]),
     )  # fmt: skip
     for (name, python, script, arguments), (_, published) in zip(scripts, PUBLISHED, strict=True):
         if not python or not (folder / script).exists():
@@ -249,6 +249,8 @@ def peers(torch: str, rpc: str, folder: Path) -> None:
             continue
         found = subprocess.run([python, script, *arguments], cwd=folder, capture_output=True, text=True, check=False)
         for line in found.stdout.splitlines():
+            if not line.startswith("{"):
+                continue
             figure = json.loads(line)
             if figure["value"] is not None and figure["unit"] == "s":
                 print(f"{name}: {figure['what']} {figure['value']:.3g} s ({figure['note']})")
