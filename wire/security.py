@@ -73,18 +73,23 @@ class NodeSocket(ssl.SSLSocket):
 
     NOT_YET = (ssl.SSLWantReadError, ssl.SSLWantWriteError)  # raised where other sockets raise BlockingIOError
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that the other end's certificate has."""
+        found: Any = (self.getpeercert() or {}).get("subjectAltName", ())
+        return tuple(name for kind, name in found if kind == "DNS")
+
 
 def secured(sock: socket.socket, files: TLSFiles, name: str, accepting: bool) -> NodeSocket:
     """TLS over a connected socket with the node whose certificate has this name (`certificates.server_name`), and no
-    other member.  OSError for anybody else."""
+    other member; with any of them where a caller's name is "".  OSError for anybody else."""
     context = server_context(files) if accepting else client_context(files)
     context.sslsocket_class = NodeSocket
     made = context.wrap_socket(sock, server_side=accepting, server_hostname=None if accepting else name)
-    names = (made.getpeercert() or {}).get("subjectAltName", ())
-    if ("DNS", name) not in names:  # a client has asked for it already
+    assert isinstance(made, NodeSocket)
+    if name not in ("", *made.names):  # a client has asked for it already
         made.close()
         raise PermissionError("another node of the mesh called than the one that should")
-    assert isinstance(made, NodeSocket)
     return made
 
 

@@ -4,11 +4,13 @@ It is a process of its own, on this machine or at the other end of ssh, and spea
 then orders; on stdout what happens.  When stdin closes, because the launcher died or the network did, it ends its
 ranks.  However it goes, nothing of them is left: no process, no folder, no shared memory.
 
-    <- {"command": [...], "folder": "", "ranks": {"2": {"MESH_RANK": "2", ...}}, "grace_s": 5}
+    <- {"command": [...], "folder": "", "ranks": {"2": {"MESH_RANK": "2", ...}}, "passport": {...}, "grace_s": 5}
     -> {"rank": 2, "stream": "out", "line": "..."}    -> {"rank": 2, "exit": 0}    -> {"error": "..."}
     <- {"signal": "SIGINT"}    <- {"signal": "SIGKILL"}
+    -> {"note": "rank-2", "text": "..."}    <- {"note": "rank-0", "text": "..."}
 
-An order is a signal for all ranks; those that still run after `grace_s` are killed.
+An order is a signal for all ranks; those that still run after `grace_s` are killed.  Where ranks are on several
+machines, which those with a `passport` are, the notes of this one's are told, and those of the others put beside them.
 """
 
 from __future__ import annotations
@@ -22,11 +24,16 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from wire.limits import KIB
 from wire.sharedmem import SharedDir
 
+from .meeting import NAME, place
+from .passports import keep
+
+LOOK_S = 0.02  # from one look for notes to the next
 LINE_BYTES_MAX = 256 * KIB  # a longer one is told in pieces
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 Tell = Callable[[dict[str, Any]], None]
@@ -75,19 +82,26 @@ class Ranks:
         self._job = job
         self._tell = tell
         self._living: dict[int, asyncio.subprocess.Process] = {}
+        self._told: dict[str, str] = {}  # the notes, by name
 
     async def run(self, orders: asyncio.Queue[dict[str, Any]]) -> None:
         """Until all ranks have ended."""
-        meeting = tempfile.mkdtemp(prefix="graph-mesh-ranks-")
-        obeying = asyncio.ensure_future(self._obey(orders))
+        meeting = Path(tempfile.mkdtemp(prefix="graph-mesh-ranks-"))
+        keep(self._job.get("passport", {}), meeting)
+        beside = [asyncio.ensure_future(self._obey(orders, meeting))]
+        if self._job.get("passport"):
+            beside.append(asyncio.ensure_future(self._watch_notes(meeting)))
         try:
             for rank, variables in self._job["ranks"].items():
-                await self._start(int(rank), {**os.environ, **variables, "MESH_RENDEZVOUS": meeting})
+                await self._start(int(rank), {**os.environ, **variables, "MESH_RENDEZVOUS": str(meeting)})
             await asyncio.gather(*(self._follow(rank, process) for rank, process in self._living.items()))
+            if self._job.get("passport"):
+                self._tell_notes(meeting)  # why the last one failed, say
         except OSError as error:
             self._tell({"error": f"{self._job['command'][0]} cannot be started: {error}"})
         finally:
-            obeying.cancel()
+            for task in beside:
+                task.cancel()
             for process in self._living.values():
                 _signal(process, KILL)
             shutil.rmtree(meeting, ignore_errors=True)
@@ -132,13 +146,41 @@ class Ranks:
     def _tell_line(self, rank: int, name: str, line: bytes) -> None:
         self._tell({"rank": rank, "stream": name, "line": line.decode("utf-8", "replace")})
 
-    async def _obey(self, orders: asyncio.Queue[dict[str, Any]]) -> None:
+    async def _watch_notes(self, meeting: Path) -> None:
         while True:
-            number = getattr(signal, (await orders.get())["signal"], KILL)
+            self._tell_notes(meeting)
+            await asyncio.sleep(LOOK_S)
+
+    def _tell_notes(self, meeting: Path) -> None:
+        """What the ranks of this machine have written for the others since the last look."""
+        for path in meeting.iterdir():
+            named = NAME.fullmatch(path.name)
+            if named is None or named["rank"] not in self._job["ranks"]:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # a rank that left took it
+                text = path.read_text(encoding="utf-8")
+                if self._told.get(path.name) != text:
+                    self._told[path.name] = text
+                    self._tell({"note": path.name, "text": text})
+
+    async def _obey(self, orders: asyncio.Queue[dict[str, Any]], meeting: Path) -> None:
+        while True:
+            order = await orders.get()
+            if "note" in order:
+                self._place(meeting, order["note"], order["text"])
+                continue
+            number = getattr(signal, order["signal"], KILL)
             for process in self._living.values():
                 _signal(process, number)
                 _signal(process, getattr(signal, "SIGCONT", number))  # one that was stopped must hear it too
             asyncio.get_running_loop().call_later(self._job["grace_s"], self._kill)
+
+    def _place(self, meeting: Path, name: str, text: str) -> None:
+        try:
+            if NAME.fullmatch(name):
+                place(meeting, name, text)
+        except OSError as error:
+            self._tell({"error": f"what ranks elsewhere say cannot be written to {meeting}: {error}"})
 
     def _kill(self) -> None:
         for process in self._living.values():

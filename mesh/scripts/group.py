@@ -12,7 +12,8 @@ runtime's Group, and one here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,25 +25,50 @@ from wire.dtypes import dtype_of
 from wire.errors import Cancelled, ConfigError, InputError, MeshError, ShapeError
 from wire.sharedmem import SharedDir
 from wire.types import TensorType
+from worker.collectives.connection import Connection
 from worker.collectives.group import Group as Runtime
 from worker.collectives.running import REDUCTIONS
 
 from .. import tree
 from .by_name import agreed, in_buffers
+from .doors import Door
 from .mailboxes import Mailboxes
+from .meeting import Meeting, Note
 
 T = TypeVar("T")
 Array = NDArray[Any]
+LOOK_S = 0.01  # from one look for a rank of another machine that gave up to the next
 OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Where the ranks of a world have their mailboxes, those of other machines left out, and what they are called."""
+    """This rank's own directory, and where the others are, by their notes; `hosts` has the host of every rank, and is
+    empty where all are on one.  To those on others there is a door."""
 
     own: SharedDir
-    directories: Mapping[int, Path]
-    called: Mapping[int, str]
+    meeting: Meeting
+    notes: Mapping[int, Note]
+    hosts: Sequence[str] = ()
+    door: Door | None = None
+
+    def far(self, rank: int) -> bool:
+        """Whether a rank is on another machine."""
+        return bool(self.hosts) and self.hosts[rank] != self.hosts[self.meeting.rank]
+
+    def connect(self, group: str, ranks: Collection[int], letter_bytes: int, timeout_s: float) -> dict[int, Connection]:
+        """Connections to ranks on other machines."""
+        if not ranks:
+            return {}
+        assert self.door is not None
+        return self.door.connect(group, {rank: self.notes[rank] for rank in ranks}, letter_bytes, timeout_s)
+
+    def directories(self) -> dict[int, Path]:
+        return {rank: Path(note.directory) for rank, note in self.notes.items()}
+
+    def called(self, rank: int) -> str:
+        """What errors call a rank, besides its number in a group."""
+        return f"rank {rank} of the world" + (f" on {self.hosts[rank]}" if self.hosts else "")
 
 
 class Group:
@@ -63,11 +89,17 @@ class Group:
         self._lock = threading.Lock()
         self._splits = 0
         self._over: MeshError | None = None
-        self._boxes = Mailboxes(neighbours.own, name, self.ranks, number)
+        self._looked_s = 0.0
+        others = [rank for rank in self.ranks if rank != number]
+        self._far = [rank for rank in others if neighbours.far(rank)]
+        near = [rank for rank in others if not neighbours.far(rank)]
+        self._boxes = Mailboxes(neighbours.own, name, self.ranks, number, near)
         self._boxes.make()
         ready()
-        self._wires = self._boxes.open(neighbours.directories, neighbours.called)
-        self._wires.begin(1, lambda: False)
+        connections = neighbours.connect(name, self._far, self._boxes.letter_bytes, timeout_s)
+        called = {rank: neighbours.called(rank) for rank in others}
+        self._wires = self._boxes.open(neighbours.directories(), connections, called)
+        self._wires.begin(1, self._stopped)
         self._runtime = Runtime(self._wires, self.ranks, self.rank)
         self.barrier()  # from here on all have opened what they read: a rank may end
 
@@ -162,6 +194,9 @@ class Group:
     def close(self) -> None:
         """Free the mailboxes; nothing more can be done with the group."""
         self._over = self._over or ConfigError("this group is closed")
+        for wire in self._wires.wires.values():
+            if wire.line is not None:
+                wire.line.close()
         self._boxes.remove()
 
     # -- how
@@ -184,7 +219,18 @@ class Group:
 
     def _give_up(self, error: MeshError) -> None:
         self._over = error
+        if self._far:
+            self._neighbours.meeting.give_up(self._name, error)
         self._wires.fail(error)
+
+    def _stopped(self) -> bool:
+        """Asked while this rank waits: raises why a rank of another machine gave up, which no mailbox tells."""
+        if self._far and time.monotonic() > self._looked_s + LOOK_S:
+            self._looked_s = time.monotonic()
+            error = self._neighbours.meeting.given_up(self._name, self._far)
+            if error is not None:
+                raise error
+        return False
 
     @staticmethod
     def _ended(error: MeshError) -> MeshError:

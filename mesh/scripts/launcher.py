@@ -13,6 +13,7 @@ import json
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from wire.limits import MIB
 
 from ..local import environment
 from .hostfile import Host
+from .passports import issue
 from .settings import RankSettings
 
 END_S = 10.0  # for an agent to end after its ranks, or ssh
@@ -70,9 +72,11 @@ class Launcher:
         """The exit code of the first rank that failed, else 0; ConnectFailed if a host's agent is lost."""
         _check(self._launch)
         try:
-            for host, ranks in self._launch.ranks().items():
+            found = self._launch.ranks()
+            passports = issue((host.name for host in found), time.time()) if len(found) > 1 else {}
+            for host, ranks in found.items():
                 self._running |= ranks.keys()
-                await self._start(host, ranks)
+                await self._start(host, ranks, passports.get(host.name, {}))
             async with asyncio.TaskGroup() as group:
                 for name, agent in self._agents.items():
                     group.create_task(self._attend(name, agent))
@@ -89,7 +93,7 @@ class Launcher:
 
     # -- agents
 
-    async def _start(self, host: Host, ranks: Mapping[int, RankSettings]) -> None:
+    async def _start(self, host: Host, ranks: Mapping[int, RankSettings], passport: Mapping[str, str]) -> None:
         pipe = asyncio.subprocess.PIPE
         try:
             agent = await asyncio.create_subprocess_exec(
@@ -108,7 +112,8 @@ class Launcher:
         python = sys.executable if host.here else host.python or "python3"
         command = [python, self._launch.script, *self._launch.arguments]
         folder = host.folder or str(Path.cwd())
-        self._say(agent, {"command": command, "folder": folder, "ranks": told, "grace_s": self._launch.grace_s})
+        job = {"command": command, "folder": folder, "ranks": told, "grace_s": self._launch.grace_s}
+        self._say(agent, {**job, "passport": passport})
 
     async def _attend(self, name: str, agent: asyncio.subprocess.Process) -> None:
         """Take what one agent says until it ends."""
@@ -120,7 +125,11 @@ class Launcher:
             event = json.loads(line)
             if "error" in event:
                 raise ConfigError(f"on {name}, {event['error']}")
-            if "line" in event:
+            if "note" in event:
+                for other in self._agents.values():
+                    if other is not agent:
+                        self._say(other, event)
+            elif "line" in event:
                 self._show(event["rank"], event["stream"], event["line"])
             else:
                 self._over(event["rank"], event["exit"])

@@ -1,58 +1,69 @@
-"""Where the ranks of one machine find each other: a folder with a note of each, that says where its mailboxes are.
+"""Where ranks find each other: a folder with a note of each, that says where its mailboxes and its door are.
 
-A note is written whole or not at all.  One that a dead process left is not believed, so the folder may be used again;
-whoever made the folder removes it.  It does not know what is in a mailbox.
+A note is written whole or not at all.  One that a dead process of this machine left is not believed, so the folder may
+be used again; whoever made the folder removes it.  Where ranks are on several machines, each has such a folder, and the
+agents copy notes from one to the others (`agent.py`).  It does not know what is in a mailbox, or behind a door.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import os
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire.errors import ConfigError, DeadlineExceeded
+from wire.errors import ConfigError, DeadlineExceeded, MeshError, from_fields
 from wire.sharedmem import SharedDir
 
 POLL_S = 0.005
 ALIVE_S = 0.1  # for how long a process that was seen alive is taken to be
+NAME = re.compile(r"(?:rank|failed-[0-9a-f]{16})-(?P<rank>\d+)")
+"""Of a note, which ends in the number of the rank that wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Of one rank: its directory of mailboxes, its machine, and where its door is, if it has one."""
+
+    directory: str
+    host: str = ""
+    addresses: tuple[str, ...] = ()
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The folder at `path` of one rank that has come: `leave` takes its note away."""
+    """The folder at `path` of one rank, on the machine `host`."""
 
     path: Path
     rank: int
+    host: str = ""
 
-    def come(self, own: SharedDir) -> None:
+    def come(self, note: Note) -> None:
         """Leave a note; ConfigError if a living process is this rank already."""
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = _read(self._note(self.rank))
-            if found is not None and SharedDir.lives(Path(found)):
-                raise ConfigError(
-                    f"another process is rank {self.rank} already, in {self.path}",
-                    next_step="Give every rank a number of its own, and every program a folder of its own",
-                )
-            new = self._note(self.rank).with_suffix(f".{os.getpid()}")
-            new.write_text(json.dumps(str(own.path)))
-            os.replace(new, self._note(self.rank))
-        except OSError as error:
-            raise ConfigError(f"ranks cannot meet in {self.path}", cause=str(error)) from None
+        found = _note(_read(self.path / f"rank-{self.rank}"))
+        if found is not None and self._holds(found):
+            raise ConfigError(
+                f"another process is rank {self.rank} already, in {self.path}",
+                next_step="Give every rank a number of its own, and every program a folder of its own",
+            )
+        self._write(f"rank-{self.rank}", dataclasses.asdict(note))
 
-    def others(self, ranks: Iterable[int], timeout_s: float) -> dict[int, Path]:
-        """The directories of these ranks, once all have come; DeadlineExceeded naming those that have not."""
-        found: dict[int, Path] = {}
+    def others(self, ranks: Iterable[int], timeout_s: float) -> dict[int, Note]:
+        """The notes of these ranks, once all have come; DeadlineExceeded naming those that have not."""
+        found: dict[int, Note] = {}
         missing = set(ranks)
         end_s = time.monotonic() + timeout_s
         while missing:
             for rank in sorted(missing):
-                said = _read(self._note(rank))
-                if said is not None and SharedDir.lives(Path(said)):
-                    found[rank] = Path(said)
+                note = _note(_read(self.path / f"rank-{rank}"))
+                if note is not None and self._holds(note):
+                    found[rank] = note
             missing -= found.keys()
             if missing and time.monotonic() > end_s:
                 named = ", ".join(map(str, sorted(missing)))
@@ -65,10 +76,37 @@ class Meeting:
         return found
 
     def leave(self) -> None:
-        self._note(self.rank).unlink(missing_ok=True)
+        (self.path / f"rank-{self.rank}").unlink(missing_ok=True)
 
-    def _note(self, rank: int) -> Path:
-        return self.path / f"rank-{rank}"
+    def give_up(self, group: str, error: MeshError) -> None:
+        """Tell the ranks of a group that are on other machines why this one gave up."""
+        self._write(f"failed-{_digest(group)}-{self.rank}", error.to_fields())
+
+    def given_up(self, group: str, ranks: Collection[int]) -> MeshError | None:
+        """Why one of these ranks gave up."""
+        for rank in ranks:
+            fields = _read(self.path / f"failed-{_digest(group)}-{rank}")
+            if fields is not None:
+                return from_fields(fields)
+        return None
+
+    def _holds(self, note: Note) -> bool:
+        """Whether a note is believed: of another machine's processes that machine knows."""
+        return note.host != self.host or SharedDir.lives(Path(note.directory))
+
+    def _write(self, name: str, what: Mapping[str, object]) -> None:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place(self.path, name, json.dumps(what))
+        except OSError as error:
+            raise ConfigError(f"ranks cannot meet in {self.path}", cause=str(error)) from None
+
+
+def place(folder: Path, name: str, text: str) -> None:
+    """Put a note into a folder, whole."""
+    new = folder / f".{name}.{os.getpid()}"
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, folder / name)
 
 
 def life_of(directory: Path) -> Callable[[], bool]:
@@ -86,8 +124,21 @@ def life_of(directory: Path) -> Callable[[], bool]:
     return alive
 
 
-def _read(note: Path) -> str | None:
+def _digest(group: str) -> str:
+    return hashlib.blake2b(group.encode(), digest_size=8).hexdigest()
+
+
+def _read(path: Path) -> dict[str, str] | None:
     try:
-        return str(json.loads(note.read_text()))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
+    return found if isinstance(found, dict) else None
+
+
+def _note(fields: Mapping[str, object] | None) -> Note | None:
+    if fields is None:
+        return None
+    given = {field.name: fields[field.name] for field in dataclasses.fields(Note) if field.name in fields}
+    addresses = given.pop("addresses", ())
+    return Note(**given, addresses=tuple(addresses))  # type: ignore[arg-type]

@@ -10,12 +10,12 @@ import atexit
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wire.errors import ConfigError
 from wire.sharedmem import SharedDir
 
-from .meeting import Meeting
+from .meeting import Meeting, Note
 from .settings import RankSettings, told
 
 if TYPE_CHECKING:
@@ -110,41 +110,32 @@ def _settings() -> RankSettings:
 
 
 def _begin(settings: RankSettings) -> World:
+    from .doors import Door
     from .group import Group, Neighbours  # reaches the runtime, which programs without ranks do not need
+    from .passports import passport
 
-    _check_hosts(settings)
     if settings.size > 1:
         SharedDir.sweep()  # what ranks of before left
     own = SharedDir.create()
-    meeting = Meeting(Path(settings.meeting).absolute(), settings.rank) if settings.size > 1 else None
-    found: dict[int, Path] = {}
+    host = settings.hosts[settings.rank] if settings.hosts else ""
+    meeting = Meeting(Path(settings.meeting).absolute(), settings.rank, host)
+    several = len({*settings.hosts}) > 1
+    door = Door(passport(meeting.path), settings.hosts, settings.rank) if several else None
+    notes: dict[int, Note] = {}
 
     def meet() -> None:
         """All ranks have made their mailboxes when they come."""
-        if meeting is not None:
-            meeting.come(own)
-            found.update(meeting.others(set(range(settings.size)) - {settings.rank}, settings.timeout_s))
+        if settings.size > 1:
+            where = (door.addresses, door.port) if door is not None else ()
+            meeting.come(Note(str(own.path), host, *where))
+            notes.update(meeting.others(set(range(settings.size)) - {settings.rank}, settings.timeout_s))
 
     try:
-        neighbours = Neighbours(own, found, {})
+        neighbours = Neighbours(own, meeting, notes, settings.hosts, door)
         group = Group("world", range(settings.size), settings.rank, neighbours, settings.timeout_s, meet)
     except BaseException:
-        if meeting is not None:
+        if settings.size > 1:
             meeting.leave()
         own.close()
         raise
-    return World(settings, own, meeting, group)
-
-
-def _check_hosts(settings: RankSettings) -> None:
-    here = settings.hosts[settings.rank] if settings.hosts else ""
-    elsewhere: dict[str, list[Any]] = {}
-    for rank, host in enumerate(settings.hosts):
-        if host != here:
-            elsewhere.setdefault(host, []).append(rank)
-    if elsewhere:
-        named = "; ".join(f"rank {', '.join(map(str, ranks))} on {host}" for host, ranks in elsewhere.items())
-        raise ConfigError(
-            f"ranks of a script exchange arrays within one machine, and of this one's ({here}) others are: {named}",
-            next_step="Between machines, run a program of ranks on a mesh: mesh.shard_map, with Mesh.run",
-        )
+    return World(settings, own, meeting if settings.size > 1 else None, group)

@@ -53,13 +53,15 @@ print(mesh.rank(), mesh.world_size(), world.all_gather([10 + mesh.rank()]).tolis
 """
 HOSTS = """
 import os, sys
-print(*[os.environ[name] for name in ("MESH_RANK", "MESH_LOCAL_RANK", "MESH_HOSTS")], os.getcwd(), *sys.argv[1:])
-if os.environ["MESH_RANK"] == "0":
-    import mesh
-    try:
-        mesh.init()
-    except mesh.errors.ConfigError as error:
-        print(error)
+import numpy as np
+import mesh
+
+world = mesh.init()
+large = world.all_reduce(np.arange(200_000, dtype=np.float32) * (1 + mesh.rank()))
+assert np.array_equal(large, np.arange(200_000, dtype=np.float32) * 6)
+here = world.split(["localhost", "anna"].index(os.environ["MESH_HOSTS"].split(",")[mesh.rank()]))
+told = here.all_gather([mesh.rank()]).tolist()
+print(mesh.rank(), mesh.local_rank(), os.getcwd(), sys.argv[1:], told)
 """
 SSH = """#!/bin/sh
 echo "$*" >> "$SSH_LOG"
@@ -129,23 +131,24 @@ def test_a_launch_that_is_stopped_leaves_nothing_behind(tmp_path: Path, script: 
         assert sorted((each["rank"], each["line"]) for each in told) == [(0, "told"), (1, "told")]
 
 
-def test_ranks_on_the_hosts_of_a_file_are_started_by_ssh(tmp_path: Path, script: Path) -> None:
+def test_ranks_on_the_hosts_of_a_file_are_started_by_ssh_and_exchange_arrays(tmp_path: Path, script: Path) -> None:
     script.write_text(HOSTS)
-    programs, elsewhere, hosts = tmp_path / "bin", tmp_path / "else where", tmp_path / "hosts.txt"
+    programs, elsewhere, hosts = tmp_path / "bin", tmp_path / "elsewhere", tmp_path / "hosts.txt"
     programs.mkdir()
     elsewhere.mkdir()
     (programs / "ssh").write_text(SSH)
     (programs / "ssh").chmod(0o755)
     (elsewhere / "script.py").write_text(HOSTS)
-    hosts.write_text(f"localhost slots=2\nanna slots=1 user=me port=2222 python={sys.executable}\n")
+    there = f"user=me port=2222 python={sys.executable} folder={elsewhere}"
+    hosts.write_text(f"localhost slots=2\nanna slots=1 {there}\n")
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     env = environment(tmp_path, PATH=path, SSH_LOG=str(tmp_path / "ssh.log"))
     done = run("coord", "launch", "--hostfile", str(hosts), "script.py", "a b", env=env, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    refused, *told = sorted(done.stdout.splitlines(), key=lambda line: line[4:])[::-1]
-    names = "localhost,localhost,anna"
-    assert sorted(told) == [f"[{rank}] {rank} {rank % 2} {names} {tmp_path} a b" for rank in range(3)]
-    assert "rank 2 on anna" in refused
+    places = [(0, tmp_path, [0, 1]), (1, tmp_path, [0, 1]), (0, elsewhere, [2])]
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{rank}] {rank} {local} {folder} ['a b'] {near}" for rank, (local, folder, near) in enumerate(places)
+    ]
     asked = (tmp_path / "ssh.log").read_text()
     assert asked == f"-T -o BatchMode=yes -p 2222 me@anna {sys.executable} -P -m mesh.scripts.agent\n"
 

@@ -137,7 +137,7 @@ class Job:
         return {each["rank"]: each["exit"] for each in self.events if "exit" in each}
 
     def lines(self, rank: int, stream: str = "out") -> list[str]:
-        return [each["line"] for each in self.events if (each["rank"], each.get("stream")) == (rank, stream)]
+        return [each["line"] for each in self.events if (each.get("rank"), each.get("stream")) == (rank, stream)]
 
 
 def test_an_agent_tells_every_line_whole_and_how_ranks_end(tmp_path: Path) -> None:
@@ -203,6 +203,28 @@ def test_a_rank_that_does_not_end_is_killed_after_the_grace(tmp_path: Path) -> N
 
     asyncio.run(end())
     assert job.exits == {0: 128 + 9, 1: 128 + 9}
+
+
+def test_notes_are_copied_between_machines_and_nothing_else_is(tmp_path: Path) -> None:
+    script = """
+import os, pathlib, time
+meeting = pathlib.Path(os.environ["MESH_RENDEZVOUS"])
+assert (meeting / "own.key").read_text() == "secret" and (meeting / "own.key").stat().st_mode & 0o77 == 0
+for name in ("rank-0", "rank-9", "failed-0123456789abcdef-0", "other"):
+    (meeting / ("." + name)).write_text(name)
+    (meeting / ("." + name)).rename(meeting / name)
+while not (meeting / "rank-7").exists(): time.sleep(0.01)
+print((meeting / "rank-7").read_text(), sorted(path.name for path in meeting.iterdir()))
+"""
+    job = Job(tmp_path, script, n=1)
+    job.job["passport"] = {"own.key": "secret"}
+    for name in ("../rank-7", "own.key", "rank-7"):
+        job.orders.put_nowait({"note": name, "text": "elsewhere"})
+
+    asyncio.run(job.run())
+    notes = {each["note"]: each["text"] for each in job.events if "note" in each}
+    assert notes == {"rank-0": "rank-0", "failed-0123456789abcdef-0": "failed-0123456789abcdef-0"}
+    assert job.lines(0) == ["elsewhere ['failed-0123456789abcdef-0', 'other', 'own.key', 'rank-0', 'rank-7', 'rank-9']"]
 
 
 def test_what_cannot_be_started_is_told(tmp_path: Path) -> None:

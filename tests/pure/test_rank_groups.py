@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ import pytest
 from support.rank_groups import as_ranks
 
 import mesh
+from mesh.scripts.doors import Door
 from mesh.scripts.group import Group
-from mesh.scripts.meeting import Meeting, life_of
+from mesh.scripts.meeting import Meeting, Note, life_of
+from mesh.scripts.passports import issue, keep, passport
 from wire.errors import (
     ConfigError,
+    ConnectFailed,
     DeadlineExceeded,
     DTypeError,
     GraphError,
@@ -26,9 +31,11 @@ from wire.errors import (
 from wire.sharedmem import SharedDir
 
 N = 4
+SITES = pytest.mark.parametrize("hosts", [(), ("a", "a", "b", "b"), ("a", "b", "c", "d")], ids=["one", "two", "four"])
 
 
-def test_every_operation_gives_what_numpy_gives(tmp_path: Path) -> None:
+@SITES
+def test_every_operation_gives_what_numpy_gives(tmp_path: Path, hosts: tuple[str, ...]) -> None:
     given = [np.arange(8.0).reshape(4, 2) + 10 * rank for rank in range(N)]
 
     def body(world: Group) -> Any:
@@ -52,7 +59,7 @@ def test_every_operation_gives_what_numpy_gives(tmp_path: Path) -> None:
         ]
 
     total, whole = np.sum(given, axis=0), np.stack(given)
-    results = as_ranks(N, tmp_path, body)
+    results = as_ranks(N, tmp_path, body, hosts=hosts)
     for rank, found in enumerate(results):
         assert not isinstance(found, Exception), found
         expected = [
@@ -75,7 +82,8 @@ def test_every_operation_gives_what_numpy_gives(tmp_path: Path) -> None:
             np.testing.assert_allclose(got, wanted)
 
 
-def test_any_rank_sends_to_any_other_while_others_do_something_else(tmp_path: Path) -> None:
+@SITES
+def test_any_rank_sends_to_any_other_while_others_do_something_else(tmp_path: Path, hosts: tuple[str, ...]) -> None:
     def body(world: Group) -> Any:
         got = {}
         for source in range(N):
@@ -86,7 +94,7 @@ def test_any_rank_sends_to_any_other_while_others_do_something_else(tmp_path: Pa
                     got[source] = world.recv((2, 3), np.int16, source)
         return {source: (each.shape, each.dtype.name, int(each[1, 2])) for source, each in got.items()}
 
-    for rank, found in enumerate(as_ranks(N, tmp_path, body)):
+    for rank, found in enumerate(as_ranks(N, tmp_path, body, hosts=hosts)):
         assert found == {source: ((2, 3), "int16", 10 * source + rank) for source in range(N) if source != rank}
 
 
@@ -105,7 +113,8 @@ def test_what_is_sent_is_never_taken_for_another_shape_or_dtype(
         assert all(text in str(error) for text in texts)
 
 
-def test_rows_and_columns_of_four_ranks_work_at_the_same_time(tmp_path: Path) -> None:
+@SITES
+def test_rows_and_columns_of_four_ranks_work_at_the_same_time(tmp_path: Path, hosts: tuple[str, ...]) -> None:
     def body(world: Group) -> Any:
         row, column = world.split(world.rank // 2), world.split(world.rank % 2)
         assert row is not None
@@ -124,7 +133,7 @@ def test_rows_and_columns_of_four_ranks_work_at_the_same_time(tmp_path: Path) ->
         return found["row"], found["column"], row.ranks, column.ranks
 
     rows, columns = {0: 11, 1: 11, 2: 1100, 3: 1100}, {0: 101, 1: 1010, 2: 101, 3: 1010}
-    for rank, found in enumerate(as_ranks(N, tmp_path, body)):
+    for rank, found in enumerate(as_ranks(N, tmp_path, body, hosts=hosts)):
         assert not isinstance(found, Exception), found
         row, column, in_row, in_column = found
         assert row == [rows[rank], 19 * rows[rank]]
@@ -133,7 +142,8 @@ def test_rows_and_columns_of_four_ranks_work_at_the_same_time(tmp_path: Path) ->
         assert in_column == ((0, 2) if rank % 2 == 0 else (1, 3))
 
 
-def test_the_key_orders_a_split_and_no_colour_leaves_it(tmp_path: Path) -> None:
+@SITES
+def test_the_key_orders_a_split_and_no_colour_leaves_it(tmp_path: Path, hosts: tuple[str, ...]) -> None:
     def body(world: Group) -> Any:
         group = world.split(None if world.rank == 1 else 7, key=-world.rank)
         if group is None:
@@ -144,7 +154,7 @@ def test_the_key_orders_a_split_and_no_colour_leaves_it(tmp_path: Path) -> None:
 
     gathered = [3, 2, 0]
     expected = [(2, (3, 2, 0), gathered, gathered), None, (1, (3, 2, 0), gathered, gathered)]
-    assert as_ranks(N, tmp_path, body) == [*expected, (0, (3, 2, 0), gathered, gathered)]
+    assert as_ranks(N, tmp_path, body, hosts=hosts) == [*expected, (0, (3, 2, 0), gathered, gathered)]
 
 
 def test_trees_are_reduced_by_name_in_whatever_order_a_rank_has_them(tmp_path: Path) -> None:
@@ -189,7 +199,10 @@ def test_a_name_that_a_rank_lacks_raises_on_every_rank_and_the_group_goes_on(
         assert found[1] == 3
 
 
-def test_a_mismatch_raises_on_every_rank_with_both_shapes_and_ends_the_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", [(), ("a", "b", "a")], ids=["one", "two"])
+def test_a_mismatch_raises_on_every_rank_with_both_shapes_and_ends_the_group(
+    tmp_path: Path, hosts: tuple[str, ...]
+) -> None:
     def body(world: Group) -> Any:
         spare = world.split(0)
         assert spare is not None
@@ -199,7 +212,7 @@ def test_a_mismatch_raises_on_every_rank_with_both_shapes_and_ends_the_group(tmp
             world.barrier()
         return str(caught.value), int(spare.all_reduce(1))
 
-    for found in as_ranks(3, tmp_path, body):
+    for found in as_ranks(3, tmp_path, body, hosts=hosts):
         assert not isinstance(found, Exception), found
         assert "f32[3]" in found[0]
         assert "f32[4]" in found[0]
@@ -231,6 +244,46 @@ def test_a_barrier_names_the_missing(tmp_path: Path) -> None:
     assert all("rank 2" in str(each) and "rank 1" not in str(each) for each in results[:2]), results
 
 
+def test_a_rank_of_another_machine_that_ended_is_named(tmp_path: Path) -> None:
+    def body(world: Group) -> Any:
+        return world.all_reduce(1.0) if world.rank != 2 else None
+
+    results = as_ranks(3, tmp_path, body, hosts=("a", "a", "b"))
+    assert results[2] is None
+    assert all(isinstance(each, ConnectFailed) for each in results[:2])
+    assert all("the connection to rank 2 (rank 2 of the world on b) broke off" in str(each) for each in results[:2])
+
+
+def test_a_door_lets_in_only_ranks_of_the_machine_they_say(tmp_path: Path) -> None:
+    texts = {**issue(("a", "b"), time.time()), "c": issue(("c",), time.time())["c"]}
+    for host, its in texts.items():
+        (tmp_path / host).mkdir()
+        keep(its, tmp_path / host)
+    hosts = ("a", "b", "c", "b")
+    doors = [Door(passport(tmp_path / host), hosts, rank) for rank, host in enumerate(hosts)]
+    note = {0: Note("", "a", ("127.0.0.1",), doors[0].port)}
+    calls: list[Any] = []
+
+    def call(rank: int, said: int) -> None:
+        doors[rank].rank = said
+        try:
+            calls.append(doors[rank].connect("world", note, 1 << 16, 60.0))
+        except (MeshError, KeyError) as error:
+            calls.append(error)
+
+    with socket.create_connection(("127.0.0.1", doors[0].port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        for rank, said in ((2, 2), (1, 2), (3, 3)):  # of another launch, of another machine, and who it says
+            thread = threading.Thread(target=call, args=(rank, said), daemon=True)
+            thread.start()
+        found = doors[0].connect("world", {3: Note("", "b")}, 1 << 16, 60.0)
+    assert found.keys() == {3}
+    with pytest.raises(DeadlineExceeded, match="rank 1 on b"):
+        doors[0].connect("world", {1: Note("", "b")}, 1 << 16, 0.0)
+    for door in doors:
+        door.close()
+
+
 def test_whoever_waits_for_a_rank_that_ended_hears_so(tmp_path: Path) -> None:
     results = as_ranks(3, tmp_path, lambda world: world.all_reduce(1.0) if world.rank != 1 else None)
     assert results[1] is None
@@ -258,9 +311,9 @@ def test_mistakes_raise_before_anything_is_sent(tmp_path: Path) -> None:
 
 def test_two_processes_cannot_be_the_same_rank_but_a_note_of_a_dead_one_is_not_believed(tmp_path: Path) -> None:
     one, other = SharedDir.create(tmp_path), SharedDir.create(tmp_path)
-    Meeting(tmp_path, 0).come(one)
+    Meeting(tmp_path, 0).come(Note(str(one.path)))
     with pytest.raises(ConfigError, match="rank 0 already"):
-        Meeting(tmp_path, 0).come(other)
+        Meeting(tmp_path, 0).come(Note(str(other.path)))
     with pytest.raises(DeadlineExceeded, match="rank 1 to come"):
         Meeting(tmp_path, 0).others({1}, 0.0)
     assert life_of(one.path)()
@@ -268,8 +321,8 @@ def test_two_processes_cannot_be_the_same_rank_but_a_note_of_a_dead_one_is_not_b
     assert not life_of(one.path)()
     with pytest.raises(DeadlineExceeded, match="rank 0 to come"):
         Meeting(tmp_path, 1).others({0}, 0.0)
-    Meeting(tmp_path, 0).come(other)
-    assert Meeting(tmp_path, 1).others({0}, 0.0) == {0: other.path}
+    Meeting(tmp_path, 0).come(Note(str(other.path)))
+    assert Meeting(tmp_path, 1).others({0}, 0.0) == {0: Note(str(other.path))}
     other.close()
 
 

@@ -4,33 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mesh.scripts.doors import Door
 from mesh.scripts.group import Group, Neighbours
-from mesh.scripts.meeting import Meeting
+from mesh.scripts.meeting import Meeting, Note
+from mesh.scripts.passports import issue, keep, passport
 from wire.sharedmem import SharedDir
 
 LONG_S = 100.0
 
 
-def as_ranks(n: int, folder: Path, body: Callable[[Group], Any], timeout_s: float = LONG_S) -> list[Any]:
-    """What `body(world)` gives or raises on each of n ranks."""
+def as_ranks(
+    n: int, folder: Path, body: Callable[[Group], Any], timeout_s: float = LONG_S, hosts: Sequence[str] = ()
+) -> list[Any]:
+    """What `body(world)` gives or raises on each of n ranks, on `hosts` that share nothing but their notes."""
     results: list[Any] = [None] * n
+    for host, texts in issue(hosts, time.time()).items():
+        (folder / host).mkdir()
+        keep(texts, folder / host)
 
     def work(rank: int) -> None:
-        own, meeting, found = SharedDir.create(folder), Meeting(folder, rank), dict[int, Path]()
+        host = hosts[rank] if hosts else ""
+        own, meeting, notes = SharedDir.create(folder), Meeting(folder, rank, host), dict[int, Note]()
+        door = Door(passport(folder / host), hosts, rank) if hosts else None
 
         def meet() -> None:
-            meeting.come(own)
-            found.update(meeting.others(set(range(n)) - {rank}, LONG_S))
+            where = (("127.0.0.1",), door.port) if door is not None else ()
+            meeting.come(Note(str(own.path), host, *where))
+            notes.update(meeting.others(set(range(n)) - {rank}, LONG_S))
 
         with contextlib.closing(own):
+            world = None
             try:
-                results[rank] = body(Group("world", range(n), rank, Neighbours(own, found, {}), timeout_s, meet))
+                world = Group("world", range(n), rank, Neighbours(own, meeting, notes, hosts, door), timeout_s, meet)
+                results[rank] = body(world)
             except Exception as error:
                 results[rank] = error
+            if world is not None:
+                world.close()
+            if door is not None:
+                door.close()
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(n)]
     for thread in threads:

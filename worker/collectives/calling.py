@@ -59,7 +59,7 @@ class Lines:
             threading.Thread(target=_attempt, args=(line, work, message), name="calling", daemon=True).start()
 
     def _expect(self, message: Expect) -> Connection | None:
-        with listener(message.host) as listener:
+        with listening_on(message.host) as listener:
             self._send(Expecting(message.mailbox, message.key, listener.getsockname()[1]))
             until_s = time.monotonic() + EXPECTED_S
             while (left_s := until_s - time.monotonic()) > 0:
@@ -140,7 +140,7 @@ def _receive(sock: socket.socket) -> bytes:
     return received
 
 
-def listener(host: str) -> socket.socket:
+def listening_on(host: str) -> socket.socket:
     """A port of the system's choice, for "::" on IPv4 as well."""
     if host != "::":
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
