@@ -29,7 +29,7 @@ def rings(rows: int) -> tuple[Any, Any]:
 
 def first_params() -> Any:
     rng = np.random.default_rng(1)
-    return [{"bias": np.zeros(m, np.float32), "weight": rng.normal(0, n**-0.5, (n, m)).astype(np.float32)}
+    return [{"weight": rng.normal(0, n**-0.5, (n, m)).astype(np.float32), "bias": np.zeros(m, np.float32)}
             for n, m in itertools.pairwise(SIZES)]  # fmt: skip
 
 
@@ -77,8 +77,8 @@ def main() -> float:
         learnt = session.state()
 
     error = max(abs(mine - right) for mine, right in zip(found, expected, strict=True))
-    far = max(float(np.abs(mine - np.asarray(right)).max())
-              for mine, right in zip(mesh.tree.leaves(learnt), mesh.tree.leaves(params), strict=True))  # fmt: skip
+    far = max(float(np.abs(mine[name] - np.asarray(right[name])).max())
+              for mine, right in zip(learnt, params, strict=True) for name in mine)  # fmt: skip
     assert found[-1] < 0.1 * found[0], found
     assert error < 1e-4 and far < 1e-3, (error, far)
     print(f"loss {found[0]:.2f} at first, {found[-1]:.4f} after {STEPS} steps, as in JAX ({expected[-1]:.4f})")

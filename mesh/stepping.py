@@ -91,11 +91,11 @@ class Stepping:
 
     def starting(self, state: Any) -> Stepping:
         """The same steps from another state; InputError if its structure, or the shape or dtype of a leaf, differs."""
-        found, structure = tree.flatten_with_paths(state)
+        found, structure = tree.flatten(tree.ordered(state, self._structure))
         _check_structure(self._structure, structure)
         made = copy(self)
         made._leaves = [self._other(leaf, _handle(leaf.path, value))
-                        for leaf, (_, value) in zip(self._leaves, found, strict=True)]  # fmt: skip
+                        for leaf, value in zip(self._leaves, found, strict=True)]  # fmt: skip
         firsts = {name: leaf.padded for name, leaf in zip(self._names(self._traced), made._leaves, strict=True)}
         bindings = {name: firsts.get(name, handle) for name, handle in self.work.bindings.items()}
         made.work = Work(self.graph, bindings, self.work.strategy, self.work.copies)
@@ -216,7 +216,7 @@ class Stepping:
         result = fn(tree.unflatten(self._structure, own), *args)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError("a step function returns two things: the next state, and what it tells")
-        leaves, structure = tree.flatten(result[0])
+        leaves, structure = tree.flatten(tree.ordered(result[0], self._structure))
         _check_structure(self._structure, structure)
         following = [asarray(leaf) for leaf in leaves]
         for leaf, value in zip(self._leaves, following, strict=True):

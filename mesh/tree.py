@@ -79,6 +79,19 @@ def map(fn: Callable[..., Any], value: Any, *others: Any) -> Any:
     return _unflatten(structure, iter([fn(*row) for row in zip(*columns, strict=True)]))
 
 
+def ordered(value: Any, structure: Tree) -> Any:
+    """`value` with the keys of its dicts in the order in which `structure` has the same keys: others sort them."""
+    container = _container_of(type(value))
+    if container is None or structure.kind is not container.kind(type(value)):
+        return value
+    keys, children, static = container.split(value)
+    if set(keys) != set(structure.keys):
+        return value
+    found = dict(zip(keys, children, strict=True))
+    made = [ordered(found[key], child) for key, child in zip(structure.keys, structure.children, strict=True)]
+    return container.build(Tree(structure.kind, structure.keys, structure.children, static), made)
+
+
 def spread(prefix: Any, structure: Tree, leaves: bool = True) -> list[Any]:
     """One value for each leaf of `structure`: a None in `prefix`, and if `leaves` a leaf too, stands for all below it.
 

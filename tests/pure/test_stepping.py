@@ -116,6 +116,40 @@ def test_what_a_session_cannot_be_asked_is_refused(wrong: dict[str, Any]) -> Non
         mesh.session(*CASES[0], X, **wrong)
 
 
+def sorting(state: Any, x: Any) -> Any:
+    return {"a": state["a"] + x, "b": {"c": state["b"]["c"] * 2, "d": state["b"]["d"] + 1}}, ()
+
+
+def test_a_step_may_return_the_state_with_its_keys_in_another_order() -> None:
+    state = {"b": {"d": np.float32(1), "c": np.float32(2)}, "a": X}  # JAX gives dicts back sorted
+    with Mesh(MeshConfig()) as mesh, mesh.session(sorting, state, X) as session:
+        session.step(X)
+        found = session.state()
+    assert list(found) == ["b", "a"] and list(found["b"]) == ["d", "c"]
+    assert_same(found, {"b": {"d": np.float32(2), "c": np.float32(4)}, "a": 2 * X})
+
+
+async def _two_states(stepping: Stepping) -> list[Any]:
+    async with await AsyncMesh.connect(MeshConfig()) as here:
+        found = []
+        for each in (stepping, stepping.starting({name: np.full(4, at, np.float32) for at, name in enumerate("cba")})):
+            session = here.open_session(each, "none", 1, None, "off")
+            session.step(X)
+            found.append(await session.state())
+        return found
+
+
+def test_steps_that_were_traced_once_start_from_any_state_of_their_shapes() -> None:
+    stepping = Stepping(*CASES[1], (X,), "auto")
+    first, other = asyncio.run(_two_states(stepping))
+    assert_same(first, as_numpy(swap(CASES[1][1], X)[0]))
+    assert_same(other, as_numpy(swap({name: np.full(4, at, np.float32) for at, name in enumerate("cba")}, X)[0]))
+    with pytest.raises(InputError, match=r"the state's 'a' is f32\[2\], expected f32\[4\]"):
+        stepping.starting({**CASES[1][1], "a": X[:2]})
+    with pytest.raises(InputError, match="changes the structure"):
+        stepping.starting({"a": X})
+
+
 def test_arguments_are_copied_and_checked() -> None:
     with Mesh(MeshConfig()) as mesh, mesh.session(*CASES[0], X) as session:
         x = X.copy()

@@ -107,3 +107,11 @@ def test_any_tree_survives(value: Any) -> None:
     found, structure = tree.flatten_with_paths(value)
     assert tree.unflatten(structure, [leaf for _, leaf in found]) == value
     assert len({path for path, _ in found}) == len(found), "paths are distinct"
+
+
+def test_dicts_are_put_in_the_order_of_a_structure_and_nothing_else_is() -> None:
+    structure = tree.structure({"b": 0, "a": [{"d": 0, "c": 0}, (0,)]})
+    found = tree.ordered({"a": [{"c": 1, "d": 2}, (3,)], "b": 4}, structure)
+    assert tree.flatten(found) == ([4, 2, 1, 3], structure)
+    for other in ({"a": 1}, {"a": 1, "b": 2, "e": 3}, [1, 2], 7, {"a": {"c": 1}, "b": 2}):
+        assert tree.flatten(tree.ordered(other, structure))[1] != structure
