@@ -95,14 +95,19 @@ class _Planner:
         return min(found, key=lambda plan: plan.seconds)
 
     def _counts(self) -> Iterator[int]:
-        places = int(np.count_nonzero(self._load.weights))
+        places = self._load.stages_max
         most = min(len(self._teams), places)
         least = self._asked.stages or (1 if self._asked.data > 1 else min(2, most))
+        if places < least:
+            raise PlacementError(
+                f"the loop of this program can be cut into {places} stages at most, and {least} were asked for",
+                next_step="Ask for fewer stages; what is inside of one branch or loop stays together",
+            )
         if most < max(least, 1):
             what = f"{least} stages of {self._asked.data} workers each" if self._asked.data > 1 else f"{least} stages"
             raise PlacementError(
                 f"{what} need {least * self._asked.data} workers that compute all of the program, and there are "
-                f"{len(self._sites)}; it can be cut into {places} stages at most",
+                f"{len(self._sites)}",
                 next_step="Start another mesh-worker, or ask for fewer stages",
             )
         yield from (least,) if self._asked.stages else range(least, most + 1)
@@ -179,7 +184,27 @@ class _Planner:
         for name, kind in self._graph.param_types.items():
             if name in self._carries:
                 fixed[self._after.owner.get(name, 0)] += STATE_VALUES * kind.size_bytes
-        return Load(weights, fixed, flying, up[:-1], down[:-1])
+        open_ = np.ones(size, bool)
+        for first, last, size_bytes in self._spans():
+            if self._schedule.updates:  # each stage changes its own weights, and has the versions that it reads
+                open_[first + 1 : last + 1] = False
+            up[first + 1 : last + 1] += (size_bytes + MESSAGE_BYTES) / self._loop.turns
+        return Load(weights, fixed, flying, up[:-1], down[:-1], open_)
+
+    def _spans(self) -> Iterator[tuple[int, int, int]]:
+        """Of each tensor of the state that the loop reads, the first and last place that have to do with it, and its
+        bytes: stages between which it is cut send it each other."""
+        line, found = self._line, dict[int, list[int]]()
+        for index in line.place:
+            if line.roles[index] == FORWARD:
+                for each in line.placed_operands(index):
+                    if self._is_param(each):
+                        found.setdefault(each, []).append(line.place[index])
+        for index, places in found.items():
+            name = self._graph.nodes[self._loop.operand(line.leaves[index])].attrs["name"]
+            if name in self._after.owner:
+                places.append(self._after.owner[name])
+                yield min(places), max(places), line.body.types[index].size_bytes
 
     def _is_param(self, index: int) -> bool:
         leaf = self._line.leaves.get(index)
@@ -207,7 +232,7 @@ class _Planner:
             return list(range(size))
         work = np.cumsum(teams[0].seconds)
         which = np.minimum((work / max(work[-1], 1e-12) * PLACES_MAX).astype(int), PLACES_MAX - 1)
-        crossing = self._load.up_bytes + self._load.down_bytes
+        crossing = np.where(self._load.open, self._load.up_bytes + self._load.down_bytes, np.inf)
         found = [0]
         for group in range(1, PLACES_MAX):
             mine = np.flatnonzero(which == group)
@@ -230,7 +255,7 @@ class _Planner:
 def _merged(load: Load, groups: Sequence[int]) -> Load:
     held = (load.weights, load.fixed_bytes, load.flying_bytes)
     weights, fixed, flying = (np.add.reduceat(each, groups) for each in held)
-    return Load(weights, fixed, flying, load.up_bytes[groups], load.down_bytes[groups])
+    return Load(weights, fixed, flying, load.up_bytes[groups], load.down_bytes[groups], load.open[groups])
 
 
 def _from_zero(graph: WireGraph, loop: Loop) -> bool:

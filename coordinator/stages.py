@@ -34,13 +34,20 @@ class Team:
 class Load:
     """What is cut, by place: how many weights are read there, of which every stage has some; bytes that stay, bytes of
     each micro-batch in flight; and by boundary, of which number p is before place p, the bytes of a micro-batch that go
-    up and down."""
+    up and down, and whether it may be cut there."""
 
     weights: Vector
     fixed_bytes: Vector
     flying_bytes: Vector
     up_bytes: Vector
     down_bytes: Vector
+    open: NDArray[np.bool_]
+
+    @property
+    def stages_max(self) -> int:
+        """Into how many stages it can be cut."""
+        first = np.flatnonzero(self.open | (np.arange(len(self.open)) == 0))
+        return int(np.count_nonzero(np.add.reduceat(self.weights, first))) if len(self.open) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +178,8 @@ class _Search:
             fits = held[None, :] - held[:, None] <= mine.memory_bytes
             weights = np.concatenate([[0.0], np.cumsum(line.weights)])
             whole = weights[None, :] > weights[:, None]
-            self._slices[key] = np.asarray(np.where(fits & whole, seconds, np.inf), np.float64)
+            begins = np.concatenate([[True], line.open[1:], [True]])[:, None]
+            self._slices[key] = np.asarray(np.where(fits & whole & begins, seconds, np.inf), np.float64)
         return self._slices[key]
 
     def _sends(self, team: int, following: int | None) -> Vector:

@@ -129,6 +129,8 @@ def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any,
 
     if not rows_apart:
         return mnp.astype(found, "float32") * mnp.sum(weights)
+    if recipe.staged:  # a branch is computed by one stage as a whole
+        return apart()
     whole: Array = cond(mnp.all(weights > 0), lambda: mnp.astype(called(batch), "float32") * mnp.sum(weights), apart)
     return whole
 

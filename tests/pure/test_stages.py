@@ -17,7 +17,7 @@ def cost_of(line: Load, teams: list[Team], found: Stages, send_s: Send, behind_o
         first, end = found.cuts[stage], found.cuts[stage + 1]
         behind = len(found.teams) - 1 - stage
         held = sum(line.fixed_bytes[p] + min(behind + 1, behind_of) * line.flying_bytes[p] for p in range(first, end))
-        if held > teams[team].memory_bytes or not any(line.weights[first:end]):
+        if held > teams[team].memory_bytes or not any(line.weights[first:end]) or not (line.open[first] or not first):
             return float("inf")
         took = sum(teams[team].seconds[p] for p in range(first, end)) + teams[team].dispatch_s
         if behind:
@@ -41,7 +41,8 @@ def test_cuts_and_workers_are_the_best_there_are(seed: int) -> None:
     rng = np.random.default_rng(seed)
     places, workers = int(rng.integers(2, 8)), int(rng.integers(1, 5))
     weights = np.ones(places) if seed % 3 else rng.integers(0, 2, places).astype(float)
-    line = Load(weights, *(rng.integers(0, 100, places).astype(float) for _ in range(4)))
+    bounds = rng.random(places) < (0.7 if seed % 4 == 3 else 1.1)
+    line = Load(weights, *(rng.integers(0, 100, places).astype(float) for _ in range(4)), bounds)
     alike = rng.random() < 0.3
     speeds = np.ones(workers) if alike else rng.uniform(0.5, 3, workers)
     work = rng.uniform(0, 10, places)
@@ -65,7 +66,7 @@ def test_cuts_and_workers_are_the_best_there_are(seed: int) -> None:
 
 
 def test_many_workers_are_taken_by_their_speed() -> None:
-    line = Load(np.ones(40), *(np.zeros(40) for _ in range(4)))
+    line = Load(np.ones(40), *(np.zeros(40) for _ in range(4)), np.ones(40, bool))
     teams = [Team((number,), np.ones(40) * (1 + (number % 4)), 0.0, 1) for number in range(24)]
     found = best_stages(line, teams, 6, lambda *_: 0.0, lambda behind: behind + 1)
     assert found is not None and all(team % 4 == 0 for team in found.teams)
@@ -74,7 +75,7 @@ def test_many_workers_are_taken_by_their_speed() -> None:
 
 def test_a_stage_near_the_front_needs_room_for_more_in_flight() -> None:
     """Of two workers the small one gets the end, where one micro-batch is in flight at a time."""
-    line = Load(np.ones(4), np.zeros(4), np.full(4, 10.0), np.zeros(4), np.zeros(4))
+    line = Load(np.ones(4), np.zeros(4), np.full(4, 10.0), np.zeros(4), np.zeros(4), np.ones(4, bool))
     teams = [Team((0,), np.ones(4), 0.0, 20), Team((1,), np.ones(4), 0.0, 40)]
     found = best_stages(line, teams, 2, lambda *_: 0.0, lambda behind: behind + 1)
     assert found == Stages((0, 2, 4), (1, 0), 2.0)

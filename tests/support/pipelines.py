@@ -15,7 +15,7 @@ import mesh.numpy as mnp
 from coordinator.plan import Plan
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles
-from mesh import nn, optim, tree
+from mesh import nn, optim, random, remat, scan, tree
 from mesh.stepping import Stepping
 from mesh.training.data import Cursor, Rows, Shares, padded
 from mesh.training.recipe import Recipe
@@ -52,6 +52,30 @@ def tied(params: Any, tokens: Any, y: Any) -> Any:
     return nn.cross_entropy(x @ mnp.transpose(table), y, reduction="none")
 
 
+def mean(params: Any, x: Any, y: Any) -> Any:
+    """One number, the mean over rows."""
+    return mnp.mean(layers(params, x, y))
+
+
+def dropping(params: Any, x: Any, y: Any, key: Any) -> Any:
+    for number, (weight, bias) in enumerate(params[:-1]):
+        x = nn.dropout(mnp.tanh(x @ weight + bias), 0.3, random.fold_in(key, number))
+    return layers(params[-1:], x, y)
+
+
+def computed_again(params: Any, x: Any, y: Any) -> Any:
+    for weight, bias in params[:-1]:
+        x = remat(lambda x, w, b: mnp.tanh(x @ w + b))(x, weight, bias)
+    return layers(params[-1:], x, y)
+
+
+def looping(params: Any, x: Any, y: Any) -> Any:
+    """With a loop of its own, which stays together."""
+    (first, _), (inner, _), *rest = params
+    x, _ = scan(lambda x, _: (mnp.tanh(x @ inner), ()), mnp.tanh(x @ first), None, length=3)
+    return layers(rest, x, y)
+
+
 def dense(sizes: tuple[int, ...]) -> Any:
     rng = np.random.default_rng(0)
     return [
@@ -82,6 +106,10 @@ MODELS: dict[str, tuple[Loss, Any, Any]] = {
     "skipping": (skipping, dense((WIDTH,) * 6), _regression()),
     "tied": (tied, _tied_params(), _tokens()),
 }
+KINDS = {
+    loss.__name__: (loss, MODELS["layers"][1], MODELS["layers"][2])
+    for loss in (mean, dropping, computed_again, looping)
+}
 
 
 @dataclass(frozen=True)
@@ -108,7 +136,7 @@ class Case:
 
 def case(model: str, micro_batches: int, rows: int = ROWS, times: int = 1, **options: Any) -> Case:
     """A step of a model with its rows, so many times over, in so many micro-batches."""
-    loss, params, batch = MODELS[model]
+    loss, params, batch = (MODELS | KINDS)[model]
     given = {"clip": None if options.get("updates") else 1.0, **options}
     optimiser = given.pop("optimiser", optim.adam(1e-2))
     recipe = Recipe(loss, optimiser, accumulate=micro_batches, staged=True, **given)
