@@ -81,7 +81,7 @@ def demo(options: Options) -> int:
     """MiniLM over three workers, one of them killed on the way."""
     from ..demo.show import show
 
-    return show(options.question, node_timeout_s=node_timeout_s(options))
+    return show(options.question, node_timeout_s=node_timeout_s(options), documents=options.document)
 
 
 async def nodes(options: Options, remote: Remote) -> int:
@@ -246,6 +246,8 @@ def _status_arguments(made: argparse.ArgumentParser) -> None:
 
 def _demo_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("question", nargs="?", help="what to search for (default: asked, or a sample question)")
+    one = "a document to search, such as journey.md (repeatable; default: all)"
+    made.add_argument("--document", action="append", default=[], metavar="NAME", help=one)
     add_health(made)
 
 

@@ -8,7 +8,7 @@ that a demo is over in moments.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +28,19 @@ class Passage:
     text: str
 
 
-def passages() -> list[Passage]:
-    """Every passage of the documents, in order of file name; ConfigError if the documents are not installed."""
+def passages(names: Sequence[str] = ()) -> list[Passage]:
+    """Every passage of these documents, () all, in order of file name; ConfigError if there is none of that name, or
+    the documents are not installed."""
     found: dict[str, Passage] = {}  # a sentence that stands twice is searched once
     folder = documents()
-    for path in sorted(folder.rglob("*.md")):
-        if path.relative_to(folder).parts[0] not in LEFT_OUT:
+    known = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.md"))}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no document {name!r}", next_step=f"Choose of {', '.join(known)}")
+    for name, path in known.items():
+        if name in names or not (names or name.startswith(LEFT_OUT)):
             for text in blocks(path.read_text(encoding="utf-8")):
-                found.setdefault(text, Passage(path.relative_to(folder).as_posix(), text))
+                found.setdefault(text, Passage(name, text))
     return list(found.values())
 
 

@@ -41,10 +41,16 @@ CHAPTERS = ("dead", "planned", "began")  # the story is over when a part began o
 TOLD = ("suspect", "dead", "healthy", "planned", "deployed", "began")
 
 
-def show(question: str | None = None, cache_dir: Path | None = None, node_timeout_s: float = NODE_TIMEOUT_S) -> int:
-    """Run the demo; `question` None: asked on a terminal, a sample elsewhere.  Returns the exit code."""
+def show(
+    question: str | None = None,
+    cache_dir: Path | None = None,
+    node_timeout_s: float = NODE_TIMEOUT_S,
+    documents: Sequence[str] = (),
+) -> int:
+    """Run the demo; `question` None: asked on a terminal, a sample elsewhere; `documents`: those to search,
+    () all.  Returns the exit code."""
     console = Console(highlight=False, soft_wrap=True)
-    texts = passages()
+    texts = passages(documents)
     work = batches([passage.text for passage in texts])
     model = load_model()
     engines = _engines(console)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from support.commands import environment, run
 
 from mesh.demo.passages import LEFT_OUT, blocks, passages
+from wire.errors import ConfigError
+
+DOCUMENTS = ["--document", "journey.md", "--document", "sessions.md", "--document", "training.md"]
 
 
 def demo(folder: Path, *question: str) -> str:
-    done = run("coord", "demo", *question, env=environment(folder), cwd=folder)
+    done = run("coord", "demo", *DOCUMENTS, *question, env=environment(folder), cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -47,6 +51,12 @@ def test_documents_become_passages() -> None:
     sources = {passage.source for passage in found}
     assert sources >= {"architecture.md", "journey.md"}
     assert not any(source.startswith(LEFT_OUT) for source in sources)
+
+
+def test_some_documents_only() -> None:
+    assert {passage.source for passage in passages(["journey.md", "nn.md"])} == {"journey.md", "nn.md"}
+    with pytest.raises(ConfigError, match=r"no document 'nobody\.md'"):
+        passages(["nobody.md"])
 
 
 def test_headings_tables_code_and_marks_are_not_searched() -> None:
