@@ -117,15 +117,16 @@ def test_a_plan_is_shown_before_a_byte_moves(served: Served) -> None:
     shown = served.ask("plan", "g.wire", "--strategy", "pipeline")
     assert shown.returncode == 0
     assert "2 of 2 workers (one, two)" in shown.stdout or "2 of 2 workers (two, one)" in shown.stdout
-    data = json.loads(served.ask("plan", "g.wire", "--strategy", "single", "--json").stdout)
+    data = json.loads(served.ask("plan", "g.wire", "--strategy", "single", "--copies", "buddy", "--json").stdout)
     assert len({part["worker"] for part in data["parts"]}) == 1
+    assert data["redundancy"]["copies"] == "buddy" and len(data["redundancy"]["memory"]) == 2
 
 
 # -- jobs
 
 
 def test_a_submitted_graph_leaves_its_outputs_as_npy_files(served: Served) -> None:
-    done = served.submit("--output", "out")
+    done = served.submit("--output", "out", "--copies", "coded")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (served.folder / "out").iterdir()) == ["total.npy", "y.npy"]
     np.testing.assert_array_equal(np.load(served.folder / "out" / "y.npy"), np.tanh(X @ W))
