@@ -29,8 +29,8 @@ from worker.devices import list_devices
 
 from ..client import Mesh
 from ..node import Node
-from ..sizes import size_text
 from ..report import Report
+from ..sizes import size_text
 from .minilm import WIDTH, Batch, batches, embed_batches, encode, load_model
 from .passages import Passage, passages
 
