@@ -50,7 +50,7 @@ BETTER = 0.8  # of the present plan's time per step: what is worth a move
 AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
 SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
 SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with it
-AHEAD_PAUSE_S = 0.1  # between two plans that may never be needed
+AHEAD_PAUSE_S = 0.3  # between two plans that may never be needed: planning slows this process down
 Contents = Mapping[FromState, bytes]
 Holders = Mapping[FromState, frozenset[str]]
 

@@ -198,7 +198,7 @@ class Run:
         workers = min(live, most or live)
         choice = choose(self._recipe, self._wishes.strategy, max(live, 1), most, begun=self._begun)
         if self._formed is not None and (choice == self._choice or (self._formed.elastic and choice.elastic)):
-            self._changed(choice, workers)
+            self._changed(choice, max(workers, 1))
             return
         self._settle()
         self._disband()
