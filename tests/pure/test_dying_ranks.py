@@ -1,0 +1,96 @@
+"""A rank dies in each phase of an all-reduce: the others hear who it was, and do the step again without it.
+
+A thread that says no more stands for a process that was killed; the others see that it ended, as they do of a process.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from support.ranks import wires_in_memory
+
+from wire.errors import MeshError, NodeLost
+from worker.collectives.group import Group
+from worker.collectives.wires import Wires
+
+COUNT = 24  # elements: a letter of each region for up to 4 ranks
+
+
+class Killed(Exception):
+    """The rank's process ended."""
+
+
+def dies_after(wires: Wires, letters: int) -> None:
+    """The next letter after so many is never sent, nor anything else."""
+    left = [letters]
+    for wire in wires.wires.values():
+        wire.outbox.publish = _counted(wire.outbox.publish, left)  # type: ignore[method-assign]
+
+
+def _counted(publish: Any, left: list[int]) -> Any:
+    def counted(*args: Any) -> None:
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        publish(*args)
+
+    return counted
+
+
+def reduced(wires: list[Wires], ranks: list[int], arrays: list[Any], algorithm: str, tag: int) -> dict[int, Any]:
+    """What each of these ranks has or hears."""
+    found: dict[int, Any] = {}
+
+    def work(rank: int) -> None:
+        wires[rank].begin(tag, lambda: False)
+        try:
+            group = Group(wires[rank], ranks, ranks.index(rank), algorithm=algorithm)
+            found[rank] = group.all_reduce(arrays[rank].copy())
+        except Killed as end:
+            found[rank] = end
+            for other in ranks:
+                if other != rank:
+                    wires[other].wires[rank].alive = lambda: False
+        except MeshError as error:
+            found[rank] = error
+            wires[rank].fail(error)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert found.keys() == set(ranks), "ranks wait for the dead"
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "exchange"])
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_rank_that_dies_in_any_phase_is_named_and_the_step_is_done_without_it(n: int, algorithm: str) -> None:
+    arrays = [np.arange(COUNT, dtype=np.float32) * (rank + 1) for rank in range(n)]
+    before = [array.copy() for array in arrays]
+    phases = {"ring": 2 * (n - 1), "direct": 2 * (n - 1), "exchange": n - 1}[algorithm]
+    for dead in range(n):
+        for phase in range(phases):
+            wires = wires_in_memory(n)
+            for rank in range(n):
+                for other, wire in wires[rank].wires.items():
+                    wire.name = f"worker-{other}"
+            dies_after(wires[dead], phase)
+            found = reduced(wires, list(range(n)), arrays, algorithm, tag=1)
+            assert isinstance(found.pop(dead), Killed), f"{algorithm} has no phase {phase}"
+            lost = [each for each in found.values() if isinstance(each, NodeLost)]
+            done = [each for each in found.values() if not isinstance(each, MeshError)]
+            assert lost, "somebody must have waited for what never came"
+            assert len(lost) + len(done) == n - 1
+            assert all(f"rank {dead} (worker-{dead})" in str(each) or f"worker-{dead}" in str(each) for each in lost)
+            for each in done:  # it had all it needed before
+                np.testing.assert_array_equal(each, np.sum(before, axis=0))
+            assert all(np.array_equal(array, was) for array, was in zip(arrays, before, strict=True)), "given as it was"
+            left = [rank for rank in range(n) if rank != dead]
+            again = reduced(wires, left, arrays, algorithm, tag=2)
+            for result in again.values():
+                np.testing.assert_array_equal(result, sum(before[rank] for rank in left))
