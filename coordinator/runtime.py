@@ -604,6 +604,7 @@ class Coordinator:
             self._spawn,
             self._tell,
             self.config.alone_s,
+            self._guards.deployed,
         )
 
     # -- ways between nodes
