@@ -247,6 +247,8 @@ class Run:
 
     def _sent_bytes(self, rows: Rows) -> int:
         plan = self._formed.plan if self._formed is not None else None
+        if plan is not None and len({part.node for part in plan.parts}) > 1 and not plan.gangs:
+            return int(plan.cut_bytes)
         return (sum(gang.sent_bytes for gang in plan.gangs) if plan is not None else 0) + bytes_of(rows)
 
 

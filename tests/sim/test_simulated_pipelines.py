@@ -171,6 +171,8 @@ class Mischief(Callback):
         if report.step == 9:
             self.mesh.simulation.start("sim-1")
 
+        assert report.sent_bytes > 9 * X.itemsize * X.shape[1], "rows, and what stages send each other"
+
     def on_workers(self, workers: int) -> None:
         self.workers.append(workers)
 
