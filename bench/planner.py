@@ -1,6 +1,10 @@
-"""Planning a large graph: medians beside their goal.
+"""Planning: large graphs, beside their goals, and what a crowd of workers costs.
 
-python bench/planner.py [--nodes 10000] [--workers 8] [--rounds 5]
+    python bench/planner.py [--rounds 3] [--crowd 300]
+
+10,000 nodes on 8 workers and 100,000 nodes on 16, by every strategy for any graph; a small program on 1,000 workers;
+and the CPU seconds of a coordinator per heartbeat of a simulated crowd, in which nothing is asked for.  `--crowd 1000`
+takes some minutes, since a simulated worker costs far more than what the coordinator does for it.
 """
 
 from __future__ import annotations
@@ -14,15 +18,17 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support.crowd import heartbeat_round
 from support.profiles import device, near, random_profiles, worker
 from support.random_graphs import big_graph, random_graph
 
 from coordinator.planner import make_plan
+from coordinator.profile import Profiles
 from wire.graph import WireGraph
 from wire.ops import inner_graphs
 from wire.strategies import FOR_ANY_GRAPH
 
-GOAL_S = 2.0
+GOALS_S = {10_000: 2.0, 100_000: 20.0}
 
 
 def nodes_of(graph: WireGraph) -> int:
@@ -31,30 +37,58 @@ def nodes_of(graph: WireGraph) -> int:
     return len(graph) + sum(map(nodes_of, inner))
 
 
+def alike(count: int) -> Profiles:
+    return near(*(worker(n, device(0, 50.0, 10.0)) for n in range(count)))
+
+
+def unlike(count: int) -> Profiles:
+    return random_profiles(np.random.default_rng(0), count)
+
+
+def measure(what: str, graph: WireGraph, profiles: Profiles, strategy: str, rounds: int, goal_s: float) -> None:
+    wall_s, cpu_s = [], []
+    for _ in range(rounds):
+        began_s, worked_s = time.perf_counter(), time.process_time()
+        plan = make_plan(graph, profiles, strategy)
+        wall_s.append(time.perf_counter() - began_s)
+        cpu_s.append(time.process_time() - worked_s)
+    goal = f"goal {goal_s:g} s  " if goal_s else ""
+    print(
+        f"{what}, {strategy:9} median {statistics.median(wall_s):6.2f} s  max {max(wall_s):6.2f} s  "
+        f"cpu {statistics.median(cpu_s):6.2f} s  {goal}n {rounds}  {len(plan.parts)} parts",
+        flush=True,
+    )
+
+
+def crowd(workers: int) -> None:
+    found = heartbeat_round(workers)
+    print(
+        f"{workers} simulated workers: a coordinator takes {found.cpu_s * 1e3:.2f} ms of a core per heartbeat of all "
+        f"({found.beat_s:g} s), {found.cpu_s / workers * 1e6:.0f} us and {found.calls / workers:.1f} calls per worker",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=10_000)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--crowd", type=int, default=300)
     chosen = parser.parse_args()
-    graphs = {"tower": big_graph(chosen.nodes), "random": random_graph(0, chosen.nodes, chosen.nodes).graph}
-    machines = {
-        "alike": near(*(worker(n, device(0, 50.0, 10.0)) for n in range(chosen.workers))),
-        "mixed": random_profiles(np.random.default_rng(0), chosen.workers),
-    }
-    for shape, graph in graphs.items():
-        for kind, profiles in machines.items():
-            for strategy in FOR_ANY_GRAPH:
-                times_s = []
-                for _ in range(chosen.rounds):
-                    began_s = time.perf_counter()
-                    plan = make_plan(graph, profiles, strategy)
-                    times_s.append(time.perf_counter() - began_s)
-                what = f"{nodes_of(graph)} nodes ({shape}), {chosen.workers} workers ({kind}), {strategy}"
-                print(
-                    f"{what:58} median {statistics.median(times_s):5.2f} s  max {max(times_s):5.2f} s  "
-                    f"goal {GOAL_S:g} s  n {chosen.rounds}  {len(plan.parts)} parts"
-                )
+    for nodes, workers, rounds in ((10_000, 8, chosen.rounds), (100_000, 16, 1)):
+        graphs = {"tower": big_graph(nodes)}
+        if nodes <= 10_000:
+            graphs["random"] = random_graph(0, nodes, nodes).graph
+        for shape, graph in graphs.items():
+            for kind, profiles in (("alike", alike(workers)), ("unlike", unlike(workers))):
+                what = f"{nodes_of(graph)} nodes ({shape}) on {workers} workers ({kind})"
+                for strategy in FOR_ANY_GRAPH:
+                    measure(what, graph, profiles, strategy, rounds, GOALS_S[nodes])
+    for kind, profiles in (("alike", alike(1000)), ("unlike", unlike(1000))):
+        measure(
+            f"24 nodes on 1000 workers ({kind})", random_graph(8, 6, 24).graph, profiles, "auto", chosen.rounds, 0.0
+        )
+    for workers in sorted({30, chosen.crowd}):
+        crowd(workers)
 
 
 if __name__ == "__main__":

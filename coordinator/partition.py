@@ -29,6 +29,7 @@ POSITIONS_MAX = 160  # cut positions the dynamic program considers
 ORDERS_MAX = 24  # orders of workers along a pipeline that are tried
 REFINE_UNITS_MAX = 600  # above this a single prediction is too dear to try moves
 REFINE_TRIES = 120
+EVERY_COUNT_UNITS_MAX = 20_000  # above, a graph is cut for 2, 4, 8, ... and all workers only
 PROPOSALS_OF_LARGE_MAX = 2  # orders of a large graph that are predicted, for every number of workers
 
 Best = tuple[Prediction, list[int]]
@@ -91,8 +92,11 @@ def _best(model: CostModel, proposals: Iterable[list[int]]) -> Best:
 def _latencies(slices: _Slices) -> Iterator[list[int]]:
     """Two workers and more, for the least time of one call."""
     yield _earliest_finish(slices.model)
-    for count in range(2, min(len(slices.model.profiles.workers), len(slices.model.units)) + 1):
-        yield from _sliced(slices, count, np.add)
+    units, most = len(slices.model.units), min(len(slices.model.profiles.workers), len(slices.model.units))
+    few = {most, *(1 << power for power in range(1, most.bit_length()))}
+    for count in range(2, most + 1):
+        if units <= EVERY_COUNT_UNITS_MAX or count in few:
+            yield from _sliced(slices, count, np.add)
 
 
 def _pipelines(slices: _Slices) -> Iterator[list[int]]:

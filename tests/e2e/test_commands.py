@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,14 @@ def test_a_plan_is_shown_before_a_byte_moves(served: Served) -> None:
     data = json.loads(served.ask("plan", "g.wire", "--strategy", "single", "--copies", "buddy", "--json").stdout)
     assert len({part["worker"] for part in data["parts"]}) == 1
     assert data["redundancy"]["copies"] == "buddy" and len(data["redundancy"]["memory"]) == 2
+    asked = ("plan", "g.wire", "--use-all", "--what-if-dies", "one", "--svg", "plan.svg", "--json")
+    data = json.loads(served.ask(*asked).stdout)
+    assert {part["worker"] for part in data["parts"]} == {"one", "two"}
+    assert {part["worker"] for part in data["what_if_dies"]["plan"]["parts"]} == {"two"}
+    texts = {each.text for each in ElementTree.parse(served.folder / "plan.svg").iter() if each.text}
+    assert {"one, device 0", "two, device 0"} <= texts
+    refused = served.ask("plan", "g.wire", "--use-all", "--strategy", "single")
+    assert refused.returncode != 0 and "Leave out one of them" in refused.stderr
 
 
 # -- jobs
