@@ -245,9 +245,9 @@ class Generating:
         order = self._slots.order(room)
         stepping = await self._stepping(room)
         if self._session is not None:
-            state = cached.moved(await self._session.state(), room, order)
+            state = await self._session.state()
             await self._close_session()
-            stepping = await asyncio.to_thread(stepping.starting, state)
+            stepping = await asyncio.to_thread(lambda: stepping.starting(cached.moved(state, room, order)))
         self._session = self._mesh.open_session(stepping, "none", 1, None, self._mode, 0)
         self._slots.moved(room, order)
 
