@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from support.values import ordinary
 
-from wire.dtypes import F32, F64
+from wire.dtypes import BOOL, DTYPES, F32, F64, DType
 from wire.errors import ExecuteFailed, InputError, MeshError, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph
+from wire.types import Attrs, TensorType
 from worker.cpu import CpuEngine, evaluate
 from worker.cpu import engine as cpu_engine
+from worker.cpu.engine import KERNELS
 
 MIB = 1 << 20
 
@@ -136,3 +138,28 @@ def test_a_computed_scalar_is_cast_to_bf16_as_an_array_is(value: float, rounded:
     graph = builder.build([builder.add("cast", negated, dtype="bf16")])
     (found,) = evaluate(graph, {"x": np.asarray(value)}, {})
     assert (str(found.dtype), float(found)) == ("bfloat16", -rounded)
+
+
+SELECTIONS = (
+    ((60, 90), (60, 90), (60, 90)), ((60, 90), (), (60, 90)), ((60, 90), (60, 90), ()), ((60, 90), (), ()),
+    ((), (60, 90), (60, 90)), ((), (), (60, 90)), ((60, 90), (3, 60, 90), (90,)), ((70, 1, 90), (2, 1), (1, 90)),
+    ((5,), (5,), ()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_large_selections_take_bits_as_they_are(dtype: DType) -> None:
+    """NaN with whatever it carries and the sign of 0 too."""
+    random = np.random.default_rng(0)
+
+    def drawn(shape: tuple[int, ...]) -> Any:
+        if dtype is BOOL:
+            return np.asarray(random.random(shape) > 0.5)
+        return random.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype.numpy).reshape(shape)
+
+    for condition, taken, other in SELECTIONS:
+        operands = [np.asarray(random.random(condition) > 0.5), drawn(taken), drawn(other)]
+        kind = TensorType(np.broadcast_shapes(condition, taken, other), dtype)
+        found = KERNELS["select"](Attrs({}), operands, kind)
+        assert (found.shape, found.dtype) == (kind.shape, kind.dtype.numpy)
+        assert np.ascontiguousarray(found).tobytes() == np.ascontiguousarray(np.where(*operands)).tobytes()
