@@ -149,7 +149,7 @@ def test_a_loss_at_every_single_step_changes_no_token() -> None:
 
 def test_a_batch_grows_with_its_texts_and_no_further_than_it_may() -> None:
     rooms = play([Wish(0, tuple(range(60)), 100), *(Wish(at, (at,), 5) for at in range(1, 12))], 1, slots_max=4)
-    assert (max(room.slots for room in rooms), max(room.length for room in rooms)) == (4, 256)
+    assert (max(room.slots for room in rooms), max(room.length for room in rooms)) == (4, 192)
     assert play([Wish(0, tuple(range(60)), 41)], 1, length_max=100) == [Room(1, 100, CHUNK)]
     assert [bucket(count) for count in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
 
