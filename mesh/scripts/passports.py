@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.certificates import certificate_pem, new_authority, new_key, revocations_pem, server_name
+from wire.errors import ConfigError
 from wire.security import TLSFiles
 
 MESH = "ranks"
@@ -54,6 +55,13 @@ def keep(texts: Mapping[str, str], folder: Path) -> None:
 
 
 def passport(folder: Path) -> Passport:
-    """This host's own."""
+    """This host's own; ConfigError where it has none."""
     files = TLSFiles(folder / KEY, folder / CERTIFICATE, folder / TRUST)
-    return Passport(files, json.loads((folder / NAMES).read_text(encoding="utf-8")))
+    try:
+        return Passport(files, json.loads((folder / NAMES).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(
+            f"ranks on several machines need certificates, which {folder} has not",
+            cause=str(error),
+            next_step="Start them with: mesh-coord launch --hostfile FILE script.py",
+        ) from None

@@ -19,6 +19,7 @@ from .meeting import Meeting, Note
 from .settings import RankSettings, told
 
 if TYPE_CHECKING:
+    from .doors import Door
     from .group import Group
 
 
@@ -30,11 +31,14 @@ class World:
     own: SharedDir
     meeting: Meeting | None
     group: Group
+    door: Door | None = None
 
     def close(self, ending: bool = False) -> None:
         """Free everything.  A process that is `ending` seems alive to others until it is over: they would fail before
         it, and be taken for the first that did."""
         self.group.close()
+        if self.door is not None:
+            self.door.close()
         if ending and self.meeting is not None:
             self.own.clear()
             return
@@ -116,11 +120,11 @@ def _begin(settings: RankSettings) -> World:
 
     if settings.size > 1:
         SharedDir.sweep()  # what ranks of before left
-    own = SharedDir.create()
     host = settings.hosts[settings.rank] if settings.hosts else ""
     meeting = Meeting(Path(settings.meeting).absolute(), settings.rank, host)
     several = len({*settings.hosts}) > 1
     door = Door(passport(meeting.path), settings.hosts, settings.rank) if several else None
+    own = SharedDir.create()
     notes: dict[int, Note] = {}
 
     def meet() -> None:
@@ -136,6 +140,8 @@ def _begin(settings: RankSettings) -> World:
     except BaseException:
         if settings.size > 1:
             meeting.leave()
+        if door is not None:
+            door.close()
         own.close()
         raise
-    return World(settings, own, meeting if settings.size > 1 else None, group)
+    return World(settings, own, meeting if settings.size > 1 else None, group, door)

@@ -14,6 +14,10 @@ import pytest
 from support.commands import COMES_TRUE_S, command, environment, run, wait_for
 from support.launching import runs
 
+from mesh.commands.coord import parser
+from mesh.commands.exit_codes import UNREACHABLE, code_of
+from wire.errors import ConnectFailed
+
 WORLD = """
 import os, sys
 import numpy as np
@@ -87,11 +91,12 @@ def test_four_ranks_exchange_arrays(tmp_path: Path, script: Path) -> None:
     ]
 
 
-def test_the_first_exit_code_that_is_not_0_ends_all_and_is_the_commands(tmp_path: Path, script: Path) -> None:
+def test_the_first_exit_code_that_is_not_0_ends_all_and_is_the_commands(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script.write_text(FAILS)
-    done = run("coord", "launch", "-n", "3", str(script), env=environment(tmp_path))
-    assert done.returncode == 7
-    assert done.stderr == "mesh-coord: rank 1 ended with exit code 7, and with it the others\n"
+    assert launched("-n", "3", str(script)) == 7
+    assert capsys.readouterr() == ("", "mesh-coord: rank 1 ended with exit code 7, and with it the others\n")
 
 
 def test_a_rank_is_started_by_hand_with_its_number_and_the_worlds_size(tmp_path: Path, script: Path) -> None:
@@ -131,40 +136,55 @@ def test_a_launch_that_is_stopped_leaves_nothing_behind(tmp_path: Path, script: 
         assert sorted((each["rank"], each["line"]) for each in told) == [(0, "told"), (1, "told")]
 
 
-def test_ranks_on_the_hosts_of_a_file_are_started_by_ssh_and_exchange_arrays(tmp_path: Path, script: Path) -> None:
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of that name, to be written."""
+    (tmp_path / "bin").mkdir()
+    found = tmp_path / "bin" / "ssh"
+    found.touch(0o755)
+    monkeypatch.setenv("PATH", f"{found.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SSH_LOG", str(tmp_path / "ssh.log"))
+    return found
+
+
+def test_ranks_on_the_hosts_of_a_file_are_started_by_ssh_and_exchange_arrays(
+    tmp_path: Path, script: Path, ssh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ssh.write_text(SSH)
     script.write_text(HOSTS)
-    programs, elsewhere, hosts = tmp_path / "bin", tmp_path / "elsewhere", tmp_path / "hosts.txt"
-    programs.mkdir()
+    elsewhere, hosts = tmp_path / "else where", tmp_path / "hosts.txt"
     elsewhere.mkdir()
-    (programs / "ssh").write_text(SSH)
-    (programs / "ssh").chmod(0o755)
     (elsewhere / "script.py").write_text(HOSTS)
-    there = f"user=me port=2222 python={sys.executable} folder={elsewhere}"
+    (tmp_path / "there").symlink_to(elsewhere)
+    there = f"user=me port=2222 python={sys.executable} folder={tmp_path}/there"
     hosts.write_text(f"localhost slots=2\nanna slots=1 {there}\n")
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    env = environment(tmp_path, PATH=path, SSH_LOG=str(tmp_path / "ssh.log"))
-    done = run("coord", "launch", "--hostfile", str(hosts), "script.py", "a b", env=env, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    monkeypatch.chdir(tmp_path)
+    assert launched("--hostfile", str(hosts), "script.py", "a b") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
     places = [(0, tmp_path, [0, 1]), (1, tmp_path, [0, 1]), (0, elsewhere, [2])]
-    assert sorted(done.stdout.splitlines()) == [
+    assert sorted(out.splitlines()) == [
         f"[{rank}] {rank} {local} {folder} ['a b'] {near}" for rank, (local, folder, near) in enumerate(places)
     ]
     asked = (tmp_path / "ssh.log").read_text()
     assert asked == f"-T -o BatchMode=yes -p 2222 me@anna {sys.executable} -P -m mesh.scripts.agent\n"
 
 
-def test_hosts_that_cannot_be_reached_and_mistakes_are_named(tmp_path: Path, script: Path) -> None:
-    script.write_text("")
-    (tmp_path / "ssh").write_text("#!/bin/sh\necho ssh: no route to host >&2\nexit 255\n")
-    (tmp_path / "ssh").chmod(0o755)
+def test_a_host_that_cannot_be_reached_is_named(
+    tmp_path: Path, script: Path, ssh: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ssh.write_text("#!/bin/sh\necho ssh: no route to host >&2\nexit 255\n")
+    script.touch()
     hosts = tmp_path / "hosts.txt"
     hosts.write_text("anna\n")
-    env = environment(tmp_path, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    done = run("coord", "launch", "--hostfile", str(hosts), str(script), env=env)
-    assert done.returncode == 4
-    assert "[anna] ssh: no route to host\n" in done.stderr
-    assert "the agent of rank 0 ended, on anna" in done.stderr
-    hosts.write_text("anna slot=2\n")
-    done = run("coord", "launch", "--hostfile", str(hosts), str(script), env=env)
-    assert done.returncode == 2
-    assert "hosts.txt line 1: 'slot' is no key of a host" in done.stderr
+    with pytest.raises(ConnectFailed, match="the agent of rank 0 ended, on anna") as caught:
+        launched("--hostfile", str(hosts), str(script))
+    assert caught.value.cause == "ssh: no route to host"
+    assert capsys.readouterr().err == "[anna] ssh: no route to host\n"
+    assert code_of(caught.value) == UNREACHABLE
+
+
+def launched(*arguments: str) -> int:
+    """The exit code of a launch by this process."""
+    options = parser().parse_args(["launch", *arguments])
+    return int(options.run(options))

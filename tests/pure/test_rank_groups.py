@@ -326,6 +326,14 @@ def test_two_processes_cannot_be_the_same_rank_but_a_note_of_a_dead_one_is_not_b
     other.close()
 
 
+def test_several_machines_without_certificates_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "RENDEZVOUS": str(tmp_path), "HOSTS": "a,b"}.items():
+        monkeypatch.setenv(f"MESH_{name}", value)
+    with pytest.raises(ConfigError, match="need certificates"):
+        mesh.init()
+    assert (mesh.rank(), mesh.world_size()) == (0, 2)
+
+
 def test_a_program_that_nobody_launched_is_a_world_of_its_own() -> None:
     assert (mesh.rank(), mesh.world_size(), mesh.local_rank()) == (0, 1, 0)
     world = mesh.init()
