@@ -214,5 +214,5 @@ class Slots:
     def _length(self, tokens: int) -> int:
         """64, 96, 128, 192, 256, ...: every step copies what a slot has room for, so it is not to be twice too much."""
         length = bucket(tokens, LENGTH_MIN)
-        length = length * 3 // 4 if LENGTH_MIN < length and tokens <= length * 3 // 4 else length
+        length = length * 3 // 4 if length > LENGTH_MIN and tokens <= length * 3 // 4 else length
         return length if self.length_max is None else min(length, self.length_max)
