@@ -36,7 +36,7 @@ def assert_matches(embeddings: NDArray[np.float32]) -> None:
     "engines",
     [
         pytest.param(["cpu", "cpu", "cpu"], id="three cpu workers"),
-        pytest.param(["wgsl"], id="one wgsl worker", marks=needs_adapter),
+        pytest.param(["wgsl"], id="one wgsl worker", marks=[needs_adapter, pytest.mark.long]),
         pytest.param(["wgsl", "cpu", "cpu"], id="wgsl and two cpu workers", marks=needs_adapter),
     ],
 )

@@ -130,7 +130,7 @@ def test_noise_moves_nothing(noise: Callable[[random.Random], float], strategy: 
     simulate(scenario, devices=unlike())
 
 
-@pytest.mark.parametrize("times", [2.0, 5.0, 10.0])
+@pytest.mark.parametrize("times", [2.0, pytest.param(5.0, marks=pytest.mark.long), 10.0])
 @pytest.mark.parametrize("strategy", ["auto", "pipeline"])
 @pytest.mark.parametrize("devices", [alike, unlike])
 def test_a_device_that_becomes_slower_costs_a_few_calls(
