@@ -236,10 +236,16 @@ class AsyncMesh:
         return self._copies if copies is None else copies_of(copies, OF_CALLS).text
 
     def stepping(
-        self, fn: Callable[..., Any], state: Any, examples: tuple[Any, ...], strategy: str | Strategy, mode: str
+        self,
+        fn: Callable[..., Any],
+        state: Any,
+        examples: tuple[Any, ...],
+        strategy: str | Strategy,
+        mode: str,
+        copies: str | None = None,
     ) -> Stepping:
-        """A step function traced for this state and these arguments."""
-        how, made = building(mode), Stepping(fn, state, examples, text_of(strategy))
+        """A step function traced for this state and these arguments; `copies` are those of what no step changes."""
+        how, made = building(mode), Stepping(fn, state, examples, text_of(strategy), self._copies_of(copies))
         how.built(made.work.graph)
         return made
 
