@@ -75,8 +75,12 @@ class Meeting:
                 time.sleep(POLL_S)
         return found
 
-    def leave(self) -> None:
-        (self.path / f"rank-{self.rank}").unlink(missing_ok=True)
+    def leave(self, own: SharedDir) -> None:
+        """Take the note away, if it is this process's."""
+        path = self.path / f"rank-{self.rank}"
+        note = _note(_read(path))
+        if note is not None and note.directory == str(own.path):
+            path.unlink(missing_ok=True)
 
     def give_up(self, group: str, error: MeshError) -> None:
         """Tell the ranks of a group that are on other machines why this one gave up."""

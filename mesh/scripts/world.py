@@ -43,7 +43,7 @@ class World:
             self.own.clear()
             return
         if self.meeting is not None:
-            self.meeting.leave()
+            self.meeting.leave(self.own)
         self.own.close()
 
 
@@ -139,7 +139,7 @@ def _begin(settings: RankSettings) -> World:
         group = Group("world", range(settings.size), settings.rank, neighbours, settings.timeout_s, meet)
     except BaseException:
         if settings.size > 1:
-            meeting.leave()
+            meeting.leave(own)
         if door is not None:
             door.close()
         own.close()

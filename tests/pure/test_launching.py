@@ -14,6 +14,7 @@ from support.commands import COMES_TRUE_S
 from support.launching import runs
 from support.waiting import until
 
+from mesh.commands.coord import parser
 from mesh.scripts.agent import Ranks
 from mesh.scripts.hostfile import Host, parse, ranks_on, read_hostfile
 from mesh.scripts.launcher import Launch, merged
@@ -101,6 +102,26 @@ def test_a_rank_is_what_it_is_told_without_a_launcher() -> None:
     assert told({}) == RankSettings()
     by_hand = told({}).changed(rank=2, size=4, meeting="/tmp/x", timeout_s=3.0)
     assert by_hand == RankSettings(2, 4, 2, 4, "/tmp/x", (), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["script.py"], "how many ranks"),
+        (["-n", "0", "script.py"], "at least one rank"),
+        (["-n", "2", "no/such/script.py"], "no script no/such/script.py"),
+        (["-n", "2", "--grace", "-1", "script.py"], "a grace of -1 s"),
+        (["-n", "2", "--collective-timeout", "0", "script.py"], "cannot wait 0 s"),
+    ],
+)
+def test_what_cannot_be_launched_is_a_mistake_of_who_typed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").touch()
+    options = parser().parse_args(["launch", *arguments])
+    with pytest.raises(ConfigError, match=text):
+        options.run(options)
 
 
 def test_lines_of_ranks_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:

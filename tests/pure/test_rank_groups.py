@@ -113,6 +113,21 @@ def test_what_is_sent_is_never_taken_for_another_shape_or_dtype(
         assert all(text in str(error) for text in texts)
 
 
+def test_what_is_never_sent_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def body(world: Group) -> Any:
+        if world.rank == 1:
+            try:
+                with pytest.raises(DeadlineExceeded, match=r"waited 0.01 s for rank 0 \(rank 0 of the world\)"):
+                    world.recv((2,), np.float32, 0, timeout_s=0.01)
+            finally:
+                over.set()
+        over.wait(60.0)
+
+    assert as_ranks(2, tmp_path, body) == [None, None]
+
+
 @SITES
 def test_rows_and_columns_of_four_ranks_work_at_the_same_time(tmp_path: Path, hosts: tuple[str, ...]) -> None:
     def body(world: Group) -> Any:
@@ -314,6 +329,8 @@ def test_two_processes_cannot_be_the_same_rank_but_a_note_of_a_dead_one_is_not_b
     Meeting(tmp_path, 0).come(Note(str(one.path)))
     with pytest.raises(ConfigError, match="rank 0 already"):
         Meeting(tmp_path, 0).come(Note(str(other.path)))
+    Meeting(tmp_path, 0).leave(other)
+    assert Meeting(tmp_path, 1).others({0}, 0.0) == {0: Note(str(one.path))}
     with pytest.raises(DeadlineExceeded, match="rank 1 to come"):
         Meeting(tmp_path, 0).others({1}, 0.0)
     assert life_of(one.path)()
@@ -323,6 +340,8 @@ def test_two_processes_cannot_be_the_same_rank_but_a_note_of_a_dead_one_is_not_b
         Meeting(tmp_path, 1).others({0}, 0.0)
     Meeting(tmp_path, 0).come(Note(str(other.path)))
     assert Meeting(tmp_path, 1).others({0}, 0.0) == {0: Note(str(other.path))}
+    Meeting(tmp_path, 0).leave(other)
+    assert not list(tmp_path.glob("rank-*"))
     other.close()
 
 
