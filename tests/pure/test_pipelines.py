@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from support.profiles import device, near, worker
 import mesh
 from coordinator.memory import memory_by_site
 from coordinator.plan import FromParam, FromPart, Part, Plan
+from coordinator.plan_bytes import plan_bytes, plan_from
 from coordinator.planner import make_plan
 from coordinator.session_plan import Stateful, session_plan
 from mesh import Pipeline, optim, tree
@@ -187,7 +189,9 @@ def test_a_step_that_is_no_number_changes_nothing_on_any_stage() -> None:
     for updates, schedule in ((False, "1f1b"), (True, "pipedream")):
         step = case("layers", 4, updates=updates)
         name = next(name for name, value in step.feeds.items() if value.shape == (ROWS, 8))
-        step.feeds[name][7, 3] = np.nan
+        bad = step.feeds[name].copy()
+        bad[7, 3] = np.nan
+        step = replace(step, feeds={**step.feeds, name: bad})
         _, found = step.run(Pipeline(3, 4, schedule).text, alike(3))
         assert not step.told(found)["good"]
         before = {name: step.params[name] for name, _ in step.stepping.carries}
@@ -244,3 +248,4 @@ def test_a_session_has_the_state_where_it_is_read(model: str, data: int) -> None
     plan = session_plan(step.graph, alike(4), Pipeline(2, 4, data=data).text, state)
     assert all(len(nodes) == data for nodes in plan.owners.values()), "each column has all of it"
     assert {piece.name for piece in plan.owners} == {name for name, _ in step.carries}
+    assert plan_from(plan_bytes(plan), plan.graph) == plan, "as a plan that is kept"

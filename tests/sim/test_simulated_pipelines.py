@@ -12,13 +12,12 @@ import pytest
 from support.pipelines import MODELS, largest_difference
 
 import mesh
-from mesh import DataParallel, DistributedTrainer, Mesh, Pipeline, Single, optim, tree
+from mesh import DataParallel, DistributedTrainer, Mesh, Pipeline, optim, tree
 from mesh.errors import ExecuteFailed, InputError, PlacementError
 from mesh.simulation.loop import VirtualLoop
 from mesh.training import Callback, Checkpoints, StepReport
 from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
-from wire.schedules import SCHEDULES
 
 STEPS, TURNS = 4, 4
 LOSS, PARAMS, (X, Y) = MODELS["layers"]
@@ -71,25 +70,25 @@ def undisturbed() -> tuple[Any, list[bytes]]:
         return told[1:], bits(session.state())
 
 
-KILLED = {  # strategy, workers, and how many stages there are
-    "re-placed": (Pipeline(3, TURNS), 4, 3),
-    "fewer stages": (Pipeline(3, TURNS), 3, 3),
-    "gpipe": (Pipeline(2, TURNS, "gpipe"), 2, 2),
+KILLED: dict[str, tuple[Pipeline, int, int, tuple[int, ...]]] = {  # workers, stages, who dies in the short test
+    "re-placed": (Pipeline(3, TURNS), 4, 3, (0, 1, 2)),
+    "fewer stages": (Pipeline(3, TURNS), 3, 3, (1,)),
+    "gpipe": (Pipeline(2, TURNS, "gpipe"), 2, 2, (0,)),
 }
 STEPS_S = 0.0075  # that the steps take
 
 
 def check(way: str, victim: int, tick_s: float) -> None:
-    strategy, workers, _ = KILLED[way]
+    strategy, workers, *_ = KILLED[way]
     told, state, _ = simulated(strategy, workers, victim, tick_s)
     assert (told, state) == undisturbed(), (way, victim, tick_s)
 
 
 @pytest.mark.parametrize("way", KILLED)
 def test_a_stage_that_dies_loses_nothing(way: str) -> None:
-    """Each stage of each, at moments spread over forward, backward and the change of weights."""
-    stages = KILLED[way][2]
-    for victim in range(stages):
+    """At moments spread over forward, backward and the change of weights."""
+    _, _, stages, victims = KILLED[way]
+    for victim in victims:
         check(way, victim, STEPS_S * (victim + 0.3) / stages)
 
 
@@ -132,10 +131,8 @@ def alone(micro_batches: int, epochs: int = 2, **wishes: Any) -> tuple[list[floa
 
 WAYS: dict[str, tuple[Pipeline, int, dict[str, Any]]] = {
     "1f1b": (Pipeline(3, TURNS), 3, {"clip": 0.5}),
-    "gpipe": (Pipeline(2, 3, "gpipe"), 2, {"clip": 0.5}),
     "columns": (Pipeline(2, 5, data=2), 4, {}),
     "half": (Pipeline(2, TURNS), 2, {"precision": "f16"}),
-    "as many stages as are best": (Pipeline(micro_batches=TURNS), 3, {}),
     "one stage on two workers": (Pipeline(1, TURNS, data=2), 2, {}),
     "one worker": (Pipeline(micro_batches=TURNS), 1, {}),
 }
@@ -204,14 +201,12 @@ def test_a_checkpoint_of_stages_is_one_of_any_training(tmp_path: Any) -> None:
 def test_rows_that_are_no_number_are_skipped_by_all_stages() -> None:
     bad = X.copy()
     bad[3] = np.nan
-    for schedule in SCHEDULES:
-        with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        for schedule in ("1f1b", "pipedream"):
             own = trainer(Pipeline(2, TURNS, schedule)).distribute(mesh)
             history = own.fit((bad, Y), batch_size=8, shuffle=False)
             assert history.skipped == [1] and np.isfinite(history.losses[1:]).all()
             assert all(np.isfinite(leaf).all() for leaf in tree.leaves(own.params))
-    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
-        own = trainer(Pipeline(2, TURNS)).distribute(mesh)
         with pytest.raises(ExecuteFailed, match="3 steps in a row"):
             own.fit((bad[:8], Y[:8]), epochs=5, batch_size=8)
 
@@ -237,12 +232,10 @@ def test_what_stages_cannot_do_is_refused() -> None:
     [
         (Pipeline(2, TURNS), 2, 1),
         (Pipeline(2, TURNS, "gpipe", data=2), 4, 2),
-        (Pipeline(2, TURNS, "pipedream"), 2, 1),
         (DataParallel(), 2, 2),
-        (Single(), 2, 1),
         (Pipeline(2, TURNS), 0, 0),
     ],
-    ids=["stages", "columns", "pipedream", "data", "single", "no mesh"],
+    ids=["stages", "columns", "data", "no mesh"],
 )
 def test_gradients_stay_with_whoever_has_the_params(strategy: Any, workers: int, owners: int) -> None:
     def loss(params: Any, x: Any, y: Any) -> Any:

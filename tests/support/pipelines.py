@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,7 @@ class Case:
         return self.stepping.state(carried, self.stepping.remembered(outputs))
 
 
+@cache
 def case(model: str, micro_batches: int, rows: int = ROWS, times: int = 1, **options: Any) -> Case:
     """A step of a model with its rows, so many times over, in so many micro-batches."""
     loss, params, batch = (MODELS | KINDS)[model]
