@@ -15,6 +15,7 @@ from wire.graph import GraphBuilder, WireGraph
 from wire.types import Attrs, TensorType
 from worker.cpu import CpuEngine, evaluate
 from worker.cpu import engine as cpu_engine
+from worker.cpu.elementwise import IN_PLACE
 from worker.cpu.engine import KERNELS
 
 MIB = 1 << 20
@@ -163,3 +164,38 @@ def test_large_selections_take_bits_as_they_are(dtype: DType) -> None:
         found = KERNELS["select"](Attrs({}), operands, kind)
         assert (found.shape, found.dtype) == (kind.shape, kind.dtype.numpy)
         assert np.ascontiguousarray(found).tobytes() == np.ascontiguousarray(np.where(*operands)).tobytes()
+
+
+def written_over() -> WireGraph:
+    """Sums that could be written over what they read, if nobody else had it."""
+    builder = GraphBuilder()
+    x, shape = builder.input("x", (64, 128), F32), (64, 128)
+    made = builder.add("exp", x)
+    flat = builder.add("reshape", made, shape=(64 * 128,))  # shows the memory of the one before
+    once = builder.add("add", made, x)  # so this must not be written over it
+    doubled = builder.add("mul", once, once)
+    last = builder.add("add", builder.add("mul", doubled, x), builder.add("reshape", flat, shape=shape))
+    held = builder.add("neg", x)
+    return builder.build([last, builder.add("add", x, x), held, builder.add("mul", held, x)])
+
+
+def test_results_are_written_over_operands_that_nobody_else_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    over: list[str] = []
+
+    def spied(name: str, ufunc: Any) -> Any:
+        def call(*operands: Any, out: Any) -> Any:
+            over.append(name)
+            return ufunc(*operands, out=out)
+
+        return call
+
+    monkeypatch.setattr(cpu_engine, "IN_PLACE", {name: spied(name, each) for name, each in IN_PLACE.items()})
+    x = ordinary(F32, 64 * 128).reshape(64, 128)
+    before = x.copy()
+    found = evaluate(written_over(), {"x": x})
+    made = np.exp(x)
+    once = made + x
+    for given, expected in zip(found, (once * once * x + made, x + x, -x, -x * x), strict=True):
+        assert given.tobytes() == expected.tobytes()
+    assert x.tobytes() == before.tobytes(), "an input is never written over"
+    assert over == ["mul", "add"]

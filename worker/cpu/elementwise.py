@@ -205,6 +205,9 @@ def _bitcast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return operands[0].view(out.dtype.numpy)
 
 
+# What may be written over its operand: the processor's own operations, the same bits wherever they are put.
+IN_PLACE: dict[str, np.ufunc] = {"add": np.add, "mul": np.multiply}
+
 ELEMENTWISE: dict[str, Kernel] = {
     "neg": _plain(np.negative),
     "recip": _wide(lambda x: x.dtype.type(1) / x),

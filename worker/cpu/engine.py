@@ -7,6 +7,7 @@ numpy's choice of inner loop and order of summation follows from shapes alone, a
 from __future__ import annotations
 
 import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from wire.dtypes import DTYPES, F32
+from wire.dtypes import DTYPES, F32, F64
 from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
 from wire.graph import GraphBuilder, Node, WireGraph, const_value
 from wire.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, MULTIPLE, OPS
@@ -28,25 +29,28 @@ from ..engine import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from ..inline import inline_composites
 from ..levels import levels
 from .control import CONTROL, Several
-from .elementwise import ELEMENTWISE, Kernel
+from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
 from .matrices import FACTORISATIONS, MATRICES
 from .process import keep_memory, one_thread
 from .structural import STRUCTURAL
 
 KERNELS: dict[str, Kernel] = {**ELEMENTWISE, **STRUCTURAL, **MATRICES}
 SEVERAL: dict[str, Several] = {**CONTROL, **FACTORISATIONS}
+OVER_BYTES_MIN = 1 << 14  # of a result that is written over an operand
 IOTA_BYTES_MAX = 1 << 15  # of numbers that are kept instead of counted in every run
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One numpy call: `frees` are the values no later call needs."""
+    """One numpy call: `frees` are the values no later call needs, and `over` the place of an operand among them that
+    the result may be written over; -1: there is none."""
 
     kernel: Kernel
     node: Node
     result: TensorType
     index: int
     frees: tuple[int, ...]
+    over: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +192,20 @@ def compile_graph(graph: WireGraph) -> CpuExecutable:
             kernel = KERNELS.get(node.op)
             if kernel is None:
                 raise Unsupported(f"the cpu engine has no op {node.op!r}", op=node.op)
-            calls.append(_Call(kernel, node, flat.types[index], index, frees))
+            calls.append(_Call(kernel, node, flat.types[index], index, frees, _over(flat, index, frees)))
     return CpuExecutable(
         _arguments(graph, flat), tuple(constants), tuple(calls), flat.outputs, _peak_bytes(flat, calls)
     )
+
+
+def _over(graph: WireGraph, index: int, frees: Sequence[int]) -> int:
+    """Memory that is in the cache is faster than new memory."""
+    node, kind = graph.nodes[index], graph.types[index]
+    if node.op in IN_PLACE and kind.dtype in (F32, F64) and kind.size_bytes >= OVER_BYTES_MIN:
+        for place, source in enumerate(node.inputs):
+            if source in frees and graph.types[source] == kind:
+                return place
+    return -1
 
 
 def _in_order(graph: WireGraph) -> list[tuple[int, Node]]:
@@ -254,6 +268,8 @@ def _computed(
             _settle(call.node.inputs, under_way, values)
         operands = [values[source] for source in call.node.inputs]
         if isinstance(call, _Call):
+            if call.over >= 0:
+                del values[call.node.inputs[call.over]]
             values[call.index] = _perform(call, operands)
         elif isinstance(call, _Meeting):
             under_way[call.index] = _met(call, operands, collectives)
@@ -299,6 +315,8 @@ def _turned(
 
 def _perform(call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
     try:
+        if call.over >= 0 and _is_alone(operands, call.over):
+            return np.asarray(IN_PLACE[call.node.op](*operands, out=operands[call.over]))
         return _canonical(call.kernel(call.node.attrs, operands, call.result))
     except MeshError:
         raise
@@ -306,6 +324,27 @@ def _perform(call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
         raise OutOfMemory(f"no memory for {call.result}", op=call.node.op, cause=str(error)) from None
     except Exception as error:
         raise _failed(call, error) from error
+
+
+def _is_alone(operands: list[NDArray[Any]], place: int) -> bool:
+    """Whether nobody but `operands` has this array or its memory: no input, output, constant, view or collective."""
+    array = operands[place]
+    owner = array if array.base is None else array.base
+    if not (isinstance(owner, np.ndarray) and owner.flags.owndata and array.flags.writeable):
+        return False
+    del array, owner
+    return _holders(operands, place) in _ALONE
+
+
+def _holders(operands: list[NDArray[Any]], place: int) -> tuple[bool, int, int]:
+    """Whether an array owns its memory, and the references to it and to the owner, those from here included."""
+    array = operands[place]
+    owner = array if array.base is None else array.base
+    return owner is array, sys.getrefcount(array), sys.getrefcount(owner)
+
+
+# As counted for arrays that nobody else has: what a reference from here counts differs between versions of Python.
+_ALONE = (_holders([np.empty(1)], 0), _holders([np.empty(1).reshape(1, 1)], 0))
 
 
 def _failed(call: _Call | _Turn, error: Exception) -> ExecuteFailed:
