@@ -26,6 +26,7 @@ from .parts import edges_of, output_source, param_places, parts_of
 from .plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window, WorkerShare
 from .planner import make_plan
 from .profile import Profiles
+from .staying import NOWHERE, STAYS, Homes, cuts, proposals_max
 
 ORDERS_MAX = 24  # of workers, that are tried
 MOVES_MAX = 200
@@ -61,7 +62,18 @@ def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Sta
         refusal = _not_in_place(plan, state) if found is None else does_not_fit(found, missing(found, profiles))
     if strategy not in FOR_ANY_GRAPH:
         raise refusal
-    return _counted(_Together(graph, profiles, state).plan(strategy))
+    return _counted(Together(graph, profiles, state).plan(strategy))
+
+
+def staying_session(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful, homes: Homes) -> Plan | None:
+    """A plan that leaves whole tensors of the state, and weights, where their `homes` are, for what follows a death;
+    None where there is none like that."""
+    graph = simplify(graph)
+    whole = strategy in STAYS and not graph.has_spmd and not needs_ranks(graph)
+    if not (whole and homes and profiles.workers):
+        return None
+    plan = Together(graph, profiles, state).staying(strategy, homes)
+    return None if plan is None else _counted(plan)
 
 
 def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, state: Stateful) -> Plan:
@@ -78,7 +90,7 @@ def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, state: Stateful
             if strategy == "single":
                 drafts.add("single", make_plan(graph, profiles, strategy))
             else:
-                shared = _counted(_Together(graph, profiles, state).plan(strategy))
+                shared = _counted(Together(graph, profiles, state).plan(strategy))
                 drafts.have(whole_name(shared), shared)
         except PlacementError as error:
             refusals.append(error)
@@ -184,7 +196,7 @@ def _counted(plan: Plan) -> Plan:
     return replace(plan, workers=tuple(replace(w, memory_bytes=totals.get(w.node, 0)) for w in plan.workers))
 
 
-class _Together:
+class Together:
     """Assignments that keep together what has to be."""
 
     def __init__(self, graph: WireGraph, profiles: Profiles, state: Stateful) -> None:
@@ -210,7 +222,53 @@ class _Together:
         if not proposals:
             raise PlacementError("no worker has one device that computes all that reads or makes one tensor of a state")
         best = min(((model.predict(each), list(each)) for each in proposals), key=lambda each: each[0].objective)
-        prediction, assignment = self._refined(*best) if strategy == "auto" else best
+        assignment = self._refined(*best)[1] if strategy == "auto" else best[1]
+        return self._plan(strategy, assignment, "")
+
+    def staying(self, strategy: str, homes: Homes) -> Plan | None:
+        """The plan that leaves tensors where their homes are, and shares out those that have none; None if there is
+        none like that."""
+        model = self.model
+        model.outputs = self._told
+        workers = self._profiles.workers
+        having = [
+            {
+                number
+                for number, worker in enumerate(workers)
+                if all(worker.node_id in homes.get(name, ()) for name in names)
+            }
+            for names in map(self._read_by, self._groups)
+        ]
+        places = [
+            min(has & set(self._able[group]), default=-1) for has, group in zip(having, self._groups, strict=True)
+        ]
+        lost = [number for number, place in enumerate(places) if place < 0]
+        sizes = [self._bytes_of(self._groups[number]) or 1 for number in lost]
+        judged = []
+        ways = cuts(sizes, [self._able[self._groups[number]] for number in lost], model.by_speed)
+        for way in itertools.islice(ways, proposals_max(model)):
+            chosen = dict(zip(lost, way, strict=True))
+            for assignment in self._placed([chosen.get(number, place) for number, place in enumerate(places)], homes):
+                found = model.predict(assignment)
+                judged.append((*found.objective, assignment))
+        if not judged or len(lost) == len(places):
+            return None
+        try:
+            return self._plan(strategy, min(judged)[-1], "what lives stays where it is")
+        except PlacementError:
+            return None
+
+    def _read_by(self, units: Iterable[int]) -> set[str]:
+        """The names of the params that these units read."""
+        nodes = (self._graph.nodes[leaf] for unit in units for leaf in self.model.leaves[unit])
+        return {node.attrs["name"] for node in nodes if node.op == "param"}
+
+    def _bytes_of(self, units: Iterable[int]) -> int:
+        leaves = {leaf for unit in units for leaf in self.model.leaves[unit]}
+        return sum(self.model.leaf_bytes[leaf] for leaf in leaves)
+
+    def _plan(self, strategy: str, assignment: list[int], more: str) -> Plan:
+        model = self.model
         prediction, sketches = model.arrange(assignment)
         model.outputs = self._given_back
         parts, place = parts_of(model, sketches)
@@ -230,6 +288,7 @@ class _Together:
             (
                 f"{len(used)} of {len(workers)} workers ({names}), predicted {took_ms:.3g} ms per step",
                 f"{len(self._groups)} groups of nodes stay together, so that the state is made where it is read",
+                *([more] if more else ()),
             ),
         )
         plan = _with_state(whole, self._state, self._graph)
@@ -292,8 +351,9 @@ class _Together:
             for order in itertools.islice(itertools.permutations(model.by_speed[: max(several, 1)]), ORDERS_MAX):
                 yield from self._placed([order[at] for at in _even(weight, several)])
 
-    def _placed(self, chosen: Sequence[int]) -> Iterator[list[int]]:
-        """The groups on these workers, or on others where they cannot be; nothing if they can be nowhere."""
+    def _placed(self, chosen: Sequence[int], homes: Homes = NOWHERE) -> Iterator[list[int]]:
+        """The groups on these workers, or on others where they cannot be; nothing if they can be nowhere.  What is in
+        no group goes where it has a home, if it reads something that has one."""
         model = self.model
         assignment = [-1] * len(model.units)
         for group, worker in zip(self._groups, chosen, strict=True):
@@ -302,6 +362,10 @@ class _Together:
                 return
             for unit in group:
                 assignment[unit] = worker if worker in able else able[0]
+        for unit in range(len(assignment)) if homes else ():
+            read = self._read_by([unit]) if assignment[unit] < 0 else set[str]()
+            there = [w for w in model.able[unit] if all(self._node(w) in homes.get(name, ()) for name in read)]
+            assignment[unit] = there[0] if read and there else assignment[unit]
         for unit in range(len(assignment)):  # after their operands, and what has none before its readers
             if assignment[unit] < 0:
                 assignment[unit] = self._near(unit, [assignment[each] for each in model.operands[unit]])
@@ -310,6 +374,9 @@ class _Together:
                 assignment[unit] = self._near(unit, [assignment[each] for each in model.consumers[unit]])
         if all(worker >= 0 for worker in assignment):
             yield assignment
+
+    def _node(self, worker: int) -> str:
+        return self._profiles.workers[worker].node_id
 
     def _near(self, unit: int, neighbours: Sequence[int]) -> int:
         there = [worker for worker in neighbours if worker >= 0]

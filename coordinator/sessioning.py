@@ -39,7 +39,7 @@ from .profile import CLIENT, Profiles
 from .program import Program
 from .records import Member
 from .redundancy import sentences
-from .session_plan import Stateful, check_carried, meanwhile, session_plan
+from .session_plan import Stateful, check_carried, meanwhile, session_plan, staying_session
 from .session_shares import Shares
 from .sessions import Policy, SessionState
 from .spans import SPANS_MAX, Span
@@ -165,6 +165,8 @@ class Session:
         self._copies: dict[int, dict[FromState, bytes] | None] = {}  # what this process holds; None: not any more
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._shares = Shares(around.deploying, around.members)
+        self._before: Plan | None = None  # the last plan that steps went by
+        self._lost = False  # whether workers are gone since it was free to choose
         self._goodbyes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -251,6 +253,7 @@ class Session:
     def nodes_changed(self, error: MeshError | None) -> None:
         """As Sessions has it."""
         before, self._nodes = self._nodes, self._around.usable()
+        self._lost |= bool(before - self._nodes)
         self.feed(ev.NodesChanged(self._nodes, error))
         if self._looking is None and self._nodes - before:
             self._looking = self._spawn(self._look_for_better())
@@ -292,6 +295,7 @@ class Session:
         )
         if self.plan is now and (wider or other.seconds < BETTER * now.seconds):
             self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
+            self._lost = False
             self.feed(ev.BetterPlan())
 
     # -- plans
@@ -329,10 +333,22 @@ class Session:
             except MeshError as error:
                 log.debug("no plan for the death of a worker: %s", error)
 
+    async def _staying(self, action: ev.MakePlan) -> Planned | None:
+        """After a death, the plan that leaves where it is what the others have; None if there is none like that."""
+        before, program = self._before, self._program
+        cut = any(piece.window is not None for piece in action.holders if isinstance(piece, FromState))
+        if before is None or action.contents is None or cut or self._elastic is not None or not self._lost:
+            return None
+        homes = {place.name: set(place.homes) & action.nodes for place in before.params}
+        homes |= {piece.name: nodes & action.nodes for piece, nodes in action.holders.items()}
+        args = program.graph, self._around.profiles(action.nodes), program.strategy, self._stateful, homes
+        plan = await asyncio.to_thread(staying_session, *args)
+        return None if plan is None else Planned(0, program, plan)
+
     async def _plan(self, action: ev.MakePlan) -> None:
         deployment = self.plans[action.generation]
         try:
-            planned = await self._planned(action.nodes)
+            planned = await self._staying(action) or await self._planned(action.nodes)
             plan = planned.plan
             wanted = {piece for node in dispatch.nodes(plan) for piece in dispatch.states_of(plan, node)}
             if deployment.contents is not None and not wanted <= deployment.contents.keys():
@@ -392,6 +408,7 @@ class Session:
             self._around.tell("deployed", action.node, "a session's parts", action.generation)
             deployment.deployed.add(action.node)
             if deployment.deployed >= dispatch.nodes(deployment.plan):
+                self._before = deployment.plan
                 self._around.guarded(deployment.program, deployment.plan)
             self.feed(ev.DeployDone(action.generation, action.node))
             if self._elastic is not None and self._ahead is None:

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from wire.graph import WireGraph
 from wire.simplify import simplify
-from wire.strategies import Auto, Pipeline, strategy_of
 
 from .cost import CostModel, Prediction
 from .memory import memory_by_site, missing
@@ -24,6 +23,7 @@ from .profile import Profiles
 
 Homes = Mapping[str, Collection[str]]  # param -> the workers that have it
 NOWHERE: Homes = {}
+STAYS = ("auto", "pipeline")  # the strategies that say nothing of which worker has what
 PROPOSALS_MAX = 64
 SHARES: Mapping[int, Sequence[tuple[float, ...]]] = {2: ((0.5, 0.5), (0.25, 0.75), (0.75, 0.25))}  # else even ones
 UNITS_LARGE, PROPOSALS_OF_LARGE_MAX = 600, 6  # one prediction takes time proportional to the graph
@@ -38,15 +38,15 @@ def staying_plan(
     """
     graph = simplify(graph)
     whole = not graph.has_spmd and all(node.op != "constraint" for node in graph.nodes)
-    if not (homes and whole and isinstance(strategy_of(strategy), Auto | Pipeline)):
+    if not (homes and whole and strategy in STAYS):
         return None
     model = CostModel(graph, profiles)
     assignment, lost = _at_home(model, homes)
     has = {unit: _having(model, unit, kept) for unit in lost}
-    ways = itertools.chain([_kept(model, assignment, lost, has)], _cuts(model, lost))
-    limit = PROPOSALS_MAX if len(model.units) <= UNITS_LARGE else PROPOSALS_OF_LARGE_MAX
+    sizes, able = [_bytes(model, [unit]) or 1 for unit in lost], [model.able[unit] for unit in lost]
+    ways = itertools.chain([_kept(model, assignment, lost, has)], cuts(sizes, able, model.by_speed))
     judged = []
-    for way in itertools.islice(ways, limit):
+    for way in itertools.islice(ways, proposals_max(model)):
         chosen = dict(zip(lost, way, strict=True))
         moved = _bytes(model, [unit for unit, worker in chosen.items() if worker not in has[unit]])
         filled = _filled(model, assignment, chosen)
@@ -54,6 +54,11 @@ def staying_plan(
         judged.append((sum(prediction.short_bytes), moved, prediction.seconds, filled))
     plan = _plan(model, strategy, min(judged)[-1], _bytes(model, lost))
     return None if any(missing(plan, model.profiles)) else plan
+
+
+def proposals_max(model: CostModel) -> int:
+    """How many may be predicted."""
+    return PROPOSALS_MAX if len(model.units) <= UNITS_LARGE else PROPOSALS_OF_LARGE_MAX
 
 
 def _at_home(model: CostModel, homes: Homes) -> tuple[list[int], list[int]]:
@@ -98,18 +103,17 @@ def _kept(model: CostModel, assignment: Sequence[int], lost: Sequence[int], has:
     return chosen
 
 
-def _cuts(model: CostModel, lost: Sequence[int]) -> Iterator[list[int]]:
-    """Ways to share out what was lost: in order, over one worker and more, about equal and in other proportions."""
-    count = len(model.profiles.workers)
-    sizes = [_bytes(model, [unit]) or 1 for unit in lost]
-    if not lost:
+def cuts(sizes: Sequence[int], able: Sequence[Collection[int]], workers: Sequence[int]) -> Iterator[list[int]]:
+    """Ways to share out what was lost, by its sizes and who is able to have it: in order, over one of the workers and
+    more, about equal and in other proportions."""
+    if not sizes:
         yield []
         return
-    for several in sorted(range(1, min(count, len(lost)) + 1), reverse=True):
-        for order in itertools.permutations(model.by_speed, several):
+    for several in range(min(len(workers), len(sizes)), 0, -1):
+        for order in itertools.permutations(workers, several):
             for shares in SHARES.get(several, ((1.0,) * several,)):
                 chosen = [order[at] for at in _sliced(sizes, shares)]
-                if all(worker in model.able[unit] for unit, worker in zip(lost, chosen, strict=True)):
+                if all(worker in fit for worker, fit in zip(chosen, able, strict=True)):
                     yield chosen
 
 

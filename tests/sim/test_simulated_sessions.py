@@ -129,6 +129,10 @@ def test_pieces_of_workers_that_died_at_once_are_made_of_those_of_others(copies:
         for name in owners[:deaths]:
             mesh.simulation.kill(name)
         losses += [float(session.step(*batch(step)).result()) for step in range(6, STEPS)]
+        after = session._async.running.plan  # type: ignore[attr-defined]
+        dead = {share.node for share in plan.workers if share.name in owners[:deaths]}
+        for piece, nodes in plan.owners.items():
+            assert after.owners[piece] == nodes or nodes <= dead, "what lives stays where it is"
         assert (losses, bits(session.state())) == undisturbed(STEPS)
 
 
