@@ -137,13 +137,14 @@ async def test_gangs_on_workers_of_one_machine_and_of_two(fleet: Fleet) -> None:
 
 async def ranks_reach_each_other(fleet: Fleet) -> None:
     (alone,) = fleet.workers[2].host_pids()
+    before = sockets_of(alone)
     for generation, shape in ((1, (5, 7)), (2, LARGE)):
-        ranks, before = Ranks(fleet, PlanKey(1, generation), shape), sockets_of(alone)
+        ranks = Ranks(fleet, PlanKey(1, generation), shape)
         await ranks.deploy()
         for step in itertools.count():
             arrays = drawn(shape, step)
             right(await ranks.run(step, arrays), arrays)
-            if step > 2 and sockets_of(alone) == before + 2:  # a connection to each of the others, from now on used
+            if step > 2 and sockets_of(alone) >= before + 2:  # a connection to each of the others, from now on used
                 break
         right(await ranks.run(step + 1, arrays), arrays)
         for link in fleet.links:
