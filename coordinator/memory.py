@@ -60,9 +60,11 @@ def _in_turn(parts: Sequence[Part]) -> dict[tuple[str, int], int]:
             last[site, source] = at
     goes: dict[int, list[tuple[tuple[str, int], int]]] = {}
     most = dict(held)
+    working = {id(part.graph): part.graph for part in parts}  # many parts have one graph
+    made = {each: working_set(graph) for each, graph in working.items()}
     for at, part in enumerate(parts):
         site = (part.node, part.device)
-        most[site] = max(most[site], held[site] + working_set(part.graph))
+        most[site] = max(most[site], held[site] + made[id(part.graph)])
         for there, source, size_bytes in comes.get(part.index, ()):
             held[there] += size_bytes
             most[there] = max(most[there], held[there])

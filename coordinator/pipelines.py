@@ -37,6 +37,7 @@ from .stages import Load, Stages, Team, best_stages
 
 Carries = tuple[tuple[str, int], ...]
 PLACES_MAX = 160  # places that are looked at when the line is cut
+PLANS_MAX = 3  # numbers of stages of which plans are made, those first that look best
 STATE_VALUES = 2
 MESSAGE_BYTES = 1 << 16  # what takes as long to send as the message for a tensor
 
@@ -74,10 +75,8 @@ class _Planner:
         """The fastest plan of any number of stages that may be tried."""
         found: list[Plan] = []
         refusal: PlacementError | None = None
-        for count in self._counts():
-            stages = self._stages(count)
-            if stages is None:
-                continue
+        proposed = [stages for count in self._counts() if (stages := self._stages(count)) is not None]
+        for stages in sorted(proposed, key=self._bound_s)[:PLANS_MAX]:
             plan = StageParts(
                 self._graph, self._loop, self._line, self._after, stages, self._columns(stages), self._asked,
                 self._profiles,
@@ -93,6 +92,10 @@ class _Planner:
                 next_step="Raise --max-memory, add a worker, or make more micro-batches",
             )
         return min(found, key=lambda plan: plan.seconds)
+
+    def _bound_s(self, stages: Stages) -> float:
+        """What a step takes at least."""
+        return (self._asked.micro_batches / self._asked.data + len(stages.teams) - 1) * stages.slowest_s
 
     def _counts(self) -> Iterator[int]:
         places = self._load.stages_max
