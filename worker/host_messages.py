@@ -264,7 +264,7 @@ class Expecting(_Message, frozen=True, array_like=True, tag=True):
 
 
 class Parted(_Message, frozen=True, array_like=True, tag=True):
-    """The connection beside a mailbox has ended."""
+    """The connection beside a mailbox has ended, or has not come about."""
 
     mailbox: str
 

@@ -29,7 +29,7 @@ from .introducing import Calls
 from .mailbox import LETTERS, Inbox, Outbox, lay_out, letter_bytes_for, size_of
 
 INLINE_BYTES_MAX = 32 * KIB  # a larger letter is a stream: bulk must not stand before beats
-AGAIN_S = 1.0  # from the end of a connection to the offer of another
+AGAIN_S, AGAIN_S_MAX = 1.0, 300.0  # from the end of a connection to the offer of another, longer each time
 TELL_S = 0.001  # after which the writer hears of a letter that was read, if it does not before
 
 
@@ -43,6 +43,7 @@ class _Original:
     inbox: Inbox | None = None  # its reading end, once the reader turned out to be elsewhere
     sent: int = 0
     gave_up: int = 0
+    parted: int = 0  # how often the connection beside it ended, or did not come about
 
 
 @dataclass(slots=True)
@@ -150,7 +151,11 @@ class Bridge:
             case Expecting(mailbox, key, port):
                 self._say(mailbox, Meet(mailbox, False, port, key))
             case Parted(mailbox):
-                asyncio.get_running_loop().call_later(AGAIN_S, self._introduce, mailbox)
+                original = self._originals.get(mailbox)
+                if original is not None:
+                    wait_s = min(AGAIN_S * 2 ** min(original.parted, 16), AGAIN_S_MAX)
+                    original.parted += 1
+                    asyncio.get_running_loop().call_later(wait_s, self._introduce, mailbox)
 
     def rang(self, device: int) -> None:
         """The host of a device wrote letters, or read some."""

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..host_messages import Call, Expect, Expecting, FromHost, NodeTLS, Parted
 from .connection import Connection
@@ -55,8 +54,18 @@ class Lines:
         """Make a connection, in a thread, unless there is one."""
         line = self.line(message.mailbox)
         if line.calling():
-            work = self._expect if isinstance(message, Expect) else _call
-            threading.Thread(target=_attempt, args=(line, work, message), name="calling", daemon=True).start()
+            threading.Thread(target=self._attempt, args=(line, message), name="calling", daemon=True).start()
+
+    def _attempt(self, line: Line, message: Expect | Call) -> None:
+        connection = None
+        try:
+            connection = self._expect(message) if isinstance(message, Expect) else _call(message)
+        except OSError as error:
+            log.info("no connection to another rank's host, so the daemons carry its letters: %s", error)
+        finally:
+            line.called(connection)
+        if connection is None:
+            self._send(Parted(message.mailbox))
 
     def _expect(self, message: Expect) -> Connection | None:
         with listening_on(message.host) as listener:
@@ -71,16 +80,6 @@ class Lines:
                     log.info("turned away a caller from %s: %s", where[0], error)
                     caller.close()
         return None
-
-
-def _attempt(line: Line, work: Callable[[Any], Connection | None], message: Expect | Call) -> None:
-    connection = None
-    try:
-        connection = work(message)
-    except OSError as error:
-        log.info("no connection to another rank's host, so the daemons carry its letters: %s", error)
-    finally:
-        line.called(connection)
 
 
 def _answered(caller: socket.socket, message: Expect) -> Connection:
