@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 from support.commands import PATIENT_S
 
 import mesh.numpy as mnp
-from mesh import Mesh, errors
+from mesh import Mesh, errors, load, trace
+from mesh.config import MeshConfig
 
 LAYERS, WIDTH = 6, 256
 LAYER_BYTES = 4 * WIDTH * WIDTH
@@ -33,9 +35,13 @@ def model(params: Any, x: Any) -> Any:
     return x
 
 
-def reference() -> Any:
-    """What one process without a mesh computes."""
-    return np.asarray(model({name: mnp.asarray(array) for name, array in weights().items()}, mnp.asarray(X)))
+def saved(folder: Path) -> Path:
+    """The model as a file."""
+    with Mesh(MeshConfig()) as mesh:
+        graph = trace(model, mesh.put(weights()), X)
+    path = folder / "model.wire"
+    graph.save(path, {f"params/{name}": array for name, array in weights().items()})
+    return path
 
 
 class Told:
@@ -57,25 +63,25 @@ class Told:
 
 
 @pytest.mark.parametrize("copies", ["buddy", "coded"])
-def test_a_death_moves_only_what_was_lost_and_the_client_sends_nothing(copies: str) -> None:
+def test_a_death_moves_only_what_was_lost_and_the_client_sends_nothing(copies: str, tmp_path: Path) -> None:
+    loaded = load(saved(tmp_path))
     builder = Mesh.builder().mesh("redundancy").local(3, "cpu", max_memory=ROOM).copies(copies)
     with builder.node_timeout(PATIENT_S).build() as mesh:
         told = Told(mesh)
-        held = mesh.put(weights())
         with pytest.raises(errors.PlacementError):
-            mesh.run(model, held, X, strategy="single")
-        before = mesh.run(model, held, X, strategy="pipeline")
+            mesh.run(loaded, X, strategy="single")
+        before = mesh.run(loaded, X, strategy="pipeline")
         first = mesh.report()
         assert sum(each.weight_bytes["client"] for each in first.workers.values()) == WEIGHTS_BYTES
         told.wait("guarded")
-        outlook = mesh.plan(model, held, X, strategy="pipeline").data["redundancy"]
-        dead = sorted(first.workers)[1]
-        (death,) = [row for row in outlook["deaths"] if row["worker"] == dead]
-        (pid,) = [node.pid for node in mesh.nodes if node.name == dead]
+        outlook = mesh.plan(loaded, X, strategy="pipeline").data["redundancy"]
+        death = max(outlook["deaths"], key=lambda row: row["lost_bytes"])
+        (pid,) = [node.pid for node in mesh.nodes if node.name == death["worker"]]
         os.kill(pid, signal.SIGKILL)
-        after = mesh.run(model, held, X, strategy="pipeline")
+        after = mesh.run(loaded, X, strategy="pipeline")
         report = mesh.report()
-    assert before.tobytes() == after.tobytes() == reference().tobytes()
+        alone = mesh.run(loaded, X, mode="off")
+    assert before.tobytes() == after.tobytes() == alone.tobytes()
     assert sum(each.weight_bytes["client"] for each in report.workers.values()) == 0
     assert 0 < death["lost_bytes"] < ROOM and report.weight_bytes_moved <= death["lost_bytes"]
     assert copies == "buddy" or report.weight_bytes_moved <= death["moved_bytes"], "more than the plan said"
