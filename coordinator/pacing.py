@@ -76,6 +76,7 @@ class Pacing:
         self._debts = Debts()
         self._asked: set[Program] = set()  # for which another plan is being made
         self._slow: dict[Site, _Slow] = {}
+        self._settled = 0  # how many verdicts there were when all were sure
         self._news = asyncio.Event()
 
     def ran(self, step: Hashable, node: str, deployment: Deployment, answer: Ran, took_s: float, calls: int) -> None:
@@ -90,14 +91,34 @@ class Pacing:
         worked_s = sum(run.compute_s for run in answer.parts) + max((run.wait_s for run in answer.parts), default=0.0)
         self.lessons.ran(step, plan, node, max(took_s - worked_s, 0.0))
 
+    def session_ran(self, step: Hashable, node: str, plan: Plan, answer: Ran, took_s: float) -> int:
+        """A worker did its parts of a step of a session; a number that is another one once a change of pace is sure."""
+        if self._on:
+            self._judge(plan, {run.part: run.compute_s for run in answer.parts}, 1)
+            self.learn(step, node, plan, answer, took_s)
+            if self.sure:
+                self._settled = self.stragglers.verdicts
+        return self._settled
+
+    @property
+    def sure(self) -> bool:
+        """Whether every device that is slow was so after its trial, too."""
+        return all(slow.sure for slow in self._slow.values())
+
     def _took(self, deployment: Deployment, seconds: Mapping[int, float], calls: int) -> None:
         if self._on and deployment.plan is not None:
-            load = 0 if deployment.trial else calls - self.trials
-            self._changed(self.stragglers.took(deployment.plan, seconds, load), deployment.plan, seconds)
-            for part in () if deployment.trial else seconds:
-                site = deployment.plan.parts[part].node, deployment.plan.parts[part].device
-                if site in self._slow and self._slow[site].tried and self.stragglers.ran_slowly(site):
-                    self._slow[site].sure = True
+            if deployment.trial:
+                self._changed(self.stragglers.took(deployment.plan, seconds, 0), deployment.plan, seconds)
+            else:
+                self._judge(deployment.plan, seconds, calls - self.trials)
+
+    def _judge(self, plan: Plan, seconds: Mapping[int, float], load: int) -> None:
+        """Parts that are no trial took so long."""
+        self._changed(self.stragglers.took(plan, seconds, load), plan, seconds)
+        for part in seconds:
+            site = plan.parts[part].node, plan.parts[part].device
+            if site in self._slow and self._slow[site].tried and self.stragglers.ran_slowly(site):
+                self._slow[site].sure = True
 
     def late(self, deployment: Deployment, part: int, took_s: float, calls: int) -> None:
         """A part runs for so long and is not done."""
@@ -126,7 +147,7 @@ class Pacing:
         plan, program = deployment.plan, deployment.program
         if deployment.verdicts == self.stragglers.verdicts or plan is None or plan.audit is not None:
             return
-        if deployment.trial or program in self._asked or not all(slow.sure for slow in self._slow.values()):
+        if deployment.trial or program in self._asked or not self.sure:
             return
         self._asked.add(program)
         verdicts = self.stragglers.verdicts

@@ -605,6 +605,7 @@ class Coordinator:
             self._tell,
             self.config.alone_s,
             self._guards.deployed,
+            lambda *ran: self._pacing.session_ran(*ran),
         )
 
     # -- ways between nodes

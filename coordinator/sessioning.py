@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from wire.dtypes import U8
 from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
 from wire.exchange import BlobExchange, off_loop
 from wire.limits import MIB
-from wire.messages import CancelStep, PlanKey, Snapshot, Snapshotted
+from wire.messages import CancelStep, PlanKey, Ran, Snapshot, Snapshotted
 from wire.redundancy import copies_of
 from wire.sharedmem import SharedDir
 from wire.strategies import Pipeline, Split, strategy_of
@@ -43,6 +43,7 @@ from .session_plan import Stateful, check_carried, meanwhile, session_plan, stay
 from .session_shares import Shares
 from .sessions import Policy, SessionState
 from .spans import SPANS_MAX, Span
+from .timeline import as_it_runs, without_slow
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -72,6 +73,7 @@ class Surroundings:
     tell: Callable[[str, str, str, int], None]
     alone_s: float
     guarded: Callable[[Program, Plan], None]  # all workers of a plan have what it needs
+    ran: Callable[[Hashable, str, Plan, Ran, float], int]  # as `Pacing.session_ran`
 
 
 class Sessions:
@@ -169,6 +171,7 @@ class Session:
         self._lost = False  # whether workers are gone since it was free to choose
         self._goodbyes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._verdicts = 0  # on the pace of devices, as of the last look
         self._looking: asyncio.Task[None] | None = None
         self._ahead: asyncio.Task[None] | None = None
         self._error: MeshError | None = None
@@ -271,8 +274,18 @@ class Session:
         if self._reads.pop(request, None) is not None and not self._machine.over:
             self.feed(ev.StateUnasked(request))
 
+    def _follow_pace(self, action: ev.SendRun, deployment: _Deployment, answer: Ran, took_s: float) -> None:
+        """Look for a better plan where some device is known to be slower than it was, or well again."""
+        if deployment.plan is None:
+            return
+        step = action.generation, action.step
+        verdicts = self._around.ran(step, action.node, deployment.plan, answer, took_s)
+        if verdicts != self._verdicts and self._looking is None:
+            self._verdicts = verdicts
+            self._looking = self._spawn(self._look_for_better())
+
     async def _look_for_better(self) -> None:
-        """Workers came: see whether the steps would be faster with them."""
+        """Workers came, or their pace changed: see whether the steps would be faster otherwise."""
         try:
             nodes = frozenset[str]()
             while self._around.usable() - nodes and not self._machine.over:
@@ -290,10 +303,12 @@ class Session:
         if now is None:
             return
         other = (await self._planned(nodes)).plan
+        profiles = self._around.profiles(self._around.usable())
+        now_s, then_s = as_it_runs(now, profiles), as_it_runs(other, profiles)
         wider = (self._program.strategy != "auto" or self._elastic is not None) and len(dispatch.nodes(other)) > len(
             dispatch.nodes(now)
         )
-        if self.plan is now and (wider or other.seconds < BETTER * now.seconds):
+        if self.plan is now and (wider or then_s < BETTER * now_s):
             self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
             self._lost = False
             self.feed(ev.BetterPlan())
@@ -311,7 +326,12 @@ class Session:
             return await asyncio.to_thread(session_plan, program.graph, profiles, program.strategy, self._stateful)
 
         if self._elastic is not None:
-            return await self._elastic.planned(profiles, plan)
+            found = await self._elastic.planned(profiles, plan)
+            well = without_slow(profiles)
+            if well is None:
+                return found
+            fewer = await self._elastic.planned(well, plan)
+            return fewer if as_it_runs(fewer.plan, profiles) < BETTER * as_it_runs(found.plan, profiles) else found
         program = self._program
         try:
             return Planned(0, program, await plan(program))
@@ -448,6 +468,7 @@ class Session:
             began_s = self._loop.time()
             answer = await outcome(begun, self._around.shared)
             self.spans.append(Span.of(member.profile.name, action.number, began_s, self._loop.time(), answer))
+            self._follow_pace(action, deployment, answer, self._loop.time() - began_s)
             for output in answer.outputs:
                 if output.value.data is not None or output.value.shared:
                     value = tensor_of(member.link, output.value)

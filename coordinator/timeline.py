@@ -17,6 +17,8 @@ from typing import Any
 from .plan import FromInput, FromPart, Gang, Part, Plan
 from .profile import CLIENT, Profiles
 
+SLOW = 1.5  # times as long as measured: somebody whom the rest may be better off without
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:
@@ -68,6 +70,24 @@ def timeline(
         elif part.index == gang.parts[-1]:
             clock.end(gang.parts, gang_s(gang))
     return clock.done()
+
+
+def as_it_runs(plan: Plan, profiles: Profiles) -> float:
+    """What a call by this plan takes on devices that are as slow as they are now."""
+    slower = {(worker.node_id, device.index): device.slower for worker in profiles.workers for device in worker.devices}
+    return timeline(
+        plan, profiles, lambda part: part.seconds / part.slower * slower.get((part.node, part.device), part.slower)
+    ).seconds
+
+
+def without_slow(profiles: Profiles) -> Profiles | None:
+    """The workers without those that have a device far slower than it was; None if there are none, or no others."""
+    slow = [worker.node_id for worker in profiles.workers if max(each.slower for each in worker.devices) > SLOW]
+    if not slow or len(slow) == len(profiles.workers):
+        return None
+    for node in slow:
+        profiles = profiles.without(node)
+    return profiles
 
 
 class _Clock:
