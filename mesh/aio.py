@@ -112,15 +112,7 @@ class AsyncMesh:
         mode: str = "auto",
         copies: str | None = None,
     ) -> Any:
-        """`fn(*args)` on the mesh.
-
-        `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker), "auto"
-        (what the cost model finds fastest) or a DeviceMap, which says itself what is where.  `mode` says where: "on"
-        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers, and "local" is "off" for
-        graphs that are this process's alone: a collective inside, or another device, is a GraphError.  `copies` says
-        what workers keep of each other's params (docs/redundancy.md): "replica", "buddy", "coded", "coded K of N" or
-        "checkpoint", which leaves them to this process; None is what the mesh was built with.
-        """
+        """`fn(*args)` on the mesh; the arguments are those of `Mesh.run`."""
         return await self._call(self.form(fn, args, strategy, mode, copies), args)
 
     async def compile(
@@ -134,12 +126,7 @@ class AsyncMesh:
         cache: bool = True,
         build_dir: str | Path | None = None,
     ) -> Callable[..., Any]:
-        """An async callable for arguments of the examples' shapes and dtypes; others are traced when they come.
-
-        `strategy`, `mode` and `copies` as for `run`, also of a graph or a model.  `name` is what plans and jobs call
-        the graphs.  What was traced is kept; with `cache=False` it is not, and every call is traced anew, as `run` is.
-        In `build_dir` each graph is written as NAME-HASH.wire, which `mesh-coord plan` and `submit` take, and as text.
-        """
+        """`Mesh.compile`, with an async callable for arguments of the examples' shapes and dtypes."""
         function = self.function(fn, strategy, mode, copies, name, cache, build_dir)
         function.form_for(examples)
 
@@ -171,12 +158,7 @@ class AsyncMesh:
         strategy: str | Strategy = "auto",
         mode: str = "auto",
     ) -> AsyncSession:
-        """Call `step_fn(state, *args) -> (state, outputs)` again and again, with a state that stays on the workers.
-
-        `copies` of the state are made after `every` so many steps: "buddy" on a second worker, "checkpoint" in this
-        process, or "none".  At most `ahead` steps are under way, each with a value of the state of its own (None: 2 of
-        a large state, up to 8 of a small one).  `strategy` and `mode` as for `run`.
-        """
+        """Call `step_fn(state, *args) -> (state, outputs)` again and again; arguments are those of `Mesh.session`."""
         return self.open_session(self.stepping(step_fn, state, examples, strategy, mode), copies, every, ahead, mode)
 
     def report(self) -> Report:

@@ -14,9 +14,7 @@ EVERY = Policy("buddy", every=1, ahead=2)
 
 def test_steps_are_told_in_order_and_once() -> None:
     world = World(1)
-    for _ in range(25):
-        world.ask()
-    world.settle()
+    world.do(25)
     assert list(world.told) == list(range(25)) and not world.rejected
 
 
@@ -37,9 +35,7 @@ def test_the_state_is_that_after_the_steps_asked_for_before() -> None:
     for _ in range(7):
         world.ask()
     world.feed(ev.StateAsked(2))
-    for _ in range(5):
-        world.ask()
-    world.settle()
+    world.do(5)
     assert world.states[2] == 7 and len(world.told) == 12
     world.feed(ev.StateAsked(3))
     world.settle()
@@ -59,9 +55,7 @@ def test_a_state_that_nobody_waits_for_holds_up_nothing() -> None:
 @pytest.mark.parametrize("copies", ["buddy", "coded", "checkpoint"])
 def test_copies_let_feeds_go(copies: str) -> None:
     world = World(4, Policy(copies, every=5))
-    for _ in range(23):
-        world.ask()
-    world.settle()
+    world.do(23)
     assert world.feeds_from >= 15
     live = [key for key in world.kept if key[0]]
     assert len({number for number, _ in live}) == 1, "older copies were let go"
@@ -69,23 +63,17 @@ def test_copies_let_feeds_go(copies: str) -> None:
 
 def test_a_death_of_an_owner_goes_back_to_the_copy_of_its_buddy() -> None:
     world = World(5, Policy("buddy", every=4), together=True)
-    for _ in range(10):
-        world.ask()
-    world.settle()
-    (owner,) = next(plan.nodes for plan in world.plans.values() if plan.values)
+    world.do(10)
+    owner = world.owner
     world.kill(owner)
-    for _ in range(3):
-        world.ask()
-    world.settle()
+    world.do(3)
     assert list(world.told) == list(range(13)) and not world.ended
 
 
 def test_a_death_of_nobody_who_has_any_of_it_loses_nothing_and_repeats_nothing() -> None:
     world = World(6, Policy("none"), together=True)
-    for _ in range(10):
-        world.ask()
-    world.settle()
-    (owner,) = next(plan.nodes for plan in world.plans.values() if plan.values)
+    world.do(10)
+    owner = world.owner
     runs = world.runs
     world.kill(min(world.alive - {owner}))
     world.settle()
@@ -94,9 +82,7 @@ def test_a_death_of_nobody_who_has_any_of_it_loses_nothing_and_repeats_nothing()
 
 def test_replicas_are_copies() -> None:
     world = World(8, Policy("none"), replicas=True)
-    for _ in range(6):
-        world.ask()
-    world.settle()
+    world.do(6)
     plan = next(plan for plan in world.plans.values() if plan.values)
     world.feed(ev.ForgetFirst())
     survivors = world.alive - {min(plan.nodes)}
@@ -109,16 +95,14 @@ def test_replicas_are_copies() -> None:
 
 def test_without_copies_the_first_state_and_all_feeds_are_one_until_they_are_forgotten() -> None:
     world = World(9, Policy("none"), together=True)
-    for _ in range(5):
-        world.ask()
-    world.settle()
-    (owner,) = next(plan.nodes for plan in world.plans.values() if plan.values)
+    world.do(5)
+    owner = world.owner
     world.kill(owner)
     world.settle()
     assert not world.ended
     world.feed(ev.ForgetFirst())
     assert world.feeds_from == 5
-    (owner,) = next(plan.nodes for plan in world.plans.values() if plan.values)
+    owner = world.owner
     number = world.ask()
     world.kill(owner)
     world.settle()
@@ -129,22 +113,16 @@ def test_without_copies_the_first_state_and_all_feeds_are_one_until_they_are_for
 
 def test_a_lost_host_is_a_lost_copy_and_not_a_lost_session() -> None:
     world = World(10, Policy("buddy", every=3))
-    for _ in range(8):
-        world.ask()
-    world.settle()
+    world.do(8)
     for name in world.names:
         world.lose_values(name)
-    for _ in range(4):
-        world.ask()
-    world.settle()
+    world.do(4)
     assert len(world.told) == 12 and not world.ended
 
 
 def test_a_step_that_fails_for_good_fails_alone_and_the_state_stays() -> None:
     world = World(11, EVERY, together=True)
-    for _ in range(3):
-        world.ask()
-    world.settle()
+    world.do(3)
     failing, later = world.ask(), world.ask()
     generation, plan = next((each, plan) for each, plan in world.plans.items() if plan.values)
     world.waiting.clear()
@@ -184,9 +162,7 @@ def test_what_fails_again_and_again_is_given_up() -> None:
 
 def test_a_session_without_workers_waits_for_one_and_then_fails() -> None:
     world = World(14, Policy("checkpoint", every=1))
-    for _ in range(3):
-        world.ask()
-    world.settle()
+    world.do(3)
     for name in world.names:
         world.kill(name)
     assert world.machine.next_deadline() == world.now + 5.0
@@ -201,9 +177,7 @@ def test_a_session_without_workers_waits_for_one_and_then_fails() -> None:
 
 def test_a_better_plan_begins_with_the_value_of_the_old_one() -> None:
     world = World(15, Policy("none"))
-    for _ in range(5):
-        world.ask()
-    world.settle()
+    world.do(5)
     runs = world.runs
     world.feed(ev.BetterPlan())
     world.settle()
@@ -216,10 +190,8 @@ def test_a_better_plan_begins_with_the_value_of_the_old_one() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_workers_that_cannot_connect_have_their_state_brought_here(seed: int) -> None:
     world = World(seed, Policy("buddy", every=2), together=True, cut=frozenset("abc"))
-    for _ in range(9):
-        world.ask()
-    world.settle()
-    (owner,) = next(plan.nodes for plan in world.plans.values() if plan.values)
+    world.do(9)
+    owner = world.owner
     world.kill(owner)
     for _ in range(3):
         world.ask()
@@ -235,9 +207,7 @@ def test_workers_that_cannot_connect_have_their_state_brought_here(seed: int) ->
 
 def test_the_end_lets_everything_go() -> None:
     world = World(16, EVERY)
-    for _ in range(3):
-        world.ask()
-    world.settle()
+    world.do(3)
     late = world.ask()
     world.feed(ev.StateAsked(9))
     world.feed(ev.CloseAsked())
@@ -293,7 +263,11 @@ def test_random_lives(seed: int, copies: str) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_random_lives_without_mercy_end_in_an_answer(seed: int) -> None:
     """Any deaths at any time: what is told is right and in order, and nobody waits for ever."""
-    world = World(seed, Policy(("buddy", "none", "checkpoint", "coded", "coded 1 of 3")[seed % 5], every=3), replicas=seed % 5 == 0)
+    world = World(
+        seed,
+        Policy(("buddy", "none", "checkpoint", "coded", "coded 1 of 3")[seed % 5], every=3),
+        replicas=seed % 5 == 0,
+    )
     chance = world.random
     asked: set[int] = set()
     for _ in range(200):
@@ -316,9 +290,7 @@ def test_random_lives_without_mercy_end_in_an_answer(seed: int) -> None:
 def replicas(seed: int) -> World:
     """Every worker has every piece, and some steps are done."""
     world = World(seed, Policy("buddy", every=2, ahead=3), names=("a", "b", "c", "d"), replicas=True)
-    for _ in range(9):
-        world.ask()
-    world.settle()
+    world.do(9)
     return world
 
 
@@ -329,9 +301,7 @@ def test_whoever_has_all_of_the_state_goes_on_with_it_and_needs_no_other_copy(se
     runs, spare = world.runs, len(plan.nodes) > 1
     assert not (spare and world.kept), "each of them is a copy"
     world.kill(min(plan.nodes))
-    for _ in range(4):
-        world.ask()
-    world.settle()
+    world.do(4)
     assert list(world.told) == list(range(13)) and not world.ended
     contents, holders = world.begins[max(world.begins)]
     if spare and contents is not None:

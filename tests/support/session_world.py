@@ -81,6 +81,18 @@ class World:
         self.feed(ev.StepAsked())
         return number
 
+    def do(self, steps: int) -> None:
+        """Ask for so many steps, and see them done."""
+        for _ in range(steps):
+            self.ask()
+        self.settle()
+
+    @property
+    def owner(self) -> str:
+        """Of a plan that has come to something: the one worker that has all."""
+        (owner,) = next(plan.nodes for plan in self.plans.values() if plan.values)
+        return owner
+
     def kill(self, name: str) -> None:
         self.alive.discard(name)
         for key in [key for key in self.kept if key[1] == name]:
@@ -218,7 +230,9 @@ class World:
         """Whether enough is kept to make a piece again."""
         for copy, groups in self.checked.items():
             for group in groups:
-                there = sum(self._has(each, address(each, _value(blob)), frozenset(self.alive)) for each in group.pieces)
+                there = sum(
+                    self._has(each, address(each, _value(blob)), frozenset(self.alive)) for each in group.pieces
+                )
                 for node, check in group.checks:
                     there += self.kept.get((copy, node), {}).get(ev.Check(check, 1)) == check
                 if piece in group.pieces and blob in group.checks[0][1].split(b"+") and there >= len(group.pieces):
