@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from wire.codec import hash_bytes
 from wire.coding.octets import add
 from wire.endpoint import Endpoint
-from wire.errors import BlobCorrupt, BlobMissing, MeshError, NodeLost, ProtocolError
+from wire.errors import BlobCorrupt, BlobMissing, MeshError, NodeLost, OutOfMemory, ProtocolError
 from wire.exchange import BlobExchange, off_loop
 from wire.link import Link
 from wire.messages import INLINE_BYTES_MAX, Combine, Combined, Term
@@ -47,10 +47,15 @@ class Combining:
         BlobError where there is no room."""
         if asker != self._owner():
             raise ProtocolError("only the coordinator of a worker may have it combine")
+        if asked.size_bytes > max(term.size_bytes for term in asked.terms):
+            raise ProtocolError(f"a sum of {asked.size_bytes} bytes is longer than all that it is of")
         if asked.blob is not None and await self._store.find(asked.blob, asked.size_bytes) is not None:
             return Combined(asked.blob, 0, 0)
         async with self._turn:
-            total = np.zeros(asked.size_bytes, np.uint8)
+            try:
+                total = np.zeros(asked.size_bytes, np.uint8)
+            except MemoryError:
+                raise OutOfMemory(f"{asked.size_bytes} bytes do not fit into memory") from None
             moved = {True: 0, False: 0}
             for term in asked.terms:
                 moved_here, through_memory = await self._add(total, term, asked)

@@ -1,0 +1,78 @@
+"""Combining on a worker: sums of what it has, what it is asked to make is checked, and who may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wire.codec import hash_bytes
+from wire.coding.octets import checks, coefficients
+from wire.errors import BlobCorrupt, BlobMissing, ConnectFailed, ProtocolError
+from wire.link import Link
+from wire.messages import Combine, Term
+from worker.blobs import BlobStore
+from worker.combining import Combining
+
+OWNER = "coordinator"
+CONTENTS = [np.random.default_rng(seed).bytes(100 + 7 * seed) for seed in range(3)]
+LONGEST = max(map(len, CONTENTS))
+
+
+async def nobody(node: str, addresses: Sequence[str]) -> Link:
+    raise ConnectFailed("no node answers", node=node)
+
+
+async def worker(tmp_path: Path, *held: bytes) -> tuple[Combining, BlobStore]:
+    store = BlobStore(tmp_path / "disk", tmp_path / "memory")
+    for content in held:
+        await store.put(hash_bytes(content), memoryview(content), keep=False)
+    endpoint: Any = SimpleNamespace(links={})
+    exchange: Any = None  # nothing is fetched here
+    return Combining(endpoint, store, exchange, lambda: OWNER, nobody), store
+
+
+def terms(factors: Sequence[int], contents: Sequence[bytes]) -> tuple[Term, ...]:
+    return tuple(
+        Term(factor, hash_bytes(content), len(content), ("elsewhere",))
+        for factor, content in zip(factors, contents, strict=True)
+    )
+
+
+async def test_a_content_is_made_again_of_a_check_and_the_others(tmp_path: Path) -> None:
+    combining, store = await worker(tmp_path, *CONTENTS)
+    (row, _) = checks(3, 2)
+    made = await combining.answer(OWNER, Combine(terms(row, CONTENTS), LONGEST, {}))
+    assert (made.bytes_socket, made.bytes_shared) == (0, 0)
+    check = bytes(store.view(made.blob) or b"")
+    other, there = await worker(tmp_path / "other", CONTENTS[0], CONTENTS[2], check)
+    lost = hash_bytes(CONTENTS[1])
+    asked = Combine(
+        terms(coefficients(3, 2, 1, (0, 2, 3)), [CONTENTS[0], CONTENTS[2], check]), len(CONTENTS[1]), {}, lost
+    )
+    assert (await other.answer(OWNER, asked)).blob == lost
+    assert bytes(there.view(lost) or b"") == CONTENTS[1]
+    there.discard([lost])
+    assert await there.find(lost) is None, "nobody pinned it"
+
+
+async def test_what_is_not_what_was_lost_is_refused(tmp_path: Path) -> None:
+    combining, store = await worker(tmp_path, *CONTENTS)
+    lost = hash_bytes(b"something else")
+    with pytest.raises(BlobCorrupt):
+        await combining.answer(OWNER, Combine(terms((1, 1, 1), CONTENTS), LONGEST, {}, lost))
+    assert await store.find(lost) is None
+
+
+async def test_who_may_ask_and_for_what(tmp_path: Path) -> None:
+    combining, _ = await worker(tmp_path, CONTENTS[0])
+    with pytest.raises(ProtocolError, match="only the coordinator"):
+        await combining.answer("another", Combine(terms((1,), CONTENTS[:1]), 100, {}))
+    with pytest.raises(ProtocolError, match="longer than all"):
+        await combining.answer(OWNER, Combine(terms((1,), CONTENTS[:1]), 1 << 50, {}))
+    with pytest.raises(BlobMissing, match="no node answers"):
+        await combining.answer(OWNER, Combine(terms((1,), CONTENTS[1:2]), 100, {}))
