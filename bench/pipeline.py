@@ -1,6 +1,6 @@
 """Training through a pipeline of workers: throughput over what its schedule allows.
 
-    python bench/pipeline.py [--stages 3] [--micro-batches 8] [--steps 20] [--rows 4096] [--width 512] [--layers 6]
+    python bench/pipeline.py [--stages 3] [--micro-batches 8] [--steps 15] [--rows 8192] [--width 512] [--layers 6]
 
 An MLP of equal layers on `min(3, cores - 1)` worker processes with one thread each.  The bound of a step is the bubble
 formula on what the stages took in the same run: (m + S - 1) times what the slowest stage computes for a micro-batch,
@@ -98,8 +98,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=int, default=max(2, min(3, cores - 1)))
     parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
     asked = parser.parse_args()
