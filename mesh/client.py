@@ -172,9 +172,10 @@ class Mesh:
     ) -> Session:
         """Call `step_fn(state, *args) -> (state, outputs)` again and again, with a state that stays on the workers.
 
-        `copies` of the state are made after `every` so many steps: "buddy" on a second worker, "checkpoint" in this
-        process, or "none".  At most `ahead` steps are under way, each with a value of the state of its own (None: 2 of
-        a large state, up to 8 of a small one).  `strategy` and `mode` as for `run`.
+        `copies` of the state are made after `every` so many steps: "buddy" on a second worker, "coded" or "coded K of N"
+        as checks on others of what several have, "checkpoint" in this process, or "none" (docs/redundancy.md).  At most
+        `ahead` steps are under way, each with a value of the state of its own (None: 2 of a large state, up to 8 of a
+        small one).  `strategy` and `mode` as for `run`.
         """
         stepping = self._async.stepping(step_fn, state, examples, strategy, mode)
         return self.open_session(stepping, copies, every, ahead, mode)
