@@ -172,7 +172,7 @@ class Mesh:
     ) -> Session:
         """Call `step_fn(state, *args) -> (state, outputs)` again and again, with a state that stays on the workers.
 
-        `copies` of the state are made after `every` so many steps: "buddy" on a second worker, "coded" or "coded K of N"
+        `copies` of the state are made after `every` so many steps: "buddy" on a second worker, "coded" ("coded K of N")
         as checks on others of what several have, "checkpoint" in this process, or "none" (docs/redundancy.md).  At most
         `ahead` steps are under way, each with a value of the state of its own (None: 2 of a large state, up to 8 of a
         small one).  `strategy` and `mode` as for `run`.
