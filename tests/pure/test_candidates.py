@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.profiles import device, near, worker
 from support.run_plan import run_plan
+from support.towers import layers
 from support.training import batch, first_state, train
 
 import mesh
@@ -26,17 +27,6 @@ from wire.strategies import Auto, DataTensor, strategy_of
 from worker.cpu import evaluate
 
 RNG = np.random.default_rng(3)
-
-
-def layers(rows: int, width: int, count: int) -> WireGraph:
-    builder = GraphBuilder()
-    x = builder.input("x", (rows, width), F32)
-    for number in range(count):
-        w = builder.param(f"w{number}", (width, width), F32)
-        x = builder.add(
-            "tanh", builder.add("dot", x, w, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
-        )
-    return builder.build([x])
 
 
 def machines(gflops: Sequence[float], links: Sequence[Link] | None = None, memory_bytes: int = 1 << 34) -> Profiles:

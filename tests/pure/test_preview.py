@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.profiles import device, near, worker
-from test_candidates import layers
+from support.towers import layers
 
 import mesh
 from coordinator.planner import make_plan

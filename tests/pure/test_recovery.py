@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.profiles import device, near, worker
-from test_candidates import layers
+from support.towers import layers
 
 from coordinator.plan import Plan
 from coordinator.planner import make_plan
