@@ -80,7 +80,7 @@ class Launcher:
             async with asyncio.TaskGroup() as group:
                 for name, agent in self._agents.items():
                     group.create_task(self._attend(name, agent))
-        except* (ConnectFailed, ConfigError) as errors:
+        except* (ConnectFailed, ConfigError, BrokenPipeError) as errors:
             raise errors.exceptions[0] from None
         finally:
             await self._end()
@@ -122,10 +122,12 @@ class Launcher:
         talking = asyncio.ensure_future(self._mutter(name, agent.stderr))
         ranks = {rank for rank in self._running if self._launch.hosts[rank].name == name}
         async for line in agent.stdout:
-            event = json.loads(line)
-            if "error" in event:
+            event = _event(line)
+            if event is None:  # a shell on the way that says more than it was asked
+                self._show(name, "err", line.decode("utf-8", "replace").rstrip("\n"))
+            elif "error" in event:
                 raise ConfigError(f"on {name}, {event['error']}")
-            if "note" in event:
+            elif "note" in event:
                 for other in self._agents.values():
                     if other is not agent:
                         self._say(other, event)
@@ -176,6 +178,15 @@ class Launcher:
                 with contextlib.suppress(ProcessLookupError):
                     agent.kill()
                 await agent.wait()
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """What an agent says; None for what no agent does."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.keys() & {"error", "note", "line", "exit"} else None
 
 
 def _command(host: Host) -> list[str]:

@@ -69,6 +69,7 @@ print(mesh.rank(), mesh.local_rank(), os.getcwd(), sys.argv[1:], told)
 """
 SSH = """#!/bin/sh
 echo "$*" >> "$SSH_LOG"
+echo welcome to anna
 for last; do :; done
 exec sh -c "$last"
 """
@@ -97,6 +98,17 @@ def test_the_first_exit_code_that_is_not_0_ends_all_and_is_the_commands(
     script.write_text(FAILS)
     assert launched("-n", "3", str(script)) == 7
     assert capsys.readouterr() == ("", "mesh-coord: rank 1 ended with exit code 7, and with it the others\n")
+
+
+def test_whoever_reads_the_lines_may_have_enough_of_them(tmp_path: Path, script: Path) -> None:
+    script.write_text("print('one')\nimport time\ntime.sleep(1000)\n")
+    reading, writing = os.pipe()
+    launch = subprocess.Popen(
+        command("coord", "launch", "-n", "2", str(script)), env=environment(tmp_path), stdout=writing
+    )
+    os.close(writing)
+    os.close(reading)
+    assert launch.wait(COMES_TRUE_S) == 0
 
 
 def test_a_rank_is_started_by_hand_with_its_number_and_the_worlds_size(tmp_path: Path, script: Path) -> None:
@@ -161,7 +173,7 @@ def test_ranks_on_the_hosts_of_a_file_are_started_by_ssh_and_exchange_arrays(
     monkeypatch.chdir(tmp_path)
     assert launched("--hostfile", str(hosts), "script.py", "a b") == 0
     out, err = capsys.readouterr()
-    assert err == ""
+    assert err == "[anna] welcome to anna\n"
     places = [(0, tmp_path, [0, 1]), (1, tmp_path, [0, 1]), (0, elsewhere, [2])]
     assert sorted(out.splitlines()) == [
         f"[{rank}] {rank} {local} {folder} ['a b'] {near}" for rank, (local, folder, near) in enumerate(places)
