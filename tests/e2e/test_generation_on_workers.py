@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import PATIENT_S
 from support.footprint import footprint
 from support.language import gpt2_folder
 from support.waiting import until
@@ -38,7 +39,7 @@ def test_a_stage_killed_in_the_middle_changes_no_token(tmp_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
 def test_what_is_unloaded_is_gone_from_the_worker(tmp_path: Path) -> None:
     folder = gpt2_folder(tmp_path, width=512, layers=3, vocabulary=512)
-    with Mesh.builder().local(1, engine="cpu").build() as one:
+    with Mesh.builder().local(1, engine="cpu").node_timeout(PATIENT_S).build() as one:
         pid = one.nodes[0].pid
         pids = [pid, *children(pid)]
 
@@ -48,8 +49,11 @@ def test_what_is_unloaded_is_gone_from_the_worker(tmp_path: Path) -> None:
         held = []
         for _ in range(2):
             with InferenceServer(one) as server:
-                server.load_model("gpt2", folder, max_batch=1)
-                assert len(server.generate("gpt2", [1, 2, 3], max_new_tokens=3)) == 3
+                server.load_model("gpt2", folder, max_batch=2)
+                pieces = server.generate("gpt2", [1, 2, 3], max_new_tokens=20, stream=True)
+                next(pieces)
+                assert len(server.generate("gpt2", [4, 5], max_new_tokens=3)) == 3  # the batch has moved, for two
+                assert len(list(pieces)) == 19
                 assert server.infer("gpt2", np.zeros((1, 4), np.int32)).shape == (1, 4, 512)
                 (model,) = server.loaded_models()
                 loaded_mib = held_mib()
