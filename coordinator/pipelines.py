@@ -43,12 +43,12 @@ MESSAGE_BYTES = 1 << 16  # what takes as long to send as the message for a tenso
 
 
 def plan_pipeline(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: Carries = ()) -> Plan | None:
-    """The plan of a step with a loop over `asked.micro_batches`, None if it has none.
+    """The plan of a step with a loop over `asked.micro_batches` that reads params, None if it has none.
 
     PlacementError with need and have where there are too few workers or too little memory.
     """
     loop = loop_of(graph, asked.micro_batches)
-    if loop is None:
+    if loop is None or not any(graph.nodes[each].op == "param" for each in loop.operands):
         return None
     return _Planner(graph, loop, profiles, asked, carries).plan()
 

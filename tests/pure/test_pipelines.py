@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from support.pipelines import KINDS, MODELS, ROWS, alike, case, largest_difference, layers
 from support.profiles import device, near, worker
+from support.run_plan import run_plan
 
 import mesh
+import mesh.numpy as mnp
 from coordinator.memory import memory_by_site
 from coordinator.plan import FromParam, FromPart, Part, Plan
 from coordinator.plan_bytes import plan_bytes, plan_from
@@ -238,6 +241,27 @@ def test_what_cannot_be_says_why() -> None:
     for wrong in ({"schedule": "zigzag"}, {"micro_batches": 1}, {"stages": -1}, {"micro_batches": 2, "data": 3}):
         with pytest.raises(InputError):
             Pipeline(**wrong)
+
+
+def test_other_loops_are_cut_as_any_program() -> None:
+    """A recurrent network has a scan, too, and a loop over given tensors no params."""
+
+    def recurrent(weights: Any, rows: Any) -> Any:
+        return mesh.scan(lambda carry, row: (mnp.tanh(carry @ weights + row), ()), rows[0], rows)[0]
+
+    def summing(weights: Any, rows: Any) -> Any:
+        def turn(total: Any, row: Any) -> Any:
+            return total + mesh.grad(lambda w: mnp.sum(mnp.tanh(row @ w)))(weights), ()
+
+        return mesh.scan(turn, mnp.zeros_like(weights), rows)[0]
+
+    for program in (recurrent, summing):
+        given = np.eye(4, dtype=np.float32), np.ones((8, 4), np.float32)
+        graph = mesh.trace(program, *given)
+        plan = make_plan(graph, alike(2), "pipeline")
+        assert not plan.ordered
+        inputs = dict(zip(graph.input_types, given, strict=True))
+        assert np.allclose(run_plan(plan, inputs, {})[0], np.asarray(program(*given)), atol=1e-6)
 
 
 @pytest.mark.parametrize("data", [1, 2])
