@@ -339,8 +339,8 @@ class Session:
             asked = strategy_of(program.strategy)
             if not (self.committed and isinstance(asked, Split | Pipeline)):
                 raise
-            fewer = await asyncio.to_thread(meanwhile, program.graph, profiles, asked, self._stateful, error)
-            return Planned(0, program, fewer)
+            least = await asyncio.to_thread(meanwhile, program.graph, profiles, asked, self._stateful, error)
+            return Planned(0, program, least)
 
     async def _look_ahead(self, nodes: frozenset[str]) -> None:
         """Have plans for the death of each of these workers."""
