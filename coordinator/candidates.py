@@ -123,7 +123,7 @@ def add_splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, use_all: bo
             continue
         bound_s = _least_s(graph, profiles, ranks)
         if bound_s >= drafts.best_s * (1 - GAIN_MIN):
-            drafts.leave_out(name, f"takes {_ms(bound_s)} at least")
+            drafts.leave_out(name, f"takes {_took(bound_s)} at least")
             continue
         left -= len(graph)
         if left < 0:
@@ -202,9 +202,9 @@ def _reasons(best: Draft, candidates: Sequence[Candidate]) -> Iterator[str]:
     told: dict[str, Candidate] = {}
     for each in candidates:
         told.setdefault(each.name.partition(" ")[0], each)
-    others = [f"{each.name} {each.why or _ms(_seconds(each))}" for each in told.values() if each.name != best.name]
+    others = [f"{each.name} {each.why or _took(_seconds(each))}" for each in told.values() if each.name != best.name]
     if others:
-        yield f"{best.name} is predicted to take least, {_ms(best.seconds)}; {', '.join(others)}"
+        yield f"{best.name} is predicted to take least, {_took(best.seconds)}; {', '.join(others)}"
 
 
 def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> Iterator[str]:
@@ -215,7 +215,7 @@ def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> I
         return
     whole = next((each for each in candidates if each.workers == everybody and each.seconds is not None), None)
     if whole is not None:
-        yield f"with all {everybody} workers it would take {_ms(_seconds(whole))} ({whole.name})"
+        yield f"with all {everybody} workers it would take {_took(_seconds(whole))} ({whole.name})"
     fastest = max((each for each in profiles.workers if each.node_id in used), key=_speed)
     nearest = min((profiles.link(CLIENT, node) for node in used), key=lambda link: link.seconds(PROBE_BYTES))
     for each in profiles.workers:
@@ -234,5 +234,5 @@ def _speed(worker: WorkerProfile) -> float:
     return max(device.gflops for device in worker.devices) or 1e-9
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+def _took(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

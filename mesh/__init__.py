@@ -15,6 +15,7 @@ from wire.graph import WireGraph
 from wire.strategies import (
     Auto,
     DataParallel,
+    DataTensor,
     DeviceMap,
     FullySharded,
     Pipeline,
@@ -62,6 +63,7 @@ __all__ = [
     "CodedWeights",
     "Coding",
     "DataParallel",
+    "DataTensor",
     "DeviceMap",
     "DistributedTrainer",
     "FullySharded",
