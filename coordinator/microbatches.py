@@ -276,7 +276,8 @@ VALUE = "value"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a stage computes in one pass: a graph whose inputs are `needs`, whose outputs are `made`."""
+    """What a stage computes in one pass: a graph whose inputs are `needs`, whose outputs are `made`, among them rows
+    that it keeps for its way back."""
 
     graph: WireGraph
     needs: tuple[Key, ...]
@@ -331,14 +332,20 @@ class Cut:
         for way in ways:
             drawn = _Drawn(self._line, self._members.get(way, ()), self._ends[way[0]] if not way[1] else ())
             wanted.update((key.number, None) for key in drawn.needs if key.kind == VALUE)
-        found = {}
-        for way in ways:
+        found: dict[tuple[int, bool], Piece] = {}
+        for way in reversed(ways):  # so that what goes back is known before what goes there
             mine = self._members.get(way, [])
             ends = [] if way[1] else sorted(self._ends[way[0]])
-            leaving = dict.fromkeys([*(index for index in mine if index in wanted), *ends])
             drawn = _Drawn(self._line, mine, ends)
+            rows = self._rows(drawn.needs, found[way[0], False].needs) if way[1] else []
+            leaving = dict.fromkeys([*(index for index in mine if index in wanted), *ends, *rows])
             found[way] = drawn.piece(tuple(leaving))
         return found
+
+    def _rows(self, there: Collection[Key], back: Collection[Key]) -> list[int]:
+        """The rows that a stage needs on both ways: it keeps them, and is not fed them twice."""
+        both = {key.number for key in there if key.kind == ROW} & {key.number for key in back if key.kind == ROW}
+        return [index for index, leaf in self._line.leaves.items() if leaf[0] == ROW and leaf[1] in both]
 
 
 class _Drawn:
@@ -355,7 +362,7 @@ class _Drawn:
             self._value(index, line.roles[index] == AFTER)
 
     def piece(self, leaving: tuple[int, ...]) -> Piece:
-        made = [self._value(index, self._line.roles[index] == AFTER) for index in leaving]
+        made = [self._value(index, self._line.roles.get(index) == AFTER) for index in leaving]
         graph = self._builder.build(made)
         return Piece(graph, tuple(self.needs), leaving)
 

@@ -126,6 +126,10 @@ class StageParts:
 
     def _of_key(self, key: Key, stage: int, column: int, event: Event, turns: Sequence[int]) -> _From:
         if key.kind == ROW:
+            ahead = self._cut.piece(stage, True)
+            leaf = self._line.body.inputs[self._loop.carry + self._loop.consts + key.number]
+            if event.kind != FORWARD and leaf in ahead.made:
+                return self._turn_made(column, stage, True, event.batch, leaf)
             return self._row(self._loop.operand((ROW, key.number)), turns[event.batch])
         if key.kind == CONST:
             return self._given(self._loop.operand((CONST, key.number)))
