@@ -78,7 +78,7 @@ def test_a_report_says_who_did_what_and_where_weights_came_from(two: Mesh) -> No
     assert [part.engine for part in worker.parts] == ["cpu"]
     assert worker.bytes_in >= x.nbytes and worker.bytes_out >= x.nbytes
     assert worker.compute_s > 0 and worker.wait_s >= 0 and report.seconds >= worker.compute_s
-    assert sorted(worker.weight_bytes) == ["disk", "resident", "shared", "socket"]
+    assert sorted(worker.weight_bytes) == ["client", "disk", "resident", "shared", "socket"]
     assert report.weight_bytes_moved == 256 * 256 * 4
     two.run(layer, x, held, strategy="single")
     assert two.report().weight_bytes_moved == 0, "weights are sent once"
@@ -102,7 +102,8 @@ def test_a_plan_is_seen_before_anything_is_sent(two: Mesh) -> None:
     plan = two.plan(layer, X, W, strategy="pipeline")
     assert sorted(plan.workers) == ["local-0", "local-1"]
     assert plan.seconds > 0 and plan.reasons
-    assert str(plan).splitlines()[0].split() == ["part", "worker", "device", "engine", "nodes", "GFLOP", "weights"]
+    titles = ["part", "worker", "device", "engine", "nodes", "GFLOP", "weights", "from", "to"]
+    assert str(plan).splitlines()[0].split() == titles
     assert two.plan(layer, X, W, strategy="single").workers in (("local-0",), ("local-1",))
 
 
@@ -194,6 +195,7 @@ def test_the_async_mesh_has_the_same_names() -> None:
     asyncio.run(use())
     public = {name for name in vars(Mesh) if not name.startswith("_")}
     of_its_thread = {"wait", "on_loop", "as_completed"}  # a program that is on the loop has asyncio for these
+    of_its_thread |= {"elastic_session"}  # and open_session(others=) for this
     assert public - of_its_thread <= {name for name in vars(AsyncMesh) if not name.startswith("_")} | {"builder"}
 
 
