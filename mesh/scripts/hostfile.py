@@ -2,7 +2,7 @@
 
     # name     keys
     localhost  slots=2
-    anna       slots=4  user=me  port=2222  python=/opt/venv/bin/python  folder=/home/me/project
+    anna       slots=4  user=me  port=2222  python=/opt/venv/bin/python  folder=/srv/project
 
 `localhost` is this machine; others are reached by ssh.  A new key is a field of Host and a row of _KEYS.
 """
