@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from support.crowd import heartbeat_round
 
-CALLS_PER_BEAT_MAX = 60
+CALLS_PER_BEAT_MAX = 20
 
 
-@pytest.mark.parametrize("many", [24, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("many", [60, pytest.param(1000, marks=pytest.mark.long)])
 def test_a_beat_costs_the_same_in_a_crowd(many: int) -> None:
-    few = heartbeat_round(8, 3)
-    crowd = heartbeat_round(many, 3)
+    few = heartbeat_round(8, 3, probing=False)
+    crowd = heartbeat_round(many, 3, probing=False)
     assert few.calls >= few.workers, "everybody was heard"
     assert crowd.calls / crowd.workers <= 1.5 * few.calls / few.workers
     assert crowd.calls / crowd.workers <= CALLS_PER_BEAT_MAX
