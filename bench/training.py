@@ -8,9 +8,10 @@ thread per process, the data lie on the workers, processes and workers are new i
 DDP, is its figure for one process.
 
 Printed are medians over rounds of steps/s, and medians of the rounds' ratios, since absolute figures drift with the
-machine.  Efficiency is steps/s with n workers over n times steps/s with the first number asked for.  After them, where
-the time of ours went in the last round, by worker and step (MESH_PROFILE=1), beside the work of a whole step in this
-process: what the workers compute together beyond it, parallel work costs.
+machine.  Efficiency is steps/s with n workers over n times steps/s with the first number asked for.  The last round
+also says where the time of ours went, per step: by worker (MESH_PROFILE=1), and the processor time of engine hosts, of
+their daemons and of this process, which is the client and the coordinator.  What hosts spend beyond computing goes into
+calls and into what they exchange, what the others spend into messages.  Last comes the work of a step in this process.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def main() -> None:
             if asked.torch:
                 rounds[-1][1][workers] = ddp(asked, workers)
     show(asked, rounds)
+    del os.environ["MESH_PROFILE"]
     alone = ours(asked.model, 0, asked.steps)
     print(f"the work of a step takes {1e3 / alone:.1f} ms in this process")
 
@@ -166,12 +168,15 @@ def ours(model: str, workers: int, steps: int) -> float:
     from mesh.training import Callback, StepReport
 
     times: list[float] = []
+    spent: list[dict[str, float]] = []
+    task, warm, told = TASKS[model](), WARM[model], bool(workers and os.environ.get("MESH_PROFILE"))
 
     class Clock(Callback):
         def on_step(self, report: StepReport) -> None:
+            if told and len(times) in (warm, warm + steps - 1):
+                spent.append(processor_s())
             times.append(time.perf_counter())
 
-    task, warm = TASKS[model](), WARM[model]
     trainer = DistributedTrainer(task.loss, task.params, optimizer=task.optimizer)
 
     def fit(data: Any) -> float:
@@ -180,11 +185,27 @@ def ours(model: str, workers: int, steps: int) -> float:
 
     if not workers:
         return fit(task.data)
-    if os.environ.get("MESH_PROFILE"):
+    if told:
         print(f"{model} on {workers} workers:", file=sys.stderr, flush=True)
     with Mesh.builder().local(workers, engine="cpu").build() as mesh:
         trainer.distribute(mesh)
-        return fit(mesh.put(task.data))
+        found = fit(mesh.put(task.data))
+    if told:
+        each = {role: 1e3 * (spent[1][role] - spent[0][role]) / (steps - 1) for role in spent[0]}
+        print("processor ms: " + ", ".join(f"{role} {ms:.2f}" for role, ms in each.items()), file=sys.stderr)
+    return found
+
+
+def processor_s() -> dict[str, float]:
+    """Seconds of processor time so far: of all engine hosts, of all daemons, and of this process."""
+    import psutil
+
+    me = psutil.Process()
+    found = {"hosts": 0.0, "daemons": 0.0, "this process": sum(me.cpu_times()[:2])}
+    for daemon in me.children():
+        found["daemons"] += sum(daemon.cpu_times()[:2])
+        found["hosts"] += sum(sum(host.cpu_times()[:2]) for host in daemon.children())
+    return found
 
 
 # -- torch ---------------------------------------------------------------------------------------------------
