@@ -58,21 +58,22 @@ def test_a_worker_killed_after_every_single_token_changes_none() -> None:
     run(_killed_at_every_token())
 
 
+async def mischief(cluster: Any, rng: random.Random) -> None:
+    """Workers die, or leave, and come back."""
+    while True:
+        await asyncio.sleep(rng.uniform(0.001, 0.5))
+        name = rng.choice(cluster.names)
+        if len(cluster.alive) < 2:
+            continue
+        rng.choice((cluster.kill, cluster.leave))(name)
+        await asyncio.sleep(rng.uniform(0.05, 4))
+        cluster.start(name)
+
+
 async def _disturbed(seed: int) -> None:
     """Texts that come at any time, while workers die and come back."""
     rng = random.Random(seed)
     async with await Mesh.builder().mesh("sim").simulate(3, seed).build_async() as mesh:
-        cluster = mesh.simulation
-
-        async def mischief() -> None:
-            while True:
-                await asyncio.sleep(rng.uniform(0.001, 0.5))
-                name = rng.choice(cluster.names)
-                if len(cluster.alive) < 2:
-                    continue
-                rng.choice((cluster.kill, cluster.leave))(name)
-                await asyncio.sleep(rng.uniform(0.05, 4))
-                cluster.start(name)
 
         async def text(place: int) -> None:
             await asyncio.sleep(rng.uniform(0, 1))
@@ -81,7 +82,7 @@ async def _disturbed(seed: int) -> None:
 
         strategy = rng.choice(("single", "pipeline", "auto"))
         generating = Generating(mesh, golden_model("llama"), slots=4, strategy=strategy)
-        player = asyncio.create_task(mischief())
+        player = asyncio.create_task(mischief(mesh.simulation, rng))
         await asyncio.gather(*(text(rng.randrange(4)) for _ in range(8)))
         player.cancel()
         await generating.close()
@@ -145,3 +146,28 @@ async def _shrinking(folder: Path) -> None:
 
 def test_a_batch_whose_texts_ended_shrinks_around_the_one_that_is_left(tmp_path: Path) -> None:
     run(_shrinking(tmp_path))
+
+
+async def _disturbed_rooms(seed: int, folder: Path) -> None:
+    """Texts of any lengths, so that the batch grows and shrinks while workers die and come back."""
+    rng = random.Random(seed)
+    model, wishes = mesh.load(gpt2_folder(folder)), [([at + 1], rng.choice((3, 9, 120))) for at in range(7)]
+    wanted = [model.generate(prompt, max_new_tokens=length, ends=()) for prompt, length in wishes]
+    async with await Mesh.builder().mesh("sim").simulate(3, seed).build_async() as workers:
+        generating = Generating(workers, model, slots=4, strategy="pipeline")
+
+        async def text(place: int) -> None:
+            await asyncio.sleep(rng.uniform(0, 2))
+            prompt, length = wishes[place]
+            assert [token async for token in generating.begin(prompt, length, ends=())] == wanted[place]
+
+        player = asyncio.create_task(mischief(workers.simulation, rng))
+        await asyncio.gather(*map(text, range(len(wishes))))
+        player.cancel()
+        await generating.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12))
+def test_batches_that_grow_and_shrink_while_workers_die(seed: int, tmp_path: Path) -> None:
+    run(_disturbed_rooms(seed, tmp_path))
