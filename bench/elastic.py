@@ -38,7 +38,7 @@ from mesh.training import Callback, StepReport
 
 SIZES, DATA = (64, 128, 128, 10), 4096
 ROWS_PER_SHARD = 4
-STEP_S = 0.1  # of a step of all workers, by their pace
+STEP_S = 0.2  # of a step of all workers, by their pace
 GOALS = {5.0: 0.75, 10.0: 0.85}  # committed steps over those of the run without faults, by the time between faults
 LOST_MAX = 1.0  # steps per fault
 WARM_S = 3.0

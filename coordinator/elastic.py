@@ -80,9 +80,13 @@ class Elastic:
 
 
 def _likeness(profiles: Profiles) -> object:
-    """What a plan that was made once depends on: how fast links are is not worth another."""
+    """What a plan that was made once depends on: how fast devices and links are is not worth another."""
     cut = frozenset(way for way, link in profiles.links.items() if link.relayed)
-    return profiles.workers, cut
+    devices = {
+        each.node_id: tuple((device.index, device.adapter, device.memory_bytes) for device in each.devices)
+        for each in profiles.workers
+    }
+    return devices, {each.node_id: (each.memory_bytes, each.ops) for each in profiles.workers}, cut
 
 
 def arrays_of(given: Given, workers: int) -> Arrays:

@@ -604,6 +604,7 @@ class Coordinator:
             self._spawn,
             self._tell,
             self.config.alone_s,
+            self._stragglers.slow,
             self._guards.deployed,
             lambda *ran: self._pacing.session_ran(*ran),
         )

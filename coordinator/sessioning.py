@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ from .session_plan import Stateful, check_carried, meanwhile, session_plan, stay
 from .session_shares import Shares
 from .sessions import Policy, SessionState
 from .spans import SPANS_MAX, Span
-from .timeline import as_it_runs, without_slow
+from .timeline import as_it_runs
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -72,6 +73,7 @@ class Surroundings:
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     tell: Callable[[str, str, str, int], None]
     alone_s: float
+    slow: Callable[[], Iterable[tuple[tuple[str, int], float]]]  # devices that are slower than they were
     guarded: Callable[[Program, Plan], None]  # all workers of a plan have what it needs
     ran: Callable[[Hashable, str, Plan, Ran, float], int]  # as `Pacing.session_ran`
 
@@ -321,17 +323,9 @@ class Session:
 
     async def _planned(self, nodes: Iterable[str]) -> Planned:
         profiles = self._around.profiles(nodes)
-
-        async def plan(program: Program) -> Plan:
-            return await asyncio.to_thread(session_plan, program.graph, profiles, program.strategy, self._stateful)
-
+        plan = partial(self._session_plan, profiles)
         if self._elastic is not None:
-            found = await self._elastic.planned(profiles, plan)
-            well = without_slow(profiles)
-            if well is None:
-                return found
-            fewer = await self._elastic.planned(well, plan)
-            return fewer if as_it_runs(fewer.plan, profiles) < BETTER * as_it_runs(found.plan, profiles) else found
+            return await self._without_slow(profiles, await self._elastic.planned(profiles, plan), self._elastic)
         program = self._program
         try:
             return Planned(0, program, await plan(program))
@@ -341,6 +335,19 @@ class Session:
                 raise
             least = await asyncio.to_thread(meanwhile, program.graph, profiles, asked, self._stateful, error)
             return Planned(0, program, least)
+
+    async def _session_plan(self, profiles: Profiles, program: Program) -> Plan:
+        return await asyncio.to_thread(session_plan, program.graph, profiles, program.strategy, self._stateful)
+
+    async def _without_slow(self, profiles: Profiles, found: Planned, elastic: Elastic) -> Planned:
+        """The plan of those whose devices are as fast as they were, where that is better than one for all."""
+        slow = {node for (node, _), _ in self._around.slow()}
+        well = [each.node_id for each in profiles.workers if each.node_id not in slow]
+        if not well or len(well) == len(profiles.workers):
+            return found
+        theirs = self._around.profiles(well)
+        fewer = await elastic.planned(theirs, partial(self._session_plan, theirs))
+        return fewer if as_it_runs(fewer.plan, profiles) < BETTER * as_it_runs(found.plan, profiles) else found
 
     async def _look_ahead(self, nodes: frozenset[str]) -> None:
         """Have plans for the death of each of these workers."""

@@ -15,10 +15,10 @@ not told again.  So no committed step is ever lost, as long as one copy is left:
     checkpoint    after every `every` steps this process has them
     none          what the client gave is the only copy, for as long as it and all feeds are little
 
-A better plan is gone over to once the step under way and the next one are done.  A copy is a snapshot on the workers
-that have the pieces (for a new plan on all of them, so that each finds there what it goes on with), then a plan without
-parts on every node that is to hold some (`Keep`), which pins them there.  It does not know what a piece is, nor who
-computes what.
+A better plan is gone over to once the step under way is done, and the next one if it may have begun.  A copy is a
+snapshot on the workers that have the pieces (for a new plan on all of them, so that each finds there what it goes on
+with), then a plan without parts on every node that is to hold some (`Keep`), which pins them there.  It does not know
+what a piece is, nor who computes what.
 """
 
 from __future__ import annotations
@@ -114,7 +114,13 @@ class _Plan:
     running: bool = False
     ending: bool = False  # a better one follows soon
     issued: int = 0
+    committed_s: float = 0.0  # when the last step was
+    step_s: float = 0.0  # between the last two
     steps: dict[int, _Step] = field(default_factory=dict)  # by the session's numbers
+
+    def late(self, now: float) -> bool:
+        """Whether the step under way may be over by now, and the next one begun."""
+        return now - self.committed_s >= self.step_s / 2
 
 
 @dataclass(slots=True)
@@ -306,7 +312,7 @@ class SessionState:
         plan.ending = True
         if not plan.steps:
             return self._restart(None, now)
-        return self._stop(plan, self._done + 2)  # somebody may have begun the next one
+        return self._stop(plan, self._done + 1 + plan.late(now))
 
     def _stop(self, plan: _Plan, number: int) -> list[Action]:
         """Have the workers do no step from this one on."""
@@ -444,6 +450,7 @@ class SessionState:
             if len(step.ran) < len(plan.nodes) or len(step.outputs) < plan.outputs:
                 break
             del plan.steps[self._done]
+            plan.committed_s, plan.step_s = now, now - plan.committed_s
             if self._done == self._told:
                 actions.append(Resolve(self._done, step.outputs))
                 self._told += 1

@@ -17,8 +17,6 @@ from typing import Any
 from .plan import FromInput, FromPart, Gang, Part, Plan
 from .profile import CLIENT, Profiles
 
-SLOW = 1.5  # times as long as measured: somebody whom the rest may be better off without
-
 
 @dataclass(frozen=True, slots=True)
 class Bar:
@@ -78,16 +76,6 @@ def as_it_runs(plan: Plan, profiles: Profiles) -> float:
     return timeline(
         plan, profiles, lambda part: part.seconds / part.slower * slower.get((part.node, part.device), part.slower)
     ).seconds
-
-
-def without_slow(profiles: Profiles) -> Profiles | None:
-    """The workers without those that have a device far slower than it was; None if there are none, or no others."""
-    slow = [worker.node_id for worker in profiles.workers if max(each.slower for each in worker.devices) > SLOW]
-    if not slow or len(slow) == len(profiles.workers):
-        return None
-    for node in slow:
-        profiles = profiles.without(node)
-    return profiles
 
 
 class _Clock:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.strategies import Auto, DataParallel, Pipeline, Split, Strategy
+from wire.strategies import Auto, DataParallel, Pipeline, Ranks, Split, Strategy
 
 from .. import tree
 from ..client import Mesh, Session
@@ -131,7 +131,9 @@ def form(
     if mesh is None:
         return Alone(traced(choice.ranks, "single"), partial(arguments, recipe, data, choice.ranks))
     if choice.elastic and mesh.elastic:
-        made = Elastic(lambda ranks: traced(ranks, "auto" if ranks > 1 else "single"), choice.ranks, choice.elastic)
+        made = Elastic(
+            lambda ranks: traced(ranks, Ranks().text if ranks > 1 else "single"), choice.ranks, choice.elastic
+        )
         session = mesh.elastic_session(made, copies, every)
         return Together(session, True, lambda rows: session.begin(partial(_for, recipe, data, rows), bytes_of(rows)))
     opened = mesh.open_session(traced(choice.ranks, choice.strategy), copies, every)
