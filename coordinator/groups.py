@@ -105,12 +105,12 @@ def moved_bytes(groups: Sequence[Group], dead: str) -> dict[str, int]:
     for group in groups:
         for place, member in enumerate(group.members):
             if member.owners <= {dead}:
-                node, size = _cheapest(group, place, dead)
+                node, size = cheapest(group, place, dead)
                 found[node] = found.get(node, 0) + size
     return found
 
 
-def _cheapest(group: Group, place: int, dead: str) -> tuple[str, int]:
+def cheapest(group: Group, place: int, dead: str) -> tuple[str, int]:
     """Where a member is made again with least to fetch, and how much that is."""
     where = _shares(group, dead)
     ways = []

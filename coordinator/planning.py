@@ -31,7 +31,7 @@ from .prober import Prober
 from .profile import Profiles
 from .program import Program, Sampled, Trial, program_of
 from .records import Member
-from .redundancy import outlook
+from .redundancy import kept_elsewhere, outlook
 from .rehearsing import first_of
 from .samples import audited
 from .staying import Homes, staying_plan
@@ -173,9 +173,9 @@ class Planning:
         redundancy = outlook(plan, self.profiles(nodes), copies, standby or None)
         found = {**plan.describe(), "deaths": self.outlook(graph, strategy), "redundancy": redundancy}
         found["timeline"] = timeline.describe(plan, self.profiles(nodes))
-        return {**found, "what_if_dies": await self._without(plan, graph, strategy, dies)} if dies else found
+        return {**found, "what_if_dies": await self._without(plan, graph, strategy, dies, copies)} if dies else found
 
-    async def _without(self, plan: Plan, graph: WireGraph, strategy: str, name: str) -> dict[str, Any]:
+    async def _without(self, plan: Plan, graph: WireGraph, strategy: str, name: str, copies: str) -> dict[str, Any]:
         """What follows if a worker dies; InputError for one there is not, PlacementError if nobody can go on."""
         nodes = frozenset(self._usable())
         dead = next((node for node in nodes if self._members[node].profile.name == name), None)
@@ -184,8 +184,16 @@ class Planning:
             raise InputError(f"no worker is called {name!r}", next_step=f"There are {names}")
         profiles = self.profiles(nodes)
         ahead = self._ahead.find(Question(graph, strategy, profiles.without(dead))) is not None
-        after = await self.plan(graph, strategy, nodes - {dead})
-        return recovery.described(plan, after, profiles, dead, lambda node: self._on_disk(node, graph), ahead)
+        kept = copies_of(copies).on_workers
+        whole, made = kept_elsewhere(plan, profiles, copies, dead) if kept else ({}, {})
+        homes = {place.name: set(place.homes) - {dead} for place in plan.params} if kept else {}
+        stays = await asyncio.to_thread(staying_plan, graph, profiles.without(dead), strategy, homes, whole)
+        after = await self.plan(graph, strategy, nodes - {dead}) if stays is None else stays
+
+        def holds(node: str) -> set[str]:
+            return self._on_disk(node, graph) | {param for param, having in whole.items() if node in having}
+
+        return recovery.described(plan, after, profiles, dead, holds, ahead and stays is None, made)
 
     def _on_disk(self, node: str, graph: WireGraph) -> set[str]:
         """The params of a program that a worker is known to have, if the program was called."""

@@ -7,7 +7,7 @@ when a death is noticed, which is the detector's business (`health.py`), nor of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from .moving import SETTLE_S
 from .plan import FromParam, Plan
 from .profile import CLIENT, Profiles
 
+NOTHING: Mapping[str, int] = {}
 Holds = Callable[[str], Collection[str]]  # by worker, the names of params that it has on its disk
 
 
@@ -29,8 +30,11 @@ class Move:
     seconds: float
 
 
-def moves(before: Plan, after: Plan, profiles: Profiles, dead: str, holds: Holds) -> list[Move]:
-    """Every weight of the plan after a death that its worker did not compute with before."""
+def moves(
+    before: Plan, after: Plan, profiles: Profiles, dead: str, holds: Holds, made: Mapping[str, int] = NOTHING
+) -> list[Move]:
+    """Every weight of the plan after a death that its worker did not compute with before; `made` are those that it can
+    make of what others keep, and the bytes that it takes for that."""
     homes: dict[FromParam, set[str]] = {}
     for part in before.parts:
         for source in part.sizes(FromParam):
@@ -45,23 +49,32 @@ def moves(before: Plan, after: Plan, profiles: Profiles, dead: str, holds: Holds
                 for each in profiles.workers
                 if source.window is None and source.name in holds(each.node_id)
             }
-            found[part.node, source] = _move(source, part.node, size, peers - {dead}, profiles)
+            found[part.node, source] = _move(source, part.node, size, peers - {dead}, profiles, made)
     return list(found.values())
 
 
-def _move(source: FromParam, node: str, size: int, having: Collection[str], profiles: Profiles) -> Move:
+def _move(
+    source: FromParam, node: str, size: int, having: Collection[str], profiles: Profiles, made: Mapping[str, int]
+) -> Move:
     if node in having:
         return Move(source.name, node, "disk", 0, 0.0)
     ways = [profiles.link(other, node).seconds(size) for other in having]
     if ways:
         return Move(source.name, node, "peer", size, min(ways))
+    if source.name in made and source.window is None:
+        others = (each.node_id for each in profiles.workers if each.node_id != node)
+        slowest = max(profiles.link(other, node).seconds(made[source.name]) for other in others)
+        return Move(source.name, node, "peer", made[source.name], slowest)
     return Move(source.name, node, "client", size, profiles.link(CLIENT, node).seconds(size))
 
 
-def described(before: Plan, after: Plan, profiles: Profiles, dead: str, holds: Holds, ahead: bool) -> dict[str, Any]:
+def described(
+    before: Plan, after: Plan, profiles: Profiles, dead: str, holds: Holds, ahead: bool,
+    made: Mapping[str, int] = NOTHING,
+) -> dict[str, Any]:  # fmt: skip
     """What follows, as plain data; `seconds` are those until the others have all they need, `call_s` of a call then."""
     names = {worker.node_id: worker.name for worker in profiles.workers}
-    found = moves(before, after, profiles, dead, holds)
+    found = moves(before, after, profiles, dead, holds, made)
     waits: dict[str, float] = {}
     for each in found:
         waits[each.node] = waits.get(each.node, 0.0) + each.seconds

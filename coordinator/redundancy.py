@@ -12,7 +12,7 @@ from typing import Any
 
 from wire.redundancy import KINDS, copies_of
 
-from .groups import Group, Held, grouped, kept_bytes, moved_bytes
+from .groups import Group, Held, cheapest, grouped, kept_bytes, moved_bytes
 from .plan import FromParam, FromState, Plan
 from .profile import CLIENT, Profiles
 
@@ -63,6 +63,22 @@ def sentences(plan: Plan, profiles: Profiles, text: str) -> list[str]:
     moved, seconds = (max((row[name] for row in found["deaths"]), default=0) for name in ("moved_bytes", "seconds"))
     what = "the state" if copies.here else "each other"
     return [f"copies {text}: {where} {what}, and a death moves {moved} bytes at most, in {seconds * 1e3:.3g} ms"]
+
+
+def kept_elsewhere(plan: Plan, profiles: Profiles, text: str, dead: str) -> tuple[dict[str, set[str]], dict[str, int]]:
+    """By the names of whole params: who would have them besides those that compute with them; and of those that only a
+    worker has that dies, and that can be made of shares, the bytes that move for that."""
+    whole: dict[str, set[str]] = {}
+    made: dict[str, int] = {}
+    for group in grouped(contents_of(plan), [worker.node_id for worker in profiles.workers], copies_of(text)):
+        for place, each in enumerate(group.members):
+            if not isinstance(each.content, FromParam) or each.content.window is not None:
+                continue
+            if len(group.members) == 1:
+                whole.setdefault(each.content.name, set()).update(group.keepers)
+            elif each.owners <= {dead}:
+                made[each.content.name] = cheapest(group, place, dead)[1]
+    return whole, made
 
 
 def contents_of(plan: Plan, state: bool = False) -> list[Held]:

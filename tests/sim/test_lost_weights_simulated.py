@@ -51,6 +51,20 @@ def test_deaths_at_once_and_one_after_another_move_weights_between_workers_only(
             assert run(mesh, held) == (alone(), 0)
 
 
+@pytest.mark.parametrize("copies", ["buddy", "coded"])
+def test_what_would_follow_from_a_death_is_told_as_it_comes(copies: str) -> None:
+    with Mesh.builder().mesh("sim").simulate(3).copies(copies).build() as mesh:
+        held = mesh.put(WEIGHTS)
+        run(mesh, held)
+        mesh.simulation.wait(GUARDED_S)
+        told = mesh.plan(model, held, X, strategy="pipeline", what_if_dies="sim-1").data["what_if_dies"]
+        assert {row["source"] for row in told["weights"]} <= {"peer", "disk"}
+        mesh.simulation.kill("sim-1")
+        run(mesh, held)
+        assert mesh.report().weight_bytes_moved <= told["moved_bytes"] * 1.2, "of unlike sizes the longest counts"
+        assert mesh.report().reasons == tuple(told["plan"]["reasons"])
+
+
 def test_more_deaths_than_a_policy_is_for_cost_the_client_its_copy_and_no_answer() -> None:
     with Mesh.builder().mesh("sim").simulate(4).copies("coded").build() as mesh:
         held = mesh.put(WEIGHTS)
