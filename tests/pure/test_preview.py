@@ -58,7 +58,7 @@ def test_a_picture_has_a_row_per_device_a_box_per_part_and_an_arrow_per_transfer
 def test_a_program_without_work_has_a_picture_too() -> None:
     plan = make_plan(mesh.trace(lambda x: x, np.ones(3, np.float32)), machines())
     data = {**plan.describe(), "timeline": describe(plan, machines())}
-    ElementTree.fromstring(PlanPreview(data).svg())
+    assert ElementTree.fromstring(PlanPreview(data).svg()).tag == f"{SVG}svg"
 
 
 def test_the_table_tells_when_parts_run_and_what_every_way_would_take() -> None:
