@@ -51,9 +51,9 @@ class RelayReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One worker's share.  `weight_bytes` is by source: "socket", "shared" (memory), "disk", "resident", and "client" is
-    what of the first two the client or coordinator sent; it and the kernel counts are those of deployments made for
-    this call, so a repeated call shows zeros."""
+    """One worker's share.  `weight_bytes` is by source: "socket", "shared" (memory), "disk", "resident", and "client",
+    which is what of the first two the client or coordinator sent; it and the kernel counts are those of deployments
+    made for this call, so a repeated call shows zeros."""
 
     name: str
     node_id: str

@@ -63,7 +63,7 @@ def test_local_refuses_a_collective_before_anything_runs(simulated: Mesh, given:
 
 
 def test_local_refuses_other_devices_and_sessions_with_collectives(simulated: Mesh) -> None:
-    with pytest.raises(GraphError, match="not on .*sim-1"):
+    with pytest.raises(GraphError, match=r"not on .*sim-1"):
         simulated.compile(lambda x: mesh.to_device(x, "sim-1"), X, mode="local")
     with pytest.raises(GraphError, match="all_reduce"):
         simulated.session(lambda state, x: (state + mnp.sum(total(x)), state), np.float32(0), X, mode="local")

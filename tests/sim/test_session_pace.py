@@ -62,18 +62,20 @@ def test_training_goes_on_without_a_worker_that_became_slow_and_comes_to_the_sam
 
 @pytest.mark.parametrize("strategy", ["auto", "data"])
 def test_a_session_moves_away_from_a_worker_that_became_slow(strategy: str) -> None:
-    with Mesh.builder().mesh("sim").simulate(3, gflops=GFLOPS).build() as mesh:
-        with mesh.session(trained, FIRST, X[:96], Y[:96], strategy=strategy, copies="none") as session:
-            losses = [float(session.step(X[:96], Y[:96]).result()) for _ in range(20)]
-            used = {part.node for part in session.running.plan.parts}
-            names = {node.name: node for node in mesh.nodes}
-            first = next(name for name in sorted(names) if names[name].id in used)
-            well_s = took(mesh, session)
-            mesh.simulation.slow(first, 3.0)
-            slow_s = took(mesh, session)
-            for _ in range(SOON):
-                losses.append(float(session.step(X[:96], Y[:96]).result()))
-            moved_s = took(mesh, session)
+    with (
+        Mesh.builder().mesh("sim").simulate(3, gflops=GFLOPS).build() as mesh,
+        mesh.session(trained, FIRST, X[:96], Y[:96], strategy=strategy, copies="none") as session,
+    ):
+        losses = [float(session.step(X[:96], Y[:96]).result()) for _ in range(20)]
+        used = {part.node for part in session.running.plan.parts}
+        names = {node.name: node for node in mesh.nodes}
+        first = next(name for name in sorted(names) if names[name].id in used)
+        well_s = took(mesh, session)
+        mesh.simulation.slow(first, 3.0)
+        slow_s = took(mesh, session)
+        for _ in range(SOON):
+            losses.append(float(session.step(X[:96], Y[:96]).result()))
+        moved_s = took(mesh, session)
     alone = FIRST
     for found in losses[:20]:
         alone, wanted = trained(alone, X[:96], Y[:96])
