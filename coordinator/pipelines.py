@@ -38,7 +38,7 @@ from .stages import Load, Stages, Team, best_stages
 Carries = tuple[tuple[str, int], ...]
 PLACES_MAX = 160  # places that are looked at when the line is cut
 PLANS_MAX = 3  # numbers of stages of which plans are made, those first that look best
-STATE_VALUES = 2
+STATE_VALUES = 4  # of a large state: of steps under way, and one that is made
 MESSAGE_BYTES = 1 << 16  # what takes as long to send as the message for a tensor
 
 

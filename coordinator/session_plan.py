@@ -28,6 +28,7 @@ from .planner import make_plan
 from .profile import Profiles
 from .staying import NOWHERE, STAYS, Homes, cuts, proposals_max
 
+BUDGETS_TRIED_MAX = 4
 ORDERS_MAX = 24  # of workers, that are tried
 MOVES_MAX = 200
 RANKS_TRIED_MAX = 16
@@ -51,18 +52,28 @@ def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Sta
     if isinstance(asked, Auto) and profiles.workers and not needs_ranks(graph):
         return _cheapest(graph, profiles, asked, state)
     for tried in _tried(strategy, len(profiles.workers)):
-        try:
-            plan = make_plan(graph, profiles, tried, state.carries)
-        except PlacementError as error:
-            refusal = error
-            continue
-        found = _with_state(plan, state, graph)
-        if found is not None and not any(missing(found, profiles)):
-            return _counted(found)
-        refusal = _not_in_place(plan, state) if found is None else does_not_fit(found, missing(found, profiles))
+        budgets = profiles
+        for _ in range(BUDGETS_TRIED_MAX if isinstance(asked, Pipeline) else 1):
+            try:
+                plan = make_plan(graph, budgets, tried, state.carries)
+            except PlacementError as error:
+                refusal = error if budgets is profiles else refusal
+                break
+            found = _with_state(plan, state, graph)
+            short = missing(found, profiles) if found is not None else []
+            if found is not None and not any(short):
+                return _counted(found)
+            refusal = _not_in_place(plan, state) if found is None else does_not_fit(_counted(found), short)
+            budgets = _tightened(budgets, short)
     if strategy not in FOR_ANY_GRAPH:
         raise refusal
     return _counted(Together(graph, profiles, state).plan(strategy))
+
+
+def _tightened(budgets: Profiles, short: Sequence[int]) -> Profiles:
+    """Workers with less room by what they lacked: stages hold more of a state than was predicted of them."""
+    pairs = zip(budgets.workers, short, strict=False)
+    return replace(budgets, workers=tuple(replace(w, memory_bytes=w.memory_bytes - size) for w, size in pairs))
 
 
 def staying_session(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful, homes: Homes) -> Plan | None:

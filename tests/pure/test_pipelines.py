@@ -215,6 +215,22 @@ def test_a_faster_worker_gets_more_of_the_layers() -> None:
     assert flops["node-0"] > 1.5 * flops["node-1"]
 
 
+def test_a_worker_with_little_memory_gets_few_of_the_layers() -> None:
+    step = case("layers", 4)
+    graph, state = step.stepping.graph, Stateful(step.stepping.carries, step.stepping.told, values=3)
+
+    def needs(plan: Plan) -> list[int]:
+        return [share.memory_bytes for share in plan.workers]
+
+    halves = needs(session_plan(graph, alike(2), Pipeline(2, 4).text, state))
+    room = max(needs(session_plan(graph, alike(4), Pipeline(4, 4).text, state)))
+    assert room < max(halves)
+    for small in (0, 1):
+        workers = (replace(each, memory_bytes=room) if n == small else each for n, each in enumerate(alike(2).workers))
+        found = needs(session_plan(graph, near(*workers), Pipeline(2, 4).text, state))
+        assert 0 < found[small] <= room < found[1 - small]
+
+
 def test_the_number_of_stages_is_that_which_is_fastest() -> None:
     step = case("layers", 8)
     few = make_plan(step.stepping.graph, near(*(worker(n, device(0, 1e3, 1e3)) for n in range(4))), "pipeline")
