@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -32,8 +33,8 @@ def every(n: int) -> list[tuple[int, int]]:
 
 
 def values(n: int, count: int, dtype: DType = F32) -> list[Any]:
-    random = np.random.default_rng(count)
-    return [(random.standard_normal(count) * 9).astype(dtype.numpy) for _ in range(n)]
+    drawn = np.random.default_rng(count)
+    return [(drawn.standard_normal(count) * 9).astype(dtype.numpy) for _ in range(n)]
 
 
 def connected(n: int, pairs: list[tuple[int, int]] | None = None, letter_bytes: int = 256) -> list[Wires]:
@@ -62,10 +63,10 @@ def test_every_algorithm_gives_the_bits_that_it_gives_by_mailboxes(name: str, dt
 
 
 def all_kinds(group: Group, rank: int) -> list[bytes]:
-    random = np.random.default_rng(rank)
+    drawn = np.random.default_rng(rank)
     found = []
     for count in (0, 3, 3000):
-        array = random.standard_normal((count, group.size)).astype(np.float32)
+        array = drawn.standard_normal((count, group.size)).astype(np.float32)
         found.append(group.all_gather(array))
         found.append(group.reduce_scatter(array, 1))
         found.append(group.all_to_all(array, 1, 0))
@@ -220,6 +221,51 @@ def test_a_cut_connection_is_named() -> None:
     results = on_wires(wires, body, 2)
     assert isinstance(results[0], ConnectFailed)
     assert "rank 2 (porch)" in str(results[0])
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 60), marks=pytest.mark.long)], ids=["some", "many"])
+def test_whatever_is_cut_when_each_step_is_right_or_fails_and_the_next_one_is_as_good(seeds: range) -> None:
+    for seed in seeds:
+        chance = random.Random(seed)
+        n = chance.choice((2, 3, 4))
+        wires = wires_in_memory(n, letter_bytes=chance.choice((256, 4096)))
+        for tag in range(1, 10):
+            for number, pair in enumerate(every(n)):
+                if chance.random() < 0.4 and not any(stands(wires, *ends) for ends in (pair, pair[::-1])):
+                    connect(wires, [pair], 100 * tag + number)
+            cuts = chance.random() < 0.4
+            results = chaotic(
+                wires, tag, chance.randrange(n) if cuts else None, chance.randrange(n), chance.randrange(4)
+            )
+            errors = [each for each in results if each is not None]
+            assert all(isinstance(each, ConnectFailed) for each in errors), errors
+            assert cuts or not errors, "nothing was cut in this step"
+
+
+def stands(wires: list[Wires], here: int, there: int) -> bool:
+    line = wires[here].wires[there].line
+    return line is not None and line._newest is not None and not line._newest.ended
+
+
+def chaotic(wires: list[Wires], tag: int, cutter: int | None, to: int, at: int) -> list[Any]:
+    """A step of collectives, before the `at`-th of which a rank cuts the connection to another; the errors of ranks."""
+    arrays = values(len(wires), 3000)
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+
+    def body(group: Group, rank: int) -> None:
+        for place, name in enumerate(("direct", "exchange", "chain", "star")):
+            line = group.wires.wires[to].line if rank == cutter != to and place == at else None
+            if line is not None:
+                line.hang_up()
+            group.algorithm = name
+            assert group.all_reduce(arrays[rank]).tobytes() == total.tobytes()
+            assert (
+                group.broadcast_from(arrays[rank], place % group.size).tobytes() == arrays[place % group.size].tobytes()
+            )
+
+    return on_wires(wires, body, tag)
 
 
 def test_a_letter_that_says_it_is_larger_than_any_ends_the_connection() -> None:
