@@ -34,9 +34,10 @@ class Term:
 
 
 Moved = tuple[int, int]  # bytes between workers, by socket and through shared memory
+Wanted = Callable[[], Collection[bytes]]  # asked for where there is anything to restore
 
 
-async def _restore_nothing(node: str, wanted: Collection[bytes]) -> Moved:
+async def _restore_nothing(node: str, wanted: Wanted) -> Moved:
     return 0, 0
 
 
@@ -48,7 +49,7 @@ class Deploying:
         self._prober = prober
         self._slices = slices
         self._timeout_s = timeout_s  # for ranks to wait for each other
-        self.restore: Callable[[str, Collection[bytes]], Awaitable[Moved]] = _restore_nothing
+        self.restore: Callable[[str, Wanted], Awaitable[Moved]] = _restore_nothing
 
     async def deploy(
         self, plan: Plan, node: str, key: PlanKey, bindings: dispatch.Bindings, state: dispatch.State = NO_STATE
@@ -59,7 +60,7 @@ class Deploying:
         if member is None:
             raise NodeLost("the worker is gone")
         params = await self.params(plan, node, bindings, state)
-        moved = await self.restore(node, dispatch.contents_of(plan, node, params))
+        moved = await self.restore(node, lambda: dispatch.contents_of(plan, node, params))
         answer = await member.link.request(self._message(plan, member, key, params, state))
         if isinstance(answer, MissingGraphs):
             member.graphs -= set(answer.graphs)

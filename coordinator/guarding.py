@@ -27,7 +27,7 @@ from wire.redundancy import copies_of
 from wire.types import TensorType
 
 from . import dispatch
-from .deploying import Deploying, Moved, Term
+from .deploying import Deploying, Moved, Term, Wanted
 from .groups import Group, Held, grouped
 from .plan import FromParam, Plan
 from .program import Program
@@ -108,9 +108,11 @@ class Guarding:
         homes = {place.name: there & set(place.homes) for place in guard.plan.params}
         return homes, {name: there & set(self._deploying.holders(blob)) for name, blob in guard.params.items()}
 
-    async def restore(self, node: str, wanted: Collection[bytes]) -> Moved:
+    async def restore(self, node: str, wanted: Wanted) -> Moved:
         """Have a worker make what no worker has, and it needs, of other shares; the bytes that moved for that."""
-        missing = [blob for blob in wanted if not self._deploying.holders(blob)]
+        if not any(guard.groups for guard in self._guards.values()):
+            return 0, 0
+        missing = [blob for blob in wanted() if not self._deploying.holders(blob)]
         made = await asyncio.gather(*(self._make(node, blob) for blob in missing))
         return sum(socket for socket, _ in made), sum(shared for _, shared in made)
 
