@@ -19,7 +19,7 @@ from support.faults import PHASES, WIDTH, EventTap, Round, settled, strike, towe
 from mesh import Mesh
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-ROUNDS_DEFAULT = 2
+ROUNDS_DEFAULT = 1
 ROUNDS_LONG = 50
 
 

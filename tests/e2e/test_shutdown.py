@@ -26,6 +26,7 @@ from mesh.commands import exit_codes
 EXIT_S_MAX = 120.0
 X = np.full((512, 512), 0.01, np.float32)
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
+FIRST, SECOND = ([each, pytest.param(other, marks=pytest.mark.long)] for each, other in (SIGNALS, SIGNALS[::-1]))
 
 
 def long_chain(times: int) -> Callable[[mnp.Array], mnp.Array]:
@@ -109,7 +110,7 @@ def test_a_second_signal_ends_a_coordinator_at_once(tmp_path: Path) -> None:
         assert not psutil.wait_procs(children, timeout=EXIT_S_MAX)[1], "a process was left behind"
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", FIRST)
 def test_a_worker_in_the_middle_of_a_job_hands_its_parts_back_and_the_other_finishes(
     tmp_path: Path, number: int
 ) -> None:
@@ -135,7 +136,7 @@ def handed_back(folder: Path, times: int, number: int) -> bool:
     return in_the_middle
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", SECOND)
 def test_a_coordinator_in_the_middle_of_a_job_frees_its_workers_for_the_next_one(tmp_path: Path, number: int) -> None:
     with serving(tmp_path, endless) as site:
         job = site.submit()
