@@ -143,7 +143,7 @@ def listening_on(host: str) -> socket.socket:
     """A port of the system's choice, for "::" on IPv4 as well."""
     if host != "::":
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, 0), family=family)
+        return socket.create_server((host.strip("[]"), 0), family=family)
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server((host, 0), family=socket.AF_INET6, dualstack_ipv6=True)
