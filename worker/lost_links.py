@@ -57,7 +57,7 @@ class LostLinks:
         """A step begins that needs links to these nodes, of a plan for which they stood at `deployed_s`."""
         for node in nodes:
             ended_s = self._ended_s.get(node, -GRACE_S)
-            if now - ended_s < GRACE_S and ended_s >= deployed_s:
+            if now - ended_s < GRACE_S and ended_s > deployed_s:  # or at the same time: it was waited for
                 self._may_have_lost(node, [(plan, step)], now)
 
     def refusal(self, nodes: Iterable[str], now: float) -> NodeLost | None:

@@ -222,11 +222,12 @@ def test_a_link_that_comes_anew_under_a_step_fails_it_too_since_the_other_end_ma
     assert isinstance(one(ev.Refuse, drive(ev.Tick(), GRACE_S)).error, NodeLost)
 
 
-def test_a_plan_that_comes_after_its_links_has_lost_nothing_with_those_before() -> None:
+@pytest.mark.parametrize("later_s", [0.0, GRACE_S / 2])
+def test_a_plan_that_comes_after_its_links_has_lost_nothing_with_those_before(later_s: float) -> None:
     drive = Driver()
     for event in (ev.NodeLinked(PEER), ev.NodeUnlinked(PEER), ev.NodeLinked(PEER)):
         drive(event)
-    drive.now += GRACE_S / 2
+    drive.now += later_s
     drive.deployed(deploy(part(0, [Source("edge", 1, 0, node=PEER)], [[]])))
     drive.run(1)
     assert drive.machine.next_deadline() is None
@@ -235,6 +236,7 @@ def test_a_plan_that_comes_after_its_links_has_lost_nothing_with_those_before() 
 def test_a_step_that_begins_when_a_link_has_just_come_back_is_not_waited_for_long() -> None:
     drive = Driver()
     drive.deployed(deploy(part(0, [Source("edge", 1, 0, node=PEER)], [[]])))
+    drive.now += GRACE_S / 4
     for event in (ev.NodeLinked(PEER), ev.NodeUnlinked(PEER), ev.NodeLinked(PEER)):
         drive(event)
     drive.now += GRACE_S / 2
