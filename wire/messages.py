@@ -222,6 +222,7 @@ class PartRun(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     part: Index
     compute_s: Seconds  # without what a rank of a gang waited for others
     wait_s: Seconds  # from Run's arrival until the last input was there
+    exchange_s: Seconds = 0.0  # what it waited for others, and for what they send
 
 
 class Output(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

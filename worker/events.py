@@ -176,6 +176,7 @@ class PartExecuted:
     run: int
     outputs: tuple[Made, ...]
     compute_s: float
+    exchange_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

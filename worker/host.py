@@ -301,7 +301,8 @@ class Host:
             inputs = self._gather(message, prepared)
             started = time.perf_counter()
             results = self._run(prepared.executable, inputs, stopped, ranks)
-            compute_s = time.perf_counter() - started - (ranks.waited_s if ranks is not None else 0.0)
+            exchange_s = ranks.waited_s if ranks is not None else 0.0
+            compute_s = time.perf_counter() - started - exchange_s
             del inputs
             outputs = self._deliver_all(results, message.outputs)
         except Exception as error:
@@ -310,7 +311,7 @@ class Host:
             if ranks is not None:
                 ranks.fail(known)
             return messages.ExecuteFailed(message.run, known.to_fields())
-        return messages.Executed(message.run, compute_s, outputs)
+        return messages.Executed(message.run, compute_s, outputs, exchange_s)
 
     def _run(self, executable: Executable, inputs: Sequence[Any], stopped: Stopped, ranks: Ranks | None) -> list[Any]:
         if ranks is None:

@@ -236,6 +236,7 @@ class Executed(_Message, frozen=True, array_like=True, tag=True):
     run: int
     compute_s: float
     outputs: tuple[Output, ...]
+    exchange_s: float = 0.0  # that a rank waited for others, or for what they send
 
 
 class ExecuteFailed(_Message, frozen=True, array_like=True, tag=True):

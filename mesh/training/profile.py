@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 LEVELS = ("0", "1", "2")
+TIMES = ("compute_s", "wait_s", "exchange_s", "rest_s")  # of a span; the rest is messages
 
 
 class Profile:
@@ -44,16 +45,14 @@ def table(spans: Iterable[Any]) -> list[str]:
     by_worker: dict[str, list[Any]] = {}
     for span in spans:
         by_worker.setdefault(span.worker, []).append(span)
-    lines = [
-        f"{'worker':20} {'steps':>6} {'compute ms':>10} {'inputs ms':>10} {'exchange ms':>11} {'in B':>9} {'out B':>9}"
-    ]
+    titles = "".join(f"{title:>12}" for title in ("compute ms", "inputs ms", "exchange ms", "messages ms"))
+    lines = [f"{'worker':20} {'steps':>6}{titles} {'in B':>9} {'out B':>9}"]
     for worker, mine in sorted(by_worker.items()):
         count = len(mine)
-        times = [sum(getattr(span, name) for span in mine) * 1e3 / count for name in ("compute_s", "wait_s", "rest_s")]
+        times = [sum(getattr(span, name) for span in mine) * 1e3 / count for name in TIMES]
         sizes = [sum(getattr(span, name) for span in mine) // count for name in ("bytes_in", "bytes_out")]
-        lines.append(
-            f"{worker:20} {count:6} {times[0]:10.2f} {times[1]:10.2f} {times[2]:11.2f} {sizes[0]:9} {sizes[1]:9}"
-        )
+        means = "".join(f"{each:12.2f}" for each in times)
+        lines.append(f"{worker:20} {count:6}{means} {sizes[0]:9} {sizes[1]:9}")
     return lines
 
 
