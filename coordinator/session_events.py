@@ -172,7 +172,7 @@ class SendRun:
 
 @dataclass(frozen=True, slots=True)
 class StopStep:
-    """This step of the plan, and those after it, will not be done: a worker need not wait for the others any more."""
+    """This step of the plan will not be done, unless a worker has done it: it need not wait for the others any more."""
 
     generation: int
     step: int

@@ -315,12 +315,11 @@ class SessionState:
         return self._stop(plan, self._done + 1 + plan.late(now))
 
     def _stop(self, plan: _Plan, number: int) -> list[Action]:
-        """Have the workers do no step from this one on."""
-        if plan.issued <= number:
-            return []
-        plan.issued, step = number, number - plan.start
+        """Have the workers do no step from this one on: some may be ahead of what is known of them."""
+        stopped = range(number - plan.start, plan.issued - plan.start)
+        plan.issued = min(plan.issued, number)
         plan.steps = {each: found for each, found in plan.steps.items() if each < number}
-        return [StopStep(plan.generation, step, node) for node in sorted(plan.nodes)]
+        return [StopStep(plan.generation, step, node) for node in sorted(plan.nodes) for step in stopped]
 
     # -- plans
 

@@ -183,7 +183,7 @@ class World:
         self.waiting += answers
 
     def _StopStep(self, action: ev.StopStep) -> None:
-        """It comes too late, or ends the step and all after it."""
+        """It comes too late, or ends the step, and all after it."""
         assert action.node in self.alive
         plan, value = self.plans[action.generation], self.plans[action.generation].start + action.step
         if plan.values.get(action.node, -1) > value and self.random.random() < 0.5:
