@@ -24,6 +24,7 @@ from support.random_graphs import big_graph, random_graph
 
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles
+from wire.errors import MeshError
 from wire.graph import WireGraph
 from wire.ops import inner_graphs
 from wire.strategies import FOR_ANY_GRAPH
@@ -49,7 +50,11 @@ def measure(what: str, graph: WireGraph, profiles: Profiles, strategy: str, roun
     wall_s, cpu_s = [], []
     for _ in range(rounds):
         began_s, worked_s = time.perf_counter(), time.process_time()
-        plan = make_plan(graph, profiles, strategy)
+        try:
+            plan = make_plan(graph, profiles, strategy)
+        except MeshError as error:
+            print(f"{what}, {strategy:9} {error}", flush=True)
+            return
         wall_s.append(time.perf_counter() - began_s)
         cpu_s.append(time.process_time() - worked_s)
     goal = f"goal {goal_s:g} s  " if goal_s else ""

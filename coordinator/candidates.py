@@ -22,10 +22,12 @@ from .cost import graph_seconds
 from .plan import Candidate, Plan
 from .profile import CLIENT, Profiles, WorkerProfile
 from .ranks import plan_ranks
+from .shares import plan_shares, unlike
 from .splitting import Carries, counts, split
 from .timeline import timeline
 
 GAIN_MIN = 0.05  # of a call's time: a split that saves less is not worth another order of additions
+BY_SPEED_GAIN_MIN = 0.2  # so many parts are dispatched, and are too short to tell how well a device is
 NODES_MAX = 8_000  # of all programs that are split together: the partitioner takes about 0.2 ms for a node
 REASONS_MAX = 8
 TELLING = 2.0  # times slower or further away that is told of a worker without work
@@ -40,6 +42,14 @@ class Draft:
     name: str
     plan: Plan
     seconds: float
+
+    @property
+    def gain_min(self) -> float:
+        """What it has to save of a call's time."""
+        asked = strategy_of(self.plan.strategy)
+        if isinstance(asked, DataParallel) and asked.by_speed:
+            return BY_SPEED_GAIN_MIN
+        return GAIN_MIN if isinstance(asked, Split) else 0.0
 
     @property
     def candidate(self) -> Candidate:
@@ -87,10 +97,7 @@ class Drafts:
                 f"no plan gives all {len(self._profiles.workers)} workers work: {most} at most",
                 next_step="Leave out use_all, or give the program more to do",
             )
-        whole = [each for each in found if not each.plan.gangs]
-        best = min(found, key=lambda each: each.seconds)
-        if whole and (least := min(whole, key=lambda each: each.seconds)).seconds * (1 - GAIN_MIN) <= best.seconds:
-            best = least
+        best = min(found, key=lambda each: each.seconds / (1 - each.gain_min))
         compared = sorted([*(each.candidate for each in self.made), *self.known], key=_seconds)
         candidates = (*compared, *self.left_out)
         plan = replace(best.plan, strategy=self._asked.text, how=best.plan.strategy, candidates=candidates)
@@ -118,7 +125,7 @@ def add_splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, use_all: bo
     if len(profiles.workers) < 2:
         return
     left = NODES_MAX
-    for name, asked, ranks in _splits(drafts, graph, profiles):
+    for name, asked, ranks in _splits(drafts, graph, profiles, carries):
         if use_all and ranks < len(profiles.workers):
             continue
         bound_s = _least_s(graph, profiles, ranks)
@@ -130,13 +137,16 @@ def add_splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, use_all: bo
             drafts.leave_out(name, f"not tried: a program of {len(graph)} nodes takes too long to split often")
             continue
         try:
-            made = simplify(split(graph, asked, ranks, profiles, carries))
-            drafts.add(name, plan_ranks(made, profiles, asked.text))
+            if isinstance(asked, DataParallel) and asked.by_speed:
+                drafts.add(name, plan_shares(graph, asked, profiles))
+            else:
+                made = simplify(split(graph, asked, ranks, profiles, carries))
+                drafts.add(name, plan_ranks(made, profiles, asked.text))
         except (InputError, PlacementError) as error:
             drafts.leave_out(name, error.message)
 
 
-def _splits(drafts: Drafts, graph: WireGraph, profiles: Profiles) -> Iterator[tuple[str, Split, int]]:
+def _splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, carries: Carries) -> Iterator[tuple[str, Split, int]]:
     """Strategies with numbers of ranks, those first that are best most often."""
     batches = _batches(graph)
     many = len(batches) > 1
@@ -144,6 +154,8 @@ def _splits(drafts: Drafts, graph: WireGraph, profiles: Profiles) -> Iterator[tu
         asked = DataParallel(inputs=inputs)
         of = f" by {inputs[0]}" if many else ""
         yield from ((f"{_called(asked, ranks)}{of}", asked, ranks) for ranks in _counts(asked, profiles))
+        if not carries and unlike(profiles):
+            yield f"data by speed{of}", replace(asked, by_speed=True), len(profiles.workers)
     if not any(len(kind.shape) > 1 for kind in graph.param_types.values()):
         return
     split = [each for each in drafts.made if strategy_of(each.plan.strategy).word == DataParallel.word]

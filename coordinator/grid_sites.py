@@ -42,23 +42,23 @@ def sites_for(
 ) -> tuple[Site, ...]:
     """A device for each rank, in order, for all graphs that this grid computes; PlacementError with need and have."""
     ranks = math.prod(sizes)
-    able = [site for site in _able(graphs, profiles) if need_bytes <= site.device.memory_bytes]
-    able = [site for site in able if need_bytes <= site.worker.memory_bytes]
-    if len(able) < ranks:
+    fit = [site for site in able(graphs, profiles) if need_bytes <= site.device.memory_bytes]
+    fit = [site for site in fit if need_bytes <= site.worker.memory_bytes]
+    if len(fit) < ranks:
         raise _too_few(graphs, axes, sizes, profiles, need_bytes)
-    seconds = {site: sum(site.seconds(graph) for graph in graphs) for site in able}
-    able.sort(key=lambda site: seconds[site])
+    seconds = {site: sum(site.seconds(graph) for graph in graphs) for site in fit}
+    fit.sort(key=lambda site: seconds[site])
 
     def far(one: Site, other: Site) -> float:
         return profiles.link(one.worker.node_id, other.worker.node_id).seconds(PROBE_BYTES)
 
     proposals: dict[float, tuple[Site, ...]] = {}
-    for seed in (None, *able[:SEEDS_MAX]):
-        order = able if seed is None else [seed, *sorted(able, key=partial(far, seed))]
+    for seed in (None, *fit[:SEEDS_MAX]):
+        order = fit if seed is None else [seed, *sorted(fit, key=partial(far, seed))]
         chosen = _reaching(order, ranks, profiles)
         if len(chosen) < ranks:
             continue
-        arranged = _arranged(sorted(chosen, key=able.index), sizes, far)
+        arranged = _arranged(sorted(chosen, key=fit.index), sizes, far)
         nodes = [site.worker.node_id for site in arranged]
         shared_s = sum(exchange_s(graph, axes, sizes, nodes, profiles) for graph in graphs)
         proposals.setdefault(shared_s + max(seconds[site] for site in arranged), arranged)
@@ -70,7 +70,7 @@ def sites_for(
     return proposals[min(proposals)]
 
 
-def _able(graphs: Iterable[WireGraph], profiles: Profiles) -> Iterable[Site]:
+def able(graphs: Iterable[WireGraph], profiles: Profiles) -> Iterable[Site]:
     """Every device that supports all that a rank computes; collectives are carried out beside it, by its host."""
     computing = ((graph, index) for graph in graphs for index in range(len(graph)))
     wanted = [needs(graph, index) for graph, index in computing if graph.nodes[index].op not in LEAVES]
@@ -109,13 +109,13 @@ def _too_few(
     graphs: Sequence[WireGraph], axes: Axes, sizes: Sizes, profiles: Profiles, need_bytes: int
 ) -> PlacementError:
     grid = " x ".join(f"{axis} {size}" for axis, size in zip(axes, sizes, strict=True))
-    able = list(_able(graphs, profiles))
+    fit = list(able(graphs, profiles))
     rows = "; ".join(
-        f"{site.worker.name} has {min(site.device.memory_bytes, site.worker.memory_bytes)} bytes" for site in able
+        f"{site.worker.name} has {min(site.device.memory_bytes, site.worker.memory_bytes)} bytes" for site in fit
     )
     devices = sum(len(worker.devices) for worker in profiles.workers)
     return PlacementError(
         f"a grid of {grid} needs {math.prod(sizes)} devices, one per rank, with {need_bytes} bytes each, and of "
-        f"{devices} there are {len(able)} that compute it: {rows or 'none'}",
+        f"{devices} there are {len(fit)} that compute it: {rows or 'none'}",
         next_step='Add workers, make the grid smaller, or have one worker compute all ranks: strategy="single"',
     )

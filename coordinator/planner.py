@@ -12,7 +12,7 @@ from wire.errors import PlacementError
 from wire.graph import WireGraph
 from wire.sharding.partition import partition
 from wire.simplify import simplify
-from wire.strategies import Auto, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
+from wire.strategies import Auto, DataParallel, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
 from wire.unroll import unroll
 
 from .candidates import Drafts, add_splits, whole_name
@@ -20,11 +20,12 @@ from .cost import CostModel, PartSketch, Prediction
 from .memory import does_not_fit, memory_by_site, missing
 from .partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from .parts import edges_of, output_source, param_places, parts_of
-from .placement import named, placed
 from .pipelines import plan_pipeline
+from .placement import named, placed
 from .plan import Candidate, Edge, Part, Plan, WorkerShare
 from .profile import Profiles
 from .ranks import plan_ranks
+from .shares import plan_shares
 from .splitting import Carries, counts, rates_of, split
 
 
@@ -123,6 +124,10 @@ def _in_stages(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: C
 
 def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: Carries) -> Plan:
     """The fastest plan for any number of ranks that may be tried; PlacementError if none fits."""
+    if isinstance(asked, DataParallel) and asked.by_speed:
+        if carries:
+            raise PlacementError("a session's state is not shared out by speed", next_step="Choose DataParallel()")
+        return plan_shares(graph, asked, profiles)
     found: list[Plan] = []
     refusals: list[PlacementError] = []
     for ranks in counts(asked, profiles):

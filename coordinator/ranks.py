@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from wire.errors import PlacementError
 from wire.graph import GraphBuilder, WireGraph, const_value
 from wire.grids import Axes, Sizes, block, coordinates, parts, spec_of
 from wire.ops import GRAPH_ATTRS, LEAVES, inner_graphs
@@ -22,7 +23,7 @@ from wire.varying import Over, varying
 
 from .collectives import exchange_s, exchanged_bytes, sending_rates
 from .cost import CostModel
-from .grid_sites import Site, sites_for
+from .grid_sites import Site, able, sites_for
 from .memory import does_not_fit, memory_by_site, missing
 from .partition import Partitioner
 from .parts import edges_of, output_source, param_places, parts_of
@@ -47,9 +48,12 @@ from .working_set import DUPLICATED
 Wanted = tuple[int, Window | None]  # a node's value, or a window of it
 
 
-def plan_ranks(graph: WireGraph, profiles: Profiles, strategy: str) -> Plan:
-    """The plan; PlacementError with need and have where there are too few devices or too little memory."""
-    return _Draft(_without_inner_ranks(graph), profiles).plan(strategy)
+def plan_ranks(graph: WireGraph, profiles: Profiles, strategy: str, sites: Sequence[Site] = ()) -> Plan:
+    """The plan; PlacementError with need and have where there are too few devices or too little memory.
+
+    `sites` are the devices by rank, if they are chosen; several ranks may share one if they exchange nothing.
+    """
+    return _Draft(_without_inner_ranks(graph), profiles, sites).plan(strategy)
 
 
 def _without_inner_ranks(graph: WireGraph) -> WireGraph:
@@ -126,14 +130,15 @@ class _Held:
 class _Draft:
     """Parts as they are made, and where each value is that others need."""
 
-    def __init__(self, graph: WireGraph, profiles: Profiles) -> None:
+    def __init__(self, graph: WireGraph, profiles: Profiles, given: Sequence[Site] = ()) -> None:
         self._graph = graph
         self._profiles = profiles
         self._levels = _levels(graph)
         self._gangs_of: list[_Ranks] = [
             _Ranks(graph, group) for first, group in graph.siblings.items() if graph.nodes[first].op == "spmd"
         ]
-        self._sites = _sites(self._gangs_of, profiles)
+        self._together = len(set(given)) == len(given)  # else ranks that exchange nothing, several of them on a device
+        self._sites = _given(self._gangs_of, given, profiles) if given else _sites(self._gangs_of, profiles)
         nodes = {site.worker.node_id for sites in self._sites.values() for site in sites}
         near = tuple(each for each in profiles.workers if each.node_id in nodes)
         self._near = profiles if pins(graph) else replace(profiles, workers=near)
@@ -163,7 +168,7 @@ class _Draft:
             self._seconds + feeding_s,
             cut_bytes,
             (),
-            ordered=True,
+            ordered=bool(self._gangs),
             gangs=tuple(self._gangs),
             lying=tuple(self._lying(index) for index in graph.outputs),
         )
@@ -263,6 +268,8 @@ class _Draft:
         for slot, index in enumerate(ranks.group):
             made = tuple(FromPart(number, slot) for number in numbers)
             self._held[index] = _Held(ranks.results[slot], made, ranks.alike[slot])
+        if not self._together:
+            return
         sent = exchanged_bytes(ranks.graph, len(sites))
         nodes = [site.worker.node_id for site in sites]
         shared_s = exchange_s(ranks.graph, ranks.axes, ranks.sizes, nodes, self._profiles)
@@ -435,6 +442,18 @@ def _sites(gangs: Sequence[_Ranks], profiles: Profiles) -> dict[tuple[Axes, Size
         grid: sites_for([each.graph for each in mine], *grid, profiles, max(each.need_bytes for each in mine))
         for grid, mine in by_grid.items()
     }
+
+
+def _given(
+    gangs: Sequence[_Ranks], given: Sequence[Site], profiles: Profiles
+) -> dict[tuple[Axes, Sizes], tuple[Site, ...]]:
+    """The same, for sites that somebody else chose; PlacementError if one of them cannot compute its ranks."""
+    for ranks in gangs:
+        lacking = set(given) - set(able([ranks.graph], profiles))
+        if lacking:
+            names = ", ".join(sorted(site.worker.name for site in lacking))
+            raise PlacementError(f"some of the ranks' ops are not supported by {names}")
+    return {(ranks.axes, ranks.sizes): tuple(given) for ranks in gangs}
 
 
 def _levels(graph: WireGraph) -> list[int]:

@@ -38,6 +38,15 @@ def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carrie
     return partition(graph, axes, {**specs, **state, **following}, rates_of(profiles))
 
 
+def batch_of(graph: WireGraph, asked: DataParallel) -> int:
+    """How many rows the batch of a program has; InputError where that is not clear."""
+    chosen = LAYOUTS[type(asked)](graph, asked)
+    rows = {graph.input_types[name].shape[0] for name in chosen}
+    if not rows:
+        raise InputError(f"the strategy {asked.word!r} finds nothing to split in this program")
+    return rows.pop()
+
+
 def counts(asked: Split, profiles: Profiles) -> Iterator[int]:
     """How many ranks to try: as many as were asked for, or one per worker, one for each that is not far slower or
     further away than the best, and then half as many as often as that goes."""

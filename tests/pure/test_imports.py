@@ -110,6 +110,7 @@ PURE = (
     "coordinator/state.py",
     "coordinator/session_copies.py",
     "coordinator/session_events.py",
+    "coordinator/shares.py",
     "coordinator/session_plan.py",
     "coordinator/sessions.py",
     "coordinator/stage_parts.py",

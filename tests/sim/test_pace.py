@@ -150,7 +150,7 @@ def test_a_device_that_becomes_slower_costs_a_few_calls(
         cluster.slow("sim-0", times)
         await calls.run(program, SETTLED)
         slow_s = calls.seconds[10]
-        assert calls.seconds[-1] <= NEAR * best_s or best_s > 0.75 * slow_s
+        assert calls.seconds[-1] <= NEAR * best_s or best_s > 0.65 * slow_s
         await calls.run(program, LATER)
         assert calls.seconds[-1] <= NEAR * best_s, (calls.seconds, best_s)
         moved = len(calls.told("moved"))
