@@ -25,12 +25,13 @@ def bits(state: object) -> list[bytes]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
-def test_a_worker_killed_in_the_middle_loses_no_step_and_changes_no_bit() -> None:
+@pytest.mark.parametrize("copies", ["buddy", pytest.param("coded", marks=pytest.mark.long)])
+def test_a_worker_killed_in_the_middle_loses_no_step_and_changes_no_bit(copies: str) -> None:
     with Mesh.builder().local(3, engine="cpu").build() as mesh:
         with mesh.session(train, first_state(), *batch(0), mode="off") as alone:
             expected = [float(alone.step(*batch(step)).result()) for step in range(STEPS)]
             final = bits(alone.state())
-        with mesh.session(train, first_state(), *batch(0), every=4, strategy="pipeline") as session:
+        with mesh.session(train, first_state(), *batch(0), copies=copies, every=4, strategy="pipeline") as session:
             steps = [session.step(*batch(step)) for step in range(STEPS)]
             losses = [float(step.result(60)) for step in steps[:10]]
             os.kill(mesh.nodes[1].pid, signal.SIGKILL)
