@@ -81,7 +81,9 @@ class StateUnasked:
 
 @dataclass(frozen=True, slots=True)
 class CloseAsked:
-    pass
+    """It ends: its caller has done, or what performs it failed in a way that nothing else answers."""
+
+    error: MeshError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -652,7 +652,15 @@ class Session:
         return found | {name: dispatch.assembled(kinds[name], windows) for name, windows in pieces.items()}
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._around.spawn(work)
+        task = self._around.spawn(work)
+        task.add_done_callback(self._performed)
+        return task
+
+    def _performed(self, task: asyncio.Task[None]) -> None:
+        """A fault of this process must end the session, not leave its caller waiting."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, MeshError) and not self._machine.over:
+            self.feed(ev.CloseAsked(MeshError("the session failed", cause=f"{type(error).__name__}: {error}")))
 
 
 def ahead_for(state_bytes: int) -> int:

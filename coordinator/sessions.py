@@ -260,7 +260,7 @@ class SessionState:
         return [*self._abandon(event.request), *self._issue()]
 
     def _close_asked(self, event: CloseAsked, now: float) -> list[Action]:
-        return self._end(None)
+        return self._end(event.error)
 
     def _forget_first(self, event: ForgetFirst, now: float) -> list[Action]:
         if self.policy.copies != "none" or self._told == 0:
@@ -300,6 +300,8 @@ class SessionState:
                 taking.keeping -= gone
                 actions += self._kept_by_all(taking, now)
         if hit:
+            if plan is not None and plan is self._plan and plan.running and all(plan.owners.values()) and plan.nodes:
+                actions += self._counted(now)  # the others have all of what a step made that they have done
             return [*actions, *self._restart(None, now)]
         if self._alone_since_s is not None and self._nodes:
             return [*actions, *self._go_on(now)]
@@ -442,11 +444,21 @@ class SessionState:
         return self._commit(now)
 
     def _commit(self, now: float) -> list[Action]:
-        """Steps count in order; what was told before is not told again."""
+        """Count the steps that are done, and what follows."""
+        plan, actions = self._plan, self._counted(now)
+        assert plan is not None
+        if self._done > plan.start and self.policy.copies == "none":
+            actions += self._trim(lambda copy: copy.contents is not None)
+        if plan.ending and not plan.steps:
+            return [*actions, *self._restart(None, now)]
+        return [*actions, *self._copy_if_due(), *self._read(), *self._issue()]
+
+    def _counted(self, now: float) -> list[Action]:
+        """Steps count in order, once all have done them who are there; what was told before is not told again."""
         plan, actions = self._plan, list[Action]()
         assert plan is not None
         while (step := plan.steps.get(self._done)) is not None:
-            if len(step.ran) < len(plan.nodes) or len(step.outputs) < plan.outputs:
+            if not plan.nodes <= step.ran or len(step.outputs) < plan.outputs:
                 break
             del plan.steps[self._done]
             plan.committed_s, plan.step_s = now, now - plan.committed_s
@@ -455,11 +467,7 @@ class SessionState:
                 self._told += 1
             self._done += 1
             self._attempts = 0
-        if self._done > plan.start and self.policy.copies == "none":
-            actions += self._trim(lambda copy: copy.contents is not None)
-        if plan.ending and not plan.steps:
-            return [*actions, *self._restart(None, now)]
-        return [*actions, *self._copy_if_due(), *self._read(), *self._issue()]
+        return actions
 
     def _run_failed(self, event: RunFailed, now: float) -> list[Action]:
         plan = self._current(event.generation)

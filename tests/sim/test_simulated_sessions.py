@@ -13,9 +13,10 @@ import pytest
 from support.simulated import Chaos
 from support.training import batch, first_state, train
 
+from coordinator.deploying import Deploying
 from mesh import AsyncMesh, Mesh, tree
 from mesh.config import MeshConfig
-from mesh.errors import DeviceLost, NodeLost
+from mesh.errors import DeviceLost, MeshError, NodeLost
 from mesh.simulation.loop import VirtualLoop
 
 STEPS = 12
@@ -199,6 +200,23 @@ def test_a_state_that_nobody_copied_dies_with_its_worker_and_says_so() -> None:
             session.step(big).result()
         with pytest.raises(NodeLost, match="no copy"):
             session.state()
+
+
+@pytest.mark.parametrize("performer", ["keep", "deploy"])
+def test_a_fault_of_the_coordinator_ends_the_session_with_it(performer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def faulty(*args: object, **given: object) -> None:
+        raise AttributeError("no such thing")
+
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        monkeypatch.setattr(Deploying, performer, faulty)
+        session = mesh.session(train, first_state(), *batch(0), copies="buddy", every=1)
+        with pytest.raises(MeshError, match="no such thing"):
+            for step in range(STEPS):
+                session.step(*batch(step)).result(60)
+        monkeypatch.undo()
+        session.close()
+        with mesh.session(train, first_state(), *batch(0)) as session:
+            assert float(session.step(*batch(0)).result()) == undisturbed(STEPS)[0][0]
 
 
 def test_a_worker_that_comes_late_takes_part() -> None:
