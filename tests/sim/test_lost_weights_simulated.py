@@ -76,9 +76,8 @@ def test_more_deaths_than_a_policy_is_for_cost_the_client_its_copy_and_no_answer
         assert answer == alone() and sent > 0
 
 
-@pytest.mark.parametrize("copies", ["buddy", "coded", "coded 2 of 4"])
-@pytest.mark.parametrize("seed", range(3))
-def test_workers_that_come_and_go_at_any_time_change_no_answer(copies: str, seed: int) -> None:
+def coming_and_going(seed: int, copies: str) -> None:
+    """Calls while workers die and start again, whose every answer is right."""
     chance = random.Random(seed)
     with Mesh.builder().mesh("sim").simulate(5, seed).copies(copies).build() as mesh:
         held, down = mesh.put(WEIGHTS), set[str]()
@@ -92,6 +91,17 @@ def test_workers_that_come_and_go_at_any_time_change_no_answer(copies: str, seed
                 mesh.simulation.kill(name)
                 down.add(name)
             assert job.result().tobytes() == alone()
+
+
+@pytest.mark.parametrize("copies", ["buddy", "coded", "coded 2 of 4"])
+def test_workers_that_come_and_go_at_any_time_change_no_answer(copies: str) -> None:
+    coming_and_going(0, copies)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 40))
+def test_workers_that_come_and_go_change_no_answer(seed: int) -> None:
+    coming_and_going(seed, ("buddy", "coded", "coded 2 of 4", "replica")[seed % 4])
 
 
 def test_a_worker_that_only_kept_something_is_replaced_as_a_keeper() -> None:
