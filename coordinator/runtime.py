@@ -60,7 +60,7 @@ from . import events as ev
 from .ahead import Ahead
 from .config import CoordinatorConfig
 from .deploying import Deploying
-from .explain import disagreement, explain, in_quarantine, lost_node, nobody
+from .explain import as_error, disagreement, explain, in_quarantine, lost_node, nobody
 from .feeding import Begun, begin, outcome
 from .guarding import Guarding
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
@@ -569,12 +569,8 @@ class Coordinator:
     async def _plan_then_tell(self, action: ev.MakePlan, homes: tuple[Homes, Homes]) -> None:
         try:
             plan = await self._planning.plan_for(action.job, action.nodes, homes)
-        except MeshError as error:
-            self._feed(ev.PlanFailed(action.generation, error))
-        except Exception as error:  # a fault of the planner must end its calls, not leave them waiting
-            log.exception("planning failed")
-            failure = MeshError("planning failed", cause=f"{type(error).__name__}: {error}")
-            self._feed(ev.PlanFailed(action.generation, failure))
+        except Exception as fault:  # also one of this process must end its calls, not leave them waiting
+            self._feed(ev.PlanFailed(action.generation, as_error("planning failed", fault)))
         else:
             self._plan_made(action.generation, plan)
 
@@ -644,7 +640,8 @@ class Coordinator:
         key = PlanKey(self.epoch, action.generation)
         try:
             answer = await self._deploying.deploy(deployment.plan, action.node, key, deployment.program.bindings)
-        except MeshError as error:
+        except Exception as fault:
+            error = as_error("deploying failed", fault)
             work = explain(error, member.profile.name, action.node, deployment.plan)
             self._feed(ev.DeployFailed(action.generation, action.node, error, work))
             return
@@ -677,7 +674,8 @@ class Coordinator:
             for output in answer.outputs:
                 if output.value.data is not None or output.value.shared:
                     self._output(action.generation, action.step, output.slot, tensor_of(member.link, output.value))
-        except MeshError as error:
+        except Exception as fault:
+            error = as_error("running failed", fault)
             self.prober.lost_between(action.node, error)
             work = explain(error, member.profile.name, action.node, deployment.plan)
             self._feed(ev.RunFailed(action.generation, action.step, action.node, error, work))

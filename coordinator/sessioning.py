@@ -31,7 +31,7 @@ from . import dispatch
 from . import session_events as ev
 from .deploying import Deploying
 from .elastic import Arrays, Elastic, Given, Planned, arrays_of, bytes_of
-from .explain import explain
+from .explain import as_error, explain
 from .feeding import Begun, begin, outcome
 from .held import HeldTensors
 from .outputs import tensor_of
@@ -380,13 +380,8 @@ class Session:
             wanted = {piece for node in dispatch.nodes(plan) for piece in dispatch.states_of(plan, node)}
             if deployment.contents is not None and not wanted <= deployment.contents.keys():
                 await self._gather(deployment)
-        except MeshError as error:
-            self.feed(ev.PlanFailed(action.generation, error))
-            return
-        except Exception as error:  # a fault of the planner must end the session, not leave it waiting
-            log.exception("planning a session failed")
-            failure = MeshError("planning failed", cause=f"{type(error).__name__}: {error}")
-            self.feed(ev.PlanFailed(action.generation, failure))
+        except Exception as fault:  # also one of the planner must end the session, not leave it waiting
+            self.feed(ev.PlanFailed(action.generation, as_error("planning failed", fault)))
             return
         if action.generation not in self.plans:
             self._let_gathered_go(deployment)
@@ -658,9 +653,9 @@ class Session:
 
     def _performed(self, task: asyncio.Task[None]) -> None:
         """A fault of this process must end the session, not leave its caller waiting."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, MeshError) and not self._machine.over:
-            self.feed(ev.CloseAsked(MeshError("the session failed", cause=f"{type(error).__name__}: {error}")))
+        fault = None if task.cancelled() else task.exception()
+        if isinstance(fault, Exception) and not isinstance(fault, MeshError) and not self._machine.over:
+            self.feed(ev.CloseAsked(MeshError("the session failed", cause=f"{type(fault).__name__}: {fault}")))
 
 
 def ahead_for(state_bytes: int) -> int:

@@ -207,16 +207,20 @@ def test_a_fault_of_the_coordinator_ends_the_session_with_it(performer: str, mon
     async def faulty(*args: object, **given: object) -> None:
         raise AttributeError("no such thing")
 
+    first = tree.map(np.asarray, first_state())
     with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
         monkeypatch.setattr(Deploying, performer, faulty)
-        session = mesh.session(train, first_state(), *batch(0), copies="buddy", every=1)
+        session = mesh.session(train, first, *batch(0), copies="buddy", every=1)
+        steps = [session.step(*batch(step)) for step in range(STEPS)]
+        mesh.simulation.wait(5)
         with pytest.raises(MeshError, match="no such thing"):
-            for step in range(STEPS):
-                session.step(*batch(step)).result(60)
+            steps[-1].result()
+        if performer == "deploy":
+            with pytest.raises(MeshError, match="deploying failed"):
+                mesh.run(lambda x: x + x, 1.5)
         monkeypatch.undo()
         session.close()
-        with mesh.session(train, first_state(), *batch(0)) as session:
-            assert float(session.step(*batch(0)).result()) == undisturbed(STEPS)[0][0]
+        assert mesh.run(lambda x: x + x, 1.5) == 3.0
 
 
 def test_a_worker_that_comes_late_takes_part() -> None:
