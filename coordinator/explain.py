@@ -14,7 +14,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 
 
 def as_error(what: str, fault: Exception) -> MeshError:
-    """The error that callers are told: an error as it is, and of a fault of this process, which is logged, its cause."""
+    """The error that callers are told: an error itself, or the cause of a fault of this process, which is logged."""
     if isinstance(fault, MeshError):
         return fault
     log.error(what, exc_info=fault)
