@@ -28,7 +28,7 @@ from .timeline import timeline
 
 GAIN_MIN = 0.05  # of a call's time: a split that saves less is not worth another order of additions
 BY_SPEED_GAIN_MIN = 0.2  # so many parts are dispatched, and are too short to tell how well a device is
-NODES_MAX = 8_000  # of all programs that are split together: the partitioner takes about 0.2 ms for a node
+NODES_MAX = 4_000  # of all programs that are split together: the partitioner takes 0.2 to 0.7 ms for a node
 REASONS_MAX = 8
 TELLING = 2.0  # times slower or further away that is told of a worker without work
 PROBE_BYTES = 1 << 20
@@ -98,7 +98,8 @@ class Drafts:
                 next_step="Leave out use_all, or give the program more to do",
             )
         best = min(found, key=lambda each: each.seconds / (1 - each.gain_min))
-        compared = sorted([*(each.candidate for each in self.made), *self.known], key=_seconds)
+        by_name = {each.name: each for each in (*self.known, *(each.candidate for each in self.made))}
+        compared = sorted(by_name.values(), key=_seconds)
         candidates = (*compared, *self.left_out)
         plan = replace(best.plan, strategy=self._asked.text, how=best.plan.strategy, candidates=candidates)
         told = (*best.plan.reasons, *_reasons(best, candidates), *_idle(best, candidates, self._profiles))
