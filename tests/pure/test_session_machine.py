@@ -339,3 +339,23 @@ def test_the_step_under_way_and_the_next_one_are_done_before_a_better_plan_takes
     assert list(world.told) == list(range(8)) and max(world.begins) > before
     contents, _ = world.begins[max(world.begins)]
     assert world._value_of(contents) == done + 2
+
+
+def test_a_step_that_all_who_are_left_have_done_counts() -> None:
+    world = World(7, Policy("buddy", ahead=1), replicas=True)
+    world.ask()
+    world.settle()
+    world.ask()
+    (generation,) = [number for number, plan in world.plans.items() if plan.values]
+    victim = max(world.plans[generation].nodes)
+    assert len(world.plans[generation].nodes) > 1, "this seed has several workers"
+    silent = [each for each in world.waiting if isinstance(each, ev.NodeRan) and each.node == victim]
+    world.waiting = [each for each in world.waiting if each not in silent]
+    while world.waiting:
+        world.step()
+    assert len(world.told) == 1, "it did not answer"
+    world.kill(victim)
+    assert len(world.told) == 2, "and need not, since the others have what it made"
+    world.ask()
+    world.settle()
+    assert list(world.told) == [0, 1, 2]
