@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +190,8 @@ def test_a_connection_that_breaks_off_in_a_step_fails_it_and_not_the_next(bytes_
         assert line is not None and line.out is not None
         envelope = group._envelope("all_reduce", "sum", TensorType(array.shape, F32))
         letter = envelope + array.nbytes.to_bytes(8, "little") + array.tobytes()
+        while line.out.arrived() is None:  # the other end is in the step, and has not seen the end before it
+            time.sleep(0.001)
         line.out._socket.setblocking(True)
         line.out._socket.sendall(letter[:bytes_sent])
         line.hang_up()
