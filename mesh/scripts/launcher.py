@@ -150,11 +150,10 @@ class Launcher:
 
     def _over(self, rank: int, code: int) -> None:
         self._running.discard(rank)
-        if code and self.failed is None and not self._ending:
+        if code and not self._ending:  # else all were told to end already, and have the grace to do so
             self.failed = rank, code
-        if code:
-            self._order({"signal": "SIGTERM"})
             self._ending = True
+            self._order({"signal": "SIGTERM"})
 
     def _order(self, order: dict[str, Any]) -> None:
         for agent in self._agents.values():
