@@ -15,6 +15,9 @@ from wire.ops import GRAPH_ATTRS, LEAVES, inner_graphs
 
 from .profile import DeviceProfile, Profiles, WorkerProfile
 
+RANKS = "a device is named in what is split over ranks (by mesh.shard, mesh.shard_map or the strategy)"
+RANKS_STEP = "Name none there, since every rank has a device of its own, or choose strategy='single'"
+
 
 def pins(graph: WireGraph) -> dict[int, DeviceName]:
     """The nodes that are pinned; what ranks compute is not.  InputError where operands are on different devices, and
@@ -25,9 +28,11 @@ def pins(graph: WireGraph) -> dict[int, DeviceName]:
     for index, node in enumerate(graph.nodes):
         if any(map(_transfers, inner_graphs(node.op, node.attrs))):
             raise InputError(
-                f"a device is named inside of a {node.op}, which is computed on one as a whole",
+                RANKS
+                if node.op == "spmd"
+                else f"a device is named inside of a {node.op}, which is computed on one as a whole",
                 op=f"{node.op} (node {index})",
-                next_step="Name it outside",
+                next_step=RANKS_STEP if node.op == "spmd" else "Name it outside",
             )
         if node.op == "transfer":
             found[index] = device_named(node.attrs["device"])
@@ -35,7 +40,7 @@ def pins(graph: WireGraph) -> dict[int, DeviceName]:
             mine = dict.fromkeys(found[each] for each in node.inputs if each in found)
             if len(mine) > 1:
                 raise InputError(
-                    f"the operands of {node.op} are on different devices: {' and '.join(map(str, mine))}",
+                    f"the operands of {node.op} are on different devices: {' and '.join(each.said for each in mine)}",
                     op=f"{node.op} (node {index})",
                     next_step="Transfer one of them",
                 )
@@ -65,7 +70,7 @@ def check(found: dict[int, DeviceName], profiles: Profiles) -> None:
     for name in dict.fromkeys(found.values()):
         if not any(allows(name, *site, profiles) for site in sites):
             known = "; ".join(f"{worker.name} {device.index} is {device.engine}" for worker, device in sites)
-            raise NoSuchDevice(f"there is no device {str(name)!r}", next_step=f"There are: {known}")
+            raise NoSuchDevice(f"there is no device {name.said!r}", next_step=f"There are: {known}")
 
 
 def _accelerators(profiles: Profiles) -> list[tuple[str, int]]:

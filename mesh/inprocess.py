@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.device_names import device_named
 from wire.errors import NoSuchDevice
 from wire.graph import WireGraph
 from worker.cpu import evaluate as evaluate_on_cpu
@@ -54,7 +55,7 @@ def _check_devices(graph: WireGraph) -> None:
     for op, _, attrs in graph.nodes:
         if op == "transfer" and attrs["device"] != "cpu":
             raise NoSuchDevice(
-                f"there is no device {attrs['device']!r} in this process",
+                f"there is no device {device_named(attrs['device']).said!r} in this process",
                 next_step="Run it on a mesh: with mesh.Mesh.builder()...build() as m",
             )
 

@@ -29,6 +29,13 @@ class DeviceName:
             self.kind, self.kind
         )
 
+    @property
+    def said(self) -> str:
+        """As a program says it: `cpu`, `accelerator 2`, `NAME` or `NAME:INDEX`."""
+        if self.kind != "worker":
+            return str(self)
+        return self.worker if self.number < 0 else f"{self.worker}:{self.number}"
+
 
 def device_named(text: str) -> DeviceName:
     """The device that a text names; AttrError if it names none."""

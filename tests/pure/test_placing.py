@@ -119,6 +119,22 @@ def test_a_device_inside_of_a_loop_is_refused() -> None:
         make_plan(looped, MIXED)
 
 
+def test_a_device_named_in_what_is_split_is_refused_in_words_of_the_program() -> None:
+    with mesh.on_grid(mesh.Grid(2, "dp")):
+        split = mesh.trace(lambda x: cpu(mesh.shard(x, PartitionSpec("dp")) * 2), X)
+    with pytest.raises(InputError, match=r"split over ranks \(by mesh.shard, .*choose strategy='single'"):
+        make_plan(split, MIXED)
+    make_plan(split, MIXED, "single")
+
+
+@pytest.mark.parametrize("name", ["nobody", "nobody:7"])
+def test_a_device_that_is_not_there_is_named_as_the_program_named_it(name: str) -> None:
+    with pytest.raises(NoSuchDevice, match=f"there is no device '{name}'. There are"):
+        make_plan(mesh.trace(lambda x: to_device(x, name), X), MIXED)
+    with pytest.raises(NoSuchDevice, match=f"there is no device '{name}' in this process"):
+        mesh.evaluate(lambda x: to_device(x, name), X)
+
+
 def test_derivatives_and_batches_go_through() -> None:
     def loss(x: Any) -> Any:
         return (mnp.tanh(cpu(x * 2)) ** 2).sum()
