@@ -91,7 +91,7 @@ class PartitionSpec:
     dims: tuple[tuple[str, ...], ...]
 
     def __init__(self, *dims: Names | None) -> None:
-        found = tuple(() if dim is None else (dim,) if isinstance(dim, str) else tuple(dim) for dim in dims)
+        found = tuple(() if dim is None else tuple(dim) if isinstance(dim, tuple | list) else (dim,) for dim in dims)
         named = [name for dim in found for name in dim]
         for name in named:
             _check_name(name)
@@ -141,4 +141,10 @@ def _check_name(name: Any) -> None:
         raise InputError(f"the name of an axis is an identifier, got {name!r}")
 
 
-__all__ = ["Grid", "PartitionSpec"]
+def check_grid(grid: Any) -> None:
+    """InputError for what is no Grid."""
+    if not isinstance(grid, Grid):
+        raise InputError(f"{grid!r} is no Grid", next_step='Make one: mesh.Grid((2, 2), ("dp", "tp"))')
+
+
+__all__ = ["Grid", "PartitionSpec", "check_grid"]

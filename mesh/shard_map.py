@@ -23,7 +23,7 @@ from wire.varying import varying
 
 from . import tree
 from .array import Array
-from .grid import Grid, PartitionSpec
+from .grid import Grid, PartitionSpec, check_grid
 from .several import several
 from .transforms.flat import Flat, same_structure
 from .transforms.inner import captured_by, run
@@ -69,6 +69,8 @@ def shard_map(
     the axes that its spec does not name: where that is not proven, InputError says over which axes it may differ.  With
     check=False the first rank's counts.  ShapeError names an argument whose dimension does not divide.
     """
+
+    check_grid(grid)
 
     @wraps(f)
     def mapped(*args: Any) -> Any:

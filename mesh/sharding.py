@@ -25,7 +25,7 @@ from wire.sharding.pricing import Rates
 
 from . import tree
 from .array import Array, apply
-from .grid import Grid, PartitionSpec
+from .grid import Grid, PartitionSpec, check_grid
 from .shard_map import inside_ranks
 from .trace import trace_full
 from .transforms.flat import as_array, same_structure
@@ -53,6 +53,7 @@ def shard(x: Any, spec: Any, grid: Grid | None = None) -> Any:
     chosen = grid or _GRID.get()
     if chosen is None:
         raise InputError("shard needs a grid", next_step="Pass grid=, or call it within mesh.on_grid(grid)")
+    check_grid(chosen)
     if inside_ranks():
         raise InputError(
             "shard is about whole tensors, and in shard_map there are the blocks of one rank",
