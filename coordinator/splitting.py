@@ -59,7 +59,7 @@ def counts(asked: Split, profiles: Profiles) -> Iterator[int]:
     if not tried:
         least = next(filter(asked.divides, range(2, RANKS_MAX + 1)))
         raise PlacementError(
-            f"the strategy {asked.word!r} needs {least} workers at least, and there is {most}",
+            f"the strategy {asked.word!r} needs {least} workers at least, and the mesh has {most}",
             next_step="Start another mesh-worker, or choose strategy='single'",
         )
     yield from reversed(tried)

@@ -128,7 +128,7 @@ def test_the_texts_of_what_may_be_asked() -> None:
         with pytest.raises(InputError):
             strategy_of(text)
     assert [*counts(DataTensor(), machines([1.0] * 6))] == [6]
-    with pytest.raises(PlacementError, match="needs 4 workers at least, and there is 3"):
+    with pytest.raises(PlacementError, match="needs 4 workers at least, and the mesh has 3"):
         [*counts(DataTensor(), machines([1.0] * 3))]
 
 
