@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.errors import ConfigError, ExecuteFailed, MeshError
+from wire.errors import ConfigError, ExecuteFailed, InputError, MeshError
 from wire.strategies import Strategy
 
 from ..client import Mesh
@@ -91,11 +91,16 @@ class Run:
     def _rows(self) -> Iterator[Rows]:
         cursor, fed, most = self.cursor, 0, self._wishes.steps
         while cursor.epoch < self._wishes.epochs and (most is None or fed < most):
+            begun = cursor
             for rows in self._data.epoch(cursor):
                 if most is not None and fed >= most:
                     return
                 yield rows
                 fed, cursor = fed + 1, rows.after
+            if cursor == begun:  # nothing was left of it, since data before these had more batches
+                if not begun.batch:
+                    raise InputError(f"data gave no batch in epoch {begun.epoch}: they can be iterated once only")
+                cursor = Cursor(begun.epoch + 1)
 
     def _feed(self, rows: Rows) -> None:
         assert self._formed is not None

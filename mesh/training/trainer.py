@@ -123,6 +123,8 @@ class DistributedTrainer:
         store = Checkpoints(checkpoint, keep) if checkpoint is not None else None
         if store is not None and resume:
             self._resume(store)
+        if found.steps is not None and self._cursor.batch >= found.steps:  # data before these had more batches
+            self._cursor = Cursor(self._cursor.epoch + 1)
         until = epochs if store is not None else self._cursor.epoch + epochs
         total = steps
         if steps is None and found.steps is not None:

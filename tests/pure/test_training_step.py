@@ -173,6 +173,28 @@ def test_data_that_are_none_are_refused() -> None:
             DistributedTrainer(loss, [np.ones((1, 5), np.float32)]).fit(wrong)
 
 
+def test_data_with_fewer_batches_than_were_done_of_the_epoch_begin_the_next_one() -> None:
+    trainer = DistributedTrainer(loss, [np.ones((1, 5), np.float32)])
+    trainer.fit((RNG.normal(size=(40, 5)).astype(np.float32),), batch_size=4, steps=7)
+    fewer = RNG.normal(size=(12, 5)).astype(np.float32)
+    assert len(trainer.fit((fewer,), batch_size=4).losses) == 3
+    assert len(trainer.fit((fewer,), batch_size=4, steps=2).losses) == 2
+    assert len(trainer.fit([(fewer,)], epochs=2).losses) == 1  # the rest of one epoch, of which nothing is left
+
+
+def test_batches_that_can_be_iterated_once_are_named() -> None:
+    class Once:
+        def __init__(self) -> None:
+            self.turns = 0
+
+        def __iter__(self) -> Any:
+            self.turns += 1
+            return iter([(np.ones((2, 5), np.float32),)] * (self.turns < 4))
+
+    with pytest.raises(InputError, match="no batch in epoch 1"):
+        DistributedTrainer(loss, [np.ones((1, 5), np.float32)]).fit(Once(), epochs=2)
+
+
 # -- the decorator
 
 
