@@ -285,8 +285,8 @@ class Generating:
     def _check(self, tokens: tuple[int, ...], tokens_max: int) -> None:
         if not tokens:
             raise InputError("a text to go on with has at least one token")
-        if tokens_max < 1:
-            raise InputError(f"max_new_tokens counts tokens, from 1, got {tokens_max}")
+        if not isinstance(tokens_max, int) or tokens_max < 1:
+            raise InputError(f"max_new_tokens counts tokens, from 1, got {tokens_max!r}")
         wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
         if wrong is not None:
             raise InputError(f"the model has {self.vocabulary} tokens, and no token {wrong}")

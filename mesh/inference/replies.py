@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ class Request:
     top_p: float = 1.0
     seed: int = 0
     stop: Stop = None
-    ends: Iterable[int] | None = None
+    ends: int | Iterable[int] | None = None
 
     def begin(self, generating: Generating, tokenizer: Tokenizer | None, prompt: Prompt, place: int = 0) -> Reply:
         """Begin with the prompt in this place among several; its seed is so much more."""
@@ -40,8 +40,8 @@ class Request:
             raise InputError(f"stop={strings[0]!r} is text, and the prompt is tokens", next_step="Give a token")
         else:
             writing, ids = None, _ids(prompt)
-        how = Sampling(self.temperature, self.top_k, self.top_p, self.seed + place)
-        ends = {*(generating.ends if self.ends is None else self.ends), *tokens}
+        how = replace(Sampling(self.temperature, self.top_k, self.top_p, self.seed), seed=self.seed + place)
+        ends = {*(generating.ends if self.ends is None else _ends(self.ends)), *tokens}
         return Reply(generating.begin(ids, self.max_new_tokens, how, ends), writing)
 
 
@@ -100,10 +100,19 @@ def is_one(prompts: Any) -> bool:
 
 def _ids(prompt: Any) -> list[int]:
     array = np.asarray(prompt)
+    if array.shape == (0,):
+        return []
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputError(f"a prompt is a text or a list of tokens, got {array.dtype}{list(array.shape)}")
     found: list[int] = array.tolist()
     return found
+
+
+def _ends(ends: Any) -> tuple[int, ...]:
+    found = tuple(ends) if isinstance(ends, Iterable) else (ends,)
+    if not all(isinstance(one, int | np.integer) for one in found):
+        raise InputError(f"ends={ends!r} is no token, nor several of them")
+    return tuple(map(int, found))
 
 
 def _stops(stop: Stop) -> tuple[list[str], list[int]]:

@@ -54,9 +54,9 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "queue", "replicas", "chunk"):
-            if getattr(self, name) < 1:
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise InputError(f"{name} counts from 1, got {getattr(self, name)!r}")
-        if not self.max_wait_ms >= 0:
+        if not isinstance(self.max_wait_ms, int | float) or not self.max_wait_ms >= 0:
             raise InputError(f"max_wait_ms is 0 or more, got {self.max_wait_ms!r}")
 
 
@@ -87,6 +87,8 @@ class AsyncInferenceServer:
         Weights go to the workers when they are first needed.  InputError for a name that is taken.
         """
         self._check_open()
+        if not isinstance(name, str):
+            raise InputError(f"a model's name is a str, got {name!r}")
         chosen = Options(**options)
         if name in self._models or name in self._loading:
             raise InputError(f"a model is called {name!r} already", next_step="Unload it first, or choose another name")
@@ -263,6 +265,8 @@ def _loaded(source: Source) -> Model | Callable[..., Any]:
     model = load(source) if isinstance(source, str | Path) else source
     if isinstance(model, Model):
         _ = model.handles  # hashed now, and not while somebody waits
+    elif not callable(model):
+        raise InputError(f"{model!r} is no model", next_step="Give a path, a mesh.Model or a function")
     return model
 
 

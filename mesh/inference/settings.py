@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 from wire.errors import InputError
 
@@ -21,11 +22,11 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
+        if not isinstance(self.temperature, Real) or not 0 <= self.temperature < float("inf"):
             raise InputError(f"temperature is 0 or more, got {self.temperature!r}")
         if not isinstance(self.top_k, int) or not 0 <= self.top_k < 1 << 31:
             raise InputError(f"top_k counts tokens, 0 for all, got {self.top_k!r}")
-        if not 0 < self.top_p <= 1:
+        if not isinstance(self.top_p, Real) or not 0 < self.top_p <= 1:
             raise InputError(f"top_p is a probability above 0, got {self.top_p!r}")
         if not isinstance(self.seed, int) or not -(1 << 63) <= self.seed < 1 << 64:
             raise InputError(f"a seed has up to 64 bits, got {self.seed!r}")

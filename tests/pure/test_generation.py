@@ -46,6 +46,7 @@ def test_ends_and_stops() -> None:
     model = golden_model("gpt2")
     prompt, said = [26, 31, 48, 37, 32, 28, 28, 46, 15], REFERENCE["gpt2"]["tokens"][3]
     assert model.generate(prompt, max_new_tokens=14, ends=(1,)) == said[:5]
+    assert model.generate(prompt, max_new_tokens=14, ends=1) == said[:5]
     assert model.generate(prompt, max_new_tokens=14, stop=[47, 10]) == said[:6]
     pieces = model.generate(prompt, max_new_tokens=14, stream=True)
     assert next(pieces) == said[0]
@@ -61,10 +62,14 @@ def test_ends_and_stops() -> None:
         ([1] * 33, {}, "the model has 32 positions, got 33 tokens"),
         ([1.5], {}, "a prompt is a text or a list of tokens"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens counts tokens"),
+        ([1], {"max_new_tokens": 2.5}, "max_new_tokens counts tokens"),
         ([1], {"temperature": -1.0}, "temperature is 0 or more"),
+        ([1], {"temperature": "hot"}, "temperature is 0 or more"),
         ([1], {"top_p": 0.0}, "top_p is a probability"),
         ([1], {"top_k": -1}, "top_k counts tokens"),
         ([1], {"seed": 1 << 70}, "a seed has up to 64 bits"),
+        ([1], {"seed": "x"}, "a seed has up to 64 bits"),
+        ([1], {"ends": "x"}, "ends='x' is no token"),
         ([1], {"stop": "end"}, "is text, and the prompt is tokens"),
         ("text", {}, r"tokenizer.json does not exist"),
     ],

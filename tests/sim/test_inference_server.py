@@ -58,6 +58,14 @@ def test_two_models_at_once_and_what_is_told_of_them() -> None:
             server.load_model("llama", MODELS / "llama")
         with pytest.raises(InputError, match="max_batch counts from 1"):
             server.load_model("other", MODELS / "bert", max_batch=0)
+        with pytest.raises(InputError, match=r"max_batch counts from 1, got 2\.5"):
+            server.load_model("other", MODELS / "bert", max_batch=2.5)
+        with pytest.raises(InputError, match=r"3 is no model\. Give a path"):
+            server.load_model("other", 3)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="a model's name is a str, got 3"):
+            server.load_model(3, MODELS / "bert")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="has at least one token"):
+            server.generate("llama", [])
     with pytest.raises(ConfigError, match="closed"):
         server._async.generate("llama", [1])
 
