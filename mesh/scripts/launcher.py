@@ -80,7 +80,7 @@ class Launcher:
             async with asyncio.TaskGroup() as group:
                 for name, agent in self._agents.items():
                     group.create_task(self._attend(name, agent))
-        except* (ConnectFailed, ConfigError, BrokenPipeError) as errors:
+        except ExceptionGroup as errors:  # of the agents; the first one ended the others
             raise errors.exceptions[0] from None
         finally:
             await self._end()
