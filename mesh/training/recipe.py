@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from wire.errors import InputError
 
 from ..optim import Optimiser
@@ -53,6 +55,16 @@ class Recipe:
     updates: bool = False
 
     def __post_init__(self) -> None:
+        if not callable(self.loss):
+            raise InputError(f"a loss is a function of params and a batch, not {self.loss!r}")
+        if not isinstance(self.optimiser, tuple) or not all(
+            hasattr(self.optimiser, name) for name in ("init", "update")
+        ):
+            raise InputError(
+                f"{self.optimiser!r} is no optimiser", next_step="Choose one of mesh.optim: optim.adam(1e-3)"
+            )
+        if self.clip is not None and not (isinstance(self.clip, (int, float, np.number)) and self.clip > 0):
+            raise InputError(f"clip bounds the norm of gradients by a number above 0, not {self.clip!r}")
         if self.precision not in PRECISIONS:
             raise InputError(f"precision={self.precision!r} is not known", next_step=f"Choose one of {PRECISIONS}")
         if self.compression not in (None, "f16", "int8") and not isinstance(self.compression, TopK):

@@ -117,8 +117,11 @@ class DistributedTrainer:
 
         ExecuteFailed names the worker if three steps in a row hold NaN or Inf.
         """
-        if batch_size < 1 or every < 1 or min_nodes < 1 or epochs < 0 or (max_nodes is not None and max_nodes < 1):
-            raise InputError("batch_size, every, min_nodes and max_nodes are 1 at least, and epochs not below 0")
+        _check_counts(1, batch_size=batch_size, every=every, keep=keep, min_nodes=min_nodes, max_nodes=max_nodes)
+        _check_counts(0, epochs=epochs, steps=steps)
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise InputError(f"{callback!r} is no callback", next_step="Derive a class from mesh.training.Callback")
         found = data_of(data, batch_size, shuffle, self.recipe.seed, drop_last)
         store = Checkpoints(checkpoint, keep) if checkpoint is not None else None
         if store is not None and resume:
@@ -163,8 +166,20 @@ class DistributedTrainer:
         return True
 
 
+def _check_counts(least: int, **counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and not (isinstance(count, (int, np.integer)) and count >= least):
+            raise InputError(f"{name} is an int of at least {least}, not {count!r}")
+
+
 def together_first(recipe: Recipe, params: Any) -> dict[str, Any]:
     """The first state without ranks, as arrays of this process."""
+    for path, leaf in tree.flatten_with_paths(params)[0]:
+        if np.asarray(leaf).dtype.kind in "iub":
+            raise InputError(
+                f"param {path!r} is {np.asarray(leaf).dtype}: only floats can be trained",
+                next_step="Convert it with astype('float32'), or let the loss have it without being a param",
+            )
     state = first_state(recipe, tree.map(np.array, params), 1)
     size = sum(leaf.size for leaf in tree.leaves(state["params"])) if recipe.compression else 0
     return {**state, "unsent": np.zeros(size, np.float32) if size else None}

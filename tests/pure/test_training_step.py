@@ -130,6 +130,33 @@ def test_a_loss_that_wants_a_key_gets_another_one_every_step() -> None:
     assert again.fit((np.zeros((8, 1), np.float32),), epochs=4, batch_size=8).losses == losses
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"clip": -1.0}, "clip bounds"),
+        ({"clip": 0}, "clip bounds"),
+        ({"clip": float("nan")}, "clip bounds"),
+        ({"optimizer": "adam"}, "'adam' is no optimiser"),
+        ({"params": {"w": np.arange(3)}}, "param 'w' is int64"),
+        ({"loss": 3}, "a loss is a function"),
+        ({"batch_size": 1.5}, "batch_size is an int of at least 1, not 1.5"),
+        ({"epochs": 0.5}, "epochs is an int"),
+        ({"steps": -1}, "steps is an int"),
+        ({"callbacks": [print]}, "is no callback"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong: dict[str, Any], said: str) -> None:
+    own = {name: wrong[name] for name in ("clip", "optimizer") if name in wrong}
+    rest = {name: value for name, value in wrong.items() if name not in {*own, "params", "loss"}}
+
+    def train() -> None:
+        found = DistributedTrainer(wrong.get("loss", loss), wrong.get("params", [np.ones((1, 5), np.float32)]), **own)
+        found.fit((np.ones((4, 5), np.float32),), **rest)
+
+    with pytest.raises(InputError, match=said):
+        train()
+
+
 # -- data
 
 
