@@ -182,6 +182,8 @@ class Planning:
         if dead is None:
             names = ", ".join(sorted(self._members[node].profile.name for node in nodes))
             raise InputError(f"no worker is called {name!r}", next_step=f"There are {names}")
+        if len(nodes) == 1:
+            raise PlacementError(f"no worker is left if {name} dies", next_step="Start another mesh-worker")
         profiles = self.profiles(nodes)
         ahead = self._ahead.find(Question(graph, strategy, profiles.without(dead))) is not None
         kept = copies_of(copies).on_workers

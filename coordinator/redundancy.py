@@ -17,6 +17,7 @@ from .plan import FromParam, FromState, Plan
 from .profile import CLIENT, Profiles
 
 SETTLE_S = 0.05  # messages, and a plan
+NOTHING = "nothing is kept, since there are too few workers, or too little memory"
 
 
 def outlook(
@@ -36,10 +37,12 @@ def outlook(
         if lost:
             bare = [] if standby and worker.node_id in standby else [each for each in lost if each.content not in sure]
             rows.append({"worker": worker.name, **_death(worker.node_id, lost, bare, groups, profiles)})
+    survived = copies.extra if groups else int(bool(standby))
+    nothing = rows and not survived and (copies.on_workers or copies.on_devices)
     return {
         "copies": text,
-        "meaning": KINDS[text.split(" ", 1)[0]].meaning,
-        "deaths_survived": copies.extra if groups else int(bool(standby)),
+        "meaning": NOTHING if nothing else KINDS[text.split(" ", 1)[0]].meaning,
+        "deaths_survived": survived,
         "memory": [
             {
                 "worker": worker.name,

@@ -171,18 +171,24 @@ def _copies_text(redundancy: Mapping[str, Any]) -> list[str]:
     if not redundancy or not redundancy["deaths"]:
         return []
     kept = ", ".join(f"{row['worker']} {size_text(row['kept_bytes'])}" for row in redundancy["memory"])
+    alone = len(redundancy["memory"]) == 1
     memory = f"; for others hold {kept}" if any(row["kept_bytes"] for row in redundancy["memory"]) else ""
     return [
         f"copies {redundancy['copies']}: {redundancy['meaning']}{memory}",
         *(
-            f"if {row['worker']} dies: {size_text(row['lost_bytes'])} of weights are lost, {_moved(row)} and are there "
-            f"in {row['seconds'] * 1e3:.3g} ms"
+            f"if {row['worker']} dies: {size_text(row['lost_bytes'])} of weights are lost, {_moved(row, alone)}"
             for row in redundancy["deaths"]
         ),
     ]
 
 
-def _moved(row: Mapping[str, Any]) -> str:
+def _moved(row: Mapping[str, Any], alone: bool) -> str:
+    if alone:
+        return "and no worker is left that could have them"
+    return f"{_source(row)} and are there in {row['seconds'] * 1e3:.3g} ms"
+
+
+def _source(row: Mapping[str, Any]) -> str:
     if not row["moved_bytes"]:
         return "are held elsewhere"
     source = "the client" if row["client_bytes"] == row["moved_bytes"] else "other workers"

@@ -19,7 +19,7 @@ from coordinator.timeline import describe
 from mesh import Mesh
 from mesh.picture import BOX
 from mesh.preview import PlanPreview
-from wire.errors import InputError
+from wire.errors import InputError, PlacementError
 
 SVG = "{http://www.w3.org/2000/svg}"
 ODD = ('<b>"anna" & co</b>', "b'erta", "ünïcode ✓")
@@ -94,3 +94,14 @@ def test_a_mesh_tells_what_a_death_would_do_before_and_after_a_call() -> None:
         assert f"if {name} dies, " in text and "weights that move: " in text
         with pytest.raises(InputError, match="no worker is called 'nobody'"):
             simulated.plan(tower, held, x, what_if_dies="nobody")
+
+
+def test_of_one_worker_a_plan_says_that_nobody_is_left_after_its_death() -> None:
+    weights, x = [np.ones((32, 32), np.float32)], np.ones((8, 32), np.float32)
+    with Mesh.builder().simulate(1).build() as alone:
+        held = alone.put(weights)
+        text = str(alone.plan(tower, held, x, copies="buddy"))
+        assert "copies buddy: nothing is kept, since there are too few workers" in text
+        assert "weights are lost, and no worker is left that could have them" in text
+        with pytest.raises(PlacementError, match=r"no worker is left if sim-0 dies. Start another mesh-worker"):
+            alone.plan(tower, held, x, what_if_dies="sim-0")

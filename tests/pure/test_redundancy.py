@@ -61,4 +61,6 @@ def test_replicas_hold_what_the_plans_without_each_worker_need() -> None:
 def test_one_worker_keeps_nothing_for_others_and_says_so() -> None:
     profiles = machines(1)
     found = outlook(pipeline(profiles), profiles, "coded")
+    assert found["meaning"].startswith("nothing is kept, since there are too few workers")
+    assert outlook(pipeline(profiles), profiles, "checkpoint")["meaning"] == "this process has it"
     assert found["deaths_survived"] == 0 and found["deaths"][0]["client_bytes"] == WEIGHTS_BYTES
