@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from wire.messages import Ran
 
 SPANS_MAX = 50_000
+SUMMED = ("wait_s", "exchange_s", "readback_s", "encode_s", "sent_bytes")  # of PartRuns
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """From when a worker was told to run a step to when it answered, by the coordinator's clock.
 
-    `compute_s` is of its parts, `wait_s` until their inputs were there, `exchange_s` what its ranks waited for others
-    and for what they send; the rest went to messages.  `parts_s` are the seconds of its parts, in the order in which
-    they were done.
+    `compute_s` is of its parts, `readback_s` what came of devices to the host, `wait_s` until their inputs were there,
+    `exchange_s` what its ranks waited for others and for what they send, `encode_s` what is sent was copied; the rest
+    went to messages.  `parts_s` are the seconds of its parts, reading included, in the order in which they were done;
+    `sent_bytes` its ranks sent to others, wherever these are.
     """
 
     worker: str
@@ -29,14 +31,19 @@ class Span:
     bytes_out: int
     parts_s: array[float]
     exchange_s: float = 0.0
+    readback_s: float = 0.0
+    encode_s: float = 0.0
+    sent_bytes: int = 0
 
     @classmethod
     def of(cls, worker: str, step: int, began_s: float, ended_s: float, answer: Ran) -> Span:
-        compute_s, wait_s = sum(each.compute_s for each in answer.parts), sum(each.wait_s for each in answer.parts)
+        sums = {name: sum(getattr(each, name) for each in answer.parts) for name in SUMMED}
         parts_s = array("d", (each.compute_s for each in answer.parts))
-        exchange_s, sizes = sum(each.exchange_s for each in answer.parts), (answer.bytes_in, answer.bytes_out)
-        return cls(worker, step, began_s, ended_s, compute_s, wait_s, *sizes, parts_s, exchange_s)
+        compute_s = max(0.0, sum(parts_s) - sums["readback_s"])
+        sizes = answer.bytes_in, answer.bytes_out
+        return cls(worker, step, began_s, ended_s, compute_s, sums.pop("wait_s"), *sizes, parts_s, **sums)
 
     @property
     def rest_s(self) -> float:
-        return max(0.0, self.ended_s - self.began_s - self.compute_s - self.wait_s - self.exchange_s)
+        told_s = self.compute_s + self.readback_s + self.wait_s + self.exchange_s + self.encode_s
+        return max(0.0, self.ended_s - self.began_s - told_s)

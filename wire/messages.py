@@ -223,6 +223,9 @@ class PartRun(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     compute_s: Seconds  # without what a rank of a gang waited for others
     wait_s: Seconds  # from Run's arrival until the last input was there
     exchange_s: Seconds = 0.0  # what it waited for others, and for what they send
+    readback_s: Seconds = 0.0  # of compute_s: tensors came from the device's memory to the host's
+    encode_s: Seconds = 0.0  # what it sent was copied to where it leaves from
+    sent_bytes: Count = 0  # to other ranks of its gang, on this machine or another
 
 
 class Output(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -746,9 +749,9 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 APPENDED: dict[type[Struct], int] = {
-    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 1, PlanGraph: 2, Deployed: 1
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 1, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4
 }  # how many fields minor 1 appended  # fmt: skip
-DISPENSABLE = (Deployed,)  # whose new fields an older node does without
+DISPENSABLE = (Deployed, Ran, PartRun)  # whose new fields an older node does without
 SINCE_1 = (
     Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession,
@@ -764,9 +767,9 @@ def _as_of_0(message: Message) -> object:
     """The message without what minor 0 does not know."""
     if isinstance(message, SINCE_1):
         raise _unknown_to_0(type(message).__name__)
-    if isinstance(message, Deploy):
-        plan, parts, *rest = _fields_of_0(message)
-        return [Deploy.__name__, plan, [_fields_of_0(part) for part in parts], *rest]
+    if isinstance(message, Deploy | Ran):
+        first, parts, *rest = _fields_of_0(message)
+        return [type(message).__name__, first, [_fields_of_0(part) for part in parts], *rest]
     return [type(message).__name__, *_fields_of_0(message)] if type(message) in APPENDED else message
 
 

@@ -736,9 +736,9 @@ class Daemon:
         match message:
             case hm.Rang() | hm.Expecting() | hm.Parted():
                 self._bridge.host_said(device, message)
-            case hm.Executed(run, compute_s, outputs, exchange_s):
+            case hm.Executed(run, compute_s, outputs, exchange_s, readback_s, encode_s, sent_bytes):
                 made = tuple(made_of(output, device, str(self._shared.path)) for output in outputs)
-                self._feed(ev.PartExecuted(run, made, compute_s, exchange_s))
+                self._feed(ev.PartExecuted(run, made, compute_s, exchange_s, readback_s, encode_s, sent_bytes))
             case hm.ExecuteFailed(run, error):
                 self._feed(ev.ExecuteFailed(run, from_fields(error)))
             case hm.Exported():

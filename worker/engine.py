@@ -128,3 +128,9 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free everything."""
         ...
+
+
+def readback_s(engine: Engine) -> float:
+    """The seconds in which an engine so far brought tensors from the device's memory to the host's, for profiles.  An
+    engine that computes there has no such attribute."""
+    return float(getattr(engine, "readback_s", 0.0))

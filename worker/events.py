@@ -177,6 +177,9 @@ class PartExecuted:
     outputs: tuple[Made, ...]
     compute_s: float
     exchange_s: float = 0.0
+    readback_s: float = 0.0
+    encode_s: float = 0.0
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

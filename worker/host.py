@@ -41,7 +41,7 @@ from .collectives.opening import ranks_of
 from .collectives.progress import Progress
 from .collectives.ranks import Ranks
 from .devices import open_engine
-from .engine import Engine, Executable, Stopped
+from .engine import Engine, Executable, Stopped, readback_s
 from .host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
 from .measure import measured
 from .throttled_engine import throttled
@@ -299,19 +299,21 @@ class Host:
             prepared = self._prepared[message.prepared]
             ranks = self._ranks(message, prepared, stopped)
             inputs = self._gather(message, prepared)
-            started = time.perf_counter()
+            started, read_s = time.perf_counter(), readback_s(self._engine)
             results = self._run(prepared.executable, inputs, stopped, ranks)
-            exchange_s = ranks.waited_s if ranks is not None else 0.0
-            compute_s = time.perf_counter() - started - exchange_s
+            waited_s, packed_s, sent_bytes = ranks.costs if ranks is not None else (0.0, 0.0, 0)
+            ended, read_s = time.perf_counter(), readback_s(self._engine) - read_s
             del inputs
             outputs = self._deliver_all(results, message.outputs)
+            encode_s = time.perf_counter() - ended + packed_s
         except Exception as error:
             self._discard(message.inputs)
             known = self._as_mesh_error(error)
             if ranks is not None:
                 ranks.fail(known)
             return messages.ExecuteFailed(message.run, known.to_fields())
-        return messages.Executed(message.run, compute_s, outputs, exchange_s)
+        compute_s, exchange_s = ended - started - waited_s, max(0.0, waited_s - packed_s)
+        return messages.Executed(message.run, compute_s, outputs, exchange_s, read_s, encode_s, sent_bytes)
 
     def _run(self, executable: Executable, inputs: Sequence[Any], stopped: Stopped, ranks: Ranks | None) -> list[Any]:
         if ranks is None:

@@ -237,6 +237,9 @@ class Executed(_Message, frozen=True, array_like=True, tag=True):
     compute_s: float
     outputs: tuple[Output, ...]
     exchange_s: float = 0.0  # that a rank waited for others, or for what they send
+    readback_s: float = 0.0  # of compute_s: from the device's memory to the host's
+    encode_s: float = 0.0  # what is sent was copied to where it leaves from
+    sent_bytes: int = 0  # to other ranks
 
 
 class ExecuteFailed(_Message, frozen=True, array_like=True, tag=True):

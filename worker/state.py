@@ -528,7 +528,8 @@ class WorkerState:
         if plan is None:
             return release_all(event.outputs)
         step = plan.steps[number]
-        step.done.append(PartRun(part, event.compute_s, step.wait_s[part], event.exchange_s))
+        costs = event.exchange_s, event.readback_s, event.encode_s, event.sent_bytes
+        step.done.append(PartRun(part, event.compute_s, step.wait_s[part], *costs))
         actions: list[ev.Action] = []
         for output, (route, made) in enumerate(zip(plan.routes[part], event.outputs, strict=True)):
             actions += self._route(plan, number, route, made, now)

@@ -21,7 +21,7 @@ from wire.ops import COLLECTIVES
 from wire.throttle import Throttle
 from wire.types import Attrs
 
-from .engine import Collectives, Engine, EngineInfo, Executable, Measured, Pending, Stopped, never
+from .engine import Collectives, Engine, EngineInfo, Executable, Measured, Pending, Stopped, never, readback_s
 from .levels import levels
 
 NAP_S = 0.01  # between two looks at whether the run was stopped
@@ -64,6 +64,10 @@ class ThrottledEngine:
         self._flops_per_s = flops_per_s
         self._clock = clock or Clock()
         self.info: EngineInfo = engine.info
+
+    @property
+    def readback_s(self) -> float:
+        return readback_s(self._engine)
 
     def measure(self) -> Measured:
         """As Engine has it: products of matrices keep the pace, the other two figures are the device's own."""

@@ -230,7 +230,7 @@ class SimulatedHost:
     def _answer(self, answer: hm.FromHost | None) -> None:
         match answer:
             case hm.Executed(run, _, outputs):
-                answer = hm.Executed(run, self._took_s, outputs)
+                answer = hm.Executed(run, self._took_s, outputs, sent_bytes=answer.sent_bytes)
             case hm.Prepared(prepared, _, from_cache):
                 answer = hm.Prepared(prepared, self._took_s, from_cache)
         if answer is not None:

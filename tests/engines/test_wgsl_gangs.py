@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
+from support.part_costs import part_costs
 from support.rank_parts import by_ranks
 from support.spmd_cases import CASES
 
 from wire.dtypes import F32, I32
 from wire.errors import ExecuteFailed
 from worker.cpu import evaluate
+from worker.wgsl.device import _APART_BYTES_MIN
 
 pytestmark = needs_adapter
 
@@ -35,6 +38,21 @@ def test_a_rank_on_an_adapter_meets_those_on_the_cpu(engine: Any, name: str) -> 
             continue  # within a loop: not a part of its own
         for found, expected in zip(by_ranks(graph, given, engine), evaluate(graph, given), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=label)
+
+
+def test_what_a_collective_takes_back_from_the_adapter_is_told(engine: Any) -> None:
+    _, graph, given = next(iter(CASES["all_reduce"](F32)))
+    before_s = engine.readback_s
+    by_ranks(graph, given, engine)
+    assert engine.readback_s > before_s
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 20, 2 * _APART_BYTES_MIN])
+def test_a_part_tells_what_of_its_time_was_reading_back(engine: Any, tmp_path: Path, size_bytes: int) -> None:
+    x = np.arange(size_bytes // 4, dtype=np.float32)
+    told, output = part_costs(engine, tmp_path, x)
+    assert 0 < told.readback_s < told.compute_s and told.encode_s > 0
+    assert np.array_equal(output, -x)
 
 
 def test_a_collective_outside_of_a_gang_is_an_error(engine: Any) -> None:

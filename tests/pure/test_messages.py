@@ -26,11 +26,13 @@ from wire.messages import (
     Leaving,
     LogLines,
     Message,
+    PartRun,
     PartSpec,
     PlanGraph,
     PlanKey,
     Planned,
     Push,
+    Ran,
     Run,
     Source,
     Suspected,
@@ -167,6 +169,19 @@ class OldDeploy(Struct, array_like=True, tag="Deploy", forbid_unknown_fields=Tru
     force: bool = False
 
 
+class OldPartRun(Struct, array_like=True, forbid_unknown_fields=True):
+    part: int
+    compute_s: float
+    wait_s: float
+
+
+class OldRan(Struct, array_like=True, tag="Ran", forbid_unknown_fields=True):
+    outputs: list[Any]
+    parts: list[OldPartRun]
+    bytes_in: int
+    bytes_out: int
+
+
 class OldRun(Struct, array_like=True, tag="Run", forbid_unknown_fields=True):
     plan: list[int]
     step: int
@@ -179,6 +194,9 @@ def test_a_node_of_the_minor_before_is_sent_what_it_knows() -> None:
     deploy = encode_message(Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True), 0)
     assert msgspec.msgpack.decode(deploy, type=OldDeploy).parts[1].targets == [[["", 0, 0]]]
     assert msgspec.msgpack.decode(encode_message(Run(plan, 2, ()), 0), type=OldRun).step == 2
+    ran = Ran((), (PartRun(1, 0.5, 0.25, 0.125, 0.25, 0.5, 30),), 10, 20)
+    assert msgspec.msgpack.decode(encode_message(ran, 0), type=OldRan).parts == [OldPartRun(1, 0.5, 0.25)]
+    assert decode_message(encode_message(ran, 0)) == Ran((), (PartRun(1, 0.5, 0.25),), 10, 20)
     assert msgspec.msgpack.decode(encode_message(PlanGraph(b"graph"), 0)) == ["PlanGraph", b"graph", "auto"]
     assert decode_message(deploy) == Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True)
     for message in MESSAGES:

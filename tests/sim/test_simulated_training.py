@@ -270,6 +270,9 @@ def test_a_profile_says_where_the_time_of_each_worker_went(
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["sim-0", "4"], ["sim-1", "4"]]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    steps = [(event["pid"], event["name"]) for event in events if event["name"] != "inputs"]
+    steps = [(event["pid"], event["name"]) for event in events if event["name"].startswith("step")]
     assert sorted(steps) == [(worker, f"step {step}") for worker in ("sim-0", "sim-1") for step in range(4)]
     assert all(event["dur"] >= 0 for event in events)
+    least = sum(leaf.nbytes for leaf in tree.leaves(first_state()["layers"]))  # half of the gradients, there and back
+    sent = [event["args"]["sent_bytes"] for event in events if event["name"].startswith("step")]
+    assert all(least <= each < 2 * least for each in sent)  # with the loss, and what else all of them must know

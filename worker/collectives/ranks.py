@@ -62,9 +62,10 @@ class Ranks:
         self._wires.begin(tag, lambda: self._given_up or stopped())
 
     @property
-    def waited_s(self) -> float:
-        """How long the part has waited in this step, for others or for what they send."""
-        return self._progress.waited_s
+    def costs(self) -> tuple[float, float, int]:
+        """How long the part has waited in this step, for others or for what they send; for how much of that it copied
+        what it sent itself; and how many bytes it sent."""
+        return self._progress.waited_s, self._wires.packed_s, self._wires.sent_bytes
 
     def start(self, op: str, attrs: Attrs, operand: Array | None, meanwhile: bool = True) -> Pending:
         """As Collectives.start (worker/engine.py) has it."""
@@ -73,12 +74,16 @@ class Ranks:
             if self._error is not None:
                 raise self._error
             self._wires.patience = self._eager if waited_for else self._polite
+            packed_s = self._wires.packed_s
             try:
                 return _OPERATIONS[op](self._group(attrs["axes"]), attrs, operand)
             except MeshError as error:
                 error.op = error.op or op
                 self._error = error
                 raise
+            finally:
+                if not waited_for:
+                    self._wires.packed_s = packed_s  # the part computed meanwhile
 
         return self._progress.start(work, meanwhile)
 

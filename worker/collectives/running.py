@@ -73,6 +73,7 @@ class Run:
         wire = self._wires[to]
         assert wire is not None
         data = (self._made if made else self._given)[start:stop]
+        self._all.sent_bytes += (stop - start) * self._given.itemsize
         if wire.line is not None and wire.line.out is not None:
             self._told.add(to)
             self._posted.append((to, start, stop) if made else (to, 0, 0))
@@ -83,7 +84,9 @@ class Run:
         if outbox.full:
             self._wait(lambda: not outbox.full, (to,), reading=True)
         if stop > start:
+            began_s = time.perf_counter()
             np.copyto(outbox.letter(self._given.dtype)[: stop - start], data, casting="same_kind")
+            self._all.packed_s += time.perf_counter() - began_s
         outbox.publish(self._envelope, (stop - start) * self._given.itemsize)
         self._changed |= wire.bridged
         self._used.add(to)

@@ -42,10 +42,13 @@ class Wires:
     letter_bytes: int = LETTER_BYTES  # the same on all ranks: tensors are cut by it
     deadline_s: float = COLLECTIVE_TIMEOUT_S
     patience: Patience = field(default_factory=Patience)
+    packed_s: float = 0.0  # in this step: values were copied into mailboxes
+    sent_bytes: int = 0  # likewise, of values
 
     def begin(self, tag: int, stopped: Callable[[], bool]) -> None:
         """A new step: tags grow, from 1."""
         self.tag, self.stopped = tag, stopped
+        self.packed_s, self.sent_bytes = 0.0, 0
         for wire in self.wires.values():
             wire.outbox.resume()
             wire.inbox.resume()

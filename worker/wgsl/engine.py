@@ -145,6 +145,11 @@ class WgslEngine:
             return executable.run(given, stopped, collectives)
         return executable.run(given)
 
+    @property
+    def readback_s(self) -> float:
+        """As engine.readback_s has it."""
+        return self._device.readback_s
+
     def measure(self) -> Measured:
         """f32 GFLOP/s at 512^3, GB/s of reading 16 MiB, seconds per call of a one-element graph, all by own kernels."""
         return Measured(
