@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -177,7 +178,7 @@ class Group:
     def recv(self, shape: Sequence[int], dtype: DTypeLike, source: int, timeout_s: float | None = None) -> Array:
         """What rank `source` sends, which must be of this shape and dtype: both ranks raise where it is not."""
         self._check(source, own="received from")
-        kind = TensorType(tuple(map(int, shape)), dtype_of(np.dtype(dtype)))
+        kind = _type(shape, dtype)
         return self._do("recv", lambda group: group.receive(kind, source), timeout_s)
 
     def barrier(self, timeout_s: float | None = None) -> None:
@@ -189,6 +190,8 @@ class Group:
 
         All ranks of this group call it; those with the colour None get None.
         """
+        if not isinstance(color, (int, np.integer, NoneType)) or not isinstance(key, (int, np.integer)):
+            raise InputError(f"a colour is an int or None, and a key an int, not {color!r} and {key!r}")
         return self._do("split", lambda group: self._split(group, color, key), timeout_s)
 
     def close(self) -> None:
@@ -241,8 +244,8 @@ class Group:
         return again
 
     def _check(self, rank: int, own: str = "") -> None:
-        if not 0 <= rank < self.size:
-            raise InputError(f"a group of {self.size} ranks has no rank {rank}")
+        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self.size:
+            raise InputError(f"a group of {self.size} ranks has no rank {rank!r}")
         if own and rank == self.rank:
             raise InputError(f"nothing can be {own} oneself: this is rank {rank}")
 
@@ -276,6 +279,16 @@ _Barrier = Callable[[], None]
 def _divided(made: Array, by: Any) -> Array:
     """As numpy divides, and a float stays what it is."""
     return np.asarray(made / np.asarray(by).astype(made.dtype if made.dtype.kind not in "biu" else np.float64))
+
+
+def _type(shape: Sequence[int], dtype: DTypeLike) -> TensorType:
+    try:
+        sizes, kind = tuple(map(int, shape)), np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise InputError("what is received has a shape, a tuple of ints, and a dtype", cause=str(error)) from None
+    if min(sizes, default=0) < 0:
+        raise InputError(f"no array has the shape {sizes}")
+    return TensorType(sizes, dtype_of(kind))
 
 
 def _axis(axis: int, array: Array) -> int:

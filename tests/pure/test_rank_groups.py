@@ -313,6 +313,12 @@ def test_mistakes_raise_before_anything_is_sent(tmp_path: Path) -> None:
             (lambda: world.broadcast(1.0, 2), "no rank 2"),
             (lambda: world.send(1.0, world.rank), "sent to oneself"),
             (lambda: world.recv((), np.float32, 9), "no rank 9"),
+            (lambda: world.send(1.0, "1"), "no rank '1'"),
+            (lambda: world.recv((3,), "nope", 1 - world.rank), "a dtype"),
+            (lambda: world.recv("x", "float32", 1 - world.rank), "a tuple of ints"),
+            (lambda: world.recv((-3,), "float32", 1 - world.rank), "shape"),
+            (lambda: world.split("left"), "colour"),
+            (lambda: world.split(0.5), "colour"),
             (lambda: world.reduce_scatter(np.zeros(2), op="first"), "no op 'first'"),
         ):
             with pytest.raises(InputError, match=text):
