@@ -121,7 +121,7 @@ class Group:
         if weight is not None and op != "mean":
             raise InputError(f"a weight belongs to a mean, not to {op!r}")
         found, structure = tree.flatten_with_paths(x)
-        leaves = {path: np.asarray(leaf) for path, leaf in found}
+        leaves = {path: _native(leaf) for path, leaf in found}
         if structure != tree.LEAF:
             tables = self._do("all_reduce", lambda group: agreed(group, leaves), timeout_s)
             tables.check()
@@ -130,7 +130,7 @@ class Group:
 
     def all_gather(self, x: Any, axis: int = 0, tiled: bool = True, timeout_s: float | None = None) -> Array:
         """All ranks' arrays joined along `axis`, or with tiled=False stacked along a new one."""
-        array = np.asarray(x) if tiled else np.expand_dims(np.asarray(x), axis)
+        array = _native(x) if tiled else np.expand_dims(_native(x), axis)
         at = _axis(axis, array)
         return self._do("all_gather", lambda group: group.all_gather(array, at), timeout_s)
 
@@ -138,7 +138,7 @@ class Group:
         """The reduction of all ranks' arrays, of which each rank gets its block along `axis`."""
         if op not in OPS:
             raise InputError(f"reduce_scatter has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
-        array, name = np.asarray(x), "sum" if op == "mean" else op
+        array, name = _native(x), "sum" if op == "mean" else op
         at = _axis(axis, array)
         made = self._do("reduce_scatter", lambda group: group.reduce_scatter(array, at, name), timeout_s)
         return _divided(made, self.size) if op == "mean" else made
@@ -151,7 +151,7 @@ class Group:
         With tiled=False `split_axis` has one row for each rank, and is gone afterwards; what comes is stacked along a
         new axis.
         """
-        array = np.asarray(x)
+        array = _native(x)
         split, joined = _axis(split_axis, array), _axis(concat_axis, array)
         if tiled:
             return self._do("all_to_all", lambda group: group.all_to_all(array, split, joined), timeout_s)
@@ -164,16 +164,16 @@ class Group:
     def broadcast(self, x: Any, root: int = 0, timeout_s: float | None = None) -> Array:
         """What rank `root` has; x has its shape and dtype on every rank."""
         self._check(root)
-        return self._do("broadcast", lambda group: group.broadcast_from(np.asarray(x), root), timeout_s)
+        return self._do("broadcast", lambda group: group.broadcast_from(_native(x), root), timeout_s)
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], timeout_s: float | None = None) -> Array:
         """By `pairs` of source and destination, on each destination what its source has; zeros where nobody sends."""
-        return self._do("permute", lambda group: group.permute(np.asarray(x), pairs), timeout_s)
+        return self._do("permute", lambda group: group.permute(_native(x), pairs), timeout_s)
 
     def send(self, x: Any, to: int, timeout_s: float | None = None) -> None:
         """Give an array to rank `to`, which calls `recv`; returns when it has it.  Other ranks take no part."""
         self._check(to, own="sent to")
-        self._do("send", lambda group: group.send(np.asarray(x), to), timeout_s)
+        self._do("send", lambda group: group.send(_native(x), to), timeout_s)
 
     def recv(self, shape: Sequence[int], dtype: DTypeLike, source: int, timeout_s: float | None = None) -> Array:
         """What rank `source` sends, which must be of this shape and dtype: both ranks raise where it is not."""
@@ -274,6 +274,12 @@ class Group:
 
 _Barrier = Callable[[], None]
 """Returns once all ranks of a group have made their mailboxes."""
+
+
+def _native(x: Any) -> Array:
+    """As numpy has it, in this machine's order of bytes: others take them for theirs."""
+    array = np.asarray(x)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _divided(made: Array, by: Any) -> Array:

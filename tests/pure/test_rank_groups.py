@@ -305,6 +305,20 @@ def test_whoever_waits_for_a_rank_that_ended_hears_so(tmp_path: Path) -> None:
     assert all(isinstance(results[each], NodeLost) and "rank 1" in str(results[each]) for each in (0, 2))
 
 
+def test_arrays_in_another_order_of_bytes_are_what_numpy_takes_them_for(tmp_path: Path) -> None:
+    def body(world: Group) -> Any:
+        x = np.arange(1, 4, dtype=">f8" if world.rank == 0 else "<f8")
+        found = [world.all_reduce(x), world.all_gather(x)[:3], world.broadcast(x), world.all_to_all(np.tile(x, 2))[:3]]
+        if world.rank == 0:
+            world.send(x, 1)
+        else:
+            found.append(world.recv((3,), ">f8", 0))
+        return [each.tolist() for each in found]
+
+    one, other = as_ranks(2, tmp_path, body)
+    assert one == [[2, 4, 6], [1, 2, 3], [1, 2, 3], [1, 2, 3]] and other == [*one, [1, 2, 3]]
+
+
 def test_mistakes_raise_before_anything_is_sent(tmp_path: Path) -> None:
     def body(world: Group) -> Any:
         for wrong, text in (
