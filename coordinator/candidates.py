@@ -102,7 +102,9 @@ class Drafts:
         compared = sorted(by_name.values(), key=_seconds)
         candidates = (*compared, *self.left_out)
         plan = replace(best.plan, strategy=self._asked.text, how=best.plan.strategy, candidates=candidates)
-        told = (*best.plan.reasons, *_reasons(best, candidates), *_idle(best, candidates, self._profiles))
+        everybody = len(self._profiles.workers)
+        rivals = [each for each in candidates if not self._asked.use_all or each.workers in (0, everybody)]
+        told = (*best.plan.reasons, *_reasons(best, rivals), *_idle(best, candidates, self._profiles))
         return replace(plan, reasons=told[:REASONS_MAX])
 
     def _fitting(self) -> list[Draft]:
@@ -237,7 +239,7 @@ def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> I
             continue
         times = _speed(fastest) / _speed(each)
         if times > TELLING:
-            yield f"{each.name} has no work: it is {times:.2g} times slower than {fastest.name}"
+            yield f"{each.name} has no work: it is {_times(times)} times slower than {fastest.name}"
         elif link.seconds(PROBE_BYTES) > TELLING * nearest.seconds(PROBE_BYTES):
             bits, latency_ms = 8e-6 * link.bytes_per_s, link.latency_s * 1e3
             yield f"{each.name} has no work: its link carries {bits:.3g} Mbit/s after {latency_ms:.3g} ms"
@@ -245,6 +247,10 @@ def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> I
 
 def _speed(worker: WorkerProfile) -> float:
     return max(device.gflops for device in worker.devices) or 1e-9
+
+
+def _times(times: float) -> str:
+    return f"{times:.2g}" if times < 10 else f"{times:.0f}"
 
 
 def _took(seconds: float) -> str:

@@ -454,7 +454,10 @@ def _saw_workers(facts: Facts) -> str:
 
 def _saw_ports(facts: Facts) -> str:
     words = {True: "open", False: "closed"}
-    return ", ".join(f"{knock.what} {knock.port} {words[knock.opened]}" for knock in facts.knocks)
+    return ", ".join(
+        f"{knock.what} {knock.port} {'with nobody behind it' if knock.refused else words[knock.opened]}"
+        for knock in facts.knocks
+    )
 
 
 def _saw_pairs(facts: Facts) -> str:

@@ -38,4 +38,9 @@ def size_text(size_bytes: float) -> str:
     return f"{size:.0f} {_READ[unit]}" if unit == 0 else f"{size:.1f} {_READ[unit]}"
 
 
+def speed_text(gflops: float) -> str:
+    """A speed for people: "98", "4.3", "0.1"."""
+    return f"{gflops:.0f}" if gflops >= 10 or not gflops else f"{gflops:.2g}"
+
+
 _READ = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -13,7 +13,7 @@ from typing import Any
 from wire.messages import PairReport
 
 from .node import Device, Node
-from .sizes import size_text
+from .sizes import size_text, speed_text
 
 STYLES = {"direct": "solid", "shared memory": "bold", "relay": "dashed"}
 COLOURS = {"healthy": "black", "suspect": "orange", "dead": "red", "stuck": "red", "quarantined": "red"}
@@ -105,4 +105,4 @@ def _told(name: str, node: Node | None) -> str:
 
 
 def _device(device: Device) -> str:
-    return f"{device.engine} {device.adapter}: {size_text(device.memory_bytes)}, {device.gflops:.0f} GFLOP/s"
+    return f"{device.engine} {device.adapter}: {size_text(device.memory_bytes)}, {speed_text(device.gflops)} GFLOP/s"

@@ -27,7 +27,7 @@ from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from ..preview import PlanPreview
 from ..remote import Remote, told
-from ..sizes import size_text
+from ..sizes import size_text, speed_text
 from .arrays import check_folder, write_outputs, write_text
 from .exit_codes import INTERRUPTED, OK, print_log, run_command
 from .flags import add_common, add_health, add_listening, command, node_timeout_s, verbosity
@@ -101,7 +101,7 @@ async def nodes(options: Options, remote: Remote) -> int:
             last = (node.version, node.address) if place == 0 else ("", "")
             adapter = device.adapter + (" (software)" if device.software and device.engine != "cpu" else "")
             adapter += " (given up)" if device.given_up else ""
-            speed = (f"{device.gflops:.0f}", f"{device.gbytes_per_s:.1f}")
+            speed = (speed_text(device.gflops), f"{device.gbytes_per_s:.1f}")
             seen = (f"{node.silent_s:.2f} s ago" if place == 0 else "",) if health else ()
             rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last, *seen))
     print_table((*header, "last seen") if health else header, rows)

@@ -8,7 +8,7 @@ import json
 from .. import topology
 from ..node import Device
 from ..remote import Remote
-from ..sizes import size_text
+from ..sizes import size_text, speed_text
 from .exit_codes import OK
 from .tables import print_table
 
@@ -33,7 +33,7 @@ async def show(options: argparse.Namespace, remote: Remote) -> int:
 
 
 def _figures(device: Device) -> tuple[str, ...]:
-    memory, speed = size_text(device.memory_bytes), (f"{device.gflops:.0f}", f"{device.gbytes_per_s:.1f}")
+    memory, speed = size_text(device.memory_bytes), (speed_text(device.gflops), f"{device.gbytes_per_s:.1f}")
     return (device.engine, device.adapter, memory, *speed)
 
 

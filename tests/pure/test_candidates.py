@@ -112,6 +112,11 @@ def test_all_of_them_have_work_where_that_is_asked_for(rows: int) -> None:
     plan = checked(layers(rows, 64, 4), machines([0.01, 0.01, 0.001]), Auto(use_all=True))
     assert {part.node for part in plan.parts} == {"node-0", "node-1", "node-2"}
     assert plan.strategy == 'auto {"use_all":true}'
+    told = next(reason for reason in plan.reasons if "is predicted to take least" in reason)
+    rivals = {each.name for each in plan.candidates if each.workers in (0, 3)}
+    assert {each.name for each in plan.candidates if each.name in told} <= rivals, (
+        "others are no plans that were asked for"
+    )
 
 
 def test_more_workers_than_work_is_an_error_where_all_are_to_have_some() -> None:

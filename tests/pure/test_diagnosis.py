@@ -171,6 +171,8 @@ def test_a_port_that_is_refused_is_no_firewall_s_while_no_coordinator_is_there()
     gone = Facts(HERE, Unreached("nobody answers", ""))
     refused = Knock("mesh port", "10.0.0.1", 7100, False, refused=True, cause="refused")
     assert [trouble.name for trouble in diagnose(replace(gone, knocks=(refused,)))] == ["no-coordinator"]
+    ports = next(row for row in checked(replace(gone, knocks=(refused,)), []) if row.check == "ports")
+    assert ports.summary == "mesh port 7100 with nobody behind it", "and not closed, which a firewall does"
     silent = replace(refused, refused=False, cause="no answer in 3 s")
     found = diagnose(replace(gone, knocks=(silent,)))
     assert [trouble.name for trouble in found] == ["no-coordinator", "blocked-port"]

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from mesh.node import Device, Node
+from mesh.sizes import speed_text
 from mesh.topology import data, dot, links, quoted
 from wire.messages import PairReport
 
@@ -47,6 +48,10 @@ def test_a_drawing_has_a_box_per_worker_and_a_line_per_link() -> None:
     assert 'n1 -- n3 [label="?", style=dotted];' in text
     assert data([node("anna")], PAIRS)["links"][1]["ends"] == ("anna", "ben")
     assert json.dumps(data([node("anna")], PAIRS))
+
+
+def test_a_slow_device_is_told_with_digits() -> None:
+    assert [speed_text(each) for each in (1234.4, 98.3, 4.33, 0.1, 0.0)] == ["1234", "98", "4.3", "0.1", "0"]
 
 
 def test_odd_names_are_still_dot() -> None:
