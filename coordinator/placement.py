@@ -16,7 +16,10 @@ from .profile import Profiles
 
 
 def named(profiles: Profiles, layers: DeviceMap) -> Profiles:
-    """The workers that a device map names, and no others; NoSuchDevice for one that is not there."""
+    """The workers that a device map names, and no others; NoSuchDevice for one that is not there,
+    InputError for a map of none."""
+    if not layers.rows:
+        raise InputError("the device map is empty", next_step='Add layers: DeviceMap().layer("", WORKER) is everything')
     wanted = {row.worker: None for row in layers.rows}
     found = {name: each for each in profiles.workers for name in (each.node_id, each.name)}
     for name in wanted:

@@ -215,7 +215,7 @@ class DeviceMap(Strategy):
         DeviceMap().layer("embed", "anna").layers("blocks.0..12", "berta")   # blocks 0 to 11
 
     Every param must be in exactly one row, and every row must have one: overlaps raise InputError at once, gaps and
-    unknown layers when a program is placed.  A worker is given by its name, or as a Node of `mesh.nodes()`.
+    unknown layers when a program is placed.  A worker is given by its name, or as a Node of `mesh.nodes`.
     """
 
     rows: tuple[Row, ...] = ()

@@ -77,6 +77,11 @@ def test_layers_that_overlap_are_refused_at_once(made: Any) -> None:
         made()
 
 
+def test_a_map_without_layers_says_so() -> None:
+    with pytest.raises(InputError, match="the device map is empty"):
+        make_plan(stack(), near(worker(0, device(0, 1.0, 1.0))), DeviceMap().text)
+
+
 def test_ranges_are_half_open_and_must_be_ranges() -> None:
     first = DeviceMap().layers("blocks.0..5", "a")
     assert [first.row_of(f"blocks.{index}.w") for index in (0, 4, 5)] == [0, 0, None]
