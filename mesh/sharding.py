@@ -36,6 +36,7 @@ _GRID: ContextVar[Grid | None] = ContextVar("mesh_grid_of_whole_tensors", defaul
 @contextmanager
 def on_grid(grid: Grid) -> Iterator[Grid]:
     """Within the block, `shard` is about this grid."""
+    check_grid(grid)
     token = _GRID.set(grid)
     try:
         yield grid
@@ -114,6 +115,7 @@ def auto_sharding(
     `rates` are a rank's; `memory_bytes` is what it may hold of the arguments, and PlacementError says how much is
     needed if nothing fits.  What `fn` asks for by `shard` itself is kept to.
     """
+    check_grid(grid)
     traced = trace_full(fn, *examples)
     found = choose(traced.graph, Axes(grid.names, grid.sizes), rates, None, memory_bytes, tries_max)
     specs = [PartitionSpec(*found.specs[each.name]) if each.name in found.specs else PartitionSpec()
