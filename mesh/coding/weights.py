@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.coding.code import Shares, blocks_of, joined
-from wire.errors import ExecuteFailed, MeshError, NodeLost, ShapeError
+from wire.errors import ConfigError, ExecuteFailed, MeshError, NodeLost, ShapeError
 
 from .. import numpy as mnp
 
@@ -53,6 +53,7 @@ class CodedWeights:
         self.coding, self._shape, self._dtype, self._rank = coding, whole.shape, whole.dtype, rank
         self.version = 0
         self._sessions: dict[int, Session] = {}
+        self._closed = False
         for number, share in enumerate(coding.code.encode(blocks_of(whole, coding.code.k))):
             self._open(number, share)
 
@@ -114,6 +115,7 @@ class CodedWeights:
 
     def close(self) -> None:
         """End the sessions, and free the shares."""
+        self._closed = True
         for number in self.shares:
             self._sessions.pop(number).close()
 
@@ -155,6 +157,8 @@ class CodedWeights:
 
     def _first(self, steps: dict[int, Step], needed: int, wanted: int) -> dict[int, Any]:
         """What the first `wanted` tell; a share whose worker is lost is given up.  NodeLost for fewer than `needed`."""
+        if self._closed:
+            raise ConfigError("these weights are closed")
         numbers, why = list(steps), "the others were lost before"
         found: dict[int, Any] = {}
         for place in self.coding.mesh.as_completed(list(steps.values())):

@@ -195,6 +195,10 @@ def test_gradients_are_sent_as_factors() -> None:
         assert error(weights.read(), expected) <= ERROR_MAX
         with pytest.raises(errors.ShapeError, match="a change has the shapes"):
             weights.update(left.T, right)
+        weights.close()
+        for asked in (weights.read, lambda: weights.update(left, right)):
+            with pytest.raises(errors.ConfigError, match="these weights are closed"):
+                asked()
 
 
 def test_what_is_sent_twice_late_or_in_another_order_changes_no_bit() -> None:

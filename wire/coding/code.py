@@ -46,8 +46,9 @@ class Code:
     generator: NDArray[np.float64] = field(init=False, repr=False, compare=False)  # (n, k)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= self.n <= SHARES_MAX:
-            raise InputError(f"a code of {self.n} shares for {self.k} blocks: 1 <= k <= n <= {SHARES_MAX}")
+        counts = isinstance(self.n, int) and isinstance(self.k, int)
+        if not counts or not 1 <= self.k <= self.n <= SHARES_MAX:
+            raise InputError(f"a code of {self.n!r} shares for {self.k!r} blocks: 1 <= k <= n <= {SHARES_MAX}")
         object.__setattr__(self, "generator", _generator(self.n, self.k))
         if self.condition > CONDITION_MAX:
             raise InputError(
