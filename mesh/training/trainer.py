@@ -125,7 +125,7 @@ class DistributedTrainer:
         found = data_of(data, batch_size, shuffle, self.recipe.seed, drop_last)
         store = Checkpoints(checkpoint, keep) if checkpoint is not None else None
         if store is not None and resume:
-            self._resume(store)
+            self._resume(store, self._step)
         if found.steps is not None and self._cursor.batch >= found.steps:  # data before these had more batches
             self._cursor = Cursor(self._cursor.epoch + 1)
         until = epochs if store is not None else self._cursor.epoch + epochs
@@ -154,12 +154,12 @@ class DistributedTrainer:
         return Checkpoints(folder, keep).save(self._step, self._cursor, self._state, {"seed": self.recipe.seed})
 
     def load(self, folder: str | Path) -> bool:
-        """Go on from the newest checkpoint of a folder; whether there was one."""
-        return self._resume(Checkpoints(folder))
+        """Go on from the newest checkpoint of a folder, also where it is of an earlier step; whether there was one."""
+        return self._resume(Checkpoints(folder), 0)
 
-    def _resume(self, store: Checkpoints) -> bool:
+    def _resume(self, store: Checkpoints, least: int) -> bool:
         found = store.latest()
-        if found is None or found.step < self._step:
+        if found is None or found.step < least:
             return False
         self._state = filled(self._state, found.state)
         self._cursor, self._step = found.cursor, found.step

@@ -160,6 +160,15 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path) -> N
     assert again.fit((X, Y), epochs=3, batch_size=16, checkpoint=tmp_path).losses == [], "all is done"
 
 
+def test_a_trainer_goes_back_to_an_earlier_checkpoint_where_it_is_told_to(tmp_path: Path) -> None:
+    own = trainer()
+    own.fit((X, Y), epochs=2, batch_size=16, steps=2)
+    own.save(tmp_path)
+    rest = own.fit((X, Y), batch_size=16, steps=1).losses
+    assert own.load(tmp_path) and own.step == 2
+    assert own.fit((X, Y), batch_size=16, steps=1).losses == rest
+
+
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     trainer().save(tmp_path)
     other = DistributedTrainer(loss, first_state()["layers"], optimizer=optim.sgd(0.1, momentum=0.9))
