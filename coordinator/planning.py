@@ -181,7 +181,7 @@ class Planning:
         dead = next((node for node in nodes if self._members[node].profile.name == name), None)
         if dead is None:
             names = ", ".join(sorted(self._members[node].profile.name for node in nodes))
-            raise InputError(f"no worker is called {name!r}", next_step=f"There are {names}")
+            raise InputError(f"no worker that takes work now is called {name!r}", next_step=f"There are {names}")
         if len(nodes) == 1:
             raise PlacementError(f"no worker is left if {name} dies", next_step="Start another mesh-worker")
         profiles = self.profiles(nodes)

@@ -310,5 +310,5 @@ def _words(name: str) -> tuple[str, ...]:
 def _name_of(worker: object) -> str:
     name = worker if isinstance(worker, str) else getattr(worker, "name", None)
     if not isinstance(name, str) or not name:
-        raise InputError(f"{worker!r} is no worker", next_step="Give its name, or a Node of mesh.nodes()")
+        raise InputError(f"{worker!r} is no worker", next_step="Give its name, or a Node of mesh.nodes")
     return name

@@ -92,7 +92,7 @@ def test_a_mesh_tells_what_a_death_would_do_before_and_after_a_call() -> None:
         assert death["call_s"] > 0 and death["seconds"] > 0
         text = str(simulated.plan(tower, held, x, strategy="pipeline", what_if_dies=name))
         assert f"if {name} dies, " in text and "weights that move: " in text
-        with pytest.raises(InputError, match="no worker is called 'nobody'"):
+        with pytest.raises(InputError, match="no worker that takes work now is called 'nobody'"):
             simulated.plan(tower, held, x, what_if_dies="nobody")
 
 
