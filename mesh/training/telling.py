@@ -86,6 +86,12 @@ class Progress(Callback):
         else:
             print(line, file=sys.stderr, flush=True)
 
+    def on_workers(self, workers: int) -> None:
+        """Say why nothing goes on."""
+        if not workers:
+            self.close()
+            print("there are too few workers: waiting for more", file=sys.stderr, flush=True)
+
     def close(self) -> None:
         """Nothing more will be shown."""
         if self._drawn and self._done:

@@ -15,6 +15,7 @@ from mesh.training.data import ArrayData, BatchData, Cursor, Shares, padded
 from mesh.training.exchange import buckets
 from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
+from mesh.training.telling import Progress
 from wire.graph import WireGraph
 
 RNG = np.random.default_rng(5)
@@ -220,6 +221,14 @@ def test_batches_that_can_be_iterated_once_are_named() -> None:
 
     with pytest.raises(InputError, match="no batch in epoch 1"):
         DistributedTrainer(loss, [np.ones((1, 5), np.float32)]).fit(Once(), epochs=2)
+
+
+def test_a_run_that_waits_for_workers_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Progress(None)
+    shown.on_workers(2)
+    assert not capsys.readouterr().err
+    shown.on_workers(0)
+    assert "waiting for more" in capsys.readouterr().err
 
 
 # -- the decorator
