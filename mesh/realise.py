@@ -140,6 +140,7 @@ def _refuse_traced(asker: str, name: str, node: Tensor) -> NoReturn:
 
 _ELSE = "Keep it as an array, use the function of that name in mesh.numpy, and look at values outside of the function"
 _INSTEAD = {
+    "a coded layer": "Call the coded model itself with values, outside of run, compile, grad and other transforms",
     "if, while, and, or, not, or bool()": "Use mnp.where(condition, a, b), and & | ~ in place of and, or, not",
     "float()": "Leave it an array; 0-d arrays work wherever scalars do",
     "int()": "Leave it an array (x.astype('int32')); shapes and axes must be Python ints known in advance",

@@ -18,7 +18,7 @@ from .. import numpy as mnp
 from ..array import Array, Operand
 from ..nn import Linear
 from ..nn.functions import linear
-from ..realise import using
+from ..realise import realise, using
 from ..trace import trace
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class CodedLinear:
     def __call__(self, x: Operand) -> Array:
         """x @ weight^T + bias, (..., out); NodeLost if fewer than k workers answer."""
         with using(None):  # what is between coded layers is computed here, and waits for no worker
+            if isinstance(x, Array):
+                realise([x], "a coded layer")
             rows: NDArray[Any] = np.asarray(x)
         graph = self._graph(rows)
         answers = self._coding.ask(graph, [(rows, *held.values()) for held in self._held])

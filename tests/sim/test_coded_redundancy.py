@@ -161,6 +161,9 @@ def test_what_cannot_be_coded_is_refused() -> None:
             Coding(mesh, 3, 2, extra=2)
         with pytest.raises(errors.InputError, match="no Linear"):
             Coding(mesh, 3, 2).layers({"norm": nn.LayerNorm.init(4)})
+        coded = Coding(mesh, 3, 2).layers(nn.Linear(values(8, 4)))
+        with pytest.raises(errors.InputError, match=r"a coded layer needs the value .* Call the coded model itself"):
+            mesh.run(lambda x: coded(x) + 1, values(2, 4))
         half = nn.Linear(values(8, 4).astype(np.float16))
         assert error(Coding(mesh, 3, 2).layers(half)(values(2, 4)), mnp.asarray(half(values(2, 4)))) <= 1e-3
 
