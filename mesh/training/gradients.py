@@ -113,7 +113,10 @@ def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any,
 
     def called(own: Any) -> Array:
         given = own if type(own) is tuple else (own,)
-        return asarray(recipe.loss(params, *given, **keyed))
+        told = recipe.loss(params, *given, **keyed)
+        if told is None or isinstance(told, (tuple, list, dict)):
+            raise InputError(f"a loss is one array, and this function gives a {type(told).__name__}")
+        return asarray(told)
 
     found = called(batch)
     if found.type.dtype.kind != "f":

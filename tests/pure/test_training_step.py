@@ -140,6 +140,8 @@ def test_a_loss_that_wants_a_key_gets_another_one_every_step() -> None:
         ({"optimizer": "adam"}, "'adam' is no optimiser"),
         ({"params": {"w": np.arange(3)}}, "param 'w' is int64"),
         ({"loss": 3}, "a loss is a function"),
+        ({"loss": lambda params, x: (loss(params, x), 3)}, "gives a tuple"),
+        ({"loss": lambda params, x: None}, "gives a NoneType"),
         ({"batch_size": 1.5}, "batch_size is an int of at least 1, not 1.5"),
         ({"epochs": 0.5}, "epochs is an int"),
         ({"steps": -1}, "steps is an int"),
