@@ -10,6 +10,9 @@ again, and its figure changes only where it is far off.  One that became twice a
 computes by then was got to know while it was slow, at a pace that need not have been right, and only its work of before
 can tell how well it is.  Pure.  It does not know what follows from a verdict (`moving.py`), nor of a device that was
 never well: that one is as slow as its measurement says or not.
+
+How far off predictions are is learnt, too, of all devices with the same figures together: they are alike, and a stage
+must not look longer on those that were tried already.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from .plan import Part, Plan
-from .profile import WorkerProfile
+from .profile import DeviceProfile, WorkerProfile
 
 Site = tuple[str, int]  # node, device
 BASE_S = 0.002  # added to either side: what takes no time says more about the machine's noise than about the device
@@ -37,6 +40,7 @@ SLOWNESS_MAX = 64.0
 LEARNT_MIN = 8  # runs after which predictions go by how far off they were
 PARTS_MAX = 4096  # whose runs are remembered, of all devices; the least recently run goes first
 
+Figures = tuple[str, str, float, float]  # of a device: its engine, adapter, and what was measured
 Key = tuple[Site, bytes, int]  # a part's graph on a device, and about how many calls were under way
 
 
@@ -46,9 +50,15 @@ class _Site:
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))  # of what work takes now to good runs
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # the same while it is well
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs to what was predicted
-    works: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # those of them that are no trifle
     slowness: float = 1.0
-    learnt: float = 1.0  # times as long as was predicted, while it is well
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """Devices with the same figures."""
+
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs that are no trifle
+    learnt: float = 1.0  # times as long as was predicted, while they are well
 
 
 class Stragglers:
@@ -56,6 +66,8 @@ class Stragglers:
 
     def __init__(self) -> None:
         self._sites: dict[Site, _Site] = {}
+        self._kinds: dict[Figures, _Kind] = {}
+        self._kind_of: dict[Site, _Kind] = {}
         self._runs: OrderedDict[Key, tuple[float, ...]] = OrderedDict()  # an empty deque takes 0.6 KiB
         self._guessed: set[Key] = set()  # those of which were got to know while the device was slow
         self.verdicts = 0  # how often one changed
@@ -73,12 +85,13 @@ class Stragglers:
 
     def as_it_runs(self, worker: WorkerProfile) -> WorkerProfile:
         """As measured, but for devices that are slower of late, or were found not to be as fast as measured."""
-        devices = (each.slowed(self._factor((worker.node_id, each.index))) for each in worker.devices)
+        devices = (each.slowed(self._factor((worker.node_id, each.index), each)) for each in worker.devices)
         return replace(worker, devices=tuple(devices))
 
-    def _factor(self, at: Site) -> float:
-        found = self._sites.get(at)
-        return found.slowness * found.learnt if found else 1.0
+    def _factor(self, at: Site, device: DeviceProfile) -> float:
+        figures = device.engine, device.adapter, device.gflops, device.gbytes_per_s
+        kind = self._kind_of[at] = self._kinds.setdefault(figures, _Kind())
+        return self.slowness(at) * kind.learnt
 
     def expected_s(self, part: Part) -> float:
         """What a part would take now: by its own runs, or as predicted and as far off as predictions are there."""
@@ -138,6 +151,9 @@ class Stragglers:
         """The node is gone, or began anew."""
         for site in [site for site in self._sites if site[0] == node]:
             del self._sites[site]
+        for site in [site for site in self._kind_of if site[0] == node]:
+            del self._kind_of[site]
+        self._kinds = {each: kind for each, kind in self._kinds.items() if kind in self._kind_of.values()}
         for key in [key for key in self._runs if key[0][0] == node]:
             del self._runs[key]
             self._guessed.discard(key)
@@ -164,15 +180,15 @@ class Stragglers:
         predicted_s = sum(plan.parts[part].seconds / plan.parts[part].slower for part in seconds)
         if predicted_s > 0 and site.slowness == 1.0 and well:
             site.errors.append(sum(seconds.values()) / predicted_s)
-            if predicted_s >= BASE_S:
-                self._learn(site, sum(seconds.values()) / predicted_s)
+            if predicted_s >= BASE_S and at in self._kind_of:
+                self._learn(self._kind_of[at], sum(seconds.values()) / predicted_s)
 
-    def _learn(self, site: _Site, error: float) -> None:
+    def _learn(self, kind: _Kind, error: float) -> None:
         """Work that is worth measuring took so many times as long as its device is said to need."""
-        site.works.append(error)
-        found = _good(site.works)
-        if len(site.works) >= LEARNT_MIN and max(found / site.learnt, site.learnt / found) > OFF:
-            site.learnt = min(max(_rounded(found), 1 / SLOWNESS_MAX), SLOWNESS_MAX)
+        kind.errors.append(error)
+        found = _good(kind.errors)
+        if len(kind.errors) >= LEARNT_MIN and max(found / kind.learnt, kind.learnt / found) > OFF:
+            kind.learnt = min(max(_rounded(found), 1 / SLOWNESS_MAX), SLOWNESS_MAX)
 
     def _weigh(self, at: Site, good_s: float, took_s: float) -> bool:
         """Add what took `good_s` in good runs and now takes `took_s`; whether a device that is well takes so long."""

@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 
 import pytest
+from support.profiles import device, worker
 
 from coordinator.plan import Part, Plan
-from coordinator.stragglers import BASE_S, SEEN_MIN, SLOWNESS_MAX, WINDOW, Stragglers
+from coordinator.stragglers import BASE_S, LEARNT_MIN, SEEN_MIN, SLOWNESS_MAX, WINDOW, Stragglers
 from wire.dtypes import F32
 from wire.graph import GraphBuilder, WireGraph
 
@@ -154,6 +155,26 @@ def test_what_a_part_would_take_goes_by_its_runs_and_else_by_how_far_predictions
     assert seen.expected_s(on(A).parts[0]) == pytest.approx(1.2)
     slowed = on(A, 2, predicted_s=0.5, slower=4.0).parts[0]
     assert seen.expected_s(slowed) == pytest.approx(6.0), "its prediction says already that the device is slow"
+
+
+def test_devices_with_the_same_figures_learn_together_how_far_predictions_are_off() -> None:
+    """Else the one that was tried would look slower than those that were not, and a plan would leave it no work."""
+    seen = Stragglers()
+    alike, other = [worker(n, device(0, 50.0, 10.0)) for n in range(2)], worker(2, device(0, 80.0, 10.0))
+
+    def flops() -> list[float]:
+        return [seen.as_it_runs(each).devices[0].gflops for each in (*alike, other)]
+
+    assert flops() == [50.0, 50.0, 80.0]
+    run(seen, on((alike[0].node_id, 0)), *[0.4] * LEARNT_MIN)
+    assert flops() == [50.0 / 4, 50.0 / 4, 80.0]
+    run(seen, on((alike[1].node_id, 0)), *[0.4] * LEARNT_MIN)
+    assert flops() == [50.0 / 4, 50.0 / 4, 80.0]
+    seen.forget(alike[0].node_id)
+    assert flops()[1] == 50.0 / 4, "whoever is there still knows it"
+    for each in alike:
+        seen.forget(each.node_id)
+    assert flops() == [50.0, 50.0, 80.0]
 
 
 def test_a_node_that_begins_anew_is_nobodys_straggler() -> None:
