@@ -7,39 +7,28 @@ factors, the coordinator says; it alone may.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wire.codec import hash_bytes
 from wire.coding.octets import add
-from wire.endpoint import Endpoint
-from wire.errors import BlobCorrupt, BlobMissing, MeshError, NodeLost, OutOfMemory, ProtocolError
-from wire.exchange import BlobExchange, off_loop
-from wire.link import Link
-from wire.messages import INLINE_BYTES_MAX, Combine, Combined, Term
+from wire.errors import BlobCorrupt, BlobMissing, MeshError, OutOfMemory, ProtocolError
+from wire.exchange import off_loop
+from wire.messages import Combine, Combined, Term
 
 from .blobs import BlobStore
-from .fetching import FETCH_BYTES_PER_S_MIN, FETCH_S_MIN
+from .holders import Holders
 
 
 class Combining:
-    """`owner` is the coordinator's node id, who is meant by the holder ""; `dial` links to a node."""
+    """`owner` is the coordinator's node id."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        store: BlobStore,
-        exchange: BlobExchange,
-        owner: Callable[[], str],
-        dial: Callable[[str, Sequence[str]], Awaitable[Link]],
-    ) -> None:
-        self._endpoint = endpoint
+    def __init__(self, store: BlobStore, holders: Holders, owner: Callable[[], str]) -> None:
         self._store = store
-        self._exchange = exchange
+        self._holders = holders
         self._owner = owner
-        self._dial = dial
         self._turn = asyncio.Lock()  # one sum at a time: each holds its bytes and those of a content
 
     async def answer(self, asker: str, asked: Combine) -> Combined:
@@ -78,22 +67,11 @@ class Combining:
         error: MeshError = BlobMissing(f"nobody holds blob {term.blob.hex()[:16]}, which others are to be made of")
         for holder in term.holders:
             try:
-                link, data = await self._fetched(holder, term, asked)
+                addresses = asked.peers.get(holder, ())
+                data, through_memory = await self._holders.fetch(holder, term.blob, term.size_bytes, addresses)
             except MeshError as failure:
                 error = failure
                 continue
             await off_loop(term.size_bytes, add, total, term.factor, data)
-            return term.size_bytes, link.same_host and term.size_bytes > INLINE_BYTES_MAX
+            return term.size_bytes, through_memory
         raise BlobMissing(f"no holder sent blob {term.blob.hex()[:16]}", cause=str(error))
-
-    async def _fetched(self, holder: str, term: Term, asked: Combine) -> tuple[Link, memoryview]:
-        node = holder or self._owner()
-        time_s = FETCH_S_MIN + term.size_bytes / FETCH_BYTES_PER_S_MIN
-        try:
-            async with asyncio.timeout(time_s):
-                link = self._endpoint.links.get(node)
-                if link is None:
-                    link = await self._dial(node, asked.peers.get(holder, ()))
-                return link, await self._exchange.fetch(link, term.blob, term.size_bytes)
-        except TimeoutError:
-            raise NodeLost(f"the holder did not send the blob within {time_s:.0f} s", node=node) from None

@@ -91,6 +91,7 @@ from .combining import Combining
 from .config import WorkerConfig
 from .devices import BEST, selections
 from .fetching import Fetching
+from .holders import Holders
 from .lifelines import watch_parent
 from .lonely import tell_if_alone
 from .neighbours import Neighbours
@@ -168,14 +169,14 @@ class Daemon:
         self._patience_s = LINK_S
         self._neighbours = Neighbours(self._endpoint, self._shared, self._owner_id, self._check_stream)
         self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
-        content = self._endpoint, self._store, self._exchange
-        self._fetching = Fetching(*content, self._owner_id, self._feed, self._neighbours.linked)
+        holders = Holders(self._endpoint, self._exchange, self._owner_id, self._neighbours.linked)
+        self._fetching = Fetching(self._identity.node_id, self._store, holders, self._feed)
         calls = calls_of(config, credentials, self._tell_host) if surroundings.signals else None
         self._bridge = Bridge(self._endpoint.links, self._shared, calls)
         self._pushing = Pushing(self._endpoint, self._neighbours.relay, self._feed)
         self._returning = Returning(self._endpoint)
         self._snapshotting = Snapshotting(self._store, str(self._shared.path), self._tell_host, self._feed)
-        self._combining = Combining(*content, self._owner_id, self._neighbours.linked)
+        self._combining = Combining(self._store, holders, self._owner_id)
         stack.push_async_callback(self._close)
         self._hosts: list[EngineHost] = []
         self._reports: tuple[DeviceReport, ...] = ()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from wire.errors import ConnectFailed, DeadlineExceeded
 from wire.interfaces import interfaces_here, judge, usable
 from wire.security import NodeSocket, secured
-from worker.collectives.calling import listening_on
+from worker.collectives.calling import listening_on, received
 from worker.collectives.connection import Connection
 
 from .meeting import Note
@@ -93,7 +93,7 @@ class Door:
             proved = secured(sock, self.passport.files, name, accepting=False)
             said = json.dumps([group, self.rank]).encode()
             proved.sendall(len(said).to_bytes(4, "little") + said)
-            if _receive(proved, 1) != LET_IN:
+            if received(proved, 1) != LET_IN:
                 raise ConnectionRefusedError("it did not let us in")
         except OSError:
             sock.close()
@@ -131,20 +131,10 @@ class Door:
     def _proved(self, caller: socket.socket) -> tuple[NodeSocket, tuple[str, int]]:
         """The caller within TLS, and the group and the rank that it comes for, which its certificate must be of."""
         proved = secured(caller, self.passport.files, "", accepting=True)
-        size = int.from_bytes(_receive(proved, 4), "little")
+        size = int.from_bytes(received(proved, 4), "little")
         if size > SAID_BYTES_MAX:
             raise ValueError("a caller says too much")
-        group, rank = json.loads(_receive(proved, size))
+        group, rank = json.loads(received(proved, size))
         if self.passport.names[self.hosts[rank]] not in proved.names:
             raise PermissionError("that rank is on another machine")
         return proved, (str(group), int(rank))
-
-
-def _receive(sock: NodeSocket, count: int) -> bytes:
-    received = b""
-    while len(received) < count:
-        data = sock.recv(count - len(received))
-        if not data:
-            raise ConnectionResetError("it hung up")
-        received += data
-    return received

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wire.errors import ConfigError, DeadlineExceeded, MeshError, from_fields
 from wire.sharedmem import SharedDir
@@ -140,9 +141,8 @@ def _read(path: Path) -> dict[str, str] | None:
     return found if isinstance(found, dict) else None
 
 
-def _note(fields: Mapping[str, object] | None) -> Note | None:
+def _note(fields: Mapping[str, Any] | None) -> Note | None:
     if fields is None:
         return None
     given = {field.name: fields[field.name] for field in dataclasses.fields(Note) if field.name in fields}
-    addresses = given.pop("addresses", ())
-    return Note(**given, addresses=tuple(addresses))  # type: ignore[arg-type]
+    return Note(**given | {"addresses": tuple(given.get("addresses", ()))})

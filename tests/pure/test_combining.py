@@ -17,6 +17,7 @@ from wire.link import Link
 from wire.messages import Combine, Term
 from worker.blobs import BlobStore
 from worker.combining import Combining
+from worker.holders import Holders
 
 OWNER = "coordinator"
 CONTENTS = [np.random.default_rng(seed).bytes(100 + 7 * seed) for seed in range(3)]
@@ -33,7 +34,7 @@ async def worker(tmp_path: Path, *held: bytes) -> tuple[Combining, BlobStore]:
         await store.put(hash_bytes(content), memoryview(content), keep=False)
     endpoint: Any = SimpleNamespace(links={})
     exchange: Any = None  # nothing is fetched here
-    return Combining(endpoint, store, exchange, lambda: OWNER, nobody), store
+    return Combining(store, Holders(endpoint, exchange, lambda: OWNER, nobody), lambda: OWNER), store
 
 
 def terms(factors: Sequence[int], contents: Sequence[bytes]) -> tuple[Term, ...]:
@@ -75,4 +76,4 @@ async def test_who_may_ask_and_for_what(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="longer than all"):
         await combining.answer(OWNER, Combine(terms((1,), CONTENTS[:1]), 1 << 50, {}))
     with pytest.raises(BlobMissing, match="no node answers"):
-        await combining.answer(OWNER, Combine(terms((1,), CONTENTS[1:2]), 100, {}))
+        await combining.answer(OWNER, Combine(terms((1,), CONTENTS[1:2]), 100, {"elsewhere": ("127.0.0.1:1",)}))

@@ -86,7 +86,7 @@ def _answered(caller: socket.socket, message: Expect) -> Connection:
     """The connection with a caller that knows the key; OSError for any other."""
     caller.settimeout(PROOF_S)
     proved = _proved(caller, message.tls, accepting=True)
-    if not hmac.compare_digest(_receive(proved), message.key):
+    if not hmac.compare_digest(received(proved, KEY_BYTES), message.key):
         raise PermissionError("it does not know the key")
     proved.sendall(_answer(message.key))
     return _connection(proved, message.key, message.letter_bytes)
@@ -98,7 +98,7 @@ def _call(message: Call) -> Connection:
         there.settimeout(EXPECTED_S)  # the other end may have strangers before us
         proved = _proved(there, message.tls, accepting=False)
         proved.sendall(message.key)
-        if not hmac.compare_digest(_receive(proved), _answer(message.key)):
+        if not hmac.compare_digest(received(proved, KEY_BYTES), _answer(message.key)):
             raise PermissionError("who answered does not know the key")
     except OSError:
         there.close()
@@ -128,15 +128,15 @@ def _proved(sock: socket.socket, tls: NodeTLS | None, accepting: bool) -> socket
     return secured(sock, TLSFiles(Path(tls.key), Path(tls.certificate), Path(tls.trust)), tls.name, accepting)
 
 
-def _receive(sock: socket.socket) -> bytes:
-    """A key, or an answer."""
-    received = b""
-    while len(received) < KEY_BYTES:
-        data = sock.recv(KEY_BYTES - len(received))
+def received(sock: socket.socket, count: int) -> bytes:
+    """So many bytes; ConnectionResetError if the other end hangs up before."""
+    found = b""
+    while len(found) < count:
+        data = sock.recv(count - len(found))
         if not data:
             raise ConnectionResetError("it hung up")
-        received += data
-    return received
+        found += data
+    return found
 
 
 def listening_on(host: str) -> socket.socket:
