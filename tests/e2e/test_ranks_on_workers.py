@@ -176,7 +176,9 @@ def test_a_killed_rank_is_replaced_and_the_answer_is_right(mesh: Mesh) -> None:
     first = run(mesh, graph, given)
     used = set(mesh.report().workers)
     jobs = [mesh.submit(graph, *given.values(), strategy=Ranks()) for _ in range(6)]
-    os.kill(next(node.pid for node in mesh.nodes if node.name in used), signal.SIGKILL)
+    killed = next(node for node in mesh.nodes if node.name in used)
+    os.kill(killed.pid, signal.SIGKILL)
     for found in (first, *(outputs(job.result(60.0)) for job in jobs), run(mesh, graph, given)):
         assert all(np.array_equal(a, b) for a, b in zip(found, whole, strict=True))
-    assert len(set(mesh.report().workers) - used) == 1
+    # Which two of the other three: those measured fastest by then.
+    assert len(used) == len(mesh.report().workers) == 2 and killed.name not in mesh.report().workers
