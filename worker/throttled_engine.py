@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from wire.errors import Cancelled
 from wire.graph import WireGraph
+from wire.levels import levels
 from wire.ops import COLLECTIVES
 from wire.throttle import Throttle
 from wire.types import Attrs
 
 from .engine import Collectives, Engine, EngineInfo, Executable, Measured, Pending, Stopped, never, readback_s
-from .levels import levels
 
 NAP_S = 0.01  # between two looks at whether the run was stopped
 
@@ -168,7 +168,7 @@ def _before_collectives(graph: WireGraph) -> tuple[int, ...]:
     if not any(node.op in COLLECTIVES for node in graph.nodes):
         return ()
     again = {index for first, group in graph.siblings.items() for index in group if index != first}
-    level = levels(graph)
+    level = levels(graph.nodes)
     found, flops = [], 0
     for index in sorted(range(len(graph.nodes)), key=level.__getitem__):
         if graph.nodes[index].op in COLLECTIVES:

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from wire.dtypes import DTYPES, F32, F64
 from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
 from wire.graph import GraphBuilder, Node, WireGraph, const_value
+from wire.levels import levels
 from wire.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, MULTIPLE, OPS
 from wire.types import TensorType
 from wire.unroll import unroll
 
 from ..engine import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from ..inline import inline_composites
-from ..levels import levels
 from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
 from .matrices import FACTORISATIONS, MATRICES
@@ -212,7 +212,7 @@ def _in_order(graph: WireGraph) -> list[tuple[int, Node]]:
     """The nodes as they are computed: as they stand, but what needs no collective goes before what does."""
     order = list(enumerate(graph.nodes))
     if any(node.op in COLLECTIVES for node in graph.nodes):
-        level = levels(graph)
+        level = levels(graph.nodes)
         order.sort(key=lambda each: level[each[0]])
     return order
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from wire.dtypes import F16, F32
 from wire.graph import GraphBuilder, Node, WireGraph
+from wire.levels import BETWEEN
+from wire.levels import levels as levels_of
 from wire.ops import LEAVES
 from wire.types import Attrs, TensorType
 
 from ..inline import inline_composites
-from ..levels import BETWEEN
-from ..levels import levels as levels_of
 
 ANYWHERE = frozenset({"const", "iota"})  # made anew by every segment that uses them
 
@@ -73,7 +73,7 @@ def schedule(graph: WireGraph) -> Schedule:
 
 
 def _levels(graph: WireGraph) -> list[int]:
-    found = levels_of(graph)
+    found = levels_of(graph.nodes)
     end = max(found, default=0) + any(graph.nodes[index].op in BETWEEN for index in graph.outputs)
     return [end if node.op in ANYWHERE and index in graph.outputs else level
             for index, (node, level) in enumerate(zip(graph.nodes, found, strict=True))]  # fmt: skip
