@@ -26,10 +26,12 @@ def memory_by_site(parts: Iterable[Part], in_turn: bool = False) -> dict[tuple[s
         return _in_turn(list(parts))
     held: dict[tuple[str, int], dict[object, int]] = {}
     made: dict[tuple[str, int], int] = {}
+    parts = list(parts)
+    working = _working(parts)
     for part in parts:
         site = (part.node, part.device)
         held.setdefault(site, {}).update(_read(part))
-        made[site] = max(made.get(site, 0), working_set(part.graph))
+        made[site] = max(made.get(site, 0), working[id(part.graph)])
     return {site: most + sum(held[site].values()) for site, most in made.items()}
 
 
@@ -42,6 +44,12 @@ def _read(part: Part) -> Iterator[tuple[object, int]]:
             yield source, times * part.graph.types[index].size_bytes
         elif node.op in DUPLICATED:
             yield node, part.graph.types[index].size_bytes
+
+
+def _working(parts: Sequence[Part]) -> dict[int, int]:
+    """The working sets of their graphs, by id: many parts have one graph."""
+    graphs = {id(part.graph): part.graph for part in parts}
+    return {each: working_set(graph) for each, graph in graphs.items()}
 
 
 def _in_turn(parts: Sequence[Part]) -> dict[tuple[str, int], int]:
@@ -60,8 +68,7 @@ def _in_turn(parts: Sequence[Part]) -> dict[tuple[str, int], int]:
             last[site, source] = at
     goes: dict[int, list[tuple[tuple[str, int], int]]] = {}
     most = dict(held)
-    working = {id(part.graph): part.graph for part in parts}  # many parts have one graph
-    made = {each: working_set(graph) for each, graph in working.items()}
+    made = _working(parts)
     for at, part in enumerate(parts):
         site = (part.node, part.device)
         most[site] = max(most[site], held[site] + made[id(part.graph)])

@@ -19,8 +19,9 @@ def working_set(graph: WireGraph) -> int:
     later = {index for first, group in graph.siblings.items() for index in group if index != first}
     last_reader = {i: at for at, node in enumerate(graph.nodes) if at not in later for i in node.inputs}
     freed_by: dict[int, int] = {}
+    outputs = frozenset(graph.outputs)
     for source, reader in last_reader.items():
-        if graph.nodes[source].op not in DUPLICATED and source not in graph.outputs:
+        if graph.nodes[source].op not in DUPLICATED and source not in outputs:
             freed_by[reader] = freed_by.get(reader, 0) + graph.types[source].size_bytes
     alive = most = 0
     for index, node in enumerate(graph.nodes):

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from .device_names import device_named
 from .dtypes import BOOL, I32, PARTS, U32, DType, dtype_named
 from .errors import AttrError, DTypeError, ShapeError
-from .grids import check_axes, check_spec, local_shape, spec_of
+from .grids import Axes, Sizes, check_axes, check_spec, local_shape, spec_of
 from .grids import whole_shape as joined_shape
 from .types import Attrs, TensorType
 
 Types = Sequence[TensorType]
 ShapeRule = Callable[[Attrs, Types], tuple[int, ...]]
 DTypeRule = Callable[[Attrs, Types], DType]
+
+SIBLINGS = 8  # nodes with the same body whose operands are checked once: all results of one stand together
 
 
 # -- dtype rules ------------------------------------------------------------------------------------------
@@ -704,15 +707,24 @@ def _spmd_type(attrs: Attrs, types: Types) -> TensorType:
     for what, specs, count in (("operands", "in_specs", len(types)), ("results", "out_specs", len(body.outputs))):
         if len(attrs[specs]) != count:
             raise AttrError(f"spmd has {count} {what} and {len(attrs[specs])} {specs}")
+    _check_blocks(body, axes, sizes, attrs["in_specs"], tuple(types))
+    found, spec = _output(attrs, _results(body)), spec_of(attrs["out_specs"][attrs["output"]])
+    check_spec(spec, len(found.shape), axes)
+    return TensorType(joined_shape(found.shape, spec, axes, sizes), found.dtype)
+
+
+@lru_cache(SIBLINGS)
+def _check_blocks(
+    body: Any, axes: Axes, sizes: Sizes, in_specs: tuple[str, ...], types: tuple[TensorType, ...]
+) -> None:
+    """Unless the body takes the operands' blocks on a grid.  Every result of an spmd asks that: of hundreds of operands
+    each it would be most of the time that tracing takes."""
     given = []
-    for text, kind in zip(attrs["in_specs"], types, strict=True):
+    for text, kind in zip(in_specs, types, strict=True):
         check_spec(spec_of(text), len(kind.shape), axes)
         given.append(TensorType(local_shape(kind.shape, spec_of(text), axes, sizes), kind.dtype))
     _check_body("the body of spmd", body, given)
     _check_inside(body, dict(zip(axes, sizes, strict=True)))
-    found, spec = _output(attrs, _results(body)), spec_of(attrs["out_specs"][attrs["output"]])
-    check_spec(spec, len(found.shape), axes)
-    return TensorType(joined_shape(found.shape, spec, axes, sizes), found.dtype)
 
 
 def _check_inside(body: Any, grid: dict[str, int]) -> None:

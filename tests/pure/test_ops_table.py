@@ -572,6 +572,18 @@ def test_a_wrong_shape_or_axis_is_named(
     assert (type(caught.value), caught.value.op) == (error, op)
 
 
+def test_operands_of_an_spmd_with_many_results_are_checked_once() -> None:
+    counts = range(200)
+    body = graph_of([f32(2, 3)] * len(counts), lambda b, *xs: [b.add("neg", x) for x in xs])
+    specs = ("dp -",) * len(counts)
+    attrs = {**GROUP, "body": body, "in_specs": specs, "out_specs": specs}
+    before = rules._check_blocks.cache_info().misses
+    assert {inferred("spmd", [f32(4, 3)] * len(counts), {**attrs, "output": each}) for each in counts} == {f32(4, 3)}
+    assert rules._check_blocks.cache_info().misses == before + 1
+    with pytest.raises(ShapeError):
+        inferred("spmd", [f32(4, 3)] * (len(counts) - 1) + [f32(5, 3)], {**attrs, "output": 0})
+
+
 def test_every_op_that_could_be_misshapen_is_swept() -> None:
     swept = {row[0] for row in WRONG_SHAPES}
     assert OPS.keys() - swept == {name for name, op in OPS.items() if op.shape is rules.same_shape}
