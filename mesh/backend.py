@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from wire.graph import WireGraph
+from wire.portions import Portions
 
 from .handle import Handle
 from .node import Node
@@ -53,20 +54,21 @@ class Stateful:
 
 
 class Feeds(Protocol):
-    """The inputs of one step for any number of workers."""
+    """The inputs of one step for any portions of its batch."""
 
     @property
     def nbytes(self) -> int: ...
 
-    def of(self, workers: int) -> Mapping[str, NDArray[Any]]: ...
+    def of(self, portions: Portions) -> Mapping[str, NDArray[Any]]: ...
 
 
 class Others(Protocol):
-    """The works of one session by the number of workers, up to `most` (mesh/elastic.py)."""
+    """The works of one session by how a batch is shared out, to `most` workers and in `pieces` (mesh/elastic.py)."""
 
     most: int
+    pieces: int
 
-    def work(self, workers: int) -> Work:
+    def work(self, portions: Portions) -> Work:
         """In any thread, as it may take its time."""
         ...
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ConfigError, DeadlineExceeded
 from wire.graph import WireGraph
+from wire.portions import Portions
 from wire.strategies import Strategy
 
 from .aio import AsyncMesh
@@ -357,14 +358,14 @@ class Session:
 
 
 class ElasticSession(Session):
-    """A session whose arguments differ with the number of workers.  Made by `Mesh.elastic_session`."""
+    """A session whose arguments differ with who shares them out.  Made by `Mesh.elastic_session`."""
 
     def __init__(self, mesh: Mesh, session: AsyncSession, elastic: Elastic) -> None:
         super().__init__(mesh, session)
         self._elastic = elastic
 
-    def begin(self, args: Callable[[int], Sequence[Any]], nbytes: int) -> Step:
-        """Begin one step of what `args` gives for a number of workers: about so much, which must not change."""
+    def begin(self, args: Callable[[Portions], Sequence[Any]], nbytes: int) -> Step:
+        """Begin one step of what `args` gives for portions of its batch: about so much, which must not change."""
         feeds = self._elastic.feeds(args, nbytes)
         return Step(_Waiter(self._mesh, lambda: self._async.begin(feeds)))
 

@@ -1,7 +1,7 @@
-"""Elastic: one state, and a step function of it for every number of workers.
+"""Elastic: one state, and a step function of it for every number of workers, and for unlike shares of what they do.
 
-Where a program has its number of workers in it, as that of ranks, a session of it goes on with another one when workers
-come or go: of the same state, under the same names.  It is traced when it is first wanted.
+Where a program has its workers in it, as that of ranks, a session of it goes on with another one when workers come or
+go, or become slower: of the same state, under the same names.  It is traced when it is first wanted.
 """
 
 from __future__ import annotations
@@ -14,34 +14,39 @@ from typing import Any
 from numpy.typing import NDArray
 
 from wire.errors import InputError
+from wire.portions import Portions
 
 from .backend import Work
 from .stepping import Stepping
 
 
 class Elastic:
-    """`make(workers)` traces the step for so many, up to `most`; the first is for `workers`."""
+    """`make(portions)` traces the step for them, for up to `most` workers; the first is for so many `workers`.
 
-    def __init__(self, make: Callable[[int], Stepping], workers: int, most: int) -> None:
+    A batch can be cut into `pieces` at most, 0 where workers have even shares of it whatever their speed is.
+    """
+
+    def __init__(self, make: Callable[[Portions], Stepping], workers: int, most: int, pieces: int = 0) -> None:
         self.most = most
+        self.pieces = pieces
         self.first = make(workers)
         self._make = make
-        self._made = {workers: self.first}
+        self._made: dict[Portions, Stepping] = {workers: self.first}
         self._making = threading.Lock()
 
-    def of(self, workers: int) -> Stepping:
-        """The step for so many workers; InputError where its state is not that of the first."""
+    def of(self, portions: Portions) -> Stepping:
+        """The step of these portions; InputError where its state is not that of the first."""
         with self._making:
-            if workers not in self._made:
-                self._made[workers] = self._checked(self._make(workers))
-            return self._made[workers]
+            if portions not in self._made:
+                self._made[portions] = self._checked(self._make(portions))
+            return self._made[portions]
 
-    def work(self, workers: int) -> Work:
+    def work(self, portions: Portions) -> Work:
         """The same for a backend."""
-        return self.of(workers).work
+        return self.of(portions).work
 
-    def feeds(self, args: Callable[[int], Sequence[Any]], nbytes: int) -> Feeds:
-        """The arguments of a step, which `args` gives for any number of workers; about so much is held for them."""
+    def feeds(self, args: Callable[[Portions], Sequence[Any]], nbytes: int) -> Feeds:
+        """The arguments of a step, which `args` gives for any portions; about so much is held for them."""
         return Feeds(self, args, nbytes)
 
     def _checked(self, made: Stepping) -> Stepping:
@@ -52,14 +57,14 @@ class Elastic:
 
 @dataclass(slots=True)
 class Feeds:
-    """The inputs of one step, for any number of workers; those that were asked for last are kept."""
+    """The inputs of one step, for any portions; those that were asked for last are kept."""
 
     elastic: Elastic
-    args: Callable[[int], Sequence[Any]]
+    args: Callable[[Portions], Sequence[Any]]
     nbytes: int
-    _last: tuple[int, Mapping[str, NDArray[Any]]] | None = field(default=None, init=False)
+    _last: tuple[Portions, Mapping[str, NDArray[Any]]] | None = field(default=None, init=False)
 
-    def of(self, workers: int) -> Mapping[str, NDArray[Any]]:
-        if self._last is None or self._last[0] != workers:
-            self._last = workers, self.elastic.of(workers).bind(self.args(workers))
+    def of(self, portions: Portions) -> Mapping[str, NDArray[Any]]:
+        if self._last is None or self._last[0] != portions:
+            self._last = portions, self.elastic.of(portions).bind(self.args(portions))
         return self._last[1]

@@ -70,15 +70,14 @@ class Gradients:
                 next_step="Leave out deterministic, compression and precision='f16'",
             )
         self._rows = rows_of(batch)
-        self._shares = Shares.of(recipe, 1)
-        slots = self._shares.slots(self._rows)
+        self._shares = Shares.of(recipe, 1, self._rows)
         workers = live_workers(mesh)
         text = "single" if not workers else _text_of(strategy, workers)
         whole = isinstance(strategy, Split) and text != "single"
         state = {"params": params, "gradients": tree.map(lambda leaf: np.zeros_like(np.asarray(leaf)), params)}
-        self._arguments = partial(_arguments, self._shares, self._rows)
+        self._arguments = partial(_arguments, self._shares)
         first = self._arguments(batch, 0)
-        stepping = Stepping(gradient_step(recipe, whole, slots != self._rows), state, first, text)
+        stepping = Stepping(gradient_step(recipe, whole, self._shares.pads(self._rows)), state, first, text)
         self._paths = stepping.paths
         if workers:
             assert mesh is not None
@@ -129,8 +128,8 @@ class Gradients:
         return float(self._formed.step(given).result())
 
 
-def _arguments(shares: Shares, most: int, batch: Any, keeps: int) -> tuple[Any, Any, Any]:
-    rows, weights = padded(Rows(tree.map(np.asarray, batch), rows_of(batch), Cursor()), shares, most)
+def _arguments(shares: Shares, batch: Any, keeps: int) -> tuple[Any, Any, Any]:
+    rows, weights = padded(Rows(tree.map(np.asarray, batch), rows_of(batch), Cursor()), shares)
     return rows, weights, np.int32(keeps)
 
 

@@ -1,7 +1,8 @@
 """Data: which rows are in which step.  It knows nothing of workers, so any number of them sees the same steps.
 
 The order of an epoch follows from the seed and the epoch's number, every row comes once in it, and a `Cursor` says
-where one is.  A step's rows are padded with copies of its first row, of weight 0, to what ranks share out evenly.
+where one is.  A step's rows lie as its ranks share them out, evenly or by speed; what is left of a rank's room is
+padded with copies of the first row, of weight 0.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError
+from wire.portions import Portions, ends_of
 
 from .. import tree
 from ..handle import Handle
@@ -41,20 +43,55 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Into how many equal shares a step's rows are cut, and for how many of these the ranks have room."""
+    """What ranks have of a step's rows: by rank how many, and in how many equal turns it computes them.  All of them
+    have room for as many as the most."""
 
-    parts: int
-    room: int
+    rows: tuple[int, ...]
+    turns: tuple[int, ...]
 
     @classmethod
-    def of(cls, recipe: Recipe, ranks: int) -> Shares:
-        if recipe.shards:
-            return cls(recipe.shards, -(-recipe.shards // ranks) * ranks)
-        return cls(ranks * recipe.accumulate, ranks * recipe.accumulate)
+    def of(cls, recipe: Recipe, portions: Portions, rows: int) -> Shares:
+        """Of so many rows; what is shared out by units are the rows, or the virtual shards."""
+        if isinstance(portions, tuple):
+            return cls._unlike(recipe, portions, rows)
+        turns = -(-recipe.shards // portions) if recipe.shards else recipe.accumulate
+        parts = recipe.shards or portions * turns
+        return cls((-(-rows // parts) * turns,) * portions, (turns,) * portions)
 
-    def slots(self, rows: int) -> int:
+    @classmethod
+    def _unlike(cls, recipe: Recipe, units: tuple[int, ...], rows: int) -> Shares:
+        whole = recipe.shards or rows
+        ends = ends_of(units, whole)
+        counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+        if recipe.shards:
+            return cls(tuple(-(-rows // whole) * count for count in counts), tuple(counts))
+        turns = recipe.accumulate
+        return cls(tuple(-(-count // turns) * turns for count in counts), (turns,) * len(units))
+
+    @property
+    def room(self) -> int:
+        """The slots of a rank."""
+        return max(self.rows)
+
+    @property
+    def slots(self) -> int:
         """How many rows there are with padding."""
-        return -(-rows // self.parts) * self.room
+        return self.room * len(self.rows)
+
+    @property
+    def alike(self) -> bool:
+        """Whether every rank has as many."""
+        return len({*self.rows}) == 1
+
+    def pads(self, rows: int) -> bool:
+        """Whether ranks compute more than these."""
+        return sum(self.rows) != rows
+
+    @property
+    def places(self) -> NDArray[np.intp]:
+        """The slots that ranks take their rows from, in the order of the rows."""
+        slots = np.arange(self.slots).reshape(len(self.rows), self.room)
+        return np.concatenate([mine[:count] for mine, count in zip(slots, self.rows, strict=True)])
 
 
 class ArrayData:
@@ -143,10 +180,10 @@ def rows_of(batch: Any) -> int:
     return int(count)
 
 
-def padded(rows: Rows, shares: Shares, batch_size: int) -> tuple[Any, NDArray[np.float32]]:
+def padded(rows: Rows, shares: Shares) -> tuple[Any, NDArray[np.float32]]:
     """The rows as all steps have them, with copies of the first one behind, and the weight of each."""
-    slots, weights = shares.slots(batch_size), np.zeros(shares.slots(batch_size), np.float32)
-    places = np.zeros(slots, np.intp)
-    weights[: rows.counted] = 1 / rows.counted
-    places[: rows.counted] = np.arange(rows.counted)
-    return tree.map(lambda leaf: leaf[places], rows.batch), weights
+    weights, rows_at = np.zeros(shares.slots, np.float32), np.zeros(shares.slots, np.intp)
+    filled = shares.places[: rows.counted]
+    weights[filled] = 1 / rows.counted
+    rows_at[filled] = np.arange(rows.counted)
+    return tree.map(lambda leaf: leaf[rows_at], rows.batch), weights

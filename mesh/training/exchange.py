@@ -85,17 +85,19 @@ def summed(recipe: Recipe, gradients: Any, memory: Any) -> tuple[Any, Any]:
     return tree.unflatten(structure, results), _joined(kept)[None] if kept else memory
 
 
-def combined(stacked: Any, shards: int, ranks: int) -> Any:
-    """The sums over all shards, of leaves that have this rank's shards along their first dimension."""
+def combined(stacked: Any, turns: Sequence[int], shards: int) -> Any:
+    """The sums over all shards, of leaves that have this rank's shards along their first dimension; rank by rank so
+    many of these are shards."""
     leaves, structure = tree.flatten(stacked)
     sizes = [math.prod(leaf.shape[1:]) for leaf in leaves]
-    rows = leaves[0].shape[0]
+    rows, ranks = leaves[0].shape[0], len(turns)
     flat = mnp.concatenate([mnp.reshape(mnp.astype(leaf, "float32"), (rows, -1)) for leaf in leaves], axis=1)
     total, room = sum(sizes), -sum(sizes) % ranks
     if ranks > 1:  # each rank adds up its share of the elements, of all shards
         flat = mnp.concatenate([flat, mnp.zeros((rows, room), "float32")], axis=1) if room else flat
         flat = collectives.all_to_all(flat, AXIS, 1, 0)
-    whole = _tree_sum([flat[shard] for shard in range(shards)])
+    places = [rank * rows + turn for rank, count in enumerate(turns) for turn in range(count)]
+    whole = _tree_sum([flat[place] for place in places[:shards]])
     if ranks > 1:
         whole = collectives.all_gather(whole, AXIS)[:total]
     found, first = [], 0

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.portions import Portions, ranks_of
 from wire.strategies import Auto, DataParallel, Pipeline, Ranks, Split, Strategy
 
 from .. import tree
@@ -122,17 +123,20 @@ def form(
 ) -> Formed:
     """Begin with the state that `together` gave, or the first, and rows like those to come."""
 
-    def traced(ranks: int, strategy: str) -> Stepping:
-        shares = Shares.of(recipe, ranks)
-        rows_apart = data.uneven or shares.slots(data.batch_size) != data.batch_size
-        step = training_step(recipe, ranks, choice.whole, rows_apart)
-        return Stepping(step, apart(recipe, state, ranks), arguments(recipe, data, ranks, rows), strategy)
+    def traced(portions: Portions, strategy: str) -> Stepping:
+        ranks, shares = ranks_of(portions), Shares.of(recipe, portions, data.batch_size)
+        rows_apart = data.uneven or shares.pads(data.batch_size)
+        unlike = None if shares.alike else shares
+        step = training_step(recipe, ranks, choice.whole, rows_apart, unlike)
+        return Stepping(step, apart(recipe, state, ranks), arguments(recipe, data, portions, rows), strategy)
 
     if mesh is None:
         return Alone(traced(choice.ranks, "single"), partial(arguments, recipe, data, choice.ranks))
     if choice.elastic and mesh.elastic:
         made = Elastic(
-            lambda ranks: traced(ranks, Ranks().text if ranks > 1 else "single"), choice.ranks, choice.elastic
+            lambda portions: traced(portions, Ranks().text if ranks_of(portions) > 1 else "single"),
+            choice.ranks,
+            choice.elastic,
         )
         session = mesh.elastic_session(made, copies, every)
         return Together(session, True, lambda rows: session.begin(partial(_for, recipe, data, rows), bytes_of(rows)))
@@ -140,14 +144,14 @@ def form(
     return Together(opened, False, lambda rows: opened.step(*arguments(recipe, data, choice.ranks, rows)))
 
 
-def arguments(recipe: Recipe, data: Data, ranks: int, rows: Rows) -> tuple[Any, Any, Any]:
+def arguments(recipe: Recipe, data: Data, portions: Portions, rows: Rows) -> tuple[Any, Any, Any]:
     """A step's arguments: what lies on the workers, rows or their places there, and weights."""
-    batch, weights = padded(rows, Shares.of(recipe, ranks), data.batch_size)
+    batch, weights = padded(rows, Shares.of(recipe, portions, data.batch_size))
     return data.resident, batch, weights
 
 
-def _for(recipe: Recipe, data: Data, rows: Rows, ranks: int) -> tuple[Any, Any, Any]:
-    return arguments(recipe, data, ranks, rows)
+def _for(recipe: Recipe, data: Data, rows: Rows, portions: Portions) -> tuple[Any, Any, Any]:
+    return arguments(recipe, data, portions, rows)
 
 
 def bytes_of(rows: Rows) -> int:

@@ -8,6 +8,7 @@ it is a program about whole tensors, for one worker, or for a strategy that spli
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,9 +18,11 @@ import numpy as np
 from .. import collectives, optim, tree
 from .. import numpy as mnp
 from ..array import Array, apply
+from ..control import cond
 from ..grid import Grid, PartitionSpec
 from ..shard_map import shard_map
 from . import exchange
+from .data import Shares
 from .gradients import Found, by_turns, each_alone, finite, in_turn, interleaved, of_rows, step_key
 from .recipe import SCALE_FIRST, SCALE_MAX, SCALE_STEPS, Recipe
 
@@ -38,31 +41,39 @@ def first_state(recipe: Recipe, params: Any, ranks: int) -> dict[str, Any]:
     }
 
 
-def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool) -> Step:
-    """The step of so many ranks; `whole`: it is split by others, who cannot split loops."""
+def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool, unlike: Shares | None = None) -> Step:
+    """The step of so many ranks; `whole`: it is split by others, who cannot split loops; `unlike` says what each rank
+    has where that is not the same."""
 
     def local(state: Any, resident: Any, batch: Any, weights: Array) -> tuple[Any, Any]:
-        rows = batch if resident is None else tree.map(lambda leaf: leaf[batch], resident)
         rank = collectives.axis_index(exchange.AXIS) if ranks > 1 else np.int32(0)
         factor = None if state["scale"] is None else state["scale"]["factor"]
-        turns = -(-recipe.shards // ranks) if recipe.shards else recipe.accumulate
 
-        def compute(part: Any, number: Any) -> Found:
-            own, counted = part
-            key = step_key(recipe, state["step"], rank * turns + number)
-            return of_rows(recipe, state["params"], own, counted, key, factor, rows_apart)
+        def found_of(batch: Any, weights: Array, turns: int, first: Any) -> Found:
+            """Of what a rank has, in so many turns of which the `first` has this number; of shards each one's."""
+            rows = batch if resident is None else tree.map(lambda leaf: leaf[batch], resident)
 
-        unsent = state["unsent"]
-        if recipe.shards:
-            found = each_alone(turns, lambda part, at: compute(part, at - rank * turns), (rows, weights), rank * turns)
-            flags = _gathered(finite(found), ranks)
-            loss, gradients = exchange.combined(found, recipe.shards, ranks)
-        else:
+            def compute(part: Any, number: Any) -> Found:
+                own, counted = part
+                key = step_key(recipe, state["step"], first + number)
+                return of_rows(recipe, state["params"], own, counted, key, factor, rows_apart)
+
+            if recipe.shards:
+                return each_alone(turns, lambda part, at: compute(part, at - first), (rows, weights), first)
             if whole:
-                found = interleaved(turns, compute, (rows, weights))
-            else:
-                found = in_turn(recipe, turns, compute, (rows, weights))
-            flags, (loss, gradients) = _gathered(finite(found), ranks), found
+                return interleaved(turns, compute, (rows, weights))
+            return in_turn(recipe, turns, compute, (rows, weights))
+
+        if unlike is None:
+            turns = -(-recipe.shards // ranks) if recipe.shards else recipe.accumulate
+            found = found_of(batch, weights, turns, rank * turns)
+        else:
+            found = _by_rank(rank, unlike, found_of, (batch, weights))
+        flags, unsent = _gathered(finite(found), ranks), state["unsent"]
+        if recipe.shards:
+            loss, gradients = exchange.combined(found, unlike.turns if unlike else (turns,) * ranks, recipe.shards)
+        else:
+            loss, gradients = found
             if ranks > 1:
                 loss = collectives.all_reduce(loss, exchange.AXIS)
                 gradients, unsent = exchange.summed(recipe, gradients, unsent)
@@ -82,6 +93,33 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool) -> 
         return found
 
     return step
+
+
+def _by_rank(rank: Any, shares: Shares, found_of: Callable[..., Found], given: Any) -> Found:
+    """What `found_of` makes of the rows that a rank takes: a branch for all ranks in a row that have as many.  What is
+    stacked by turns gets zeros behind it, as many as others have more."""
+    ranks, most = range(len(shares.rows)), max(shares.turns)
+    groups = [[*each] for _, each in itertools.groupby(ranks, lambda each: (shares.rows[each], shares.turns[each]))]
+
+    def branch(group: list[int]) -> Any:
+        count, turns = shares.rows[group[0]], shares.turns[group[0]]
+        batch, weights = tree.map(lambda leaf: leaf[:count], given)
+        first = sum(shares.turns[: group[0]]) + (rank - group[0]) * turns
+        found = found_of(batch, weights, turns, first)
+        missing = most - turns
+        return tree.map(partial(_with_zeros, rows=missing), found) if missing else found
+
+    def of(groups: list[list[int]]) -> Any:
+        if len(groups) == 1:
+            return branch(groups[0])
+        return cond(rank <= groups[0][-1], lambda: branch(groups[0]), lambda: of(groups[1:]))
+
+    found: Found = of(groups)
+    return found
+
+
+def _with_zeros(leaf: Array, rows: int) -> Array:
+    return mnp.concatenate([leaf, mnp.zeros((rows, *leaf.shape[1:]), leaf.dtype)])
 
 
 def _changing(

@@ -188,13 +188,13 @@ def test_padding_weighs_nothing_and_shards_have_the_same_rows_whoever_computes_t
     recipe = Recipe(loss, optim.sgd(0.1), shards=shards)
     data = ArrayData((np.arange(100, 121),), 16, False, 0, False)
     for rows in data.epoch(Cursor()):
-        shares = Shares.of(recipe, ranks)
-        (found,), weights = padded(rows, shares, 16)
-        assert len(found) == len(weights) == shares.slots(16) and len(found) % ranks == 0
+        shares = Shares.of(recipe, ranks, 16)
+        (found,), weights = padded(rows, shares)
+        assert len(found) == len(weights) == shares.slots and len(found) % ranks == 0
         assert np.array_equal(found[weights > 0], rows.batch[0])
         assert weights.sum() == pytest.approx(1) and set(found[weights == 0]) <= {rows.batch[0][0]}
         if shards:
-            assert np.array_equal(found[:16], padded(rows, Shares.of(recipe, 1), 16)[0][0])
+            assert np.array_equal(found[:16], padded(rows, Shares.of(recipe, 1, 16))[0][0])
 
 
 def test_data_that_are_none_are_refused() -> None:

@@ -142,11 +142,11 @@ def case(model: str, micro_batches: int, rows: int = ROWS, times: int = 1, **opt
     given = {"clip": None if options.get("updates") else 1.0, **options}
     optimiser = given.pop("optimiser", optim.adam(1e-2))
     recipe = Recipe(loss, optimiser, accumulate=micro_batches, staged=True, **given)
-    shares = Shares.of(recipe, 1)
     mine = tree.map(lambda leaf: np.repeat(leaf[:rows], times, axis=0), batch)
     rows *= times
-    arguments = (None, *padded(Rows(mine, rows, Cursor()), shares, rows))
-    step = training_step(recipe, 1, False, shares.slots(rows) != rows)
+    shares = Shares.of(recipe, 1, rows)
+    arguments = (None, *padded(Rows(mine, rows, Cursor()), shares))
+    step = training_step(recipe, 1, False, shares.pads(rows))
     stepping = Stepping(step, first_state(recipe, params, 1), arguments, "pipeline")
     held = {name: np.asarray(handle.local) for name, handle in stepping.work.bindings.items()}
     return Case(recipe, stepping, stepping.bind(arguments), held)
