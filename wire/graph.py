@@ -257,7 +257,7 @@ class GraphBuilder:
             raise GraphError(f"{len(wanted)} outputs need as many distinct names, got {list(names)}")
         for each in (*names, name):
             check_name(each, self._limits)
-        order = self._canonical_order(wanted)
+        order = self.order(wanted)
         place = {index: position for position, index in enumerate(order)}
         nodes = tuple(
             Node(node.op, tuple(place[i] for i in node.inputs), node.attrs) for node in (self.nodes[i] for i in order)
@@ -271,6 +271,27 @@ class GraphBuilder:
             name,
             {address: self.blobs[address] for address in used if address in self.blobs},
         )
+
+    def order(self, outputs: Iterable[int]) -> list[int]:
+        """The nodes that these outputs need, and the inputs, as they would stand in a graph of them."""
+        order = [index for index, node in enumerate(self.nodes) if node.op == "input"]
+        done = set(order)
+        for output in outputs:
+            stack = [(output, 0)]
+            while stack:
+                index, position = stack.pop()
+                if index in done:
+                    continue
+                inputs = self.nodes[index].inputs
+                while position < len(inputs) and inputs[position] in done:
+                    position += 1
+                if position < len(inputs):
+                    stack.append((index, position + 1))
+                    stack.append((inputs[position], 0))
+                else:
+                    done.add(index)
+                    order.append(index)
+        return order
 
     def _named(self, op: str, name: str, shape: Sequence[int], dtype: DType) -> int:
         check_name(name, self._limits)
@@ -297,26 +318,6 @@ class GraphBuilder:
         self.types.append(result)
         self._index[node] = len(self.nodes) - 1
         return len(self.nodes) - 1
-
-    def _canonical_order(self, outputs: tuple[int, ...]) -> list[int]:
-        order = [index for index, node in enumerate(self.nodes) if node.op == "input"]
-        done = set(order)
-        for output in outputs:
-            stack = [(output, 0)]
-            while stack:
-                index, position = stack.pop()
-                if index in done:
-                    continue
-                inputs = self.nodes[index].inputs
-                while position < len(inputs) and inputs[position] in done:
-                    position += 1
-                if position < len(inputs):
-                    stack.append((index, position + 1))
-                    stack.append((inputs[position], 0))
-                else:
-                    done.add(index)
-                    order.append(index)
-        return order
 
 
 def _join_axes(free: dict[str, int], more: Mapping[str, int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,19 @@ from worker.engine import Engine, never
 Array = NDArray[Any]
 
 
-def by_ranks(graph: WireGraph, given: Mapping[str, Array], first: Engine | None = None) -> list[Array]:
+def by_ranks(
+    graph: WireGraph, given: Mapping[str, Array], first: Engine | None = None, bodies: Sequence[WireGraph] = ()
+) -> list[Array]:
     """The outputs of a graph that is one spmd node and its operands.  Each rank is computed by a thread and the cpu
-    engine; the first one in the calling thread, by the engine `first` if there is one."""
+    engine; the first one in the calling thread, by the engine `first` if there is one.  `bodies` are those by rank,
+    where they have their own."""
     nodes = [graph.nodes[index] for index in graph.outputs]
     attrs = nodes[0].attrs
     axes, sizes, places = attrs["axes"], attrs["sizes"], coordinates(attrs["sizes"])
     operands = [given[graph.nodes[index].attrs["name"]] for index in nodes[0].inputs]
     engines: list[Engine] = [first or CpuEngine(), *(CpuEngine() for _ in places[1:])]
-    executables = [engine.compile(attrs["body"]) for engine in engines]
+    mine = bodies or [attrs["body"]] * len(places)
+    executables = [engine.compile(body) for engine, body in zip(engines, mine, strict=True)]
     wires = wires_in_memory(len(places))
     results: list[Any] = [None] * len(places)
 
@@ -35,11 +39,11 @@ def by_ranks(graph: WireGraph, given: Mapping[str, Array], first: Engine | None 
         ranks = Ranks(wires[rank], axes, sizes, rank)
         for tag in (1, 2):
             ranks.begin(tag, never)
-            mine = [
+            blocks = [
                 part(whole, text, axes, sizes, places[rank])
                 for whole, text in zip(operands, attrs["in_specs"], strict=True)
             ]
-            results[rank] = engines[rank].run(executables[rank], mine, never, ranks)
+            results[rank] = engines[rank].run(executables[rank], blocks, never, ranks)
             ranks.end()
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(1, len(places))]
