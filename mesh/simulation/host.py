@@ -169,8 +169,7 @@ class SimulatedHost:
             case hm.PreparePart():
                 graph = decode_graph(message.encoded, expected_hash=message.graph)
                 moved = sum(kind.size_bytes for kind in graph.types)
-                flops = sum(graph.flops_of(index) for index in range(len(graph.nodes)))
-                self._work[message.prepared] = flops, moved
+                self._work[message.prepared] = graph.flops, moved
                 self._ops[message.prepared] = {node.op for node in graph.nodes}
                 if message.gang is not None:
                     self._gangs[message.prepared] = message.gang

@@ -22,7 +22,7 @@ RNG = np.random.default_rng(5)
 X = RNG.normal(size=(96, 8)).astype(np.float32)
 Y = np.sin(X[:, :4])
 WORKERS, SHARDS, BATCH = 3, 6, 24  # 2 shards for each of three, 3 for each of two
-GFLOPS = 4e-4  # so that a step takes about half a second
+GFLOPS = 6e-5  # so that a step takes about half a second
 STEPS = 120
 
 
