@@ -68,8 +68,7 @@ class Stepping:
         if not found:
             raise InputError("the state has no tensors", next_step="Use mesh.compile: such a function has no state")
         self._leaves = [_Leaf(path, _handle(path, leaf)) for path, leaf in found]
-        self._settle(fn, examples)
-        self._traced = self._trace(fn, examples)
+        self._traced = self._settled(fn, examples)
         self._told_at = self._traced.out_tree.children[0].leaf_count
         carried = [index for index, leaf in enumerate(self._leaves) if leaf.role == CARRIED]
         told = [index for index, leaf in enumerate(self._leaves) if leaf.role == TOLD]
@@ -145,14 +144,17 @@ class Stepping:
     def _names(self, traced: Traced) -> list[str]:
         return [argument.name for argument in traced.arguments[: len(self._leaves)]]
 
-    def _settle(self, fn: Callable[..., Any], examples: Sequence[Any]) -> None:
-        """Find every leaf's role, and the shapes it takes for it."""
+    def _settled(self, fn: Callable[..., Any], examples: Sequence[Any]) -> Traced:
+        """What is traced once every leaf has its role, and the shapes it takes for it."""
         for _ in range(len(self._leaves) + 1):
-            roles = self._roles(self._trace(fn, examples))
+            traced = self._trace(fn, examples)
+            roles = self._roles(traced)
             passed = next((index for index, role in enumerate(roles) if role is None), None)
             if passed is None:
+                if all(role == CARRIED for role in roles):  # as they are traced at first
+                    return traced
                 self._leaves = [self._with(leaf, role=role) for leaf, role in zip(self._leaves, roles, strict=True)]
-                return
+                return self._trace(fn, examples)
             pad = 1 + max(leaf.pad for leaf in self._leaves)
             if pad + len(self._leaves[passed].first.type.shape) > DIMS_MAX:
                 break

@@ -58,6 +58,18 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize(("fn", "times"), [(counter, 1), (swap, 2), (delay, 3)])
+def test_a_step_is_traced_again_only_where_its_state_takes_another_form(fn: Any, times: int) -> None:
+    calls = []
+
+    def counted(state: Any, x: Any) -> Any:
+        calls.append(x)
+        return fn(state, x)
+
+    Stepping(counted, next(state for each, state in CASES if each is fn), (X,), "auto")
+    assert len(calls) == times
+
+
 @pytest.mark.parametrize(("fn", "state"), CASES, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_session_does_what_the_function_does(fn: Callable[..., Any], state: Any) -> None:
     calls = [(X * step,) for step in range(5)]
