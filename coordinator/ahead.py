@@ -126,12 +126,12 @@ class Ahead:
 
 def _questions(use: Use, profiles: Profiles) -> Iterator[Question]:
     """What may be asked of a program next: its plan now, and without each worker."""
-    graph, strategy = use.program.graph, use.program.strategy
+    graph, strategy, copies = use.program.graph, use.program.strategy, use.program.copies
     if profiles.workers:
-        yield Question(graph, strategy, profiles)
+        yield Question(graph, strategy, profiles, copies)
     for node in _by_use(use, profiles):
         if len(profiles.workers) > 1:
-            yield Question(graph, strategy, profiles.without(node))
+            yield Question(graph, strategy, profiles.without(node), copies)
 
 
 def _by_use(use: Use, profiles: Profiles) -> Sequence[str]:

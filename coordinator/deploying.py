@@ -34,10 +34,10 @@ class Term:
 
 
 Moved = tuple[int, int]  # bytes between workers, by socket and through shared memory
-Wanted = Callable[[], Collection[bytes]]  # asked for where there is anything to restore
+Wanted = Callable[[str], Awaitable[Collection[bytes]]]  # what a worker needs; asked where there is any to restore
 
 
-async def _restore_nothing(node: str, wanted: Wanted) -> Moved:
+async def _restore_nothing(plan: Plan, node: str, wanted: Wanted) -> Moved:
     return 0, 0
 
 
@@ -49,7 +49,7 @@ class Deploying:
         self._prober = prober
         self._slices = slices
         self._timeout_s = timeout_s  # for ranks to wait for each other
-        self.restore: Callable[[str, Wanted], Awaitable[Moved]] = _restore_nothing
+        self.restore: Callable[[Plan, str, Wanted], Awaitable[Moved]] = _restore_nothing
 
     async def deploy(
         self, plan: Plan, node: str, key: PlanKey, bindings: dispatch.Bindings, state: dispatch.State = NO_STATE
@@ -60,7 +60,12 @@ class Deploying:
         if member is None:
             raise NodeLost("the worker is gone")
         params = await self.params(plan, node, bindings, state)
-        moved = await self.restore(node, lambda: dispatch.contents_of(plan, node, params))
+
+        async def wanted(other: str) -> Collection[bytes]:
+            theirs = params if other == node else await self.params(plan, other, bindings, state)
+            return dispatch.contents_of(plan, other, theirs).keys()
+
+        moved = await self.restore(plan, node, wanted)
         answer = await member.link.request(self._message(plan, member, key, params, state))
         if isinstance(answer, MissingGraphs):
             member.graphs -= set(answer.graphs)

@@ -59,31 +59,72 @@ class Group:
         return {share: factor for share, factor in zip(chosen, factors, strict=True) if factor}
 
 
-def grouped(held: Iterable[Held], nodes: Collection[str], copies: Copies) -> tuple[Group, ...]:
-    """Groups for what too few of these workers have; none where there are too few workers to keep checks."""
-    lone = [each for each in held if len(each.owners & set(nodes)) <= copies.extra]
+def grouped(
+    held: Iterable[Held], nodes: Collection[str], copies: Copies, room: Mapping[str, int] | None = None
+) -> tuple[Group, ...]:
+    """Groups for what too few of these workers have; none where there are too few workers to keep checks.
+
+    With `room`, bytes that workers have left, nobody keeps more than that, and what nobody has room for is in no group.
+    """
+    pieces = list(held)
+    spread = _grouped(pieces, nodes, copies, room, by_room=False)
+    if room is None or not unkept(pieces, nodes, copies, spread):
+        return spread
+    packed = _grouped(pieces, nodes, copies, room, by_room=True)
+    return min(spread, packed, key=lambda found: _total(unkept(pieces, nodes, copies, found)))
+
+
+def unkept(held: Iterable[Held], nodes: Collection[str], copies: Copies, groups: Iterable[Group]) -> list[Held]:
+    """What too few of these workers have, and is in no group."""
+    kept = {each.content for group in groups for each in group.members}
+    return [each for each in _lone(held, nodes, copies) if each.content not in kept]
+
+
+def _lone(held: Iterable[Held], nodes: Collection[str], copies: Copies) -> list[Held]:
+    return [each for each in held if len(each.owners & set(nodes)) <= copies.extra]
+
+
+def _grouped(
+    held: Iterable[Held], nodes: Collection[str], copies: Copies, room: Mapping[str, int] | None, by_room: bool
+) -> tuple[Group, ...]:
+    """Checks go to who keeps least for the same owners, since their deaths hit all of it alike, or `by_room`."""
     left: dict[str, list[Held]] = {}
-    for each in sorted(lone, key=lambda each: (-each.size_bytes, str(each.content))):
+    for each in sorted(_lone(held, nodes, copies), key=lambda each: (-each.size_bytes, str(each.content))):
         left.setdefault(min(each.owners), []).append(each)
     most = len(nodes) - copies.extra
     members = min(copies.members or most, most)
-    kept = dict.fromkeys(sorted(nodes), 0)
+    free = {node: float("inf") if room is None else room.get(node, 0) for node in sorted(nodes)}
     kept_for = dict.fromkeys(itertools.product(nodes, nodes), 0)  # by owner and keeper
+    kept = dict.fromkeys(free, 0)
+
+    def keepers(taken: Sequence[Held]) -> list[str]:
+        owning, size = _owners(taken), max(each.size_bytes for each in taken)
+        able = [node for node in free if node not in owning and free[node] >= size]
+        if by_room:
+            return sorted(able, key=lambda node: (-free[node], node))
+        return sorted(able, key=lambda node: (sum(kept_for.get((o, node), 0) for o in owning), kept[node], node))
+
     found = []
     while members > 0 and any(left.values()):
         owners = sorted((owner for owner in left if left[owner]), key=lambda owner: (-_total(left[owner]), owner))
-        taken = tuple(left[owner].pop(0) for owner in owners[:members])
-        owning = set[str]().union(*(each.owners for each in taken))
-        free = [
-            node for node in kept if node not in owning
-        ]  # who keeps least for these owners: their deaths hit all alike
-        free.sort(key=lambda node: (sum(kept_for.get((owner, node), 0) for owner in owning), kept[node], node))
-        if len(free) < copies.extra:  # owned by several: too few are left besides
+        others = owners if room is None else [owners[0], *sorted(owners[1:], key=lambda owner: free[owner])]
+        ways = (owners[:members], *(others[:count] for count in range(min(members, len(owners)), 0, -1)))
+        taken, chosen = tuple[Held, ...](), list[str]()
+        for way in ways:  # fewer members leave more workers that may keep a check
+            taken = tuple(left[owner][0] for owner in way)
+            chosen = keepers(taken)
+            if len(chosen) >= copies.extra:
+                break
+        else:
+            left[owners[0]].pop(0)  # owned by too many, or too large for what room there is
             continue
-        group = Group(taken, tuple(free[: copies.extra]))
+        for owner in way:
+            left[owner].pop(0)
+        group = Group(taken, tuple(chosen[: copies.extra]))
         for node in group.keepers:
+            free[node] -= group.size_bytes
             kept[node] += group.size_bytes
-            for owner in owning & kept.keys():
+            for owner in _owners(taken) & free.keys():
                 kept_for[owner, node] += group.size_bytes
         found.append(group)
     return tuple(found)
@@ -126,6 +167,10 @@ def _shares(group: Group, dead: str) -> Mapping[int, frozenset[str]]:
     """Who has which share, without one worker."""
     whole = [*(each.owners for each in group.members), *(frozenset({node}) for node in group.keepers)]
     return {share: nodes - {dead} for share, nodes in enumerate(whole) if nodes - {dead}}
+
+
+def _owners(held: Iterable[Held]) -> frozenset[str]:
+    return frozenset[str]().union(*(each.owners for each in held))
 
 
 def _total(each: Iterable[Held]) -> int:

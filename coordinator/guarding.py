@@ -5,6 +5,10 @@ policy says (`wire/redundancy.py`, `groups.py`); a plan without parts pins them 
 along, whoever needs them next makes them of the other shares before its part of the new plan is deployed, and that plan
 leaves the others where they are (`staying.py`).  All of it goes between workers.
 
+Nobody keeps more than there is room for beside its parts and what it keeps for others already; what has no copy for
+lack of room is told.  After a death, checks go once all has been made of them that the new plan needs, where it needs
+their room.
+
 Where replicas are wanted, the plan without each one of its workers is deployed beside the plan, and stays so: whoever
 takes over has weights and kernels on its device.
 
@@ -15,12 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from wire.dtypes import U8
-from wire.errors import MeshError
+from wire.errors import MeshError, OutOfMemory
 from wire.graph import WireGraph
 from wire.messages import PlanKey
 from wire.redundancy import copies_of
@@ -28,14 +32,17 @@ from wire.types import TensorType
 
 from . import dispatch
 from .deploying import Deploying, Moved, Term, Wanted
-from .groups import Group, Held, grouped
+from .groups import Group, Held, grouped, kept_bytes, unkept
 from .plan import FromParam, Plan
+from .planning import Planning
 from .program import Program
 from .records import Member
+from .room import own_bytes, standing_by
 from .staying import Homes
 
 log = logging.getLogger("graph_mesh.coordinator")
 GUARDS_MAX = 64  # programs that are guarded at once, those deployed last
+ADMITTED_MAX = 256
 
 
 @dataclass(slots=True)
@@ -47,6 +54,7 @@ class _Guard:
     groups: dict[Group, tuple[bytes, ...]] = field(default_factory=dict)
     keys: list[tuple[str, PlanKey]] = field(default_factory=list)  # of the plans that pin them, and their workers
     params: Mapping[str, bytes] = field(default_factory=dict)  # addresses of those that are whole, by name
+    standing: Mapping[str, int] = field(default_factory=dict)  # bytes of replicas, by worker
     work: asyncio.Task[None] | None = None
 
 
@@ -61,7 +69,7 @@ class Guarding:
         key: Callable[[], PlanKey],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         tell: Callable[[str, str, str, int], None],
-        planned: Callable[[WireGraph, str, frozenset[str]], Awaitable[Plan]],
+        planning: Planning,
     ) -> None:
         self._members = members
         self._deploying = deploying
@@ -69,9 +77,33 @@ class Guarding:
         self._key = key
         self._spawn = spawn
         self._tell = tell
-        self._planned = planned
+        self._planned = planning.plan
+        planning.kept_by_others = self.kept_by_others
         self._guards: dict[Program, _Guard] = {}
+        self._admitted: dict[Program, None] = {}
+        self._restoring: dict[int, asyncio.Task[dict[str, Moved]]] = {}  # by plan, while it goes on
         deploying.restore = self.restore
+
+    def admit(self, program: Program, plan: Plan) -> None:
+        """Its copies had room once: from now on a death may take that, and its calls go on."""
+        if plan.unkept is None and plan.audit is None:
+            self._admitted[program] = None
+            while len(self._admitted) > ADMITTED_MAX:
+                del self._admitted[next(iter(self._admitted))]
+
+    def is_new(self, graph: WireGraph, strategy: str, copies: str) -> bool:
+        """Whether no program like that has been called."""
+        asked = graph.hash, strategy, copies
+        return not any((each.graph.hash, each.strategy, each.copies) == asked for each in self._admitted)
+
+    def kept_by_others(self, graph: WireGraph, strategy: str, copies: str) -> dict[str, int]:
+        """What workers keep, by their ids, for programs that are not like that."""
+        asked, found = (graph.hash, strategy, copies), dict[str, int]()
+        for program, guard in self._guards.items():
+            if (program.graph.hash, program.strategy, program.copies) != asked:
+                for node, size in {**kept_bytes(guard.groups), **guard.standing}.items():
+                    found[node] = found.get(node, 0) + size
+        return found
 
     def deployed(self, program: Program, plan: Plan) -> None:
         """All workers of a plan have what it needs."""
@@ -83,7 +115,7 @@ class Guarding:
         self._guards[program] = guard
         self._begin(program, guard)
         while len(self._guards) > GUARDS_MAX:
-            self.forget(next(iter(self._guards)))
+            self._unguard(next(iter(self._guards)))
 
     def nodes_changed(self) -> None:
         """Other workers may be given work than before."""
@@ -93,6 +125,10 @@ class Guarding:
 
     def forget(self, program: Program) -> None:
         """No more calls of it will come."""
+        self._admitted.pop(program, None)
+        self._unguard(program)
+
+    def _unguard(self, program: Program) -> None:
         guard = self._guards.pop(program, None)
         if guard is not None:
             if guard.work is not None:
@@ -108,13 +144,56 @@ class Guarding:
         homes = {place.name: there & set(place.homes) for place in guard.plan.params}
         return homes, {name: there & set(self._deploying.holders(blob)) for name, blob in guard.params.items()}
 
-    async def restore(self, node: str, wanted: Wanted) -> Moved:
-        """Have a worker make what no worker has, and it needs, of other shares; the bytes that moved for that."""
+    async def restore(self, plan: Plan, node: str, wanted: Wanted) -> Moved:
+        """Have a worker make what no worker has, and it needs, of other shares; the bytes that moved for that.  After a
+        death all workers of the plan do, before the first of them has its parts: what these need may take the room of
+        checks."""
         if not any(guard.groups for guard in self._guards.values()):
             return 0, 0
-        missing = [blob for blob in wanted() if not self._deploying.holders(blob)]
+        if all(dispatch.nodes(guard.plan) <= self._members.keys() for guard in self._guards.values()):
+            return await self._make_all(node, await wanted(node))
+        task = self._restoring.get(id(plan))
+        if task is None:
+            task = self._restoring[id(plan)] = self._spawn_moved(plan, wanted)
+        moved = await asyncio.shield(task)
+        return moved.pop(node, (0, 0))
+
+    def _spawn_moved(self, plan: Plan, wanted: Wanted) -> asyncio.Task[dict[str, Moved]]:
+        task = asyncio.ensure_future(self._restore_all(plan, wanted))
+        task.add_done_callback(lambda _: self._restoring.pop(id(plan), None))
+        return task
+
+    async def _restore_all(self, plan: Plan, wanted: Wanted) -> dict[str, Moved]:
+        nodes = sorted(dispatch.nodes(plan) & self._members.keys())
+        contents = [await wanted(node) for node in nodes]
+        moved = await asyncio.gather(*(self._make_all(*each) for each in zip(nodes, contents, strict=True)))
+        await asyncio.gather(*(self._give_way(plan, *each) for each in zip(nodes, contents, strict=True)))
+        return dict(zip(nodes, moved, strict=True))
+
+    async def _make_all(self, node: str, contents: Collection[bytes]) -> Moved:
+        missing = [blob for blob in contents if not self._deploying.holders(blob)]
         made = await asyncio.gather(*(self._make(node, blob) for blob in missing))
         return sum(socket for socket, _ in made), sum(shared for _, shared in made)
+
+    async def _give_way(self, plan: Plan, node: str, contents: Collection[bytes]) -> None:
+        """What a worker keeps for others goes if it has no room for that and its parts."""
+        member = self._members.get(node)
+        kept = {blob: size for guard in self._guards.values() for blob, size in _kept_by(node, guard.groups).items()}
+        beside = sum(size for blob, size in kept.items() if blob not in contents)
+        if member is None or own_bytes(plan).get(node, 0) + beside <= member.profile.memory_bytes:
+            return
+        stay = {
+            blob: TensorType((size,), U8) for blob, size in kept.items() if blob in contents and blob in member.blobs
+        }
+        key = self._key()
+        await self._deploying.keep(node, key, [(each, frozenset({node})) for each in stay.items()])
+        guards = [guard for guard in self._guards.values() if any(each[0] == node for each in guard.keys)]
+        for number, guard in enumerate(guards):
+            keys = [each for each in guard.keys if each[0] == node]
+            guard.keys = [each for each in guard.keys if each not in keys] + ([(node, key)] if not number else [])
+            await asyncio.gather(*(self._deploying.drop(*each) for each in keys))
+        member.blobs.difference_update(blob for blob in kept if blob not in contents)
+        self._tell("unguarded", node, f"{beside} bytes that it kept for others give way to what it computes with", 0)
 
     # -- making checks
 
@@ -131,9 +210,13 @@ class Guarding:
             owned, params = await self._owned(program, plan)
             sizes = {blob: size for blobs in owned.values() for blob, size in blobs.items()}
             held = [Held(blob, size, _owners(blob, owned)) for blob, size in sizes.items()]
-            groups = grouped(held, nodes, copies) if copies.on_workers else ()
+            room = self._room(program, plan)
+            groups = grouped(held, nodes, copies, room) if copies.on_workers else ()
             found = dict(zip(groups, await asyncio.gather(*map(self._checks, groups)), strict=True))
             keys = await (self._standing_by(program, plan, nodes) if copies.on_devices else self._pinned(found))
+        except OutOfMemory as error:
+            self._tell("unguarded", "", f"copies {program.copies} are not kept: {error}", 0)
+            return
         except MeshError as error:  # whoever is gone changes the workers, and there is another turn
             log.debug("weights are not guarded yet: %s", error)
             return
@@ -142,6 +225,18 @@ class Guarding:
         guard.params = {} if copies.on_devices else params
         text = f"{len(held)} tensors, {len(groups)} groups, {len(keys)} keepers"
         self._tell("guarded", "", f"copies {program.copies}: {text}", 0)
+        bare = unkept(held, nodes, copies, groups) if copies.on_workers and len(nodes) > copies.extra else ()
+        if bare:
+            text = f"{sum(each.size_bytes for each in bare)} bytes are not kept twice, for lack of room"
+            self._tell("unguarded", "", f"copies {program.copies}: {text}; raise --max-memory, or add a worker", 0)
+
+    def _room(self, program: Program, plan: Plan) -> dict[str, int]:
+        """What workers have left beside their parts and what they keep for other programs."""
+        own, others = own_bytes(plan), self.kept_by_others(*program.likeness)
+        return {
+            node: member.profile.memory_bytes - own.get(node, 0) - others.get(node, 0)
+            for node, member in self._members.items()
+        }
 
     async def _owned(self, program: Program, plan: Plan) -> tuple[dict[str, dict[bytes, int]], dict[str, bytes]]:
         """What every worker of a plan has for it, with sizes; and of params that are whole their addresses."""
@@ -180,14 +275,18 @@ class Guarding:
     async def _standing_by(self, program: Program, plan: Plan, nodes: frozenset[str]) -> list[tuple[str, PlanKey]]:
         """Have the plans without each worker of this one on their devices, as far as there is room."""
         keys: list[tuple[str, PlanKey]] = []
+        others = []
         for dead in sorted(dispatch.nodes(plan)):
             try:
                 other = await self._planned(program.graph, program.strategy, nodes - {dead})
                 used, key = sorted(dispatch.nodes(other)), self._key()
                 keys += [(node, key) for node in used]
                 await asyncio.gather(*(self._deploying.deploy(other, node, key, program.bindings) for node in used))
+                others.append(other)
             except MeshError as error:
                 self._tell("guarded", dead, f"no replica of what it has: {error}", 0)
+        if program in self._guards:
+            self._guards[program].standing = standing_by(plan, others)
         return keys
 
     async def _pinned(self, found: Mapping[Group, tuple[bytes, ...]]) -> list[tuple[str, PlanKey]]:
@@ -253,6 +352,12 @@ def _kept(found: Mapping[Group, tuple[bytes, ...]]) -> set[tuple[str, bytes]]:
     """Who keeps which checks."""
     pairs = (zip(group.keepers, blobs[len(group.members) :], strict=True) for group, blobs in found.items())
     return {pair for each in pairs for pair in each}
+
+
+def _kept_by(node: str, found: Mapping[Group, tuple[bytes, ...]]) -> dict[bytes, int]:
+    """What one worker keeps, and its bytes."""
+    sizes = {blob: group.size_bytes for group, blobs in found.items() for blob in blobs[len(group.members) :]}
+    return {blob: sizes[blob] for keeper, blob in _kept(found) if keeper == node}
 
 
 def _owners(blob: bytes, owned: Mapping[str, Collection[bytes]]) -> frozenset[str]:

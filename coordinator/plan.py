@@ -149,7 +149,8 @@ class Carry:
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """What one worker is predicted to do per call.  Bytes and seconds."""
+    """What one worker is predicted to do per call.  Bytes and seconds; those that it keeps for others are held besides
+    those it needs."""
 
     node: str
     name: str
@@ -158,6 +159,7 @@ class WorkerShare:
     memory_bytes: int
     budget_bytes: int
     bytes_in: int
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,7 @@ class Plan:
     lying: tuple[tuple[tuple[FromPart, Window | None], ...], ...] = ()  # of outputs made by ranks, what each rank has
     how: str = ""  # the strategy that `auto` chose
     candidates: tuple[Candidate, ...] = ()  # what it chose among, the best first
+    unkept: tuple[str, str] | None = None  # why the copies wanted are not all kept, for lack of memory; and what to do
 
     @property
     def ranks(self) -> dict[int, Gang]:

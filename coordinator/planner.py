@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from wire.errors import PlacementError
 from wire.graph import WireGraph
+from wire.redundancy import copies_of
 from wire.sharding.partition import partition
 from wire.simplify import simplify
 from wire.strategies import Auto, DataParallel, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
@@ -25,21 +26,44 @@ from .placement import named, placed
 from .plan import Candidate, Edge, Part, Plan, WorkerShare
 from .profile import Profiles
 from .ranks import plan_ranks
+from .room import replicas_kept, share_of, weights_kept, with_copies
 from .shares import plan_shares
 from .splitting import Carries, counts, rates_of, split
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a plan follows from, all of it: equal questions have equal plans."""
+    """What a plan follows from, all of it: equal questions have equal plans.  `copies` are those of its params."""
 
     graph: WireGraph
     strategy: str
     profiles: Profiles
+    copies: str = "checkpoint"
 
     def answer(self) -> Plan:
-        """The plan; PlacementError if nothing fits."""
-        return make_plan(self.graph, self.profiles, self.strategy)
+        """The plan, with room for its copies if there is such a one (`room.py`); PlacementError if nothing fits."""
+        copies, profiles = copies_of(self.copies), self.profiles
+        if not profiles.workers or not (copies.on_workers or copies.on_devices):
+            return self._made(profiles)
+        if copies.on_workers:
+            share = share_of(copies, len(profiles.workers))
+            return with_copies(self._made, profiles, self.copies, weights_kept(profiles, self.copies), share)
+        return self._with_replicas()
+
+    def _made(self, profiles: Profiles) -> Plan:
+        return make_plan(self.graph, profiles, self.strategy)
+
+    def _with_replicas(self) -> Plan:
+        plan, profiles, standby = self._made(self.profiles), self.profiles, dict[str, Plan]()
+        for worker in profiles.workers if len(profiles.workers) > 1 else ():
+            if all(part.node != worker.node_id for part in plan.parts):
+                continue
+            try:
+                standby[worker.node_id] = self._made(profiles.without(worker.node_id))
+            except PlacementError as error:
+                lacking = f"copies replica cannot be kept: without {worker.name}, {error.message}"
+                return replace(plan, unkept=(lacking, error.next_step), reasons=(*plan.reasons, lacking))
+        return with_copies(lambda _: plan, profiles, self.copies, replicas_kept(standby), 1.0)
 
 
 def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carries: Carries = ()) -> Plan:
@@ -61,15 +85,15 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carr
         graph = simplify(partition(graph, rates=rates_of(profiles)))
     if not graph.has_spmd:
         return _cheapest(graph, profiles, asked, carries) if isinstance(asked, Auto) else _whole(graph, profiles, asked)
-    return _with_all(_apart(graph, whole, profiles, asked), profiles, asked)
+    return _with_all(_apart(graph, whole, profiles, asked, carries), profiles, asked)
 
 
-def _apart(graph: WireGraph, whole: WireGraph, profiles: Profiles, asked: Strategy) -> Plan:
+def _apart(graph: WireGraph, whole: WireGraph, profiles: Profiles, asked: Strategy, carries: Carries) -> Plan:
     """A program that has ranks: each on a device of its own, or all of them as one program, as that was written."""
     why = "nobody asked for ranks apart"
     if isinstance(asked, Auto | Ranks) and any(node.op == "spmd" for node in graph.nodes):
         try:
-            return plan_ranks(graph, profiles, asked.text)
+            return plan_ranks(graph, profiles, asked.text, state=[name for name, _ in carries])
         except PlacementError as error:
             if isinstance(asked, Ranks):
                 raise

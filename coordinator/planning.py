@@ -33,6 +33,7 @@ from .program import Program, Sampled, Trial, program_of
 from .records import Member
 from .redundancy import kept_elsewhere, outlook
 from .rehearsing import first_of
+from .room import refused
 from .samples import audited
 from .staying import Homes, staying_plan
 from .stragglers import Stragglers
@@ -70,18 +71,22 @@ class Planning:
         self._ahead = ahead
         self._answerer = answerer
         self._answered = answered
+        self.kept_by_others: Callable[[WireGraph, str, str], Mapping[str, int]] = lambda *_: {}  # than this program
         self._plans: dict[Question, Plan] = {}  # the oldest first
         self._news = asyncio.Event()
 
     # -- plans that are asked for
 
-    def found(self, graph: WireGraph, strategy: str, nodes: Iterable[str]) -> Plan | None:
+    def found(self, graph: WireGraph, strategy: str, nodes: Iterable[str], copies: str = "checkpoint") -> Plan | None:
         """The plan for these workers, if it is remembered."""
-        return self._plans.get(self._question(graph, strategy, nodes))
+        return self._plans.get(self._question(graph, strategy, nodes, copies))
 
-    async def plan(self, graph: WireGraph, strategy: str, nodes: Iterable[str]) -> Plan:
-        """The plan for these workers; PlacementError if there is none."""
-        question = self._question(graph, strategy, nodes)
+    async def plan(
+        self, graph: WireGraph, strategy: str, nodes: Iterable[str], copies: str = "checkpoint", firm: bool = False
+    ) -> Plan:
+        """The plan for these workers; PlacementError if there is none, or, if that is `firm`, none that has room for
+        these copies of the weights."""
+        question = self._question(graph, strategy, nodes, copies)
         found = self._plans.get(question)
         if found is None:
             ahead = self._ahead.find(question)
@@ -89,6 +94,9 @@ class Planning:
             work = question.answer if ahead is None else partial(_unpacked, ahead, question, known)
             found = await asyncio.to_thread(work)
             self._remember(question, found)
+        refusal = refused(found) if firm else None
+        if refusal is not None:
+            raise refusal
         return found
 
     def profiles(self, nodes: Iterable[str]) -> Profiles:
@@ -101,14 +109,16 @@ class Planning:
         factors = {node: factor for node, factor in self.lessons.factors.items() if node in ids}
         return Profiles(workers, near, self._prober.known(ids), factors)
 
-    async def plan_for(self, job: object, nodes: Iterable[str], homes: tuple[Homes, Homes]) -> Plan:
-        """The plan of what the machine has to do: one that leaves weights where their homes are, if there is one."""
+    async def plan_for(self, job: object, nodes: Iterable[str], homes: tuple[Homes, Homes], firm: bool) -> Plan:
+        """The plan of what the machine has to do: one that leaves weights where their homes are, if there is one.  If
+        it is `firm` that copies are kept, one that has room for them."""
         program, nodes = program_of(job), frozenset(nodes)
         if isinstance(job, Trial):
             return trial_plan(job, self.profiles(nodes))
-        graph, strategy, profiles = program.graph, program.strategy, self.profiles(nodes)
+        graph, strategy = program.graph, program.strategy
+        profiles = self._question(graph, strategy, nodes, program.copies).profiles
         stays = await asyncio.to_thread(staying_plan, graph, profiles, strategy, *homes) if homes[0] else None
-        plan = await self.plan(graph, strategy, nodes) if stays is None else stays
+        plan = await self.plan(graph, strategy, nodes, program.copies, firm) if stays is None else stays
         return await asyncio.to_thread(audited, plan, job.variant, profiles) if isinstance(job, Sampled) else plan
 
     # -- plans made ahead
@@ -134,11 +144,12 @@ class Planning:
         finally:
             await self._answerer.close()
 
-    def outlook(self, graph: WireGraph, strategy: str) -> list[dict[str, Any]]:
+    def outlook(self, graph: WireGraph, strategy: str, copies: str = "checkpoint") -> list[dict[str, Any]]:
         """For every worker whose death is planned for: its name, the predicted seconds per call without it, and whether
         that plan was rehearsed."""
         profiles = self.profiles(self._usable())
-        rows = [(each.name, Question(graph, strategy, profiles.without(each.node_id))) for each in profiles.workers]
+        left = ((each.name, profiles.without(each.node_id)) for each in profiles.workers)
+        rows = [(name, Question(graph, strategy, others, copies)) for name, others in left]
         return [
             {"worker": name, "seconds": seconds_in(data), "rehearsed": self._ahead.was_rehearsed(question)}
             for name, question in rows
@@ -170,8 +181,9 @@ class Planning:
         for node in dispatch.nodes(plan) if copies_of(copies, OF_CALLS).on_devices else ():
             with contextlib.suppress(PlacementError):
                 standby[node] = await self.plan(graph, strategy, nodes - {node})
-        redundancy = outlook(plan, self.profiles(nodes), copies, standby or None)
-        found = {**plan.describe(), "deaths": self.outlook(graph, strategy), "redundancy": redundancy}
+        room = self._question(graph, strategy, nodes, copies).profiles
+        redundancy = outlook(plan, room, copies, standby or None)
+        found = {**plan.describe(), "deaths": self.outlook(graph, strategy, copies), "redundancy": redundancy}
         found["timeline"] = timeline.describe(plan, self.profiles(nodes))
         return {**found, "what_if_dies": await self._without(plan, graph, strategy, dies, copies)} if dies else found
 
@@ -184,13 +196,13 @@ class Planning:
             raise InputError(f"no worker that takes work now is called {name!r}", next_step=f"There are {names}")
         if len(nodes) == 1:
             raise PlacementError(f"no worker is left if {name} dies", next_step="Start another mesh-worker")
-        profiles = self.profiles(nodes)
-        ahead = self._ahead.find(Question(graph, strategy, profiles.without(dead))) is not None
+        profiles = self._question(graph, strategy, nodes, copies).profiles
+        ahead = self._ahead.find(Question(graph, strategy, profiles.without(dead), copies)) is not None
         kept = copies_of(copies).on_workers
         whole, made = kept_elsewhere(plan, profiles, copies, dead) if kept else ({}, {})
         homes = {place.name: set(place.homes) - {dead} for place in plan.params} if kept else {}
         stays = await asyncio.to_thread(staying_plan, graph, profiles.without(dead), strategy, homes, whole)
-        after = await self.plan(graph, strategy, nodes - {dead}) if stays is None else stays
+        after = await self.plan(graph, strategy, nodes - {dead}, copies) if stays is None else stays
 
         def holds(node: str) -> set[str]:
             return self._on_disk(node, graph) | {param for param, having in whole.items() if node in having}
@@ -204,8 +216,12 @@ class Planning:
 
     # -- helpers
 
-    def _question(self, graph: WireGraph, strategy: str, nodes: Iterable[str]) -> Question:
-        return Question(graph, strategy, self.profiles(nodes))
+    def _question(self, graph: WireGraph, strategy: str, nodes: Iterable[str], copies: str) -> Question:
+        profiles, kept = self.profiles(nodes), self.kept_by_others(graph, strategy, copies)
+        if kept:
+            workers = (replace(w, memory_bytes=w.memory_bytes - kept.get(w.node_id, 0)) for w in profiles.workers)
+            profiles = replace(profiles, workers=tuple(workers))
+        return Question(graph, strategy, profiles, copies)
 
     def _remember(self, question: Question, plan: Plan) -> None:
         self._plans[question] = plan

@@ -29,6 +29,11 @@ class Program:
         bound = tuple(sorted((name, address) for name, (address, _) in self.bindings.items()))
         return (self.graph.hash, bound, self.strategy, self.copies)
 
+    @property
+    def likeness(self) -> tuple[WireGraph, str, str]:
+        """What a plan is made for, whatever the params are bound to."""
+        return self.graph, self.strategy, self.copies
+
     @cached_property
     def _hash(self) -> int:
         return hash(self.key)

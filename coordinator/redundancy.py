@@ -7,14 +7,15 @@ until the others have it, by the slowest link that it goes over; a death is noti
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from wire.redundancy import KINDS, copies_of
 
-from .groups import Group, Held, cheapest, grouped, kept_bytes, moved_bytes
-from .plan import FromParam, FromState, Plan
+from .groups import Group, Held, cheapest, grouped, kept_bytes, moved_bytes, unkept
+from .plan import FromParam, Plan
 from .profile import CLIENT, Profiles
+from .room import contents_of, room_of, standing_by
 
 SETTLE_S = 0.05  # messages, and a plan
 NOTHING = "nothing is kept, since there are too few workers, or too little memory"
@@ -28,8 +29,8 @@ def outlook(
     are the plans without each worker, where replicas are kept."""
     copies, held = copies_of(text), contents_of(plan, state)
     nodes = [worker.node_id for worker in profiles.workers]
-    groups = grouped(held, nodes, copies) if copies.on_workers else ()
-    kept = kept_bytes(groups) if standby is None else _standing_by(held, standby.values())
+    groups = grouped(held, nodes, copies, room_of(plan, profiles)) if copies.on_workers else ()
+    kept = kept_bytes(groups) if standby is None else standing_by(plan, standby.values())
     sure = {each.content for group in groups for each in group.members}
     rows = []
     for worker in profiles.workers:
@@ -37,12 +38,14 @@ def outlook(
         if lost:
             bare = [] if standby and worker.node_id in standby else [each for each in lost if each.content not in sure]
             rows.append({"worker": worker.name, **_death(worker.node_id, lost, bare, groups, profiles)})
-    survived = copies.extra if groups else int(bool(standby))
-    nothing = rows and not survived and (copies.on_workers or copies.on_devices)
+    alone = sum(each.size_bytes for each in unkept(held, nodes, copies, groups)) if copies.on_workers else 0
+    survived = (copies.extra if groups and not alone else 0) if standby is None else int(bool(standby))
+    nothing = rows and (copies.on_workers or copies.on_devices) and not (groups or standby)
     return {
         "copies": text,
         "meaning": NOTHING if nothing else KINDS[text.split(" ", 1)[0]].meaning,
         "deaths_survived": survived,
+        "unkept_bytes": alone,
         "memory": [
             {
                 "worker": worker.name,
@@ -73,7 +76,8 @@ def kept_elsewhere(plan: Plan, profiles: Profiles, text: str, dead: str) -> tupl
     worker has that dies, and that can be made of shares, the bytes that move for that."""
     whole: dict[str, set[str]] = {}
     made: dict[str, int] = {}
-    for group in grouped(contents_of(plan), [worker.node_id for worker in profiles.workers], copies_of(text)):
+    nodes, room = [worker.node_id for worker in profiles.workers], room_of(plan, profiles)
+    for group in grouped(contents_of(plan), nodes, copies_of(text), room):
         for place, each in enumerate(group.members):
             if not isinstance(each.content, FromParam) or each.content.window is not None:
                 continue
@@ -82,17 +86,6 @@ def kept_elsewhere(plan: Plan, profiles: Profiles, text: str, dead: str) -> tupl
             elif each.owners <= {dead}:
                 made[each.content.name] = cheapest(group, place, dead)[1]
     return whole, made
-
-
-def contents_of(plan: Plan, state: bool = False) -> list[Held]:
-    """The weights of a plan, or its state, and windows of them, and who has them."""
-    sizes: dict[Hashable, int] = {}
-    owners: dict[Hashable, set[str]] = {}
-    for part in plan.parts:
-        for source, size in (part.sizes(FromState) if state else part.sizes(FromParam)).items():
-            sizes[source] = size
-            owners.setdefault(source, set()).add(part.node)
-    return [Held(source, size, frozenset(owners[source])) for source, size in sizes.items()]
 
 
 def _death(
@@ -110,16 +103,3 @@ def _death(
         "client_bytes": from_here,
         "seconds": SETTLE_S + max((link.seconds(size) for size, link in ways), default=0.0),
     }
-
-
-def _standing_by(held: Iterable[Held], plans: Iterable[Plan]) -> dict[str, int]:
-    """What workers hold beside their own so that another plan can take over."""
-    own = {(each.content, node) for each in held for node in each.owners}
-    more = {
-        (each.content, node): each.size_bytes for plan in plans for each in contents_of(plan) for node in each.owners
-    }
-    found: dict[str, int] = {}
-    for (content, node), size in more.items():
-        if (content, node) not in own:
-            found[node] = found.get(node, 0) + size
-    return found

@@ -161,7 +161,7 @@ class Coordinator:
             answerer or PlannerProcess(),
             self._rehearsing.changed,
         )
-        keeping = self._spare_key, self._spawn, self._tell, self._planning.plan
+        keeping = self._spare_key, self._spawn, self._tell, self._planning
         self._guards = Guarding(self._members, self._deploying, self._usable, *keeping)
         self.sessions = Sessions(self._sessions_surroundings())
         self._pacing = Pacing(config.follow_pace, self._stragglers, self._planning.lessons, self._lent())
@@ -244,17 +244,18 @@ class Coordinator:
         names = {node: member.profile.name for node, member in self._members.items()} | {CLIENT: self.identity.name}
         return self.prober.views(names)
 
-    async def plan(self, graph: WireGraph, strategy: str = "auto") -> Plan:
-        """The plan a call would use now, nothing sent."""
+    async def plan(self, graph: WireGraph, strategy: str = "auto", copies: str = "checkpoint") -> Plan:
+        """The plan a call would use now, nothing sent; PlacementError as a new call would have it."""
         if not self._members:
             raise NodeLost("no worker is connected, so there is nothing to plan for", next_step="Start mesh-worker")
         if all_paused(self._members.values()):
             raise nobody(0.0, len(self._members), None)
-        return await self._planning.plan(graph, strategy, self._state.nodes)
+        firm = self._guards.is_new(graph, strategy, copies)
+        return await self._planning.plan(graph, strategy, self._state.nodes, copies, firm)
 
     async def preview(self, graph: WireGraph, strategy: str = "auto", *more: str) -> dict[str, Any]:
         """That plan as plain data, as `Planning.described` tells it; `more`: the copies of params, and who dies."""
-        return await self._planning.described(await self.plan(graph, strategy), graph, strategy, *more)
+        return await self._planning.described(await self.plan(graph, strategy, *more[:1]), graph, strategy, *more)
 
     async def pause(self, name: str, on: bool) -> None:
         """Have a worker take no work, or take it again; InputError for one there is not, Busy if it was paused there.
@@ -560,15 +561,16 @@ class Coordinator:
         program = program_of(action.job)
         self._deployments[action.generation] = Deployment(program, trial=isinstance(action.job, Trial))
         homes, planning = self._guards.homes(program, action.nodes), self._planning
-        cached = None if homes[0] else planning.found(program.graph, program.strategy, action.nodes)
-        if cached is not None and action.job is program:
+        cached = None if homes[0] else planning.found(program.graph, program.strategy, action.nodes, program.copies)
+        if cached is not None and cached.unkept is None and action.job is program:
             self._loop.call_soon(self._plan_made, action.generation, cached)
         else:
             self._spawn(self._plan_then_tell(action, homes))
 
     async def _plan_then_tell(self, action: ev.MakePlan, homes: tuple[Homes, Homes]) -> None:
+        firm = self._guards.is_new(*program_of(action.job).likeness)
         try:
-            plan = await self._planning.plan_for(action.job, action.nodes, homes)
+            plan = await self._planning.plan_for(action.job, action.nodes, homes, firm)
         except Exception as fault:  # also one of this process must end its calls, not leave them waiting
             self._feed(ev.PlanFailed(action.generation, as_error("planning failed", fault)))
         else:
@@ -577,7 +579,7 @@ class Coordinator:
     def _lent(self) -> Lent:
         """What following the pace of devices needs."""
         return Lent(
-            lambda program: self.plan(program.graph, program.strategy),
+            lambda program: self.plan(*program.likeness),
             lambda: self._planning.profiles(self._members),
             lambda node, program: self._members[node].holds(program),
             lambda generation: self._feed(ev.Outdated(generation)),
@@ -600,7 +602,7 @@ class Coordinator:
             self._spawn,
             self._tell,
             self.config.alone_s,
-            self._stragglers.slow,
+            self._stragglers,
             self._guards.deployed,
             lambda *ran: self._pacing.session_ran(*ran),
         )
@@ -617,8 +619,8 @@ class Coordinator:
     def _plan_made(self, generation: int, plan: Plan) -> None:
         deployment = self._deployments.get(generation)
         if deployment is not None:
-            deployment.plan = plan
-            deployment.feeds = dispatch.feeds(plan)
+            deployment.plan, deployment.feeds = plan, dispatch.feeds(plan)
+            self._guards.admit(deployment.program, plan)
             deployment.verdicts = self._stragglers.verdicts
             if not deployment.trial:
                 self._tell("planned", "", "; ".join(plan.reasons), generation)

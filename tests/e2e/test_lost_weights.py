@@ -20,7 +20,8 @@ from mesh.config import MeshConfig
 LAYERS, WIDTH = 6, 256
 LAYER_BYTES = 4 * WIDTH * WIDTH
 WEIGHTS_BYTES = LAYERS * LAYER_BYTES
-ROOM = 4 * LAYER_BYTES  # of each worker, for weights and what it makes of them
+ROOM = 4 * LAYER_BYTES  # of each worker, for weights, what it makes of them and what it keeps for others
+WORKING = 12 << 10  # besides: buddies take up all of that room
 X = np.random.default_rng(0).standard_normal((4, WIDTH), np.float32)
 
 
@@ -62,19 +63,24 @@ class Told:
             assert self._news.wait_for(lambda: kind in self._kinds, PATIENT_S), self._kinds
 
 
-@pytest.mark.parametrize("copies", ["buddy", "coded"])
-def test_a_death_moves_only_what_was_lost_and_the_client_sends_nothing(copies: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("copies", "room"), [("buddy", ROOM + WORKING), ("coded", ROOM)])
+def test_a_death_moves_only_what_was_lost_and_the_client_sends_nothing(copies: str, room: int, tmp_path: Path) -> None:
     loaded = load(saved(tmp_path))
-    builder = Mesh.builder().mesh("redundancy").local(3, "cpu", max_memory=ROOM).copies(copies)
+    builder = Mesh.builder().mesh("redundancy").local(3, "cpu", max_memory=room).copies(copies)
     with builder.node_timeout(PATIENT_S).build() as mesh:
         told = Told(mesh)
         with pytest.raises(errors.PlacementError):
             mesh.run(loaded, X, strategy="single")
+        with pytest.raises(errors.PlacementError, match="copies coded 1 of 3 do not fit .* for others, and"):
+            mesh.run(loaded, X, strategy="pipeline", copies="coded 1 of 3")
         before = mesh.run(loaded, X, strategy="pipeline")
         first = mesh.report()
         assert sum(each.weight_bytes["client"] for each in first.workers.values()) == WEIGHTS_BYTES
         told.wait("guarded")
-        outlook = mesh.plan(loaded, X, strategy="pipeline").data["redundancy"]
+        plan = mesh.plan(loaded, X, strategy="pipeline").data
+        outlook = plan["redundancy"]
+        assert all(each["kept_bytes"] + each["memory_bytes"] <= room for each in plan["workers"])
+        assert sum(each["kept_bytes"] for each in plan["workers"]) >= WEIGHTS_BYTES // 2
         death = max(outlook["deaths"], key=lambda row: row["lost_bytes"])
         (pid,) = [node.pid for node in mesh.nodes if node.name == death["worker"]]
         os.kill(pid, signal.SIGKILL)
@@ -83,5 +89,5 @@ def test_a_death_moves_only_what_was_lost_and_the_client_sends_nothing(copies: s
         alone = mesh.run(loaded, X, mode="off")
     assert before.tobytes() == after.tobytes() == alone.tobytes()
     assert sum(each.weight_bytes["client"] for each in report.workers.values()) == 0
-    assert 0 < death["lost_bytes"] < ROOM and report.weight_bytes_moved <= death["lost_bytes"]
+    assert 0 < death["lost_bytes"] < WEIGHTS_BYTES and report.weight_bytes_moved <= death["lost_bytes"]
     assert copies == "buddy" or report.weight_bytes_moved <= death["moved_bytes"], "more than the plan said"

@@ -1,0 +1,96 @@
+"""Copies are counted: no worker's own parts and what it keeps for others exceed its memory, whatever there is of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.profiles import device, near, worker
+
+from coordinator.groups import grouped, kept_bytes, unkept
+from coordinator.plan import Plan
+from coordinator.planner import Question
+from coordinator.profile import Profiles
+from coordinator.redundancy import outlook
+from coordinator.room import contents_of, own_bytes, room_of
+from wire.dtypes import F32
+from wire.errors import PlacementError
+from wire.graph import GraphBuilder, WireGraph
+from wire.redundancy import copies_of
+
+LAYERS, WIDTH = 6, 32
+LAYER_BYTES = 4 * WIDTH * WIDTH
+WORKING_BYTES = 4096
+
+
+def layered(widths: list[int]) -> WireGraph:
+    builder = GraphBuilder()
+    x = builder.input("x", (2, widths[0]), F32)
+    for number, (rows, columns) in enumerate(zip(widths, widths[1:], strict=False)):
+        w = builder.param(f"w{number}", (rows, columns), F32)
+        x = builder.add("dot", x, w, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
+    return builder.build([x])
+
+
+EVEN = layered([WIDTH] * (LAYERS + 1))
+
+
+def machines(*rooms: int) -> Profiles:
+    return near(*(worker(number, device(0, 10, 10), memory_bytes=room) for number, room in enumerate(rooms)))
+
+
+def check(plan: Plan, profiles: Profiles, text: str) -> None:
+    """Within every budget, counted anew; and all that is to be kept is, unless the plan says that it is not."""
+    own, copies = own_bytes(plan), copies_of(text)
+    nodes, held = [each.node_id for each in profiles.workers], contents_of(plan)
+    groups = grouped(held, nodes, copies, room_of(plan, profiles))
+    kept = kept_bytes(groups)
+    for share, each in zip(plan.workers, profiles.workers, strict=True):
+        assert share.memory_bytes == own.get(each.node_id, 0) and share.budget_bytes == each.memory_bytes
+        assert share.kept_bytes == kept.get(each.node_id, 0)
+        assert share.memory_bytes + share.kept_bytes <= each.memory_bytes
+    lacking = unkept(held, nodes, copies, groups) if len(nodes) > copies.extra else []
+    assert bool(lacking) == (plan.unkept is not None)
+
+
+def needed(plan: Plan, profiles: Profiles) -> Profiles:
+    """Workers that have what the refusal says they would need."""
+    assert plan.unkept is not None
+    rows = plan.unkept[0].partition(": ")[2].split("; ")
+    assert len(rows) == len(profiles.workers)
+    found, total = [], 0
+    for row, each in zip(rows, profiles.workers, strict=True):
+        name, _, own, _, _, kept, _, _, _, _, has = row.split()
+        assert (name, int(has)) == (each.name, each.memory_bytes)
+        found.append(replace(each, memory_bytes=max(int(own) + int(kept), int(has))))
+        total += found[-1].memory_bytes - each.memory_bytes
+    assert f"Raise --max-memory by {total} bytes in all" in plan.unkept[1] and total > 0
+    return replace(profiles, workers=tuple(found))
+
+
+@pytest.mark.parametrize("text", ["buddy", "coded", "coded 2 of 3", "coded 2 of 4"])
+def test_no_worker_exceeds_its_memory_whatever_there_is_of_it(text: str) -> None:
+    rng = np.random.default_rng(sum(map(ord, text)))
+    told = kept = 0
+    for _ in range(60):
+        widths = [int(each) for each in rng.integers(4, 48, rng.integers(3, 9))]
+        graph, count = layered(widths), int(rng.integers(1, 7))
+        whole = sum(4 * a * b for a, b in zip(widths, widths[1:], strict=False))
+        rooms = [int(whole * 10.0 ** rng.uniform(-0.8, 0.4)) for _ in range(count)]
+        profiles = machines(*rooms)
+        strategy = str(rng.choice(["auto", "pipeline", "single"]))
+        try:
+            plan = Question(graph, strategy, profiles, text).answer()
+        except PlacementError:
+            with pytest.raises(PlacementError):
+                Question(graph, strategy, profiles).answer()
+            continue
+        check(plan, profiles, text)
+        told, kept = told + (plan.unkept is not None), kept + any(each.kept_bytes for each in plan.workers)
+        if plan.unkept is not None:
+            roomier = needed(plan, profiles)
+            after = Question(graph, strategy, roomier, text).answer()
+            check(after, roomier, text)
+            assert after.unkept is None, "the change that was said to do does not"
+    assert told >= 5 and kept >= 5, (told, kept)
