@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# The same examples every time, however long one takes; the long runs ask for others by their seeds.
-settings.register_profile(
-    "steady", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("steady")
+STDERR = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)  # what stands here is not captured
 
 
 @pytest.hookimpl(wrapper=True)
@@ -29,3 +27,22 @@ def pytest_collection_finish() -> None:
     run as alone."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """pytest watches over a test by `faulthandler_timeout`, but not once it failed; tearing down what it left may hang
+    as well."""
+    _end_if_it_hangs(item.config)
+    return (yield)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A thread that is left over would keep this process from its end, without a word."""
+    _end_if_it_hangs(session.config)
+
+
+def _end_if_it_hangs(config: pytest.Config) -> None:
+    """The stacks of all threads are told then, and this process ends: pytest-xdist says which test that was."""
+    if within_s := float(config.getini("faulthandler_timeout") or 0.0):
+        faulthandler.dump_traceback_later(within_s, file=STDERR, exit=True)
