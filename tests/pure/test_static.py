@@ -21,6 +21,13 @@ OURS = source_files("mesh", "wire", "coordinator", "worker", "tests", "bench", "
 TESTS = tuple(file for file in source_files("tests") if file.path.rpartition("/")[2].startswith("test_"))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def trees_that_are_let_go() -> Iterator[None]:
+    yield
+    for file in OURS:
+        file.forget()
+
+
 def calls(name: str) -> Callable[[ast.AST], bool]:
     """A call of this builtin, or of a function so named in a module: `marshal.*` is all of a module's."""
     module, _, attribute = name.rpartition(".")

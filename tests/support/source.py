@@ -36,7 +36,10 @@ class Import:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One Python file; `path` is relative to the repository's root, with forward slashes."""
+    """One Python file; `path` is relative to the repository's root, with forward slashes.
+
+    Its syntax tree is kept until `forget`: all trees together take hundreds of megabytes.
+    """
 
     path: str
     text: str
@@ -56,7 +59,12 @@ class SourceFile:
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
-        return tuple(self._imports(self.tree, for_types=False, deferred=False))
+        tree = self.__dict__.get("tree") or ast.parse(self.text, self.path)
+        return tuple(self._imports(tree, for_types=False, deferred=False))
+
+    def forget(self) -> None:
+        self.__dict__.pop("tree", None)
+        self.__dict__.pop("nodes", None)
 
     def _imports(self, node: ast.AST, for_types: bool, deferred: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -79,7 +87,13 @@ class SourceFile:
 
 
 @cache
+def source_file(path: Path) -> SourceFile:
+    return SourceFile(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+
+
+@cache
 def source_files(*folders: str) -> tuple[SourceFile, ...]:
     """Every Python file below `folders` (default: the four packages), by path."""
-    paths = sorted(path for folder in folders or PACKAGES for path in (ROOT / folder).rglob("*.py"))
-    return tuple(SourceFile(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
+    return tuple(
+        map(source_file, sorted(path for folder in folders or PACKAGES for path in (ROOT / folder).rglob("*.py")))
+    )
