@@ -71,8 +71,8 @@ def test_time_is_virtual_and_stands_still_while_nothing_is_asked() -> None:
         assert mesh.simulation.now_s == built_s
         mesh.run(lambda x: x @ x, X, strategy="single")
         assert mesh.simulation.now_s - built_s > 500, "2 * 64**3 flops at 1000 flop/s"
-        mesh.simulation.wait(3600)
-        assert mesh.simulation.now_s - built_s > 4100
+        mesh.simulation.wait(600)
+        assert mesh.simulation.now_s - built_s > 1100
 
 
 def test_a_worker_that_is_cut_off_is_suspected_dies_and_returns() -> None:

@@ -41,7 +41,7 @@ def test_a_node_that_comes_back_is_linked_again_however_long_it_was_gone() -> No
     async def scenario(network: SimulatedNetwork) -> None:
         here = endpoint(network, "a")
         staying = asyncio.create_task(stay_linked(here, lambda: ("b:7100",)))
-        for gone_s in (0.0, 1.0, HOUR_S, 24 * HOUR_S):
+        for gone_s in (0.0, 1.0, 60.0, 4 * HOUR_S):
             await asyncio.sleep(gone_s)
             there = endpoint(network, "b")
             await there.listen("", 7100, 7100)
