@@ -35,23 +35,27 @@ from .plan import (
 )
 from .planner import Question
 from .profile import DeviceProfile, Link, Profiles, WorkerProfile
+from .session_plan import SessionQuestion, Stateful
+
+Asked = Question | SessionQuestion
 
 _CLASSES: tuple[type[Any], ...] = (
     FromInput, FromParam, FromPart, FromConst, Part, Edge, WorkerShare, ParamPlace, Audit, Plan,
     DeviceProfile, WorkerProfile, Link, Profiles, Question, Window, Pieces, FromState, Carry, Gang, Candidate,
+    SessionQuestion, Stateful,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}
 _GRAPH, _TUPLE, _SET, _MAP = range(len(_CLASSES), len(_CLASSES) + 4)
 
 
-def question_bytes(question: Question) -> bytes:
+def question_bytes(question: Asked) -> bytes:
     return _pack(question)
 
 
-def question_from(data: bytes) -> Question:
+def question_from(data: bytes) -> Asked:
     question = _Unpacker(data).value
-    assert isinstance(question, Question)
+    assert isinstance(question, Question | SessionQuestion)
     return question
 
 

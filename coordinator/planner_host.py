@@ -13,8 +13,7 @@ from typing import BinaryIO
 from wire.errors import MeshError
 from wire.launch import take_stdio
 
-from .plan_bytes import plan_bytes, question_from
-from .planner import Question
+from .plan_bytes import Asked, plan_bytes, question_from
 
 LENGTH = struct.Struct("<I")
 NICE = 19
@@ -32,7 +31,7 @@ def main() -> None:
             answers.flush()
 
 
-def answer_of(question: Question) -> bytes | None:
+def answer_of(question: Asked) -> bytes | None:
     """The plan as bytes; None where there is none, which whoever needs it finds out again, with the reason."""
     try:
         return plan_bytes(question.answer())

@@ -1,8 +1,8 @@
-"""Whoever answers the questions of `ahead.py`: by default a process of its own, which takes no time from this one.
+"""Whoever answers the questions of `ahead.py` and of sessions about deaths to come: by default a process of its own.
 
-A thread would: planning is Python, so that every step of a call would wait for the interpreter, up to 5 ms each.  The
-process starts with the first question and ends some seconds after the last; a question that nobody wants any more ends
-it at once.
+It takes no time from this one.  A thread would: planning is Python, so that every step of a call would wait for the
+interpreter, up to 5 ms each.  The process starts with the first question and ends some seconds after the last; a
+question that nobody wants any more ends it at once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Protocol
 
 from wire.launch import python_command
 
-from .plan_bytes import question_bytes
-from .planner import Question
+from .plan_bytes import Asked, question_bytes
 from .planner_host import LENGTH, answer_of
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -27,7 +26,7 @@ _IDLE_PRIORITY = getattr(subprocess, "IDLE_PRIORITY_CLASS", 0)  # Windows; elsew
 class Answerer(Protocol):
     """One question at a time; one that is cancelled costs nothing any more."""
 
-    async def answer(self, question: Question) -> bytes | None:
+    async def answer(self, question: Asked) -> bytes | None:
         """The plan as `plan_bytes.py` writes it, None if there is none; OSError or EOFError if nobody can tell."""
         ...
 
@@ -37,7 +36,7 @@ class Answerer(Protocol):
 class AnswersHere:
     """In a thread of this process: for the simulation, whose time stands still meanwhile."""
 
-    async def answer(self, question: Question) -> bytes | None:
+    async def answer(self, question: Asked) -> bytes | None:
         return await asyncio.to_thread(answer_of, question)
 
     async def close(self) -> None:
@@ -45,22 +44,25 @@ class AnswersHere:
 
 
 class PlannerProcess:
-    """Answers from a child process (`planner_host.py`)."""
+    """Answers from a child process (`planner_host.py`), one question after the other."""
 
     def __init__(self) -> None:
+        self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._rest: asyncio.TimerHandle | None = None
 
-    async def answer(self, question: Question) -> bytes | None:
-        if self._rest is not None:
-            self._rest.cancel()
-        try:
-            data = await self._exchange(await asyncio.to_thread(question_bytes, question))
-        except BaseException:
-            await self.close()
-            raise
-        self._rest = asyncio.get_running_loop().call_later(REST_S, self._end)
-        return data or None
+    async def answer(self, question: Asked) -> bytes | None:
+        encoded = await asyncio.to_thread(question_bytes, question)
+        async with self._turn:
+            if self._rest is not None:
+                self._rest.cancel()
+            try:
+                data = await self._exchange(encoded)
+            except BaseException:
+                await self.close()
+                raise
+            self._rest = asyncio.get_running_loop().call_later(REST_S, self._end)
+            return data or None
 
     async def close(self) -> None:
         """End the process, and whatever it is at."""

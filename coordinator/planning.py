@@ -24,7 +24,7 @@ from .ahead import Ahead, Use
 from .lessons import Lessons
 from .pacing import trial_plan
 from .plan import Plan
-from .plan_bytes import plan_from, seconds_in
+from .plan_bytes import Asked, plan_from, seconds_in
 from .planner import Question
 from .planner_process import Answerer
 from .prober import Prober
@@ -164,13 +164,16 @@ class Planning:
 
     async def _answer_all(self) -> None:
         while (question := self._ahead.next(self._plans)) is not None:
-            try:
-                answer = await self._answerer.answer(question)
-            except (OSError, EOFError) as error:
-                log.warning("the process that plans ahead ended: %s", error)
-                answer = None
-            if self._ahead.answered(question, answer):
+            if self._ahead.answered(question, await self.answer_ahead(question)):
                 self._answered()
+
+    async def answer_ahead(self, question: Asked) -> bytes | None:
+        """The plan as `plan_bytes.py` writes it, without haste; None if there is none, or nobody can tell."""
+        try:
+            return await self._answerer.answer(question)
+        except (OSError, EOFError) as error:
+            log.warning("the process that plans ahead ended: %s", error)
+            return None
 
     async def described(
         self, plan: Plan, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""

@@ -593,7 +593,7 @@ class Coordinator:
             lambda: self.epoch,
             self._members,
             self._deploying,
-            self._planning.profiles,
+            self._planning,
             self._usable,
             self._held,
             self.blobs,

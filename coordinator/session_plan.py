@@ -44,6 +44,20 @@ class Stateful:
     values: int = 2
 
 
+@dataclass(frozen=True, slots=True)
+class SessionQuestion:
+    """What the plan of a session follows from, all of it: a Question (planner.py) of one that has a state."""
+
+    graph: WireGraph
+    strategy: str
+    profiles: Profiles
+    state: Stateful
+
+    def answer(self) -> Plan:
+        """The plan; PlacementError if nothing fits."""
+        return session_plan(self.graph, self.profiles, self.strategy, self.state)
+
+
 def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful) -> Plan:
     """The plan for the steps of a session; PlacementError if nothing fits, or nothing that has the state in place."""
     graph = simplify(graph)

@@ -20,6 +20,7 @@ from wire.codec import hash_array, tensor_from
 from wire.dtypes import U8
 from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
 from wire.exchange import BlobExchange, off_loop
+from wire.graph import WireGraph
 from wire.limits import MIB
 from wire.messages import CancelStep, PlanKey, Ran, Snapshot, Snapshotted
 from wire.redundancy import copies_of
@@ -36,11 +37,13 @@ from .feeding import Begun, begin, outcome
 from .held import HeldTensors
 from .outputs import tensor_of
 from .plan import FromParam, FromState, Plan, Window
+from .plan_bytes import plan_from
+from .planning import Planning
 from .profile import CLIENT, Profiles
 from .program import Program
 from .records import Member
 from .redundancy import sentences
-from .session_plan import Stateful, check_carried, meanwhile, session_plan, staying_session
+from .session_plan import SessionQuestion, Stateful, check_carried, meanwhile, staying_session
 from .session_shares import Shares
 from .sessions import Policy, SessionState
 from .spans import SPANS_MAX, Span
@@ -52,7 +55,9 @@ BETTER = 0.8  # of the present plan's time per step: what is worth a move
 AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
 SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
 SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with it
-AHEAD_PAUSE_S = 0.3  # between two plans that may never be needed: planning slows this process down
+AHEAD_PAUSE_S = 0.3  # before each plan that may never be needed: making its program slows this process down
+AHEAD_AFTER = 10  # times as long as the present plan took to be made: a small share of the time of all steps till then
+PLANNED_HERE_S = 0.05  # a plan that takes less is not worth another process
 Contents = Mapping[FromState, bytes]
 Holders = Mapping[FromState, frozenset[str]]
 
@@ -64,7 +69,7 @@ class Surroundings:
     epoch: Callable[[], int]
     members: Mapping[str, Member]
     deploying: Deploying
-    profiles: Callable[[Iterable[str]], Profiles]
+    planning: Planning
     usable: Callable[[], frozenset[str]]
     held: HeldTensors
     blobs: BlobExchange
@@ -76,6 +81,9 @@ class Surroundings:
     slow: Callable[[], Iterable[tuple[tuple[str, int], float]]]  # devices that are slower than they were
     guarded: Callable[[Program, Plan], None]  # all workers of a plan have what it needs
     ran: Callable[[Hashable, str, Plan, Ran, float], int]  # as `Pacing.session_ran`
+
+    def profiles(self, nodes: Iterable[str]) -> Profiles:
+        return self.planning.profiles(nodes)
 
 
 class Sessions:
@@ -176,6 +184,8 @@ class Session:
         self._verdicts = 0  # on the pace of devices, as of the last look
         self._looking: asyncio.Task[None] | None = None
         self._ahead: asyncio.Task[None] | None = None
+        self._planning_s = 0.0  # what the last plan took
+        self._graphs: tuple[WireGraph, ...] = ()  # of the last plan made elsewhere: the next one has many of them
         self._error: MeshError | None = None
         self._perform: dict[type, Callable[[Any], object]] = {
             ev.MakePlan: self._make_plan,
@@ -321,9 +331,10 @@ class Session:
         self.plans[action.generation] = _Deployment(action.contents, action.holders)
         self._spawn(self._plan(action))
 
-    async def _planned(self, nodes: Iterable[str]) -> Planned:
+    async def _planned(self, nodes: Iterable[str], ahead: bool = False) -> Planned:
+        """The plan for these workers; one made `ahead` takes its time, but none of this process where it is long."""
         profiles = self._around.profiles(nodes)
-        plan = partial(self._session_plan, profiles)
+        plan = partial(self._plan_ahead if ahead else self._session_plan, profiles)
         if self._elastic is not None:
             return await self._without_slow(profiles, await self._elastic.planned(profiles, plan), self._elastic)
         program = self._program
@@ -337,7 +348,23 @@ class Session:
             return Planned(0, program, least)
 
     async def _session_plan(self, profiles: Profiles, program: Program) -> Plan:
-        return await asyncio.to_thread(session_plan, program.graph, profiles, program.strategy, self._stateful)
+        began_s = self._loop.time()
+        plan = await asyncio.to_thread(self._question(profiles, program).answer)
+        self._planning_s = self._loop.time() - began_s
+        return plan
+
+    async def _plan_ahead(self, profiles: Profiles, program: Program) -> Plan:
+        if self._planning_s < PLANNED_HERE_S:
+            return await self._session_plan(profiles, program)
+        data = await self._around.planning.answer_ahead(self._question(profiles, program))
+        if data is None:
+            raise PlacementError("there is no plan for the workers that would be left")
+        plan = await asyncio.to_thread(plan_from, data, program.graph, self._graphs)
+        self._graphs = (plan.graph, *(part.graph for part in plan.parts))
+        return plan
+
+    def _question(self, profiles: Profiles, program: Program) -> SessionQuestion:
+        return SessionQuestion(program.graph, program.strategy, profiles, self._stateful)
 
     async def _without_slow(self, profiles: Profiles, found: Planned, elastic: Elastic) -> Planned:
         """The plan of those whose devices are as fast as they were, where that is better than one for all."""
@@ -351,12 +378,13 @@ class Session:
 
     async def _look_ahead(self, nodes: frozenset[str]) -> None:
         """Have plans for the death of each of these workers."""
+        await asyncio.sleep(AHEAD_AFTER * self._planning_s)
         for node in sorted(nodes) if len(nodes) > 1 else ():
             await asyncio.sleep(AHEAD_PAUSE_S)
             if self._nodes != nodes or self._machine.over:
                 return
             try:
-                await self._planned(nodes - {node})
+                await self._planned(nodes - {node}, ahead=True)
             except MeshError as error:
                 log.debug("no plan for the death of a worker: %s", error)
 

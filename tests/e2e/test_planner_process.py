@@ -14,6 +14,7 @@ from coordinator import planner_process
 from coordinator.plan_bytes import plan_from
 from coordinator.planner import Question
 from coordinator.planner_process import PlannerProcess
+from coordinator.session_plan import SessionQuestion, Stateful
 from wire.dtypes import F32
 from wire.graph import GraphBuilder
 
@@ -39,6 +40,19 @@ async def test_it_gives_the_plan_that_would_be_made_here() -> None:
         assert await process.answer(question(workers=0)) is None
     finally:
         await process.close()
+
+
+async def test_it_plans_the_steps_of_sessions() -> None:
+    builder = GraphBuilder()
+    x, w = builder.input("x", (64, 64), F32), builder.param("w", (64, 64), F32)
+    graph = builder.build([builder.add("tanh", x), builder.add("mul", x, w)])
+    profiles = near(*(worker(number, device(0, 1.0, 1.0)) for number in range(2)))
+    asked, process = SessionQuestion(graph, "auto", profiles, Stateful((("w", 1),), 1)), PlannerProcess()
+    try:
+        answers = await asyncio.gather(*(process.answer(asked) for _ in range(3)))
+    finally:
+        await process.close()
+    assert [data and plan_from(data, graph) for data in answers] == [asked.answer()] * 3
 
 
 async def test_it_ends_when_nobody_asks_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:

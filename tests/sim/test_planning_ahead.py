@@ -12,7 +12,7 @@ import pytest
 from support.simulated import chaos_run, simulate
 
 from coordinator import rehearsing
-from coordinator.planner import Question
+from coordinator.plan_bytes import Asked
 from coordinator.planner_process import AnswersHere
 from coordinator.planning import LOOK_S, MADE_AHEAD, SETTLE_S
 from coordinator.program import Program
@@ -52,9 +52,9 @@ class SlowAnswers:
     """Takes so many seconds for a plan; None: for ever."""
 
     seconds: float | None = None
-    asked: list[Question] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
 
-    async def answer(self, question: Question) -> bytes | None:
+    async def answer(self, question: Asked) -> bytes | None:
         self.asked.append(question)
         if self.seconds is None:
             await asyncio.get_running_loop().create_future()

@@ -15,7 +15,7 @@ from collections import Counter
 import pytest
 from support.simulated import Job, simulate
 
-from coordinator.planner import Question
+from coordinator.plan_bytes import Asked
 from coordinator.planner_process import AnswersHere
 from mesh.simulation.cluster import Cluster
 
@@ -28,7 +28,7 @@ PLANNING_S = 0.5  # of a plan made ahead
 class Unhurried(AnswersHere):
     """Plans ahead in a process at the lowest priority: it takes its time, and what is asked for meanwhile ends it."""
 
-    async def answer(self, question: Question) -> bytes | None:
+    async def answer(self, question: Asked) -> bytes | None:
         await asyncio.sleep(PLANNING_S)
         return await AnswersHere.answer(self, question)
 

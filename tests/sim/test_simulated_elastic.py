@@ -12,6 +12,14 @@ import pytest
 from support.training import first_state
 
 import mesh.numpy as mnp
+from coordinator import sessioning
+from coordinator.plan import Plan
+from coordinator.plan_bytes import Asked
+from coordinator.planner_host import answer_of
+from coordinator.planner_process import AnswersHere
+from coordinator.profile import Profiles
+from coordinator.program import Program
+from coordinator.sessioning import Session
 from mesh import DistributedTrainer, Mesh, optim, tree
 from mesh.simulation.cluster import Cluster
 from mesh.training import Callback, StepReport
@@ -112,6 +120,41 @@ def test_a_death_every_few_seconds_costs_little_and_changes_no_bit(every_s: floa
     assert count >= 4
     assert seconds(steps)[0] / took_s >= goal
     assert lost <= count, "a step at most for each"
+
+
+class Killing(Callback):
+    """Kills a worker after some steps."""
+
+    def __init__(self, mesh: Mesh, name: str, after: int) -> None:
+        self.mesh, self.name, self.after = mesh, name, after
+
+    def on_step(self, report: StepReport) -> None:
+        if report.step == self.after:
+            self.mesh.simulation.kill(self.name)
+
+
+def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, here, plan = list[Asked](), list[Profiles](), Session._session_plan
+
+    async def answer(_: AnswersHere, question: Asked) -> bytes | None:
+        asked.append(question)
+        return answer_of(question)
+
+    async def planned(session: Session, profiles: Profiles, program: Program) -> Plan:
+        here.append(profiles)
+        return await plan(session, profiles, program)
+
+    monkeypatch.setattr(sessioning, "PLANNED_HERE_S", 0.0)
+    monkeypatch.setattr(AnswersHere, "answer", answer)
+    monkeypatch.setattr(Session, "_session_plan", planned)
+    found = trainer()
+    with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).build() as mesh:
+        killing = Killing(mesh, "sim-1", after=10)
+        found.distribute(mesh).fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=20, callbacks=[killing])
+    assert [len(profiles.workers) for profiles in here] == [WORKERS], "the death of sim-1 was planned for"
+    left = [sorted(worker.name for worker in question.profiles.workers) for question in asked]
+    assert sorted(left[:WORKERS]) == [["sim-0", "sim-1"], ["sim-0", "sim-2"], ["sim-1", "sim-2"]]
+    assert np.array_equal(flat(found), undisturbed(20))
 
 
 def test_who_comes_late_catches_up_from_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
