@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from typing import Any
 
@@ -121,10 +122,12 @@ def test_a_kernels_failure_names_the_op(raised: Exception, kind: type[MeshError]
 
 
 def test_the_device_is_measured() -> None:
+    began_s = time.perf_counter()
     measured = CpuEngine().measure()
+    took_s = time.perf_counter() - began_s
     assert measured.gflops > 0
     assert measured.gbytes_per_s > 0
-    assert 0 < measured.dispatch_s < 1
+    assert 0 < measured.dispatch_s < took_s
 
 
 def test_the_memory_budget_is_the_owners_or_half_the_machine() -> None:
