@@ -18,7 +18,6 @@ from coordinator.plan_bytes import Asked
 from coordinator.planner_host import answer_of
 from coordinator.planner_process import AnswersHere
 from coordinator.profile import Profiles
-from coordinator.program import Program
 from coordinator.sessioning import Session
 from mesh import DistributedTrainer, Mesh, optim, tree
 from mesh.simulation.cluster import Cluster
@@ -140,9 +139,9 @@ def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeyp
         asked.append(question)
         return answer_of(question)
 
-    async def planned(session: Session, profiles: Profiles, program: Program) -> Plan:
-        here.append(profiles)
-        return await plan(session, profiles, program)
+    async def planned(session: Session, *args: Any) -> Plan:
+        here.extend(each for each in args if isinstance(each, Profiles))
+        return await plan(session, *args)
 
     monkeypatch.setattr(sessioning, "PLANNED_HERE_S", 0.0)
     monkeypatch.setattr(AnswersHere, "answer", answer)
