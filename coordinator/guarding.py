@@ -43,6 +43,7 @@ from .staying import Homes
 log = logging.getLogger("graph_mesh.coordinator")
 GUARDS_MAX = 64  # programs that are guarded at once, those deployed last
 ADMITTED_MAX = 256
+AGAIN_S = (0.5, 2.0, 5.0)  # after which what a worker had no room for is tried again: an older plan may have had it
 
 
 @dataclass(slots=True)
@@ -55,6 +56,7 @@ class _Guard:
     keys: list[tuple[str, PlanKey]] = field(default_factory=list)  # of the plans that pin them, and their workers
     params: Mapping[str, bytes] = field(default_factory=dict)  # addresses of those that are whole, by name
     standing: Mapping[str, int] = field(default_factory=dict)  # bytes of replicas, by worker
+    failures: int = 0  # in a row, of workers that had no room
     work: asyncio.Task[None] | None = None
 
 
@@ -215,13 +217,13 @@ class Guarding:
             found = dict(zip(groups, await asyncio.gather(*map(self._checks, groups)), strict=True))
             keys = await (self._standing_by(program, plan, nodes) if copies.on_devices else self._pinned(found))
         except OutOfMemory as error:
-            self._tell("unguarded", "", f"copies {program.copies} are not kept: {error}", 0)
+            await self._again(program, guard, error)
             return
         except MeshError as error:  # whoever is gone changes the workers, and there is another turn
             log.debug("weights are not guarded yet: %s", error)
             return
         self._let_go(guard, {*_kept(found), *((node, blob) for node, blobs in owned.items() for blob in blobs)})
-        guard.nodes, guard.groups, guard.keys = nodes, found, keys
+        guard.nodes, guard.groups, guard.keys, guard.failures = nodes, found, keys, 0
         guard.params = {} if copies.on_devices else params
         text = f"{len(held)} tensors, {len(groups)} groups, {len(keys)} keepers"
         self._tell("guarded", "", f"copies {program.copies}: {text}", 0)
@@ -229,6 +231,14 @@ class Guarding:
         if bare:
             text = f"{sum(each.size_bytes for each in bare)} bytes are not kept twice, for lack of room"
             self._tell("unguarded", "", f"copies {program.copies}: {text}; raise --max-memory, or add a worker", 0)
+
+    async def _again(self, program: Program, guard: _Guard, error: OutOfMemory) -> None:
+        if guard.failures < len(AGAIN_S):
+            await asyncio.sleep(AGAIN_S[guard.failures])
+            guard.failures += 1
+            self._begin(program, guard)
+        else:
+            self._tell("unguarded", "", f"copies {program.copies} are not kept: {error}", 0)
 
     def _room(self, program: Program, plan: Plan) -> dict[str, int]:
         """What workers have left beside their parts and what they keep for other programs."""

@@ -92,6 +92,7 @@ from .config import WorkerConfig
 from .devices import BEST, selections
 from .fetching import Fetching
 from .holders import Holders
+from .holding import Bounds
 from .lifelines import watch_parent
 from .lonely import tell_if_alone
 from .neighbours import Neighbours
@@ -246,7 +247,9 @@ class Daemon:
         hosts = await asyncio.gather(*(self._start_host(each) for each in selections(self._config.devices)))
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
         await self._open_devices(hosts)
-        self._state = self._surroundings.machine(self._identity.node_id, len(self._hosts), self._identity.incarnation)
+        bounds = Bounds(memory_bytes=self._config.memory_bytes or memory_bytes_of(self._reports))
+        own = self._identity
+        self._state = self._surroundings.machine(own.node_id, len(self._hosts), own.incarnation, bounds)
         self.pauses.look()
         self._ready.set()
         self._watch = self._surroundings.watch(self._endpoint, self._config, port)
@@ -703,7 +706,8 @@ class Daemon:
         params = tuple(hm.BoundParam(position, blob, paths[blob]) for position, blob in action.params)
         counts = action.inputs, action.outputs
         what = action.prepared, action.graph, action.encoded
-        self._hosts[action.device].send(hm.PreparePart(*what, *counts, params, paths, action.force, gang))
+        kept, send = action.kept_bytes, self._hosts[action.device].send
+        send(hm.PreparePart(*what, *counts, params, paths, action.force, gang, kept))
 
     def _unprepare(self, action: ev.Unprepare) -> None:
         self._bridge.unprepare(action.prepared)
@@ -744,8 +748,8 @@ class Daemon:
                 self._feed(ev.ExecuteFailed(run, from_fields(error)))
             case hm.Exported():
                 self._snapshotting.exported(device, message)
-            case hm.Prepared(prepared, compile_s, from_cache):
-                self._feed(ev.PartPrepared(prepared, compile_s, from_cache))
+            case hm.Prepared(prepared, compile_s, from_cache, working_bytes):
+                self._feed(ev.PartPrepared(prepared, compile_s, from_cache, working_bytes))
             case hm.PrepareFailed(prepared, error):
                 self._feed(ev.PrepareFailed(prepared, from_fields(error)))
 

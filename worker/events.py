@@ -131,6 +131,7 @@ class PartPrepared:
     prepared: int
     compile_s: float
     from_cache: bool
+    working_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +464,7 @@ class Prepare:
     blobs: frozenset[bytes]
     force: bool
     gang: tuple[PlanKey, Gang] | None = None
+    kept_bytes: int = 0  # that this worker keeps for others
 
 
 @dataclass(frozen=True, slots=True)

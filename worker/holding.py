@@ -23,6 +23,7 @@ class Bounds:
     early_tensors_max: int = 65_536
     graphs_bytes_max: int = 64 * MIB  # graph encodings kept so that a new plan need not send them again
     fetches_max: int = 8  # enough to hide a LAN's round trips
+    memory_bytes: int = 0  # for what is computed with, and what is kept for other workers; 0: as much as is wanted
 
 
 @dataclass(slots=True)

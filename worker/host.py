@@ -153,6 +153,7 @@ class Host:
         self._shared = shared
         self._stop_cell = stop_cell
         self._memory_bytes = memory_bytes or engine.info.memory_bytes
+        self._shares_memory = bool(memory_bytes) or engine.info.engine == "cpu"  # with what the daemon keeps
         self._executables: OrderedDict[bytes, tuple[WireGraph, Executable]] = OrderedDict()  # oldest first
         self._prepared: dict[int, _Prepared] = {}
         self._resident: dict[tuple[bytes, TensorType], _Resident] = {}
@@ -188,7 +189,8 @@ class Host:
             self._bind(message, graph, executable)
         except Exception as error:
             return messages.PrepareFailed(message.prepared, self._as_mesh_error(error).to_fields())
-        return messages.Prepared(message.prepared, time.perf_counter() - started, known or executable.from_cache)
+        took_s, from_cache = time.perf_counter() - started, known or executable.from_cache
+        return messages.Prepared(message.prepared, took_s, from_cache, executable.memory_bytes)
 
     def _compile(self, message: messages.PreparePart) -> tuple[WireGraph, Executable, bool]:
         found = self._executables.get(message.graph)
@@ -233,31 +235,32 @@ class Host:
                 if param.position >= len(types):
                     raise InputError(f"input {param.position} of a graph with {len(types)} inputs and params")
                 key = (param.blob, types[param.position])
-                self._load(key, param.path, executable.memory_bytes)
+                self._load(key, param.path, executable.memory_bytes, message.kept_bytes)
                 keys[param.position] = key
         except BaseException:
             self._unprepare(message.prepared)
             raise
 
-    def _load(self, key: tuple[bytes, TensorType], path: str, working_bytes: int) -> None:
+    def _load(self, key: tuple[bytes, TensorType], path: str, working_bytes: int, kept_bytes: int) -> None:
         found = self._resident.get(key)
         if found is None:
             kind = key[1]
-            self._make_room(kind.size_bytes, working_bytes)
+            self._make_room(kind.size_bytes, working_bytes, kept_bytes if self._shares_memory else 0)
             handle = self._engine.load(_map_tensor(path, kind))
             found = self._resident[key] = _Resident(handle, kind.size_bytes)
             self._resident_bytes += kind.size_bytes
         found.users += 1
         self._unused.pop(key, None)
 
-    def _make_room(self, size_bytes: int, working_bytes: int) -> None:
+    def _make_room(self, size_bytes: int, working_bytes: int, kept_bytes: int) -> None:
         """Evict what nobody uses, oldest first; OutOfMemory with need and have if that is not enough."""
-        need = self._resident_bytes + size_bytes + working_bytes
-        while self._unused and (need > self._memory_bytes or len(self._unused) > UNUSED_MAX):
+        need, budget = self._resident_bytes + size_bytes + working_bytes, self._memory_bytes - kept_bytes
+        while self._unused and (need > budget or len(self._unused) > UNUSED_MAX):
             need -= self._evict(self._unused.popitem(last=False)[0])
-        if need > self._memory_bytes:
+        if need > budget:
+            kept = f", beside {kept_bytes} bytes that are kept for other workers" if kept_bytes else ""
             raise OutOfMemory(
-                f"the part needs {need} bytes of device memory, the budget is {self._memory_bytes}",
+                f"the part needs {need} bytes of device memory, the budget is {budget}{kept}",
                 next_step="Give the worker a larger --max-memory, or more workers",
             )
 

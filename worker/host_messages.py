@@ -95,6 +95,7 @@ class PreparePart(_Message, frozen=True, array_like=True, tag=True):
     consts: dict[bytes, str]
     force: bool
     gang: RankOf | None = None
+    kept_bytes: int = 0  # of the budget, that the daemon keeps for other workers
 
 
 class Unprepare(_Message, frozen=True, array_like=True, tag=True):
@@ -214,6 +215,7 @@ class Prepared(_Message, frozen=True, array_like=True, tag=True):
     prepared: int
     compile_s: float
     from_cache: bool
+    working_bytes: int = 0  # what runs of it need besides params
 
 
 class PrepareFailed(_Message, frozen=True, array_like=True, tag=True):

@@ -141,6 +141,8 @@ class Plan:
     neighbours: frozenset[str]  # the workers it sends to or gets from
     waiting_links: set[str]
     waiting_parts: set[int]
+    sizes: dict[bytes, int] = field(default_factory=dict)  # of its blobs
+    working_bytes: int = 0  # the most that runs of one of its parts need besides params
     carries: Carries = field(default_factory=Carries)
     graphs: dict[bytes, bytes] = field(default_factory=dict)  # encodings, for an engine host that starts again
     prepared: dict[int, int] = field(default_factory=dict)  # part -> number
@@ -157,14 +159,16 @@ class Plan:
     def deployed(self) -> bool:
         return self.request is None
 
-    def prepare(self, part: PartSpec, number: int) -> Prepare:
+    def prepare(self, part: PartSpec, number: int, kept_bytes: int = 0) -> Prepare:
         """What has a part compiled, under this number."""
         params = ((i, source.blob) for i, source in enumerate(part.sources) if source.kind == "param")
         bound = tuple((position, blob) for position, blob in params if blob is not None)
         counts = len(part.sources), len(part.targets)
         encoded = self.graphs[part.graph]
         gang = (self.key, part.gang) if part.gang else None
-        return Prepare(part.device, number, part.graph, encoded, *counts, bound, self.blobs, self.force, gang)
+        return Prepare(
+            part.device, number, part.graph, encoded, *counts, bound, self.blobs, self.force, gang, kept_bytes
+        )
 
     def unbound(self, part: int, number: int) -> list[Action]:
         """Have a part's params freed that no other part uses."""
@@ -246,6 +250,7 @@ def plan_of(deploy: Deploy, request: int, node: str) -> Plan:
         ),
         waiting_links=reached,
         waiting_parts=set(parts),
+        sizes={spec.blob: spec.size_bytes for spec in deploy.blobs},
         carries=carries,
     )
 

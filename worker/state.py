@@ -37,6 +37,7 @@ from .carries import Output, Slot
 from .duty import COORDINATOR, Duty
 from .fetches import Fetches
 from .holding import Bounds, EarlyTensors, KnownGraphs
+from .keeping import kept_bytes, no_room
 from .lanes import Lane
 from .lost_links import LostLinks
 from .ownership import Owner, Ownership
@@ -295,6 +296,7 @@ class WorkerState:
         if deploy.plan in self._plans:
             error = error or StaleGeneration(f"plan {label(deploy.plan)} is already here")
         error = error or wrong_in(deploy, self.node, len(self._devices)) or self._away(deploy)
+        error = error or no_room(deploy, self._plans.values(), self._bounds.memory_bytes)
         if error is not None:
             return [ev.Refuse(event.request, error)]
         missing = self._graphs.learn(deploy)
@@ -348,7 +350,7 @@ class WorkerState:
             number = plan.prepared[part.part] = self._number()
             self._prepared[number] = (plan.key, part.part)
             self._devices[part.device].ask(number, plan.key, part.part, now)
-            actions.append(plan.prepare(part, number))
+            actions.append(plan.prepare(part, number, kept_bytes(self._plans.values())))
         return actions or self._finish_deploy(plan, now)
 
     def _part_prepared(self, event: ev.PartPrepared, now: float) -> list[ev.Action]:
@@ -359,6 +361,7 @@ class WorkerState:
         if plan.deployed:  # a new engine host has it again
             self._devices[plan.parts[part].device].preparing.discard(event.prepared)
             return []
+        plan.working_bytes = max(plan.working_bytes, event.working_bytes)
         plan.compile_s += event.compile_s
         plan.compiled += 1
         plan.from_cache += event.from_cache

@@ -23,6 +23,7 @@ from wire.watch import LinkWatch
 from wire.whereabouts import Whereabouts
 
 from .config import WorkerConfig
+from .holding import Bounds
 from .host_messages import FromHost, Open, Opened, OpenFailed, ToHost
 from .host_process import HostProcess
 from .state import WorkerState
@@ -71,7 +72,7 @@ class Surroundings:
 
     endpoint: Callable[[Identity, Handler, Credentials | None, WorkerConfig], Endpoint]
     host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
-    machine: Callable[[str, int, int], WorkerState] = WorkerState
+    machine: Callable[[str, int, int, Bounds], WorkerState] = WorkerState
     signals: bool = False
     watch: Callable[[Endpoint, WorkerConfig, int], LinkWatch] = _watch_here
     credentials: Callable[[Path, str], Credentials | None] = _no_member

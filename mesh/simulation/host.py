@@ -230,8 +230,8 @@ class SimulatedHost:
         match answer:
             case hm.Executed(run, _, outputs):
                 answer = hm.Executed(run, self._took_s, outputs, sent_bytes=answer.sent_bytes)
-            case hm.Prepared(prepared, _, from_cache):
-                answer = hm.Prepared(prepared, self._took_s, from_cache)
+            case hm.Prepared(prepared, _, from_cache, working_bytes):
+                answer = hm.Prepared(prepared, self._took_s, from_cache, working_bytes)
         if answer is not None:
             self._watchdog.answered(self._loop.time())
             self._on_message(self, answer)

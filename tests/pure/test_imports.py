@@ -141,6 +141,7 @@ PURE = (
     "coordinator/redundancy.py",
     "coordinator/staying.py",
     "coordinator/room.py",
+    "worker/keeping.py",
     "wire/dtypes.py",
     "wire/errors.py",
     "wire/flow.py",

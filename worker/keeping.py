@@ -1,0 +1,42 @@
+"""Keeping: how much of a worker's memory is taken by what it holds for other workers.  Pure.
+
+A plan without parts has a worker hold content for others: copies of their weights, or of a session's state.  It counts
+against the worker's budget beside what the worker computes with; content that it computes with itself counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from wire.errors import OutOfMemory
+from wire.messages import Deploy
+
+from .plans import Plan
+
+
+def kept_bytes(plans: Collection[Plan]) -> int:
+    """What is held for others only."""
+    own = _blobs(plan for plan in plans if plan.parts)
+    return sum(size for blob, size in _blobs(plan for plan in plans if not plan.parts).items() if blob not in own)
+
+
+def no_room(deploy: Deploy, plans: Collection[Plan], memory_bytes: int) -> OutOfMemory | None:
+    """Why this cannot be held for others."""
+    if deploy.parts or not memory_bytes:
+        return None
+    own = _blobs(plan for plan in plans if plan.parts)
+    kept = _blobs(plan for plan in plans if not plan.parts)
+    kept |= {spec.blob: spec.size_bytes for spec in deploy.blobs}
+    more = sum(size for blob, size in kept.items() if blob not in own)
+    mine = sum(own.values()) + max((plan.working_bytes for plan in plans), default=0)
+    if mine + more <= memory_bytes:
+        return None
+    return OutOfMemory(
+        f"{more} bytes are to be kept for other workers, beside {mine} bytes to compute with; "
+        f"the budget is {memory_bytes}",
+        next_step="Give the worker a larger --max-memory, or choose copies that take less",
+    )
+
+
+def _blobs(plans: Iterable[Plan]) -> dict[bytes, int]:
+    return {blob: plan.sizes[blob] for plan in plans for blob in plan.blobs}
