@@ -6,7 +6,7 @@ It is imported when the first value is computed without a mesh.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from worker.cpu import evaluate as evaluate_on_cpu
 from worker.cpu.engine import compile_graph, run
 from worker.cpu.process import one_thread
 from worker.engine import Stopped, never
+from worker.lending import Lent
 
 from .backend import Work
 from .handle import Handle
@@ -44,10 +45,13 @@ class Evaluating:
         one_thread()
         self._executable = compile_graph(work.graph)
 
-    def run(self, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
-        """The outputs, in graph order."""
+    def run(
+        self, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]], spent: Collection[str] = ()
+    ) -> Sequence[NDArray[Any]]:
+        """The outputs, in graph order.  `spent` are params that nobody needs after this: outputs may take their memory.
+        They are as they were if this raises."""
         given = {**self.params, **params, **inputs}
-        return run(self._executable, [given[name] for name in self._names])
+        return run(self._executable, [Lent(given[name]) if name in spent else given[name] for name in self._names])
 
 
 def _check_devices(graph: WireGraph) -> None:

@@ -116,6 +116,7 @@ class Here:
         self._carries = stepping.carries
         self._told = stepping.told
         self._values = {name: self._evaluating.params[name] for name, _ in stepping.carries}
+        self._own: frozenset[str] = frozenset()  # of the values, those that are not the caller's
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
         self._failures = 0
@@ -143,11 +144,12 @@ class Here:
             if failures != self._failures:
                 raise Cancelled("a step before it failed")
             try:
-                outputs = await self._loop.run_in_executor(None, self._evaluating.run, inputs, self._values)
+                outputs = await self._loop.run_in_executor(None, self._evaluating.run, inputs, self._values, self._own)
             except Exception:
                 self._failures += 1
                 raise
             self._values = {name: outputs[at] for name, at in self._carries}
+            self._own = frozenset(self._values)
             return list(outputs[: self._told])
 
     async def _state(self) -> dict[str, NDArray[Any]]:

@@ -120,8 +120,10 @@ class Engine(Protocol):
         """The part's outputs, in order; `collectives` for a part of a gang.
 
         `inputs` are in the order of `graph.inputs` then `graph.params`, each a C-contiguous numpy array of exactly the
-        declared type, or a handle from `load`.  Inputs are never written to; outputs never alias inputs.  Cancelled
-        soon after `stopped()` becomes true, where the device can still be held back.
+        declared type, or a handle from `load`.  Inputs are never written to; outputs never alias inputs.  An engine
+        that `takes_lent` may also be given arrays as `Lent` (lending.py): it may write over these and give their memory
+        to an output, if it says so there; where it raises, they are as before.  Cancelled soon after `stopped()`
+        becomes true, where the device can still be held back.
         """
         ...
 
@@ -134,3 +136,8 @@ def readback_s(engine: Engine) -> float:
     """The seconds in which an engine so far brought tensors from the device's memory to the host's, for profiles.  An
     engine that computes there has no such attribute."""
     return float(getattr(engine, "readback_s", 0.0))
+
+
+def takes_lent(engine: Engine) -> bool:
+    """Whether inputs of a run may be `Lent`.  An engine that knows nothing of it has no such attribute."""
+    return bool(getattr(engine, "takes_lent", False))

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,8 +41,9 @@ from .collectives.opening import ranks_of
 from .collectives.progress import Progress
 from .collectives.ranks import Ranks
 from .devices import open_engine
-from .engine import Engine, Executable, Stopped, readback_s
+from .engine import Engine, Executable, Stopped, readback_s, takes_lent
 from .host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
+from .lending import Lent, Versions
 from .measure import measured
 from .throttled_engine import throttled
 
@@ -159,7 +160,8 @@ class Host:
         self._resident: dict[tuple[bytes, TensorType], _Resident] = {}
         self._unused: OrderedDict[tuple[bytes, TensorType], None] = OrderedDict()  # of them; the oldest first
         self._resident_bytes = 0
-        self._kept: dict[int, NDArray[Any]] = {}
+        self._kept = Versions()
+        self._lends = takes_lent(engine)
 
     def handle(self, message: messages.ToHost) -> messages.FromHost | None:
         """The answer to one message."""
@@ -177,7 +179,7 @@ class Host:
             case messages.Expect() | messages.Call():
                 self._lines.begin(message)
             case messages.Forget(kept):
-                self._kept.pop(kept, None)
+                self._kept.drop(kept)
         return None
 
     # -- prepare
@@ -306,8 +308,9 @@ class Host:
             results = self._run(prepared.executable, inputs, stopped, ranks)
             waited_s, packed_s, sent_bytes = ranks.costs if ranks is not None else (0.0, 0.0, 0)
             ended, read_s = time.perf_counter(), readback_s(self._engine) - read_s
+            lent = {given.kept: inputs[given.position] for given in message.inputs if given.kept}
             del inputs
-            outputs = self._deliver_all(results, message.outputs)
+            outputs = self._deliver_all(results, message.outputs, lent)
             encode_s = time.perf_counter() - ended + packed_s
         except Exception as error:
             self._discard(message.inputs)
@@ -347,7 +350,7 @@ class Host:
             raise InputError(f"inputs {absent} were not given")
         return inputs
 
-    def _read(self, given: messages.Input, prepared: _Prepared) -> NDArray[Any]:
+    def _read(self, given: messages.Input, prepared: _Prepared) -> NDArray[Any] | Lent:
         kind = TensorType(given.shape, dtype_named(given.dtype))
         expected = prepared.types[given.position]
         if kind != expected:
@@ -355,14 +358,16 @@ class Host:
         if given.data is not None:
             return tensor_from(given.data, kind)
         if given.kept:
-            return self._kept.pop(given.kept) if given.last else self._kept[given.kept]
+            if given.last:
+                return self._kept.take(given.kept)
+            return self._kept.lend(given.kept) if self._lends else self._kept.get(given.kept)
         return tensor_from(take(given.directory, given.name, kind.size_bytes, unlink=given.last), kind)
 
     def _discard(self, inputs: tuple[messages.Input, ...]) -> None:
         """Free what a failed execution would have consumed."""
         for given in inputs:
             if given.last and given.kept:
-                self._kept.pop(given.kept, None)
+                self._kept.drop(given.kept)
             elif given.last and given.name:
                 remove(given.directory, given.name)
 
@@ -370,30 +375,41 @@ class Host:
         try:
             if message.kept not in self._kept:
                 raise BlobMissing("that tensor is not kept any more")
-            output = self._deliver(self._kept[message.kept], messages.Wanted(0, 1))
+            output = self._deliver(self._kept.get(message.kept), messages.Wanted(0, 1))
         except Exception as error:
             return messages.Exported(message.number, None, self._as_mesh_error(error).to_fields())
         return messages.Exported(message.number, output)
 
     def _deliver_all(
-        self, results: Sequence[NDArray[Any]], wanted: Sequence[messages.Wanted]
+        self, results: Sequence[NDArray[Any]], wanted: Sequence[messages.Wanted], inputs: Mapping[int, Any]
     ) -> tuple[messages.Output, ...]:
-        """Every output, or none: nobody hears of those that came before one that cannot be delivered."""
+        """Every output, or none: nobody hears of those that came before one that cannot be delivered.  `inputs` are
+        those that were kept, by number: one that was written over lives on in what its memory became, or is as it was.
+        """
+        lent = [
+            (number, each, wanted[each.output].keep)
+            for number, each in inputs.items()
+            if isinstance(each, Lent) and each.output is not None
+        ]
         made: list[messages.Output] = []
         try:
             for result, wish in zip(results, wanted, strict=True):
                 made.append(self._deliver(result, wish))
         except BaseException:
             for wish in wanted:
-                self._kept.pop(wish.keep, None)
+                self._kept.drop(wish.keep)
+            for _, each, _ in lent:
+                each.take_back()
             for file in (file for output in made for file in output.files):
                 remove(self._shared.path, file)
             raise
+        for number, each, keep in lent:
+            self._kept.gave(number, each, keep) if keep else each.take_back()
         return tuple(made)
 
     def _deliver(self, array: NDArray[Any], wanted: messages.Wanted) -> messages.Output:
         if wanted.keep:
-            self._kept[wanted.keep] = array
+            self._kept.add(wanted.keep, array)
         dtype = dtype_of(array).name
         if not wanted.copies:
             return messages.Output(dtype, array.shape, None, (), wanted.keep)

@@ -22,7 +22,18 @@ from wire.ops import COLLECTIVES
 from wire.throttle import Throttle
 from wire.types import Attrs
 
-from .engine import Collectives, Engine, EngineInfo, Executable, Measured, Pending, Stopped, never, readback_s
+from .engine import (
+    Collectives,
+    Engine,
+    EngineInfo,
+    Executable,
+    Measured,
+    Pending,
+    Stopped,
+    never,
+    readback_s,
+    takes_lent,
+)
 
 NAP_S = 0.01  # between two looks at whether the run was stopped
 
@@ -68,6 +79,10 @@ class ThrottledEngine:
     @property
     def readback_s(self) -> float:
         return readback_s(self._engine)
+
+    @property
+    def takes_lent(self) -> bool:
+        return takes_lent(self._engine)
 
     def measure(self) -> Measured:
         """As Engine has it: products of matrices keep the pace, the other two figures are the device's own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +25,11 @@ from support.worker_machine import (
 )
 
 from wire.codec import hash_array, tensor_bytes
-from wire.dtypes import F32
-from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, StaleGeneration
+from wire.dtypes import F32, I32
+from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, OutOfMemory, StaleGeneration
 from wire.graph import GraphBuilder
 from wire.messages import CarriedValue, Carry, Deploy, Done, PartSpec, PlanKey, Snapshotted, Source, Target
-from wire.sharedmem import SharedDir
+from wire.sharedmem import SharedDir, take
 from worker import events as ev
 from worker import host_messages as hm
 from worker.cpu import CpuEngine
@@ -330,3 +331,57 @@ def test_a_host_keeps_a_state_hands_out_copies_and_lets_the_first_value_go(tmp_p
     assert isinstance(gone, hm.Exported) and gone.output is None and gone.error
     assert not host._kept
     shared.close()
+
+
+def test_a_host_writes_over_a_table_and_still_has_the_values_before(tmp_path: Path) -> None:
+    rows, width = 512, 128
+    builder = GraphBuilder()
+    table, at = builder.input("0", (rows, width), F32), builder.input("1", (1,), I32)
+    row = builder.add("add", builder.input("2", (1, width), F32), builder.const(np.float32(1)))
+    graph = builder.build([builder.add("scatter", table, at, row, axis=0, mode="set")])
+    shared = SharedDir.create(tmp_path)
+    host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
+    first = tensor_bytes(np.zeros((rows, width), np.float32)).tobytes()
+    assert isinstance(host.handle(hm.PreparePart(1, graph.hash, graph.encoded, 3, 1, (), {}, False)), hm.Prepared)
+    right = [np.zeros((rows, width), np.float32)]
+
+    def run(number: int, table: hm.Input, copies: int = 0) -> hm.FromHost | None:
+        at = tensor_bytes(np.array([number], np.int32)).tobytes()
+        row = tensor_bytes(np.full((1, width), number, np.float32)).tobytes()
+        given = (table, hm.Input(1, "i32", (1,), True, at), hm.Input(2, "f32", (1, width), True, row))
+        return host.handle(hm.ExecutePart(number, 1, given, (hm.Wanted(number, copies),)))
+
+    def of(kept: int) -> Any:
+        said = host.handle(hm.Export(99, kept))
+        assert isinstance(said, hm.Exported) and said.output is not None
+        data = said.output.data or bytes(take(shared.path, said.output.files[0], rows * width * 4))
+        return np.frombuffer(data, np.float32).reshape(rows, width)
+
+    assert isinstance(run(1, hm.Input(0, "f32", (rows, width), True, first)), hm.Executed)
+    for number in range(1, 6):
+        right.append(right[-1].copy())
+        right[-1][number] = number + 1
+        if number > 1:
+            assert isinstance(run(number, hm.Input(0, "f32", (rows, width), False, kept=number - 1)), hm.Executed)
+    assert all((of(number) == right[number]).all() for number in range(1, 6))
+    wrong = (hm.Input(0, "f32", (rows, width), False, kept=5), hm.Input(1, "i32", (1,), True, b"\0\0\0\0"))
+    failed = host.handle(hm.ExecutePart(6, 1, wrong, (hm.Wanted(6, 0),)))
+    assert isinstance(failed, hm.ExecuteFailed) and (of(5) == right[5]).all()
+    refused = SharedDir.write_copies
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SharedDir, "write_copies", refuse)
+        assert isinstance(run(6, hm.Input(0, "f32", (rows, width), False, kept=5), copies=1), hm.ExecuteFailed)
+    assert SharedDir.write_copies is refused and (of(5) == right[5]).all(), "what was written was taken back"
+    for number in (5, 1, 4):
+        host.handle(hm.Forget(number))
+    assert (of(2) == right[2]).all() and (of(3) == right[3]).all()
+    assert isinstance(run(4, hm.Input(0, "f32", (rows, width), False, kept=3)), hm.Executed)
+    assert (of(4) == right[4]).all() and (of(2) == right[2]).all()
+    for number in (2, 3, 4):
+        host.handle(hm.Forget(number))
+    assert not host._kept
+    shared.close()
+
+
+def refuse(*_: Any) -> Any:
+    raise OutOfMemory("no room")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,14 @@ from wire.unroll import unroll
 
 from ..engine import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from ..inline import inline_composites
+from ..lending import Lent
 from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
 from .matrices import FACTORISATIONS, MATRICES
 from .process import keep_memory, one_thread
+from .spare import spare
 from .structural import STRUCTURAL
+from .updates import Writing
 
 KERNELS: dict[str, Kernel] = {**ELEMENTWISE, **STRUCTURAL, **MATRICES}
 SEVERAL: dict[str, Several] = {**CONTROL, **FACTORISATIONS}
@@ -43,7 +46,8 @@ IOTA_BYTES_MAX = 1 << 15  # of numbers that are kept instead of counted in every
 @dataclass(frozen=True, slots=True)
 class _Call:
     """One numpy call: `frees` are the values no later call needs, and `over` the place of an operand among them that
-    the result may be written over; -1: there is none."""
+    the result may be written over; -1: there is none.  `into`: an update that may be written into its first operand, if
+    that memory is this run's."""
 
     kernel: Kernel
     node: Node
@@ -51,6 +55,7 @@ class _Call:
     index: int
     frees: tuple[int, ...]
     over: int = -1
+    into: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,8 @@ class CpuExecutable:
 
 class CpuEngine:
     """The engine (worker/engine.py) over numpy."""
+
+    takes_lent = True
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         one_thread()
@@ -166,14 +173,18 @@ def evaluate(
     return run(compile_graph(graph), values, stopped)
 
 
-def compile_graph(graph: WireGraph) -> CpuExecutable:
-    """The schedule of a graph; BlobMissing if a large constant is not here."""
+def compile_graph(graph: WireGraph, mine: Collection[int] | None = None) -> CpuExecutable:
+    """The schedule of a graph; BlobMissing if a large constant is not here.  `mine` are the places of inputs that it
+    may write over if their memory is the run's, by default all."""
     flat = inline_composites(unroll(graph))
+    arguments = _arguments(graph, flat)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     computed = [(index, node) for index, node in _in_order(flat) if index not in later]
     same = _same_memory(flat)
     last_use = {held: index for index, node in computed for source in node.inputs for held in (source, same[source])}
     kept = {*flat.outputs, *(index for index, node in computed if node.op in LEAVES)}
+    own = {index for place, index in enumerate(arguments) if index is not None and (mine is None or place in mine)}
+    spared = spare(flat, [index for index, _ in computed], own)
     calls: list[_Call | _Turn | _Meeting] = []
     constants = []
     for place, (index, node) in enumerate(computed):
@@ -184,7 +195,7 @@ def compile_graph(graph: WireGraph) -> CpuExecutable:
         elif node.op == "iota" and flat.types[index].size_bytes <= IOTA_BYTES_MAX:
             constants.append((index, _canonical(np.array(KERNELS["iota"](node.attrs, [], flat.types[index])))))
         elif node.op in MULTIPLE:
-            calls.append(_turn(flat, index, frees))
+            calls.append(_turn(flat, index, frees, spared.of(index)))
         elif node.op in COLLECTIVES:
             following = computed[place + 1][1].inputs if place + 1 < len(computed) else (index,)
             calls.append(_Meeting(node, index, index not in following, frees))
@@ -192,10 +203,9 @@ def compile_graph(graph: WireGraph) -> CpuExecutable:
             kernel = KERNELS.get(node.op)
             if kernel is None:
                 raise Unsupported(f"the cpu engine has no op {node.op!r}", op=node.op)
-            calls.append(_Call(kernel, node, flat.types[index], index, frees, _over(flat, index, frees)))
-    return CpuExecutable(
-        _arguments(graph, flat), tuple(constants), tuple(calls), flat.outputs, _peak_bytes(flat, calls)
-    )
+            over, into = _over(flat, index, frees), index in spared.updates
+            calls.append(_Call(kernel, node, flat.types[index], index, frees, over, into))
+    return CpuExecutable(arguments, tuple(constants), tuple(calls), flat.outputs, _peak_bytes(flat, calls))
 
 
 def _over(graph: WireGraph, index: int, frees: Sequence[int]) -> int:
@@ -225,10 +235,10 @@ def _same_memory(graph: WireGraph) -> list[int]:
     return same
 
 
-def _turn(graph: WireGraph, index: int, frees: tuple[int, ...]) -> _Turn:
-    """What is computed where the first of some siblings stands, for all of them."""
+def _turn(graph: WireGraph, index: int, frees: tuple[int, ...], mine: Collection[int]) -> _Turn:
+    """What is computed where the first of some siblings stands, for all of them; `mine` as for `compile_graph`."""
     node = graph.nodes[index]
-    graphs = {name: compile_graph(node.attrs[name]) for name in GRAPH_ATTRS.get(node.op, ())}
+    graphs = {name: compile_graph(node.attrs[name], mine) for name in GRAPH_ATTRS.get(node.op, ())}
     outputs = tuple((each, graph.nodes[each].attrs["output"]) for each in graph.siblings[index])
     return _Turn(SEVERAL[node.op], node, graphs, outputs, frees)
 
@@ -241,51 +251,89 @@ def _arguments(graph: WireGraph, flat: WireGraph) -> tuple[int | None, ...]:
 
 def run(
     executable: CpuExecutable,
-    inputs: Sequence[NDArray[Any]],
+    inputs: Sequence[NDArray[Any] | Lent],
     stopped: Stopped = never,
     collectives: Collectives | None = None,
 ) -> list[NDArray[Any]]:
     """Perform a schedule; Cancelled between two calls once `stopped()`, also inside loops."""
-    given = [_canonical(array) for array in inputs]
-    foreign = {id(_root(array)) for array in (*given, *(value for _, value in executable.constants))}
+    given = [_canonical(each.array if isinstance(each, Lent) else each) for each in inputs]
+    writing = Writing(inputs, given, [value for _, value in executable.constants])
     with np.errstate(all="ignore"):
-        return _own(_computed(executable, given, stopped, collectives), foreign)
+        try:
+            return writing.owned(_Run(writing, stopped, collectives).outputs(executable, given))
+        except BaseException:
+            writing.failed()
+            raise
 
 
-def _computed(
-    executable: CpuExecutable, inputs: Sequence[NDArray[Any]], stopped: Stopped, collectives: Collectives | None
-) -> list[NDArray[Any]]:
-    """The outputs, which may be inputs, constants or views of each other."""
-    values: dict[int, NDArray[Any]] = dict(executable.constants)
-    under_way: dict[int, Pending] = {}
-    for index, array in zip(executable.arguments, inputs, strict=True):
-        if index is not None:
-            values[index] = array
-    for call in executable.calls:
-        if stopped():
-            raise Cancelled("the run was stopped")
-        if under_way:
-            _settle(call.node.inputs, under_way, values)
-        operands = [values[source] for source in call.node.inputs]
-        if isinstance(call, _Call):
-            if call.over >= 0:
-                del values[call.node.inputs[call.over]]
-            values[call.index] = _perform(call, operands)
-        elif isinstance(call, _Meeting):
-            under_way[call.index] = _met(call, operands, collectives)
-        else:
-            results = _turned(call, operands, stopped, collectives)
-            values.update({index: _canonical(results[output]) for index, output in call.outputs})
-        for source in call.frees:
-            values.pop(source, None)
-    _settle(executable.outputs, under_way, values)
-    return [values[index] for index in executable.outputs]
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is the same in all graphs of a run."""
 
+    writing: Writing
+    stopped: Stopped
+    collectives: Collectives | None
 
-def _met(call: _Meeting, operands: list[NDArray[Any]], collectives: Collectives | None) -> Pending:
-    if collectives is None:
-        raise ExecuteFailed("a collective outside of a gang", op=call.node.op)
-    return collectives.start(call.node.op, call.node.attrs, operands[0] if operands else None, call.meanwhile)
+    def outputs(self, executable: CpuExecutable, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """The outputs, which may be inputs, constants or views of each other."""
+        values: dict[int, NDArray[Any]] = dict(executable.constants)
+        under_way: dict[int, Pending] = {}
+        for index, array in zip(executable.arguments, inputs, strict=True):
+            if index is not None:
+                values[index] = array
+        for call in executable.calls:
+            if self.stopped():
+                raise Cancelled("the run was stopped")
+            if under_way:
+                _settle(call.node.inputs, under_way, values)
+            operands = [values[source] for source in call.node.inputs]
+            if isinstance(call, _Call):
+                if call.over >= 0:
+                    del values[call.node.inputs[call.over]]
+                values[call.index] = self._perform(call, operands)
+            elif isinstance(call, _Meeting):
+                under_way[call.index] = self._met(call, operands)
+            else:
+                results = self._turned(call, operands)
+                values.update({index: _canonical(results[output]) for index, output in call.outputs})
+            for source in call.frees:
+                values.pop(source, None)
+        _settle(executable.outputs, under_way, values)
+        return [values[index] for index in executable.outputs]
+
+    def _met(self, call: _Meeting, operands: list[NDArray[Any]]) -> Pending:
+        if self.collectives is None:
+            raise ExecuteFailed("a collective outside of a gang", op=call.node.op)
+        return self.collectives.start(call.node.op, call.node.attrs, operands[0] if operands else None, call.meanwhile)
+
+    def _turned(self, call: _Turn, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        def perform(name: str, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
+            if self.stopped():
+                raise Cancelled("the run was stopped")
+            return self.outputs(call.graphs[name], [_canonical(array) for array in given])
+
+        try:
+            return call.kernel(call.node.attrs, operands, perform)
+        except MeshError:
+            raise
+        except MemoryError as error:
+            raise OutOfMemory("no memory for what a loop collects", op=call.node.op, cause=str(error)) from None
+        except Exception as error:
+            raise _failed(call, error) from error
+
+    def _perform(self, call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
+        try:
+            if call.over >= 0 and _is_alone(operands, call.over):
+                return np.asarray(IN_PLACE[call.node.op](*operands, out=operands[call.over]))
+            if call.into and (found := self.writing.updated(call.node.op, call.node.attrs, operands)) is not None:
+                return found
+            return _canonical(call.kernel(call.node.attrs, operands, call.result))
+        except MeshError:
+            raise
+        except MemoryError as error:
+            raise OutOfMemory(f"no memory for {call.result}", op=call.node.op, cause=str(error)) from None
+        except Exception as error:
+            raise _failed(call, error) from error
 
 
 def _settle(needed: Sequence[int], under_way: dict[int, Pending], values: dict[int, NDArray[Any]]) -> None:
@@ -293,37 +341,6 @@ def _settle(needed: Sequence[int], under_way: dict[int, Pending], values: dict[i
     for index in needed:
         if index in under_way:
             values[index] = _canonical(under_way.pop(index).result())
-
-
-def _turned(
-    call: _Turn, operands: list[NDArray[Any]], stopped: Stopped, collectives: Collectives | None
-) -> list[NDArray[Any]]:
-    def perform(name: str, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        if stopped():
-            raise Cancelled("the run was stopped")
-        return _computed(call.graphs[name], [_canonical(array) for array in given], stopped, collectives)
-
-    try:
-        return call.kernel(call.node.attrs, operands, perform)
-    except MeshError:
-        raise
-    except MemoryError as error:
-        raise OutOfMemory("no memory for what a loop collects", op=call.node.op, cause=str(error)) from None
-    except Exception as error:
-        raise _failed(call, error) from error
-
-
-def _perform(call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
-    try:
-        if call.over >= 0 and _is_alone(operands, call.over):
-            return np.asarray(IN_PLACE[call.node.op](*operands, out=operands[call.over]))
-        return _canonical(call.kernel(call.node.attrs, operands, call.result))
-    except MeshError:
-        raise
-    except MemoryError as error:
-        raise OutOfMemory(f"no memory for {call.result}", op=call.node.op, cause=str(error)) from None
-    except Exception as error:
-        raise _failed(call, error) from error
 
 
 def _is_alone(operands: list[NDArray[Any]], place: int) -> bool:
@@ -357,26 +374,6 @@ def _canonical(array: NDArray[Any]) -> NDArray[Any]:
     if not (array.flags.c_contiguous and array.flags.aligned):
         return array.copy()
     return array.reshape(-1).reshape(array.shape) if 1 in array.shape else array
-
-
-def _own(outputs: list[NDArray[Any]], foreign: set[int]) -> list[NDArray[Any]]:
-    """Outputs that share memory neither with inputs and constants (`foreign`) nor with each other, and keep no more
-    alive than they show."""
-    taken, owned = set(foreign), []
-    for array in outputs:
-        root = _root(array)
-        if id(root) in taken or root.nbytes != array.nbytes or not array.flags.writeable:
-            array = root = array.copy()
-        taken.add(id(root))
-        owned.append(array)
-    return owned
-
-
-def _root(array: NDArray[Any]) -> NDArray[Any]:
-    """The array that owns the memory, or borrowed it from something that is no array."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
 
 
 def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from wire.dtypes import BF16, C64, C128, F16, F32, F64
 from wire.types import Attrs, TensorType
 
+from ..lending import Undo
 from .convolution import conv
 from .elementwise import Array, Kernel
+
+Remember = Callable[[Undo], None]
 
 
 def _narrow(out: TensorType) -> bool:
@@ -117,27 +120,33 @@ def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
 
 
 def _scatter(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-    source, indices, updates = operands
-    axis = attrs["axis"]
-    narrow = _narrow(out)
-    result = np.moveaxis(source.astype(np.float32) if narrow else source.copy(), axis, 0)
+    wide = _narrow(out) and attrs["mode"] != "set"
+    result = operands[0].astype(np.float32) if wide else operands[0].copy()
+    scatter_into(result, attrs, operands)
+    return result.astype(out.dtype.numpy, copy=False)
+
+
+def scatter_into(array: Array, attrs: Attrs, operands: Sequence[Array], remember: Remember | None = None) -> None:
+    """Update `array`, which holds the first operand; `remember` is told what was there."""
+    _, indices, updates = operands
+    axis, rank, mode = attrs["axis"], indices.ndim, attrs["mode"]
+    rows = np.moveaxis(array, axis, 0) if axis else array
+    moved = np.moveaxis(updates, range(axis, axis + rank), range(rank)) if axis else updates
     flat = indices.reshape(-1)
-    rank = indices.ndim
-    moved = np.moveaxis(updates, range(axis, axis + rank), range(rank)).reshape(flat.size, *result.shape[1:])
-    if narrow:
-        moved = moved.astype(np.float32)
-    keep = (flat >= 0) & (flat < source.shape[axis])
+    moved = moved.reshape(flat.size, *rows.shape[1:]).astype(array.dtype, copy=False)
+    keep = (flat >= 0) & (flat < rows.shape[0])
     where, values = flat[keep].astype(np.int64), moved[keep]
-    if attrs["mode"] == "set" and (where[1:] > where[:-1]).all():
-        result[where] = values
-    elif attrs["mode"] == "set":
-        last = np.full(source.shape[axis], -1, np.int64)
+    if remember is not None:
+        remember(Undo(array.shape, axis, where, rows[where]))
+    if mode == "set" and (where[1:] > where[:-1]).all():
+        rows[where] = values
+    elif mode == "set":
+        last = np.full(rows.shape[0], -1, np.int64)
         last[where] = np.arange(where.size)
         hit = np.nonzero(last >= 0)[0]
-        result[hit] = values[last[hit]]
+        rows[hit] = values[last[hit]]
     else:
-        {"add": np.add, "max": np.maximum, "min": np.minimum}[attrs["mode"]].at(result, where, values)
-    return np.moveaxis(result, 0, axis).astype(out.dtype.numpy, copy=False)
+        {"add": np.add, "max": np.maximum, "min": np.minimum}[mode].at(rows, where, values)
 
 
 def _window(source: Array, starts: Array, sizes: tuple[int, ...]) -> tuple[slice, ...]:
@@ -151,10 +160,18 @@ def _dynamic_slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Arra
 
 
 def _dynamic_update_slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-    source, update, starts = operands
-    result = source.copy()
-    result[_window(source, starts, update.shape)] = update
+    result = operands[0].copy()
+    update_into(result, attrs, operands)
     return result
+
+
+def update_into(array: Array, attrs: Attrs, operands: Sequence[Array], remember: Remember | None = None) -> None:
+    """Update `array`, which holds the first operand; `remember` is told what was there."""
+    _, update, starts = operands
+    window = _window(array, starts, update.shape)
+    if remember is not None:
+        remember(Undo(array.shape, 0, window, array[window].copy()))
+    array[window] = update
 
 
 def _iota(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:

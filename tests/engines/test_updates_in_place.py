@@ -1,0 +1,191 @@
+"""Updates that the cpu engine writes over what it was lent, against the engine that copies."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from support.control_cases import graph_of, siblings
+from support.op_cases import ROWS, cases
+
+from wire.dtypes import BOOL, F32, I32
+from wire.errors import Cancelled
+from wire.graph import GraphBuilder, WireGraph
+from wire.types import TensorType
+from worker.cpu import CpuEngine, engine
+from worker.cpu.engine import KERNELS, compile_graph, run
+from worker.cpu.spare import FRESH, Spare
+from worker.inline import inline_composites
+from worker.lending import Lent
+
+ROWS_COUNT, WIDTH = 96, 64
+KIND, ROW, SCALAR = TensorType((ROWS_COUNT, WIDTH), F32), TensorType((1, WIDTH), F32), TensorType((), I32)
+SEEDS = range(120)
+
+
+def grown(builder: GraphBuilder, rng: np.random.Generator, values: list[int], at: int, row: int, depth: int) -> None:
+    """More values of KIND: updates of one there is, views and sums of them, and branches with the same inside."""
+    for _ in range(int(rng.integers(2, 7))):
+        x, y = (values[int(each)] for each in rng.integers(0, len(values), 2))
+        match rng.choice(["scatter", "scatter", "slice", "slice", "turned", "add", "branch", "part"]):
+            case "scatter":
+                flat = builder.add("reshape", x, shape=(2 * ROWS_COUNT, WIDTH // 2))
+                place = builder.add("reshape", at, shape=(1,))
+                half = builder.add("slice", row, start=(0, 0), stop=(1, WIDTH // 2), step=(1, 1))
+                mode = str(rng.choice(["set", "add", "max"]))
+                made = builder.add("scatter", flat, place, half, axis=0, mode=mode)
+                values.append(builder.add("reshape", made, shape=KIND.shape))
+            case "slice":
+                starts = builder.add("concat", *[builder.add("reshape", at, shape=(1,))] * 2, axis=0)
+                values.append(builder.add("dynamic_update_slice", x, row, starts))
+            case "turned":
+                values.append(builder.add("reverse", builder.add("reverse", x, axes=(0,)), axes=(0,)))
+            case "add":
+                values.append(builder.add("add", x, y))
+            case "part":
+                part = builder.add("slice", x, start=(3, 0), stop=(4, WIDTH), step=(1, 1))
+                values.append(builder.add("dynamic_update_slice", y, part, builder.add("concat", *[
+                    builder.add("reshape", at, shape=(1,))] * 2, axis=0)))  # fmt: skip
+            case "branch" if depth:
+                chosen = builder.add("gt", at, builder.const(np.int32(rng.integers(0, ROWS_COUNT))))
+                inside = [branch(rng, depth) for _ in range(2)]
+                values += siblings(builder, "cond", chosen, x, y, at, row, count=2, then=inside[0], otherwise=inside[1])
+
+
+def branch(rng: np.random.Generator, depth: int) -> WireGraph:
+    def make(builder: GraphBuilder, x: int, y: int, at: int, row: int) -> list[int]:
+        values = [x, y]
+        grown(builder, rng, values, at, row, depth - 1)
+        return [values[int(each)] for each in rng.integers(0, len(values), 2)]
+
+    return graph_of([KIND, KIND, SCALAR, ROW], make)
+
+
+def stepping(seed: int) -> WireGraph:
+    """Three states, a place and a row to the next states, and something that is told."""
+    rng = np.random.default_rng(seed)
+
+    def make(builder: GraphBuilder, *given: int) -> list[int]:
+        values = list(given[:3])
+        grown(builder, rng, values, given[3], given[4], 2)
+        grown(builder, rng, values, given[3], given[4], 2)
+        return [*(values[int(each)] for each in rng.integers(0, len(values), 3)), values[-1]]
+
+    return graph_of([KIND, KIND, KIND, SCALAR, ROW], make)
+
+
+def arguments(rng: np.random.Generator) -> list[Any]:
+    return [np.array(rng.integers(-3, ROWS_COUNT + 3), np.int32), rng.standard_normal(ROW.shape).astype(np.float32)]
+
+
+@pytest.fixture
+def copying(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Compiles without any update in place."""
+
+    def compiled(graph: WireGraph) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "spare", lambda *_: Spare())
+            return compile_graph(graph)
+
+    return compiled
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_steps_in_place_give_the_bits_of_steps_that_copy_and_can_be_taken_back(seed: int, copying: Any) -> None:
+    graph, rng = stepping(seed), np.random.default_rng(seed)
+    ours, plain = compile_graph(graph), copying(graph)
+    states = [rng.standard_normal(KIND.shape).astype(np.float32) for _ in range(3)]
+    for _ in range(4):
+        given = arguments(rng)
+        before = [state.copy() for state in states]
+        right = run(plain, [*states, *given])
+        assert all((state == was).all() for state, was in zip(states, before, strict=True))
+        lent = [Lent(state) for state in states]
+        found = run(ours, [*lent, *given])
+        check_apart(found, [each.array for each in lent if each.output is None] + given)
+        assert [array.tobytes() for array in found] == [array.tobytes() for array in right]
+        mine = [array.copy() for array in found]
+        for each, was in zip(lent, before, strict=True):
+            each.take_back()
+            assert each.array.tobytes() == was.tobytes(), "the old value is not there again"
+        found = run(ours, [*(Lent(state) for state in states), *given])
+        assert [array.tobytes() for array in found] == [array.tobytes() for array in mine], "another time"
+        states = found[:3]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_that_is_stopped_anywhere_leaves_what_it_was_lent(seed: int) -> None:
+    graph, rng = stepping(seed), np.random.default_rng(seed)
+    ours = compile_graph(graph)
+    states = [rng.standard_normal(KIND.shape).astype(np.float32) for _ in range(3)]
+    given, before = arguments(rng), [state.tobytes() for state in states]
+    for calls in range(40):
+        asked = iter([False] * calls + [True] * 10_000)
+        lent = [Lent(state) for state in states]
+        try:
+            run(ours, [*lent, *given], stopped=partial(next, asked))
+        except Cancelled:
+            assert all(each.output is None and not each.undo for each in lent)
+        for each in lent:
+            each.take_back()
+        assert [state.tobytes() for state in states] == before
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_not_lent_is_never_written_to(seed: int, copying: Any) -> None:
+    graph, rng = stepping(seed), np.random.default_rng(seed)
+    states = [rng.standard_normal(KIND.shape).astype(np.float32) for _ in range(2)]
+    given, before = [*states, states[0], *arguments(rng)], [state.tobytes() for state in states]
+    right = [array.tobytes() for array in run(copying(graph), given)]
+    twice = Lent(states[0])
+    for inputs in (given, [twice, states[1], twice, *given[3:]], [Lent(states[0]), states[1], *given[2:]]):
+        found = run(compile_graph(graph), inputs)
+        check_apart(
+            found, [each for each, lent in zip(given[:3], inputs[:3], strict=True) if not isinstance(lent, Lent)]
+        )
+        assert [array.tobytes() for array in found] == right
+        assert [state.tobytes() for state in states] == before
+
+
+def check_apart(outputs: list[Any], others: list[Any]) -> None:
+    for place, output in enumerate(outputs):
+        for other in (*outputs[:place], *others):
+            assert not np.shares_memory(output, other)
+
+
+def test_a_cache_is_written_where_it_is_also_inside_a_branch() -> None:
+    def layer(builder: GraphBuilder, cache: int, at: int, row: int) -> list[int]:
+        flat = builder.add("reshape", cache, shape=(ROWS_COUNT * 2, WIDTH // 2))
+        half = builder.add("slice", row, start=(0, 0), stop=(1, WIDTH // 2), step=(1, 1))
+        made = builder.add("scatter", flat, builder.add("reshape", at, shape=(1,)), half, axis=0, mode="set")
+        kept = builder.add("reshape", made, shape=KIND.shape)
+        return [kept, builder.add("reduce_sum", kept, axes=(0,))]
+
+    inner = graph_of([KIND, SCALAR, ROW], layer)
+
+    def step(builder: GraphBuilder, chosen: int, cache: int, at: int, row: int) -> list[int]:
+        return siblings(builder, "cond", chosen, cache, at, row, count=2, then=inner, otherwise=inner)
+
+    executable = compile_graph(graph_of([TensorType((), BOOL), KIND, SCALAR, ROW], step))
+    cache = np.zeros(KIND.shape, np.float32)
+    lent = Lent(cache)
+    row = np.ones(ROW.shape, np.float32)
+    found, _ = run(executable, [np.array(True), lent, np.array(3, np.int32), row])
+    assert lent.output == 0 and np.shares_memory(found, cache)
+    assert sum(undo.old.nbytes for undo in lent.undo) == WIDTH // 2 * 4, "no more is remembered than was written"
+
+
+@pytest.mark.parametrize("op", sorted(FRESH & set(ROWS)))
+def test_kernels_that_are_said_to_make_new_memory_do(op: str) -> None:
+    for case in cases(op):
+        graph = inline_composites(case.graph)
+        for node, kind in zip(graph.nodes, graph.types, strict=True):
+            if node.op == op:
+                shapes = [graph.types[source] for source in node.inputs]
+                operands = [np.ones(each.shape, each.dtype.numpy) for each in shapes]
+                result = np.asarray(KERNELS[op](node.attrs, operands, kind))
+                assert not any(np.shares_memory(result, operand) for operand in operands), case.id
+
+
+def test_the_engine_says_that_it_takes_what_is_lent() -> None:
+    assert CpuEngine.takes_lent
