@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import numpy as mnp
 from ..array import Array, apply
-from ..nn.convolution import correlation, transposed_kernels
+from ..correlation import correlation, transposed_kernels
 
 Ints = tuple[int, ...]
 

@@ -15,7 +15,7 @@ from wire.dtypes import F32, I32
 
 from .... import numpy as mnp
 from ....array import Array, apply, value_array
-from ....nn.convolution import correlation, transposed_kernels
+from ....correlation import correlation, transposed_kernels
 from ....nn.windows import extents
 from ....numpy.promotion import cast
 from ..evaluate import Call, Row
