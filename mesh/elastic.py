@@ -36,10 +36,11 @@ class Elastic:
 
     def of(self, portions: Portions) -> Stepping:
         """The step of these portions; InputError where its state is not that of the first."""
-        with self._making:
-            if portions not in self._made:
-                self._made[portions] = self._checked(self._make(portions))
-            return self._made[portions]
+        if portions not in self._made:  # looked at first: steps wait for this, and must not for one that is being made
+            with self._making:
+                if portions not in self._made:
+                    self._made[portions] = self._checked(self._make(portions))
+        return self._made[portions]
 
     def work(self, portions: Portions) -> Work:
         """The same for a backend."""
