@@ -106,7 +106,7 @@ class Answering:
             given = tree.map(np.array, tuple(args))
         found, structure = tree.flatten_with_paths(given)
         if not self._batched:
-            return given, 1, None
+            return given, self._batcher.rows_max, None  # a batch by itself, which nothing is waited for
         sizes = {np.shape(leaf)[0] if np.ndim(leaf) else -1 for _, leaf in found}
         if len(sizes) != 1 or min(sizes) < 1:
             raise InputError(

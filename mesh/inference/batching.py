@@ -1,8 +1,9 @@
 """Batching: which requests are computed together, and when.  Pure.
 
 Requests of one kind (their arguments are alike but for the number of rows) may share a batch of up to `rows_max` rows.
-A batch is begun when it is full, or when its oldest request has waited `wait_s`; so long as `batches_max` are under way
-none is, and requests gather.  More than `queue_max` waiting requests are refused.  Times come with the calls.
+A batch is begun when it is full, when its oldest request has waited `wait_s`, or when more than `queue_max` wait beside
+it; so long as `batches_max` are under way none is, and requests gather.  Then more than `queue_max` are refused.  Times
+come with the calls.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Batcher:
 
     @property
     def full(self) -> bool:
-        return len(self.waiting) >= self.queue_max
+        """Whether a request has to be refused: nothing can be begun, and as many wait as may."""
+        return self.under_way >= self.batches_max and len(self.waiting) >= self.queue_max
 
     def add(self, request: Waiting) -> None:
         """A request comes; whoever calls has seen that there is room."""
@@ -51,7 +53,8 @@ class Batcher:
             return []
         for first in self.waiting.values():
             batch, full = self._with(first)
-            if full or now >= first.since_s + self.wait_s:
+            crowded = len(self.waiting) - len(batch) > self.queue_max
+            if full or crowded or now >= first.since_s + self.wait_s:
                 for request in batch:
                     del self.waiting[request.number]
                 self.under_way += 1

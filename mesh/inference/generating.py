@@ -83,7 +83,7 @@ class TokenStream:
 class Generating:
     """One model's batch, on the mesh's loop.  Steps go on while there are texts; close it to free what it holds.
 
-    `slots` texts at once (rounded up to a power of two), `queue` more may wait.
+    `slots` texts at once (rounded up to a power of two), `queue` more may wait while all slots are taken.
     """
 
     def __init__(
@@ -142,13 +142,13 @@ class Generating:
     def begin(
         self, prompt: Iterable[int], tokens_max: int, how: Sampling = GREEDY, ends: Iterable[int] | None = None
     ) -> TokenStream:
-        """Go on with a text; QueueFull at once if too many wait, InputError for tokens that the model does not have.
+        """Go on with a text; QueueFull at once if all slots are taken and too many wait, InputError for tokens that the model does not have.
 
         A text ends where the model has no more positions, if not before.
         """
         if self._closed:
             raise Cancelled("the model was unloaded")
-        if self.waiting >= self._queue:
+        if self._slots.free <= -self._queue:
             raise QueueFull(f"{self.waiting} texts wait already", next_step="Try again when some of them are done")
         tokens = tuple([int(token) for token in prompt])
         self._check(tokens, tokens_max)

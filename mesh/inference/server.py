@@ -33,8 +33,8 @@ Source = str | Path | Model | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a model is served: batches of up to `max_batch` rows, begun after `max_wait_ms` at the latest; `queue`
-    requests may wait, and as many texts.
+    """How a model is served: batches of up to `max_batch` rows, begun after `max_wait_ms` at the latest; beside what is
+    computed `queue` requests may wait, and as many texts.
 
     A language model has `replicas` running batches of `max_batch` texts, which fill the stages of a pipeline, and reads
     prompts in pieces of `chunk` tokens.  `batched` says whether the first axis of inputs and outputs is one of rows

@@ -110,6 +110,11 @@ class Slots:
         return sum(text is not None for text in self._texts)
 
     @property
+    def free(self) -> int:
+        """How many more texts there are slots for, those that wait counted."""
+        return bucket(self.slots_max) - self.active - len(self.waiting)
+
+    @property
     def idle(self) -> bool:
         return not self.active and not self.waiting
 

@@ -54,6 +54,23 @@ def test_no_more_are_under_way_than_may_be_and_what_waits_gathers() -> None:
     assert numbers(machine.take(9.0)) == [5]
 
 
+def test_a_small_queue_refuses_nobody_while_a_batch_can_be_begun() -> None:
+    machine = batcher(queue_max=1)
+    for number in range(5):
+        assert not machine.full
+        machine.add(Waiting(number, "a", 1, 0.0))
+    assert numbers(machine.take(0.0)) == [0, 1, 2, 3] and machine.take(0.0) == [] and not machine.full
+    machine.add(Waiting(5, "b", 1, 0.0))
+    assert machine.take(0.0) == [], "one waits, and one more may"
+    machine.add(Waiting(6, "c", 1, 0.0))
+    assert numbers(machine.take(0.0)) == [4], "more wait than may: the oldest is not made to wait for company"
+    assert machine.full and machine.leave(5) and machine.full and machine.leave(6) and not machine.full
+    machine.add(Waiting(7, "a", 1, 0.0))
+    assert machine.full and machine.take(9.0) == []
+    machine.done()
+    assert not machine.full and numbers(machine.take(9.0)) == [7]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_everybody_is_served_once_in_time_and_in_order_of_their_kind(seed: int) -> None:
     rng = random.Random(seed)

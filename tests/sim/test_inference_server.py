@@ -111,14 +111,39 @@ async def _crowded() -> None:
             if each not in refused:
                 np.testing.assert_allclose(await each, np.tanh(rows(seed) @ W), rtol=1e-5, atol=1e-6)
         await server.load_model("llama", golden_model("llama"), max_batch=1, queue=2)
-        replies = [server.generate("llama", [3, 4], max_new_tokens=4) for _ in range(2)]
-        with pytest.raises(QueueFull):
+        replies = [server.generate("llama", [3, 4], max_new_tokens=4) for _ in range(3)]
+        with pytest.raises(QueueFull, match="2 texts wait already|3 texts wait already"):
             server.generate("llama", [3, 4])
-        assert await replies[0].all() == await replies[1].all()
+        assert await replies[0].all() == await replies[1].all() == await replies[2].all()
 
 
 def test_a_full_queue_is_an_immediate_refusal() -> None:
     run(_crowded())
+
+
+async def _roomy() -> None:
+    async with await AsyncMesh.connect(MeshConfig()) as here, AsyncInferenceServer(here) as server:
+        await server.load_model("layer", layer, max_batch=8, queue=1, max_wait_ms=60_000)
+        found = await asyncio.gather(*(server.infer("layer", rows(seed)) for seed in range(8)))
+        for seed, array in enumerate(found):
+            np.testing.assert_allclose(array, np.tanh(rows(seed) @ W), rtol=1e-5, atol=1e-6)
+        (told,) = server.loaded_models()
+        assert told.batches == 1, "they were one batch"
+        await server.load_model("whole", lambda x: mnp.sum(x), batched=False, queue=1, max_wait_ms=60_000)
+        sums = await asyncio.gather(*(server.infer("whole", rows(seed)) for seed in range(5)))
+        assert [float(each) for each in sums] == pytest.approx([rows(seed).sum() for seed in range(5)], rel=1e-4)
+        await server.load_model("llama", golden_model("llama"), max_batch=3, replicas=2, queue=2)
+        replies = [server.generate("llama", [3, 4], max_new_tokens=4) for _ in range(8 + 2)]
+        for _ in range(2):
+            with pytest.raises(QueueFull):
+                server.generate("llama", [3, 4])
+        replies.pop().cancel()
+        replies.append(server.generate("llama", [3, 4], max_new_tokens=4))
+        assert len({tuple(await reply.all()) for reply in replies}) == 1
+
+
+def test_nobody_is_refused_while_there_is_room_however_small_the_queue() -> None:
+    run(_roomy())
 
 
 async def _cancelled() -> None:
