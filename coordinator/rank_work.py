@@ -1,15 +1,20 @@
 """The work of ranks: of an spmd node what each rank computes, what it is given, and how its results lie.  Pure.
 
+All ranks have one graph, and the blocks that their specs say.  Where the body branches by who a rank is, ranks that
+take other branches have graphs of their own (`wire/specialise.py`), and are given what those read.
+
 It knows no devices: who is which rank, and where operands come from, is the plan's (`ranks.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from wire.graph import GraphBuilder, WireGraph, const_value
-from wire.grids import block, coordinates, parts, spec_of
+from wire.grids import Axes, Sizes, block, coordinates, parts, spec_of
+from wire.narrow import Box, narrow
+from wire.specialise import specialise
 from wire.types import Attrs
 from wire.varying import Over, varying
 
@@ -20,17 +25,21 @@ Wanted = tuple[int, Window | None]  # a node's value, or a window of it
 
 
 class RankWork:
-    """An spmd node: its results' nodes, what each rank computes, what it is given, and how results lie."""
+    """An spmd node: its results' nodes, by rank what is computed and given, and how results lie.
 
-    def __init__(self, graph: WireGraph, group: Sequence[int]) -> None:
+    The values of params in `whole` are not cut down to what a rank reads of them.
+    """
+
+    def __init__(self, graph: WireGraph, group: Sequence[int], whole: Collection[str] = ()) -> None:
         node = graph.nodes[group[0]]
         attrs, body = node.attrs, node.attrs["body"]
         self.group, self.first = tuple(group), group[0]
         self.axes, self.sizes = attrs["axes"], attrs["sizes"]
-        self.operands: list[list[Wanted]] = [[] for _ in coordinates(self.sizes)]
+        given: list[list[Wanted]] = [[] for _ in coordinates(self.sizes)]
         builder = GraphBuilder()
         builder.blobs.update(graph.blobs)
         bindings: dict[str, int] = {}
+        uncut: set[str] = set()
         for operand, spec, inner in zip(node.inputs, attrs["in_specs"], body.inputs, strict=True):
             name, source = body.nodes[inner].attrs["name"], graph.nodes[operand]
             shape = graph.types[operand].shape
@@ -42,12 +51,16 @@ class RankWork:
             if source.op in ("const", "iota") and None in windows:  # every rank has it with its graph
                 bindings[name] = builder.add(source.op, **source.attrs)
                 continue
-            bindings[name] = builder.input(str(len(self.operands[0])), *body.types[inner])
-            for mine, window in zip(self.operands, windows, strict=True):
+            slot = str(len(given[0]))
+            bindings[name] = builder.input(slot, *body.types[inner])
+            if source.op == "spmd" or (source.op == "param" and source.attrs["name"] in whole):
+                uncut.add(slot)  # the others are cut where they are sent from
+            for mine, window in zip(given, windows, strict=True):
                 mine.append((operand, window))
         made = builder.graph(body, bindings)
         used = [graph.nodes[index].attrs["output"] for index in group]
-        self.graph = builder.build([made[output] for output in used])
+        alike = builder.build([made[output] for output in used])
+        self.graphs, self.operands = _apart(alike, self.axes, self.sizes, given, uncut)
         outs = [attrs["out_specs"][output] for output in used]
         self.results = [Blocks.of(graph.types[at].shape, out, attrs) for at, out in zip(group, outs, strict=True)]
         over = varying(body, [frozenset(axis for dim in spec_of(text) for axis in dim) for text in attrs["in_specs"]])
@@ -69,10 +82,50 @@ class RankWork:
         return (each for operands in self.operands for each in operands)
 
     @property
-    def need_bytes(self) -> int:
-        """What a rank holds."""
-        alone = Part(0, "", 0, "", self.graph, tuple(FromInput(str(slot)) for slot in range(len(self.operands[0]))))
-        return sum(memory_by_site([alone]).values())
+    def need_bytes(self) -> list[int]:
+        """What each rank holds."""
+        found = {graph: _held_bytes(graph) for graph in dict.fromkeys(self.graphs)}
+        return [found[graph] for graph in self.graphs]
+
+
+def _held_bytes(graph: WireGraph) -> int:
+    alone = Part(0, "", 0, "", graph, tuple(FromInput(str(slot)) for slot in range(len(graph.inputs))))
+    return sum(memory_by_site([alone]).values())
+
+
+def _apart(
+    graph: WireGraph, axes: Axes, sizes: Sizes, given: list[list[Wanted]], uncut: Collection[str]
+) -> tuple[tuple[WireGraph, ...], list[list[Wanted]]]:
+    """By rank what it computes, and what of what it could be `given` it is."""
+    found = specialise(graph, axes, sizes)
+    if all(each is graph for each in found):
+        return found, given
+    cut = {each: narrow(each, uncut) for each in dict.fromkeys(found)}
+    one: dict[WireGraph, WireGraph] = {}
+    numbered = {each: one.setdefault(again, again) for each, again in ((each, _numbered(cut[each][0])) for each in cut)}
+    operands = [
+        [_within(mine[int(slot)], box, graph.input_types[slot].shape) for slot, box in cut[each][1].items()]
+        for each, mine in zip(found, given, strict=True)
+    ]
+    return tuple(numbered[each] for each in found), operands
+
+
+def _numbered(graph: WireGraph) -> WireGraph:
+    """Its inputs named by their position."""
+    builder = GraphBuilder()
+    builder.blobs.update(graph.blobs)
+    inputs = enumerate(graph.input_types.items())
+    made = builder.graph(graph, {name: builder.input(str(place), *kind) for place, (name, kind) in inputs})
+    return builder.build(made, graph.output_names, graph.name)
+
+
+def _within(wanted: Wanted, box: Box, shape: tuple[int, ...]) -> Wanted:
+    """A box of what is wanted, which has that shape."""
+    (index, window), (starts, sizes) = wanted, box
+    if sizes == shape:
+        return wanted
+    first = window.starts if window else (0,) * len(shape)
+    return index, Window(tuple(map(int.__add__, first, starts)), sizes)
 
 
 @dataclass(frozen=True, slots=True)

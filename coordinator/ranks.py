@@ -1,16 +1,17 @@
 """Ranks: the plan of a graph with `spmd` nodes, each rank on a device of its own.  A pure function.
 
 Nodes are taken level by level: what is ordinary is placed as any graph is, on the workers of the ranks, and then come
-the ranks of every spmd node of that level, as one gang.  All ranks have the same graph; who they are is told beside it.
-A rank gets the block of an operand that its spec says: a window of an input or a param, what a rank of before made of
-exactly that block, or what an ordinary part cuts for it.  Plans with gangs are ordered: see worker/lanes.py.
+the ranks of every spmd node of that level, as one gang.  Who they are is told beside their graphs, so all have the same
+one, but for those that take other branches.  A rank gets the block of an operand that its spec says: a window of an
+input or a param, what a rank of before made of exactly that block, or what an ordinary part cuts for it.  Plans with
+gangs are ordered: see worker/lanes.py.
 
 An spmd inside a branch or a loop is computed by one device, as the nodes around it are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from wire.errors import PlacementError
@@ -45,12 +46,15 @@ from .rank_work import Blocks, RankWork, Wanted
 from .working_set import DUPLICATED
 
 
-def plan_ranks(graph: WireGraph, profiles: Profiles, strategy: str, sites: Sequence[Site] = ()) -> Plan:
+def plan_ranks(
+    graph: WireGraph, profiles: Profiles, strategy: str, sites: Sequence[Site] = (), state: Collection[str] = ()
+) -> Plan:
     """The plan; PlacementError with need and have where there are too few devices or too little memory.
 
-    `sites` are the devices by rank, if they are chosen; several ranks may share one if they exchange nothing.
+    `sites` are the devices by rank, if they are chosen; several ranks may share one if they exchange nothing.  Params
+    that are a `state` are read in the windows in which their next values are made.
     """
-    return _Draft(_without_inner_ranks(graph), profiles, sites).plan(strategy)
+    return _Draft(_without_inner_ranks(graph), profiles, sites, state).plan(strategy)
 
 
 def _without_inner_ranks(graph: WireGraph) -> WireGraph:
@@ -104,12 +108,12 @@ class _Held:
 class _Draft:
     """Parts as they are made, and where each value is that others need."""
 
-    def __init__(self, graph: WireGraph, profiles: Profiles, given: Sequence[Site] = ()) -> None:
+    def __init__(self, graph: WireGraph, profiles: Profiles, given: Sequence[Site], state: Collection[str]) -> None:
         self._graph = graph
         self._profiles = profiles
         self._levels = _levels(graph)
         self._gangs_of: list[RankWork] = [
-            RankWork(graph, group) for first, group in graph.siblings.items() if graph.nodes[first].op == "spmd"
+            RankWork(graph, group, state) for first, group in graph.siblings.items() if graph.nodes[first].op == "spmd"
         ]
         self._together = len(set(given)) == len(given)  # else ranks that exchange nothing, several of them on a device
         self._sites = _given(self._gangs_of, given, profiles) if given else _sites(self._gangs_of, profiles)
@@ -227,14 +231,14 @@ class _Draft:
 
     def _place_ranks(self, ranks: RankWork) -> None:
         sites = self._sites[ranks.axes, ranks.sizes]
-        seconds = [site.seconds(ranks.graph) for site in sites]
+        seconds = [site.seconds(graph) for site, graph in zip(sites, ranks.graphs, strict=True)]
         first = len(self._parts)
-        for rank, site in enumerate(sites):
+        for rank, (site, graph) in enumerate(zip(sites, ranks.graphs, strict=True)):
             sources = tuple(self._source(each, site) for each in ranks.operands[rank])
             worker, device = site.worker, site.device
             self._parts.append(
                 Part(
-                    first + rank, worker.node_id, device.index, device.engine, ranks.graph, sources, seconds[rank],
+                    first + rank, worker.node_id, device.index, device.engine, graph, sources, seconds[rank],
                     device.slower,
                 )
             )  # fmt: skip
@@ -244,9 +248,10 @@ class _Draft:
             self._held[index] = _Held(ranks.results[slot], made, ranks.alike[slot])
         if not self._together:
             return
-        sent = exchanged_bytes(ranks.graph, len(sites))
+        graph = ranks.graphs[0]  # all of them meet in the same
+        sent = exchanged_bytes(graph, len(sites))
         nodes = [site.worker.node_id for site in sites]
-        shared_s = exchange_s(ranks.graph, ranks.axes, ranks.sizes, nodes, self._profiles)
+        shared_s = exchange_s(graph, ranks.axes, ranks.sizes, nodes, self._profiles)
         rates = sending_rates(nodes, self._profiles)
         slower = self._profiles.exchange_factor(nodes)
         self._gangs.append(Gang(tuple(numbers), ranks.axes, ranks.sizes, shared_s, sent, rates, slower))
@@ -345,6 +350,10 @@ class _Draft:
                 f"the ranks of the grid {grid} each have a device, on {where}; they send each other "
                 f"{gang.sent_bytes} bytes per call, predicted {gang.seconds * 1e3:.3g} ms"
             )
+            mine = [plan.parts[part] for part in gang.parts]
+            if any(part.graph is not mine[0].graph for part in mine):
+                took = ", ".join(f"{part.seconds * 1e3:.3g} ms on {names[part.node]}" for part in mine)
+                reasons.append(f"they do not compute the same, and are predicted to take {took}")
         return tuple(reasons[:REASONS_MAX])
 
 
@@ -357,7 +366,12 @@ def _sites(gangs: Sequence[RankWork], profiles: Profiles) -> dict[tuple[Axes, Si
     for ranks in gangs:
         by_grid.setdefault((ranks.axes, ranks.sizes), []).append(ranks)
     return {
-        grid: sites_for([each.graph for each in mine], *grid, profiles, max(each.need_bytes for each in mine))
+        grid: sites_for(
+            list(zip(*[each.graphs for each in mine], strict=True)),
+            *grid,
+            profiles,
+            list(map(max, zip(*[each.need_bytes for each in mine], strict=True))),
+        )
         for grid, mine in by_grid.items()
     }
 
@@ -367,7 +381,8 @@ def _given(
 ) -> dict[tuple[Axes, Sizes], tuple[Site, ...]]:
     """The same, for sites that somebody else chose; PlacementError if one of them cannot compute its ranks."""
     for ranks in gangs:
-        lacking = set(given) - set(able([ranks.graph], profiles))
+        fit = {graph: set(able([graph], profiles)) for graph in dict.fromkeys(ranks.graphs)}
+        lacking = {site for site, graph in zip(given, ranks.graphs, strict=True) if site not in fit[graph]}
         if lacking:
             names = ", ".join(sorted(site.worker.name for site in lacking))
             raise PlacementError(f"some of the ranks' ops are not supported by {names}")

@@ -75,6 +75,7 @@ def _flat(graph: WireGraph) -> WireGraph:
     if not any(node.op == "composite" and node.attrs["body"].free_axes for node in graph.nodes):
         return graph
     builder = GraphBuilder()
+    builder.blobs.update(graph.blobs)
     placed: list[int] = []
     for node in graph.nodes:
         operands = [placed[index] for index in node.inputs]
@@ -101,6 +102,7 @@ class _Making:
         self._meetings: dict[int, list[int]] = {}  # by their first node in the body, the nodes here
         self._first_of = _first_of(body)
         self._before = dict(zip(together[1:], together[:-1], strict=True)) if together else {}
+        self._builder.blobs.update(body.blobs)
         given = [self._builder.input(name, *kind) for name, kind in body.input_types.items()]
         placed = self._place(body, given, (), self._walk())
         outputs = [placed[index] for index in body.outputs]

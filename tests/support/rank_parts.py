@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.ranks import wires_in_memory
+from support.ranks import HANGS_S, wires_in_memory
 
 from wire.graph import WireGraph
 from wire.grids import block, coordinates, parts, spec_of
@@ -29,35 +29,42 @@ def by_ranks(
     attrs = nodes[0].attrs
     axes, sizes, places = attrs["axes"], attrs["sizes"], coordinates(attrs["sizes"])
     operands = [given[graph.nodes[index].attrs["name"]] for index in nodes[0].inputs]
-    engines: list[Engine] = [first or CpuEngine(), *(CpuEngine() for _ in places[1:])]
-    mine = bodies or [attrs["body"]] * len(places)
-    executables = [engine.compile(body) for engine, body in zip(engines, mine, strict=True)]
-    wires = wires_in_memory(len(places))
-    results: list[Any] = [None] * len(places)
-
-    def work(rank: int) -> None:
-        ranks = Ranks(wires[rank], axes, sizes, rank)
-        for tag in (1, 2):
-            ranks.begin(tag, never)
-            blocks = [
-                part(whole, text, axes, sizes, places[rank])
-                for whole, text in zip(operands, attrs["in_specs"], strict=True)
-            ]
-            results[rank] = engines[rank].run(executables[rank], blocks, never, ranks)
-            ranks.end()
-
-    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(1, len(places))]
-    for thread in threads:
-        thread.start()
-    work(0)
-    for thread in threads:
-        thread.join(60.0)
+    blocks = [
+        [part(whole, text, axes, sizes, at) for whole, text in zip(operands, attrs["in_specs"], strict=True)]
+        for at in places
+    ]
+    results = each_by_itself(bodies or [attrs["body"]] * len(places), blocks, axes, sizes, first)
     found = []
     for node in nodes:
         output = node.attrs["output"]
         text = attrs["out_specs"][output]
         found.append(whole_of([result[output] for result in results], text, axes, sizes, places))
     return found
+
+
+def each_by_itself(
+    bodies: Sequence[WireGraph], given: Sequence[list[Array]], axes: Any, sizes: Any, first: Engine | None = None
+) -> list[list[Array]]:
+    """What each rank of a grid makes with its own graph of its own inputs, twice."""
+    engines: list[Engine] = [first or CpuEngine(), *(CpuEngine() for _ in bodies[1:])]
+    executables = [engine.compile(body) for engine, body in zip(engines, bodies, strict=True)]
+    wires = wires_in_memory(len(bodies))
+    results: list[Any] = [None] * len(bodies)
+
+    def work(rank: int) -> None:
+        ranks = Ranks(wires[rank], axes, sizes, rank)
+        for tag in (1, 2):
+            ranks.begin(tag, never)
+            results[rank] = engines[rank].run(executables[rank], given[rank], never, ranks)
+            ranks.end()
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(1, len(bodies))]
+    for thread in threads:
+        thread.start()
+    work(0)
+    for thread in threads:
+        thread.join(HANGS_S)
+    return results
 
 
 def part(whole: Array, text: str, axes: Any, sizes: Any, at: Any) -> Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from support.rank_parts import each_by_itself
 
 from coordinator.dispatch import counts, outputs
 from coordinator.plan import FromInput, FromParam, FromPart, Gang, Part, Plan, Source
@@ -51,10 +52,14 @@ def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
 
 
 def _together(parts: Sequence[Part], gang: Gang, value: Value) -> dict[FromPart, NDArray[Any]]:
-    """What the ranks of a gang make, all in one graph."""
+    """What the ranks of a gang make: all in one graph, or each by itself where they have graphs of their own."""
     graph, builder = parts[0].graph, GraphBuilder()
-    assert all(part.graph == graph for part in parts), "ranks have unlike graphs"
     assert len({(part.node, part.device) for part in parts}) == len(parts), "two ranks on one device"
+    if any(part.graph != graph for part in parts):
+        fed = [[value(part.index, slot, source) for slot, source in enumerate(part.sources)] for part in parts]
+        results = each_by_itself([part.graph for part in parts], fed, gang.axes, gang.sizes)
+        return {FromPart(part.index, slot): array for part, made in zip(parts, results, strict=True)
+                for slot, array in enumerate(made)}  # fmt: skip
     given: dict[str, NDArray[Any]] = {}
     placed: list[list[int]] = []
     for slot, index in enumerate(graph.inputs):
