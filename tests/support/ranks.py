@@ -24,6 +24,7 @@ from worker.collectives.mailbox import LETTER_BYTES, LETTERS, Inbox, Outbox, Pat
 from worker.collectives.wires import Wire, Wires
 
 Body = Callable[..., Any]  # (group, *arguments), at module level where ranks are processes
+HANGS_S = 240.0  # nothing here takes so long, however busy the machine
 
 
 def in_threads(n: int, body: Body, letters: int = 4, letter_bytes: int = 256, tag: int = 1, **how: Any) -> list[Any]:
@@ -62,7 +63,7 @@ def on_wires(wires: Sequence[Wires], body: Body, tag: int = 1, ranks: int = 0, *
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60.0)
+        thread.join(HANGS_S)
     assert not any(thread.is_alive() for thread in threads), "ranks wait for each other"
     return results
 
