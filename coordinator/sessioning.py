@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
 from wire.limits import MIB
 from wire.messages import CancelStep, PlanKey, Ran, Snapshot, Snapshotted
+from wire.portions import Portions
 from wire.redundancy import copies_of
 from wire.sharedmem import SharedDir
 from wire.strategies import Pipeline, Split, strategy_of
@@ -31,7 +31,7 @@ from wire.types import TensorType
 from . import dispatch
 from . import session_events as ev
 from .deploying import Deploying
-from .elastic import Arrays, Elastic, Given, Planned, arrays_of, bytes_of
+from .elastic import WORTH, Arrays, Elastic, Given, Planned, arrays_of, bytes_of
 from .explain import as_error, explain
 from .feeding import Begun, begin, outcome
 from .held import HeldTensors
@@ -47,6 +47,7 @@ from .session_plan import SessionQuestion, Stateful, check_carried, meanwhile, s
 from .session_shares import Shares
 from .sessions import Policy, SessionState
 from .spans import SPANS_MAX, Span
+from .stragglers import Stragglers
 from .timeline import as_it_runs
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -55,6 +56,7 @@ BETTER = 0.8  # of the present plan's time per step: what is worth a move
 AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
 SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
 SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with it
+FOUND_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan, when it is looked how fast workers were found to be
 AHEAD_PAUSE_S = 0.3  # before each plan that may never be needed: making its program slows this process down
 AHEAD_AFTER = 10  # times as long as the present plan took to be made: a small share of the time of all steps till then
 PLANNED_HERE_S = 0.05  # a plan that takes less is not worth another process
@@ -78,7 +80,7 @@ class Surroundings:
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     tell: Callable[[str, str, str, int], None]
     alone_s: float
-    slow: Callable[[], Iterable[tuple[tuple[str, int], float]]]  # devices that are slower than they were
+    stragglers: Stragglers
     guarded: Callable[[Program, Plan], None]  # all workers of a plan have what it needs
     ran: Callable[[Hashable, str, Plan, Ran, float], int]  # as `Pacing.session_ran`
 
@@ -137,7 +139,7 @@ class _Deployment:
     holders: Holders
     plan: Plan | None = None
     program: Program | None = None  # that the plan is of
-    workers: int = 0  # that it is for, in an elastic session
+    portions: Portions = 0  # that it is for, in an elastic session
     deployed: set[str] = field(default_factory=set)
     feeds: dict[str, tuple[dispatch.Fed, ...]] = field(default_factory=dict)
     pieces: Mapping[tuple[int, int], FromState] = field(default_factory=dict)
@@ -270,8 +272,7 @@ class Session:
         before, self._nodes = self._nodes, self._around.usable()
         self._lost |= bool(before - self._nodes)
         self.feed(ev.NodesChanged(self._nodes, error))
-        if self._looking is None and self._nodes - before:
-            self._looking = self._spawn(self._look_for_better())
+        self._look(bool(self._nodes - before))
 
     def _do(self, actions: Iterable[ev.Action]) -> None:
         for action in actions:
@@ -294,6 +295,16 @@ class Session:
         verdicts = self._around.ran(step, action.node, deployment.plan, answer, took_s)
         if verdicts != self._verdicts and self._looking is None:
             self._verdicts = verdicts
+            self._look()
+        self._look(self._by_speed and action.step in FOUND_AFTER)
+
+    @property
+    def _by_speed(self) -> bool:
+        """Whether faster workers may have more of a batch."""
+        return self._elastic is not None and self._elastic.pieces > 0
+
+    def _look(self, wanted: bool = True) -> None:
+        if wanted and self._looking is None:
             self._looking = self._spawn(self._look_for_better())
 
     async def _look_for_better(self) -> None:
@@ -315,12 +326,13 @@ class Session:
         if now is None:
             return
         other = (await self._planned(nodes)).plan
-        profiles = self._around.profiles(self._around.usable())
+        profiles = self._profiles(self._around.usable())
         now_s, then_s = as_it_runs(now, profiles), as_it_runs(other, profiles)
         wider = (self._program.strategy != "auto" or self._elastic is not None) and len(dispatch.nodes(other)) > len(
             dispatch.nodes(now)
         )
-        if self.plan is now and (wider or then_s < BETTER * now_s):
+        better = BETTER if self._elastic is None else WORTH
+        if self.plan is now and (wider or then_s < better * now_s):
             self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
             self._lost = False
             self.feed(ev.BetterPlan())
@@ -331,15 +343,21 @@ class Session:
         self.plans[action.generation] = _Deployment(action.contents, action.holders)
         self._spawn(self._plan(action))
 
-    async def _planned(self, nodes: Iterable[str], ahead: bool = False) -> Planned:
-        """The plan for these workers; one made `ahead` takes its time, but none of this process where it is long."""
+    def _profiles(self, nodes: Iterable[str]) -> Profiles:
+        """Of ranks that have shares by speed also as fast as they were found to be."""
         profiles = self._around.profiles(nodes)
-        plan = partial(self._plan_ahead if ahead else self._session_plan, profiles)
+        return self._around.stragglers.as_found(profiles) if self._by_speed else profiles
+
+    async def _planned(self, nodes: Iterable[str], soon: bool = False, ahead: bool = False) -> Planned:
+        """The plan for these workers; one made `ahead` takes its time, but none of this process where it is long."""
+        profiles = self._profiles(nodes)
+        plan = self._plan_ahead if ahead else self._session_plan
         if self._elastic is not None:
-            return await self._without_slow(profiles, await self._elastic.planned(profiles, plan), self._elastic)
+            found = await self._elastic.planned(profiles, plan, soon)
+            return found if self._by_speed else await self._without_slow(profiles, found, self._elastic)
         program = self._program
         try:
-            return Planned(0, program, await plan(program))
+            return Planned(0, program, await plan(program, profiles))
         except PlacementError as error:
             asked = strategy_of(program.strategy)
             if not (self.committed and isinstance(asked, Split | Pipeline)):
@@ -347,33 +365,33 @@ class Session:
             least = await asyncio.to_thread(meanwhile, program.graph, profiles, asked, self._stateful, error)
             return Planned(0, program, least)
 
-    async def _session_plan(self, profiles: Profiles, program: Program) -> Plan:
+    async def _session_plan(self, program: Program, profiles: Profiles) -> Plan:
         began_s = self._loop.time()
-        plan = await asyncio.to_thread(self._question(profiles, program).answer)
+        plan = await asyncio.to_thread(self._question(program, profiles).answer)
         self._planning_s = self._loop.time() - began_s
         return plan
 
-    async def _plan_ahead(self, profiles: Profiles, program: Program) -> Plan:
+    async def _plan_ahead(self, program: Program, profiles: Profiles) -> Plan:
         if self._planning_s < PLANNED_HERE_S:
-            return await self._session_plan(profiles, program)
-        data = await self._around.planning.answer_ahead(self._question(profiles, program))
+            return await self._session_plan(program, profiles)
+        data = await self._around.planning.answer_ahead(self._question(program, profiles))
         if data is None:
             raise PlacementError("there is no plan for the workers that would be left")
         plan = await asyncio.to_thread(plan_from, data, program.graph, self._graphs)
         self._graphs = (plan.graph, *(part.graph for part in plan.parts))
         return plan
 
-    def _question(self, profiles: Profiles, program: Program) -> SessionQuestion:
+    def _question(self, program: Program, profiles: Profiles) -> SessionQuestion:
         return SessionQuestion(program.graph, program.strategy, profiles, self._stateful)
 
     async def _without_slow(self, profiles: Profiles, found: Planned, elastic: Elastic) -> Planned:
         """The plan of those whose devices are as fast as they were, where that is better than one for all."""
-        slow = {node for (node, _), _ in self._around.slow()}
+        slow = {node for (node, _), _ in self._around.stragglers.slow()}
         well = [each.node_id for each in profiles.workers if each.node_id not in slow]
         if not well or len(well) == len(profiles.workers):
             return found
-        theirs = self._around.profiles(well)
-        fewer = await elastic.planned(theirs, partial(self._session_plan, theirs))
+        theirs = self._profiles(well)
+        fewer = await elastic.planned(theirs, self._session_plan)
         return fewer if as_it_runs(fewer.plan, profiles) < BETTER * as_it_runs(found.plan, profiles) else found
 
     async def _look_ahead(self, nodes: frozenset[str]) -> None:
@@ -403,7 +421,7 @@ class Session:
     async def _plan(self, action: ev.MakePlan) -> None:
         deployment = self.plans[action.generation]
         try:
-            planned = await self._staying(action) or await self._planned(action.nodes)
+            planned = await self._staying(action) or await self._planned(action.nodes, self._before is not None)
             plan = planned.plan
             wanted = {piece for node in dispatch.nodes(plan) for piece in dispatch.states_of(plan, node)}
             if deployment.contents is not None and not wanted <= deployment.contents.keys():
@@ -414,7 +432,7 @@ class Session:
         if action.generation not in self.plans:
             self._let_gathered_go(deployment)
             return
-        deployment.workers, deployment.program = planned.workers, planned.program
+        deployment.portions, deployment.program = planned.portions, planned.program
         plan = replace(
             plan, reasons=(*plan.reasons, *sentences(plan, self._around.profiles(action.nodes), self._policy.copies))
         )
@@ -460,6 +478,7 @@ class Session:
             if deployment.deployed >= dispatch.nodes(deployment.plan):
                 self._before = deployment.plan
                 self._around.guarded(deployment.program, deployment.plan)
+                self._look(self._by_speed)  # what it goes by was wanted soon
             self.feed(ev.DeployDone(action.generation, action.node))
             if self._elastic is not None and self._ahead is None:
                 self._ahead = self._spawn(self._look_ahead(self._nodes))
@@ -526,7 +545,7 @@ class Session:
             member.link.notify(CancelStep(PlanKey(self._around.epoch(), action.generation), action.step))
 
     def _inputs(self, number: int, deployment: _Deployment) -> Arrays:
-        return arrays_of(self._feeds[number], deployment.workers)
+        return arrays_of(self._feeds[number], deployment.portions)
 
     def _reject(self, action: ev.Reject) -> None:
         self._ran_by.pop(action.number, None)

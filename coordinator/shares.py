@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from wire.errors import PlacementError
 from wire.graph import WireGraph
 from wire.ops import COLLECTIVES, inner_graphs
+from wire.portions import handed_out
 from wire.simplify import simplify
 from wire.strategies import DataParallel
 
@@ -77,15 +78,11 @@ def unlike(profiles: Profiles) -> bool:
 
 
 def _shared_out(graph: WireGraph, profiles: Profiles, ranks: int) -> Sharing:
-    """One share after the other to whoever would be done with it first."""
     each_s = [share_s / ranks for share_s in _whole_s(graph, profiles)]
     begin_s = [profiles.link(CLIENT, worker.node_id).latency_s for worker in profiles.workers]
-    shares = [0] * len(each_s)
-    for _ in range(ranks):
-        ends = [begin + (share + 1) * each for begin, share, each in zip(begin_s, shares, each_s, strict=True)]
-        shares[ends.index(min(ends))] += 1
+    shares = handed_out(begin_s, each_s, ranks)
     busy = (begin + share * each for begin, share, each in zip(begin_s, shares, each_s, strict=True) if share)
-    return Sharing(tuple(shares), max(busy))
+    return Sharing(shares, max(busy))
 
 
 def _whole_s(graph: WireGraph, profiles: Profiles) -> Iterator[float]:

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from .plan import Part, Plan
-from .profile import DeviceProfile, WorkerProfile
+from .profile import DeviceProfile, Profiles, WorkerProfile
 
 Site = tuple[str, int]  # node, device
 BASE_S = 0.002  # added to either side: what takes no time says more about the machine's noise than about the device
@@ -50,6 +50,7 @@ class _Site:
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))  # of what work takes now to good runs
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # the same while it is well
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs to what was predicted
+    as_rank: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # the same of what ranks compute
     slowness: float = 1.0
 
 
@@ -87,6 +88,22 @@ class Stragglers:
         """As measured, but for devices that are slower of late, or were found not to be as fast as measured."""
         devices = (each.slowed(self._factor((worker.node_id, each.index), each)) for each in worker.devices)
         return replace(worker, devices=tuple(devices))
+
+    def as_found(self, profiles: Profiles) -> Profiles:
+        """Workers `as_it_runs`, each device also as far off what is predicted as its own runs as a rank were, if it had
+        enough: all ranks have had them, so nobody looks slower for having been tried."""
+        workers = (
+            replace(each, devices=tuple(device.slowed(self._own_factor(each, device)) for device in each.devices))
+            for each in profiles.workers
+        )
+        return replace(profiles, workers=tuple(workers))
+
+    def _own_factor(self, worker: WorkerProfile, device: DeviceProfile) -> float:
+        at = worker.node_id, device.index
+        own, kind = self._sites.get(at), self._kind_of.get(at)
+        if own is None or len(own.as_rank) < LEARNT_MIN:
+            return 1.0
+        return _rounded(_good(own.as_rank) / (kind.learnt if kind else 1.0))
 
     def _factor(self, at: Site, device: DeviceProfile) -> float:
         figures = device.engine, device.adapter, device.gflops, device.gbytes_per_s
@@ -180,6 +197,10 @@ class Stragglers:
         predicted_s = sum(plan.parts[part].seconds / plan.parts[part].slower for part in seconds)
         if predicted_s > 0 and site.slowness == 1.0 and well:
             site.errors.append(sum(seconds.values()) / predicted_s)
+            ranks = seconds.keys() & plan.ranks.keys()
+            alike_s = sum(plan.parts[part].seconds / plan.parts[part].slower for part in ranks)
+            if alike_s >= BASE_S:
+                site.as_rank.append(sum(seconds[part] for part in ranks) / alike_s)
             if predicted_s >= BASE_S and at in self._kind_of:
                 self._learn(self._kind_of[at], sum(seconds.values()) / predicted_s)
 

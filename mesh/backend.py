@@ -67,6 +67,7 @@ class Others(Protocol):
 
     most: int
     pieces: int
+    everybody: bool
 
     def work(self, portions: Portions) -> Work:
         """In any thread, as it may take its time."""

@@ -23,12 +23,20 @@ from .stepping import Stepping
 class Elastic:
     """`make(portions)` traces the step for them, for up to `most` workers; the first is for so many `workers`.
 
-    A batch can be cut into `pieces` at most, 0 where workers have even shares of it whatever their speed is.
+    A batch can be cut into `pieces` at most, 0 where workers have even shares of it whatever their speed is.  With
+    `everybody` no worker is left out because it is slow.
     """
 
-    def __init__(self, make: Callable[[Portions], Stepping], workers: int, most: int, pieces: int = 0) -> None:
+    def __init__(
+        self,
+        make: Callable[[Portions], Stepping],
+        workers: int,
+        most: int,
+        pieces: int = 0,
+        everybody: bool = False,
+    ) -> None:
         self.most = most
-        self.pieces = pieces
+        self.pieces, self.everybody = pieces, everybody
         self.first = make(workers)
         self._make = make
         self._made: dict[Portions, Stepping] = {workers: self.first}

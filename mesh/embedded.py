@@ -24,6 +24,7 @@ from coordinator.sessions import Policy
 from wire.credentials import Credentials
 from wire.graph import WireGraph
 from wire.identity import identity_here
+from wire.portions import Portions
 from wire.reports import Event
 from wire.sharedmem import SharedDir
 from wire.transport import Endpoint
@@ -94,10 +95,10 @@ class Embedded:
         return opened
 
     def _elastic(self, others: Others) -> Elastic:
-        async def make(workers: int) -> Program:
-            return self._program(await asyncio.to_thread(others.work, workers))
+        async def make(portions: Portions) -> Program:
+            return self._program(await asyncio.to_thread(others.work, portions))
 
-        return Elastic(others.most, make)
+        return Elastic(others.most, make, others.pieces, others.everybody)
 
     def forget(self, work: Work) -> None:
         for session in [session for session, its in self._sessions.items() if its is work]:

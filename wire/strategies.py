@@ -120,19 +120,21 @@ RANKS_MAX = 4096
 @dataclass(frozen=True, slots=True)
 class DataParallel(Split):
     """Each rank has a share of the batch and all params.  `inputs` names the arguments that are batches, all inputs
-    where it is empty; they are split along their first dimension.  With `by_speed` faster workers have more of equal
-    shares, which a program allows whose ranks exchange nothing."""
+    where it is empty; they are split along their first dimension.
+
+    With `by_speed` faster workers have more of equal shares, which a program allows whose ranks exchange nothing.  A
+    trainer gives them more rows where that is faster, unless it is False."""
 
     inputs: tuple[str, ...] = ()
-    by_speed: bool = False
+    by_speed: bool | None = None
     word = "data"
     axis = "data"
 
     def __post_init__(self) -> None:
         Split.__post_init__(self)
         _check_names(self.inputs)
-        if type(self.by_speed) is not bool:
-            raise InputError(f"by_speed is True or False, not {self.by_speed!r}")
+        if type(self.by_speed) not in (bool, type(None)):
+            raise InputError(f"by_speed is True, False or None, not {self.by_speed!r}")
 
 
 @dataclass(frozen=True, slots=True)

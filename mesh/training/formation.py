@@ -67,6 +67,8 @@ class Choice:
     strategy: str
     whole: bool = False
     elastic: int = 0  # how many ranks there may be, where their number may change on the way
+    by_speed: bool = False  # whether faster ranks may have more rows
+    asked: bool = False  # whether it is the number of ranks that was asked for
 
 
 def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None, begun: bool) -> Choice:
@@ -86,7 +88,9 @@ def choose(recipe: Recipe, strategy: Strategy, live: int, most: int | None, begu
             )
         ranks, most = max(1, min(asked or workers, workers)), min(asked or most or RANKS_MAX, RANKS_MAX)
         # auto: one worker goes on alone if others die
-        return Choice(ranks, "auto" if ranks > 1 else "single", elastic=0 if recipe.compression else most)
+        by_speed = not (isinstance(strategy, DataParallel) and strategy.by_speed is False)
+        elastic = 0 if recipe.compression else most
+        return Choice(ranks, "auto" if ranks > 1 else "single", False, elastic, by_speed, asked > 0)
     if apart:
         raise InputError(
             "deterministic training and compression of gradients are of data parallelism",
@@ -137,6 +141,8 @@ def form(
             lambda portions: traced(portions, Ranks().text if ranks_of(portions) > 1 else "single"),
             choice.ranks,
             choice.elastic,
+            (recipe.shards or data.batch_size) if choice.by_speed else 0,
+            choice.asked,
         )
         session = mesh.elastic_session(made, copies, every)
         return Together(session, True, lambda rows: session.begin(partial(_for, recipe, data, rows), bytes_of(rows)))

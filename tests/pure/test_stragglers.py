@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from support.profiles import device, worker
+from support.profiles import device, near, worker
 
-from coordinator.plan import Part, Plan
+from coordinator.plan import Gang, Part, Plan
 from coordinator.stragglers import BASE_S, LEARNT_MIN, SEEN_MIN, SLOWNESS_MAX, WINDOW, Stragglers
 from wire.dtypes import F32
 from wire.graph import GraphBuilder, WireGraph
@@ -207,3 +208,14 @@ def test_a_device_that_is_less_slow_than_it_was_is_found_to_be_so_by_its_work_of
     assert seen.slowness(A) == 1, "a third is taken for well, for now"
     run(seen, on(A), *[0.3] * 3)
     assert seen.slowness(A) == pytest.approx(2.83, rel=0.01)
+
+
+def test_ranks_are_as_fast_as_their_own_runs_say_and_other_parts_say_nothing_of_them() -> None:
+    seen, machines = Stragglers(), near(*(worker(n, device(0, 50.0, 10.0)) for n in range(2)))
+    ranks = [Part(n, f"node-{n}", 0, "cpu", graph(), (), 0.1) for n in range(2)]
+    gang = Gang((0, 1), ("x",), (2,), 0.0, 0)
+    made = replace(plan(*ranks, Part(2, "node-0", 0, "cpu", graph(2), (), 0.1)), gangs=(gang,))
+    for _ in range(LEARNT_MIN):
+        assert seen.as_found(machines) == machines, "too early"
+        assert not seen.took(made, {0: 0.1, 2: 0.4}, 1) and not seen.took(made, {1: 0.2}, 1)
+    assert [each.devices[0].slower for each in seen.as_found(machines).workers] == [1.0, 2.0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mesh.numpy as mnp
-from mesh import DistributedTrainer, Mesh, optim, tree, value_and_grad
+from mesh import DataParallel, DistributedTrainer, Mesh, optim, tree, value_and_grad
 from mesh.training import Callback, StepReport
 
 SOON = 60  # steps within which the work has moved
@@ -43,7 +43,8 @@ class Pace(Callback):
 
 def fitted(workers: int, slow: bool) -> tuple[Any, list[str]]:
     """The weights after some steps, and what was planned on the way."""
-    trainer = DistributedTrainer(loss, FIRST, optimizer=optim.sgd(0.1), deterministic=True)
+    strategy = DataParallel(by_speed=False)  # test_shares_by_speed.py has the other
+    trainer = DistributedTrainer(loss, FIRST, optimizer=optim.sgd(0.1), strategy=strategy, deterministic=True)
     with Mesh.builder().mesh("sim").simulate(workers, gflops=GFLOPS).build() as mesh:
         planned: list[str] = []
         mesh.watch(lambda event: planned.append(event["text"]) if event["kind"] == "planned" else None)
