@@ -62,7 +62,7 @@ def main() -> float:
     new = np.arange(len(x)) % TESTED == 0
     epochs, rows = 6, int(np.sum(~new))
     trainer = DistributedTrainer(loss, first_params(), optimizer=optim.adam(5e-3), strategy=mesh.DataParallel())
-    with Mesh.builder().local(3, engine="cpu").build() as m:
+    with Mesh.builder().local(3, engine="cpu").node_timeout(20).build() as m:
         killing = Killing(m.nodes[1].pid, 40)
         data = m.put((x[~new], y[~new]))  # workers hold it: a step sends places
         history = trainer.distribute(m).fit(data, epochs=epochs, batch_size=64, callbacks=[killing], progress=True)

@@ -40,7 +40,7 @@ def main() -> float:
     x = np.linspace(-np.pi, np.pi, 500, dtype=np.float32)[:, None]
     trainer = DistributedTrainer(loss, first_params(), optimizer=optim.adam(optim.cosine(3e-2, 256)),
                                  strategy=mesh.DataParallel())  # fmt: skip
-    with Mesh.builder().local(3, engine="cpu").build() as m:
+    with Mesh.builder().local(3, engine="cpu").node_timeout(20).build() as m:
         history = trainer.distribute(m).fit((x, np.sin(x)), epochs=16, batch_size=32, progress=True)
     error = float(np.mean(np.asarray(predict(trainer.params, x) - np.sin(x)) ** 2))
     assert error < 1e-3, error

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import Daemon, daemon, environment, jobs, node_states, wait_for
+from support.commands import PATIENT_S, Daemon, daemon, environment, jobs, node_states, wait_for
 from support.fault_proxy import DOWN, UP, FaultProxy
 
 import mesh.numpy as mnp
@@ -30,7 +30,8 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("XDG_STATE_HOME", env["XDG_STATE_HOME"])  # where this process, as a client, is a member
-        made = stack.enter_context(daemon("coord", "serve", *port, env=env, log=folder / "coordinator.log"))
+        serve = ("coord", "serve", *port, "--node-timeout", f"{PATIENT_S:g}")
+        made = stack.enter_context(daemon(*serve, env=env, log=folder / "coordinator.log"))
         words = ("worker", *port, "--device", "cpu", "--peer", made.address)
         stack.enter_context(daemon(*words, env=env, log=folder / "worker.log"))
         wait_for(lambda: "healthy" in node_states(made).values())

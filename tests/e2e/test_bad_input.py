@@ -12,7 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, Daemon, client_of, daemon, environment, node_states, run, wait_for
+from support.commands import (
+    PATIENT_S,
+    Daemon,
+    client_of,
+    daemon,
+    environment,
+    node_states,
+    run,
+    until_they_work,
+    wait_for,
+)
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors, trace
@@ -164,9 +174,9 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
         builder = Mesh.builder().mesh("names")
         for each in (first, second, third):
             builder = builder.node(each.address)
-        with builder.build() as mesh:
+        with builder.node_timeout(PATIENT_S).build() as mesh:
             assert sorted(node.name for node in mesh.nodes) == ["twin", "twin-2", "twin-3"]
-            mesh.run(lambda x: (mnp.tanh(x @ x.T) @ x) * 2, X, strategy="pipeline")
+            until_they_work(mesh, 3, lambda: mesh.run(lambda x: (mnp.tanh(x @ x.T) @ x) * 2, X, strategy="pipeline"))
             assert sorted(mesh.report().workers) == ["twin", "twin-2", "twin-3"]
 
 
@@ -244,7 +254,9 @@ def test_a_cache_that_is_damaged_or_gone_is_filled_again(tmp_path: Path) -> None
     weights = np.random.default_rng(0).standard_normal((512, 512)).astype(np.float32)
 
     def build() -> Mesh:
-        return Mesh.builder().mesh("cache").local(1, "cpu", cache_dir=tmp_path / "cache").build()
+        return (
+            Mesh.builder().mesh("cache").local(1, "cpu", cache_dir=tmp_path / "cache").node_timeout(PATIENT_S).build()
+        )
 
     def use() -> int:
         with build() as mesh:

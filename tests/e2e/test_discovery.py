@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import daemon, environment, wait_for
+from support.commands import PATIENT_S, daemon, environment, wait_for
 from support.multicast import needs_multicast
 from support.waiting import until
 
@@ -89,8 +89,8 @@ def test_a_started_worker_is_discovered_and_works(mesh: str, tmp_path: Path) -> 
     with daemon(
         *WORKER, "--mesh", mesh, "--name", "kitchen", env=environment(tmp_path), log=tmp_path / "log"
     ) as worker:
-        with Mesh.builder().mesh(mesh).discover(wait_s=APPEAR_S).build() as found:
-            assert [(node.name, node.state) for node in found.nodes] == [("kitchen", "healthy")]
+        with Mesh.builder().mesh(mesh).discover(wait_s=APPEAR_S).node_timeout(PATIENT_S).build() as found:
+            wait_for(lambda: [(node.name, node.state) for node in found.nodes] == [("kitchen", "healthy")])
             assert found.run(lambda x: x + 1, 1.0, mode="on") == 2.0
         with pytest.raises(errors.ConnectFailed, match="0 of at least 1 workers"):
             Mesh.builder().mesh(f"{mesh}-other").discover(wait_s=1.0).build()

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Daemon, asked, command, daemon, environment, node_states, run, wait_for
+from support.commands import PATIENT_S, Daemon, asked, command, daemon, environment, node_states, run, wait_for
 from support.lan_mesh import MESH, LanMesh, until
 from support.namespaces import Host, Lan, needs_namespaces
 
 from mesh.commands import exit_codes
 
-SERVE = ("coord", "serve", "--port", "0", "--no-mdns")
+SERVE = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
 WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
 
 

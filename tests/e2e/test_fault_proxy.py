@@ -131,10 +131,17 @@ def test_a_stall_holds_one_direction_until_it_is_lifted(server: socket.socket) -
 def test_slices_of_one_byte_arrive_whole(server: socket.socket) -> None:
     with proxy_of(server) as proxy, ends(proxy, server) as (client, reached):
         proxy.change(UP, slice_bytes=1)
-        client.sendall(DATA[:64])
-        assert len(reached.recv(64)) < 64
-        sending = send(client, DATA[64:3000])
-        assert receive(reached)[-2000:] == DATA[1000:3000]
+        written: list[int] = []
+        send_all = proxy._loop.sock_sendall
+
+        async def counted(to: socket.socket, data: Any) -> None:  # what arrives in time arrives together
+            written.append(len(data))
+            await send_all(to, data)
+
+        proxy._loop.sock_sendall = counted  # type: ignore[method-assign]
+        sending = send(client, DATA[:3000])
+        assert receive(reached) == DATA[:3000]
+        assert written == [1] * 3000
         sending.join()
 
 

@@ -20,7 +20,7 @@ from support.links import node
 from support.random_graphs import random_graph
 from support.raw_client import BINARY, CLOSE, PING, TEXT, RawClient, RawLink, raw_client, raw_link, upgrade, ws_frame
 from support.tampering import graph_bombs, tamper
-from support.worker_process import Coordinator, WorkerProcess, worker
+from support.worker_process import HANGS_S, Coordinator, WorkerProcess, worker
 
 from wire.codec import decode_graph, hash_bytes
 from wire.dtypes import F32
@@ -373,7 +373,7 @@ async def test_hostile_graphs_are_refused_with_their_error_and_their_host_lives(
         address = hash_bytes(data)
         part = PartSpec(0, 0, address, (Source("input"),), ((Target("", 0, 0),),))
         with pytest.raises((GraphError, VersionMismatch)):
-            await served.link.request(Deploy(PlanKey(1, 2 + number), (part,), {address: data}, (), {}), timeout_s=20)
+            await served.link.request(Deploy(PlanKey(1, 2 + number), (part,), {address: data}, (), {}), HANGS_S)
     assert served.worker.host_pids() == [host.pid for host in hosts]
     assert sum(host.memory_info().rss for host in hosts) - before < 2 * GROWTH_MAX
     await served.still_right()

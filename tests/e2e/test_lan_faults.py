@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from support.lan_caller import LanCaller
-from support.lan_mesh import LanMesh, until
+from support.lan_mesh import LanMesh, Told, until
 from support.namespaces import Host, Lan, needs_namespaces, needs_rate_limit
 
 pytestmark = needs_namespaces
@@ -23,6 +23,11 @@ class Home:
     desk: Host
     attic: Host
     caller: LanCaller
+    workers: tuple[Told, ...]
+
+    def lost(self) -> int:
+        """How often a worker lost its coordinator."""
+        return sum("link to coordinator" in line for worker in self.workers for line in worker.lines())
 
     def settled(self) -> None:
         """Both workers are there again and get work."""
@@ -39,10 +44,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     folder = tmp_path_factory.mktemp("home")
     with Lan(3) as lan:
         mesh = LanMesh(lan.hosts[0], folder, "--node-timeout", "3")
-        for host, name in zip(lan.hosts[1:], ("desk", "attic"), strict=True):
-            mesh.worker(host, name)
+        workers = tuple(mesh.worker(host, name) for host, name in zip(lan.hosts[1:], ("desk", "attic"), strict=True))
         until(lambda: mesh.nodes() == BOTH, WITHIN_S)
-        made = Home(mesh, lan.hosts[1], lan.hosts[2], LanCaller(mesh, folder))
+        made = Home(mesh, lan.hosts[1], lan.hosts[2], LanCaller(mesh, folder), workers)
         made.settled()
         yield made
 
@@ -50,10 +54,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 @needs_rate_limit
 def test_a_slow_cable_costs_time_and_nothing_else(home: Home) -> None:
     home.desk.limit_rate(20_000_000)  # and stays so
+    lost = home.lost()
     for strategy in ("pipeline", "auto", "pipeline"):
         called = home.caller.call(strategy)
         assert called.right, called
-    assert home.mesh.nodes() == BOTH
+    until(lambda: home.mesh.nodes() == BOTH, WITHIN_S)
+    assert home.lost() == lost
 
 
 def test_a_worker_whose_cable_is_pulled_is_missed_and_works_again_once_it_is_back(home: Home) -> None:
@@ -80,10 +86,12 @@ def test_silence_one_way_between_worker_and_coordinator_takes_the_worker_out(hom
 @pytest.mark.long
 def test_two_workers_that_do_not_hear_each_other_work_by_way_of_the_coordinator(home: Home) -> None:
     home.desk.lose_what_goes_to(home.attic)
+    lost = home.lost()
     for _ in range(3):
         called = home.caller.call()
         assert called.right, called
-    assert home.mesh.nodes() == BOTH, "a pair that cannot talk is no reason to lose a worker"
+    until(lambda: home.mesh.nodes() == BOTH, WITHIN_S)
+    assert home.lost() == lost, "a pair that cannot talk is no reason to lose a worker"
     home.desk.reach(home.attic)
     home.settled()
 

@@ -88,8 +88,7 @@ def test_at_home_nobody_needs_a_token_whoever_starts_first(tmp_path: Path) -> No
         daemon(*SERVE, "--port", str(port), env=env, log=tmp_path / "serve.log") as coordinator,
         daemon(*WORKER, *peer, "--name", "late", env=env, log=tmp_path / "late.log"),
     ):
-        wait_for(lambda: len(node_states(coordinator)) == 2)
-        assert node_states(coordinator) == {"early": "healthy", "late": "healthy"}
+        wait_for(lambda: node_states(coordinator) == {"early": "healthy", "late": "healthy"})
 
 
 def test_several_commands_of_one_user_ask_at_once(home: Home) -> None:

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.commands import COMES_TRUE_S, PATIENT_S
 from support.footprint import footprint, shared_files
 from support.training import batch, first_state, train
 from support.waiting import until
@@ -27,15 +28,15 @@ def bits(state: object) -> list[bytes]:
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
 @pytest.mark.parametrize("copies", ["buddy", pytest.param("coded", marks=pytest.mark.long)])
 def test_a_worker_killed_in_the_middle_loses_no_step_and_changes_no_bit(copies: str) -> None:
-    with Mesh.builder().local(3, engine="cpu").build() as mesh:
+    with Mesh.builder().local(3, engine="cpu").node_timeout(PATIENT_S).build() as mesh:
         with mesh.session(train, first_state(), *batch(0), mode="off") as alone:
             expected = [float(alone.step(*batch(step)).result()) for step in range(STEPS)]
             final = bits(alone.state())
         with mesh.session(train, first_state(), *batch(0), copies=copies, every=4, strategy="pipeline") as session:
             steps = [session.step(*batch(step)) for step in range(STEPS)]
-            losses = [float(step.result(60)) for step in steps[:10]]
+            losses = [float(step.result(COMES_TRUE_S)) for step in steps[:10]]
             os.kill(mesh.nodes[1].pid, signal.SIGKILL)
-            losses += [float(step.result(60)) for step in steps[10:]]
+            losses += [float(step.result(COMES_TRUE_S)) for step in steps[10:]]
             assert losses == expected and bits(session.state()) == final
 
 
@@ -43,14 +44,14 @@ def test_a_worker_killed_in_the_middle_loses_no_step_and_changes_no_bit(copies: 
 @pytest.mark.parametrize("strategy", ["data", "fully-sharded"])
 def test_ranks_carry_what_they_share_and_go_on_with_one_less(strategy: str) -> None:
     """Data parallel, every rank has all of the state; fully sharded, each has a window of it and a buddy the copy."""
-    with Mesh.builder().local(2, engine="cpu").build() as mesh:
+    with Mesh.builder().local(2, engine="cpu").node_timeout(PATIENT_S).build() as mesh:
         with mesh.session(train, first_state(), *batch(0), mode="off") as alone:
             expected = [float(alone.step(*batch(step)).result()) for step in range(STEPS)]
         with mesh.session(train, first_state(), *batch(0), strategy=strategy, every=3) as session:
             steps = [session.step(*batch(step)) for step in range(STEPS)]
-            losses = [float(step.result(60)) for step in steps[:12]]
+            losses = [float(step.result(COMES_TRUE_S)) for step in steps[:12]]
             os.kill(mesh.nodes[0].pid, signal.SIGKILL)
-            losses += [float(step.result(60)) for step in steps[12:]]
+            losses += [float(step.result(COMES_TRUE_S)) for step in steps[12:]]
             np.testing.assert_allclose(losses, expected, rtol=1e-4)
             assert int(session.state()["steps"]) == STEPS
 
@@ -58,7 +59,7 @@ def test_ranks_carry_what_they_share_and_go_on_with_one_less(strategy: str) -> N
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
 def test_memory_is_flat_over_a_thousand_steps_and_free_after_the_end() -> None:
     state, x = np.zeros((512, 512), np.float32), np.float32(1)
-    with Mesh.builder().local(1, engine="cpu").build() as mesh:
+    with Mesh.builder().local(1, engine="cpu").node_timeout(PATIENT_S).build() as mesh:
         pid = mesh.nodes[0].pid
         pids = [pid, *children(pid)]
 
@@ -69,7 +70,7 @@ def test_memory_is_flat_over_a_thousand_steps_and_free_after_the_end() -> None:
         with mesh.session(lambda total, one: (total + one, one), state, x, copies="checkpoint", every=50) as session:
             for done in (200, 1000):
                 for step in [session.step(x) for _ in range(done - int(session.state()[0, 0]))]:
-                    step.result(60)
+                    step.result(COMES_TRUE_S)
                 assert int(session.state()[0, 0]) == done
                 if done == 200:
                     early_mib = held()
@@ -78,6 +79,6 @@ def test_memory_is_flat_over_a_thousand_steps_and_free_after_the_end() -> None:
             large = np.ones((2048, 2048), np.float32)
             with mesh.session(lambda total, one: (total + one, one), large, x, every=2) as session:
                 for step in [session.step(x) for _ in range(5)]:
-                    step.result(60)
+                    step.result(COMES_TRUE_S)
         assert held() - early_mib < 10 * 16, "four states of 16 MiB, each of three values and copies, are gone"
-        asyncio.run(until(lambda: shared_files([pid]) <= before, 30))  # a snapshot may be on its way still
+        asyncio.run(until(lambda: shared_files([pid]) <= before, COMES_TRUE_S))  # a snapshot may be on its way still

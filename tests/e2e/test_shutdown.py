@@ -16,7 +16,19 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from support.commands import Daemon, asked, command, daemon, environment, job_log, jobs, node_states, run, wait_for
+from support.commands import (
+    PATIENT_S,
+    Daemon,
+    asked,
+    command,
+    daemon,
+    environment,
+    job_log,
+    jobs,
+    node_states,
+    run,
+    wait_for,
+)
 from support.endless import endless
 
 import mesh.numpy as mnp
@@ -77,7 +89,8 @@ def serving(folder: Path, work: Callable[[mnp.Array], mnp.Array]) -> Iterator[Si
 
 
 def coordinating(folder: Path, env: dict[str, str], port: str) -> AbstractContextManager[Daemon]:
-    return daemon("coord", "serve", "--port", port, "--no-mdns", env=env, log=folder / f"coordinator-{port}.log")
+    words = ("coord", "serve", "--port", port, "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
+    return daemon(*words, env=env, log=folder / f"coordinator-{port}.log")
 
 
 def stop(each: Daemon, number: int) -> None:

@@ -51,16 +51,17 @@ async def test_a_stream_over_a_slow_line_arrives_without_any_other_traffic(
 
 @pytest.mark.parametrize("dialler_sends", [True, False])
 async def test_a_request_overtakes_bulk_on_a_slow_line(dialler_sends: bool) -> None:
-    """So slow that whoever waits for the bulk waits 6 s; once the requests were answered it is fast."""
+    """So slow that whoever waits for the bulk waits 24 s; once the requests were answered it is fast."""
+    data = memoryview(bytes(DATA) * 4)
     async with asyncio.timeout(WITHIN_S), linked({"bytes_per_s": 2e6}) as (link, back, here, there, proxy):
         sender, receiver = (link, there) if dialler_sends else (back, here)
-        sending = asyncio.ensure_future(sender.send_stream(BlobStream(bytes(32), 1), DATA))
+        sending = asyncio.ensure_future(sender.send_stream(BlobStream(bytes(32), 1), data))
         for _ in range(5):
             assert await sender.request(Done()) == Done()
         assert not sending.done() and receiver.streams.empty()
         proxy.change(bytes_per_s=math.inf)
         await sending
-        assert (await receiver.streams.get())[1] == DATA
+        assert (await receiver.streams.get())[1] == data
 
 
 async def test_a_socket_that_was_found_congested_can_be_waited_for() -> None:

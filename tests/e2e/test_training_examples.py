@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import PATIENT_S
 from support.training import first_state, loss_of
 
 from mesh import DistributedTrainer, Mesh, optim, tree
@@ -56,7 +57,7 @@ def test_shards_give_the_same_bits_on_any_number_of_processes_with_one_killed() 
         if not workers:
             found.fit((x, y), epochs=3, batch_size=16)
         else:
-            with Mesh.builder().local(workers, engine="cpu").build() as mesh:
+            with Mesh.builder().local(workers, engine="cpu").node_timeout(PATIENT_S).build() as mesh:
                 callbacks = [Killing(mesh.nodes[1].pid)] if killed else []
                 found.distribute(mesh).fit((x, y), epochs=3, batch_size=16, callbacks=callbacks)
         return [leaf.tobytes() for leaf in tree.leaves(found.params)]

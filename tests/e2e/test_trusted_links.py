@@ -176,25 +176,28 @@ async def test_strangers_bytes_never_reach_the_http_parser(
                 assert b"HTTP" not in answer
     assert not heard
     here = await home.node("here", home.card())
-    with pytest.raises(ConnectFailed, match="did not answer"):
-        await here.dial("127.0.0.1", port_of(there), timeout_s=0.5)
-    assert heard, "a member's bytes do reach it"
+    while not heard:  # a member's bytes do reach it, if it has the time to say them
+        with pytest.raises(ConnectFailed, match="did not answer"):
+            await here.dial("127.0.0.1", port_of(there), timeout_s=0.5)
     monkeypatch.undo()
     assert len([record for record in caplog.records if "turned away" in record.message]) == 1
     assert (await dial(here, there)).peer.name == "there"
 
 
-@pytest.mark.parametrize("claims", [HELLO_BYTES_MAX - HEADER_BYTES, HELLO_BYTES_MAX - HEADER_BYTES + 1])
-async def test_a_first_record_of_more_than_4_kib_is_not_waited_for(home: Home, claims: int) -> None:
+async def test_a_first_record_of_more_than_4_kib_is_not_waited_for(home: Home) -> None:
     there = await home.node("there", home.card())
-    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(there))
-    writer.write(b"\x16\x03\x01" + claims.to_bytes(2) + bytes(100))
-    heard = asyncio.ensure_future(reader.read())
-    done, _ = await asyncio.wait([heard], timeout=0.5)
-    assert bool(done) == (claims > HELLO_BYTES_MAX - HEADER_BYTES)
-    writer.close()
-    with contextlib.suppress(OSError):
-        assert await heard == b""
+    most, heard = HELLO_BYTES_MAX - HEADER_BYTES, []
+    async with contextlib.AsyncExitStack() as stack:
+        for claims in (most, most + 1):  # the one that is waited for comes first
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(there))
+            stack.callback(writer.close)
+            writer.write(b"\x16\x03\x01" + claims.to_bytes(2) + bytes(100))
+            heard.append(asyncio.ensure_future(reader.read()))
+        done, _ = await asyncio.wait(heard, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {heard[1]}
+    for each in heard:
+        with contextlib.suppress(OSError):
+            assert await each == b""
 
 
 async def test_a_crowd_at_the_mesh_port_holds_64_places_and_keeps_no_member_out(home: Home) -> None:

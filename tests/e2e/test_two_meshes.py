@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import Daemon, daemon, environment, node_states, run, wait_for
+from support.commands import PATIENT_S, Daemon, daemon, environment, node_states, run, until_they_work, wait_for
 from support.multicast import needs_multicast
 
 from mesh import Mesh, errors
@@ -17,6 +17,7 @@ from mesh.commands import exit_codes
 
 pytestmark = needs_multicast
 X = np.ones((8, 8), np.float32)
+APPEAR_S = 120.0
 
 
 def unique(name: str) -> str:
@@ -41,12 +42,12 @@ def names(mesh: Mesh) -> list[str]:
 
 def test_announced_workers_are_found_and_later_ones_join_and_get_work(tmp_path: Path) -> None:
     name = unique("found")
-    two = Mesh.builder().mesh(name).discover(wait_s=20, min_nodes=2)
+    two = Mesh.builder().mesh(name).discover(wait_s=APPEAR_S, min_nodes=2).node_timeout(PATIENT_S)
     with announced(tmp_path, name, "first", "second"), two.build() as mesh:
         assert names(mesh) == ["first", "second"]
         with announced(tmp_path, name, "late"):
             wait_for(lambda: "late" in names(mesh))
-            found = mesh.run(lambda x: (x @ x + 1) @ x, X, strategy="pipeline")
+            found = until_they_work(mesh, 3, lambda: mesh.run(lambda x: (x @ x + 1) @ x, X, strategy="pipeline"))
             np.testing.assert_allclose(found, (X @ X + 1) @ X)
             assert "late" in mesh.report().workers
 
@@ -54,22 +55,28 @@ def test_announced_workers_are_found_and_later_ones_join_and_get_work(tmp_path: 
 def test_meshes_of_two_names_on_one_host_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     red, blue = unique("red"), unique("blue")
     with announced(tmp_path, red, "r"), announced(tmp_path, blue, "b") as (worker,):
-        with Mesh.builder().mesh(red).discover(wait_s=20).build() as mesh:
+        with Mesh.builder().mesh(red).discover(wait_s=APPEAR_S).node_timeout(PATIENT_S).build() as mesh:
             assert names(mesh) == ["r"]
             monkeypatch.setenv("MESH_NAME", blue)
-            with Mesh.builder().discover(wait_s=20).build() as other:
+            with Mesh.builder().discover(wait_s=APPEAR_S).node_timeout(PATIENT_S).build() as other:
                 assert names(other) == ["b"]
                 assert names(mesh) == ["r"]
         with pytest.raises(errors.WrongMesh, match=f"{red}.*{blue}.*Give both the same --mesh NAME"):
             Mesh.builder().mesh(red).node(worker.address).build()
 
 
+def refused(mesh: str) -> str:
+    """What is said where no worker of a mesh is to be had within two seconds."""
+    with pytest.raises(errors.ConnectFailed, match="0 of at least 1") as caught:
+        Mesh.builder().mesh(mesh).discover(wait_s=2).build()
+    return str(caught.value)
+
+
 def test_a_worker_that_is_busy_joins_once_its_coordinator_is_gone(tmp_path: Path) -> None:
     name = unique("busy")
     with announced(tmp_path, name, "w") as (worker,):
         first = Mesh.builder().mesh(name).node(worker.address).build()
-        with pytest.raises(errors.ConnectFailed, match=r"0 of at least 1.*this worker serves coordinator"):
-            Mesh.builder().mesh(name).discover(wait_s=2).build()
+        wait_for(lambda: "this worker serves coordinator" in refused(name))
         with Mesh.builder().mesh(name).discover(wait_s=0.1, min_nodes=0).build() as second:
             assert second.nodes == ()
             first.close()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mesh import Mesh
 from mesh.enrolment import client_membership
 from mesh.remote import Remote
 
@@ -24,6 +25,7 @@ READY_S = 120.0  # on a machine with much else to do
 RUN_S = 240.0
 PATIENT_S = 60.0  # a node time-out where what is silent is this machine, which has much else to do
 COMES_TRUE_S = 120.0  # a hang, and not a busy machine
+CALLS_MAX = 50  # after which plans should have settled
 
 
 @dataclass(slots=True)
@@ -107,6 +109,26 @@ def wait_for(holds: Callable[[], bool], within_s: float = COMES_TRUE_S) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.05)
+
+
+def until_by_the_same_plan(mesh: Mesh, call: Callable[[], T]) -> T:
+    """Call until one ran by the plan of the one before: links are measured during the first calls, and devices judged
+    by them, so another plan may come between any two."""
+    for _ in range(CALLS_MAX):
+        before = mesh.report().generations
+        found = call()
+        if mesh.report().generations == before:
+            return found
+    raise AssertionError(f"another plan at each of {CALLS_MAX} calls")
+
+
+def until_they_work(mesh: Mesh, workers: int, call: Callable[[], T]) -> T:
+    """Call until so many workers have a part in it: one that is kept waiting by this machine may be thought stuck."""
+    for _ in range(CALLS_MAX):
+        found = call()
+        if len(mesh.report().workers) == workers:
+            return found
+    raise AssertionError(f"never so many in {CALLS_MAX} calls; at last {list(mesh.report().workers)}")
 
 
 @contextmanager

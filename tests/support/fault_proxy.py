@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 UP, DOWN = "up", "down"  # from who dialled to the target, and back
+HANGS_S = 120.0  # a change takes microseconds
 READ_BYTES = 64 << 10
 IN_FLIGHT_BYTES_MAX = 4 << 20  # on a delayed line, as a TCP window would allow
 BACKLOG_S = 0.02  # how much may wait for a slow line before nothing more is read
@@ -118,7 +119,7 @@ class FaultProxy:
         done = threading.Event()
         self._loop.call_soon_threadsafe(self._apply, change)
         self._loop.call_soon_threadsafe(done.set)
-        assert done.wait(10), "the proxy's thread is gone"
+        assert done.wait(HANGS_S), "the proxy's thread is gone"
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

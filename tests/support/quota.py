@@ -36,8 +36,16 @@ class Quota:
     @property
     def throttled(self) -> int:
         """In how many periods of 0.1 s the processes wanted more than they got."""
+        return self._counted("nr_throttled")
+
+    @property
+    def periods(self) -> int:
+        """In how many periods they wanted something at all."""
+        return self._counted("nr_periods")
+
+    def _counted(self, what: str) -> int:
         lines = dict(line.split() for line in (self.folder / "cpu.stat").read_text().splitlines())
-        return int(lines["nr_throttled"])
+        return int(lines[what])
 
 
 @contextmanager
