@@ -40,11 +40,19 @@ class Kept:
 Keeps = Callable[[Plan, Room | None], Kept]  # the copies of a plan, in so much room; None: in any
 
 
-def with_copies(make: Callable[[Profiles], Plan], profiles: Profiles, text: str, keeps: Keeps, share: float) -> Plan:
+def with_copies(
+    make: Callable[[Profiles], Plan],
+    profiles: Profiles,
+    text: str,
+    keeps: Keeps,
+    share: float,
+    instead: str = "there is no copy on another worker",
+) -> Plan:
     """A plan with room for its copies, or the best there is, which says that it has none (`unkept`).
 
     `make` gives a plan for workers with these budgets, `keeps` what its copies take, and about a `share` of a worker's
-    memory is left for its own.  PlacementError as `make` has it, where nothing fits even without copies.
+    memory is left for its own.  What becomes of what is not kept is told: `instead`.  PlacementError as `make` has it,
+    where nothing fits even without copies.
     """
     first = make(profiles)
     found = _search(make, first, profiles, keeps, share)
@@ -53,7 +61,7 @@ def with_copies(make: Callable[[Profiles], Plan], profiles: Profiles, text: str,
     message, next_step = _lacking(text, *_enough(make, found, profiles, keeps, share), profiles)
     kept = keeps(first, room_of(first, profiles))
     bare = sum(each.size_bytes for each in kept.bare)
-    said = f"copies {text}: of {bare} bytes there is no copy on another worker, since {message}"
+    said = f"copies {text}: of {bare} bytes {instead}, since {message}"
     return replace(_charged(first, profiles, kept), unkept=(message, next_step), reasons=(*first.reasons, said))
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from wire.errors import InputError, PlacementError
 from wire.graph import WireGraph
 from wire.ops import LEAVES
+from wire.redundancy import copies_of
 from wire.simplify import simplify
 from wire.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Split, Strategy, strategy_of
 
@@ -26,6 +27,8 @@ from .parts import edges_of, output_source, param_places, parts_of
 from .plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window, WorkerShare
 from .planner import make_plan
 from .profile import Profiles
+from .room import with_copies
+from .session_room import OWN_SHARE, session_kept
 from .staying import NOWHERE, STAYS, Homes, cuts, proposals_max
 
 BUDGETS_TRIED_MAX = 4
@@ -46,16 +49,27 @@ class Stateful:
 
 @dataclass(frozen=True, slots=True)
 class SessionQuestion:
-    """What the plan of a session follows from, all of it: a Question (planner.py) of one that has a state."""
+    """What the plan of a session follows from, all of it: a Question (planner.py) of one that has a state.  `copies`
+    are those of the state, `weights` those of what its steps only read."""
 
     graph: WireGraph
     strategy: str
     profiles: Profiles
     state: Stateful
+    copies: str = "none"
+    weights: str = "checkpoint"
 
     def answer(self) -> Plan:
-        """The plan; PlacementError if nothing fits."""
-        return session_plan(self.graph, self.profiles, self.strategy, self.state)
+        """The plan, with room for its copies if there is such a one (`room.py`); PlacementError if nothing fits."""
+        if (self.copies, self.weights) == ("none", "checkpoint") or not self.profiles.workers:
+            return self._made(self.profiles)
+        keeps = session_kept(self.profiles, self.copies, self.weights)
+        of_weights = f", {self.weights} of weights," if copies_of(self.weights).on_workers else ""
+        text, instead = f"{self.copies}{of_weights}", "copies go to this process instead"
+        return with_copies(self._made, self.profiles, text, keeps, OWN_SHARE, instead)
+
+    def _made(self, profiles: Profiles) -> Plan:
+        return session_plan(self.graph, profiles, self.strategy, self.state)
 
 
 def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful) -> Plan:

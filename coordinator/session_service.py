@@ -84,7 +84,8 @@ class SessionService:
 
     async def _open(self, link: Link, body: OpenSession) -> SessionOpened:
         graph = decode_graph(body.graph)
-        copies_of(body.copies, OF_SESSIONS)
+        if body.copies:
+            copies_of(body.copies, OF_SESSIONS)
         params = await self._receiving.params(link, body.params, graph)
         consts = await self._receiving.consts(link, graph)
         kinds = graph.param_types
@@ -100,7 +101,7 @@ class SessionService:
             state_bytes = sum(kinds[carry.name].size_bytes for carry in body.carries)
             ahead = body.ahead or ahead_for(state_bytes)
             carries = tuple((carry.name, carry.output) for carry in body.carries)
-            policy = Policy(body.copies, max(body.every, 1), ahead, body.replay_bytes)
+            policy = Policy(body.copies or "buddy", max(body.every, 1), ahead, body.replay_bytes, bool(body.copies))
             session = self._coordinator.sessions.open(program, Stateful(carries, body.told, ahead), policy)
         except MeshError:
             self._let_go(addresses)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from wire.codec import hash_array, tensor_from
 from wire.dtypes import U8
-from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
+from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, OutOfMemory, PlacementError, ProtocolError
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
 from wire.limits import MIB
@@ -43,6 +43,7 @@ from .profile import CLIENT, Profiles
 from .program import Program
 from .records import Member
 from .redundancy import sentences
+from .room import refused
 from .session_plan import SessionQuestion, Stateful, check_carried, meanwhile, staying_session
 from .session_shares import Shares
 from .sessions import Policy, SessionState
@@ -382,7 +383,8 @@ class Session:
         return plan
 
     def _question(self, program: Program, profiles: Profiles) -> SessionQuestion:
-        return SessionQuestion(program.graph, program.strategy, profiles, self._stateful)
+        kept = self._policy.copies, program.copies
+        return SessionQuestion(program.graph, program.strategy, profiles, self._stateful, *kept)
 
     async def _without_slow(self, profiles: Profiles, found: Planned, elastic: Elastic) -> Planned:
         """The plan of those whose devices are as fast as they were, where that is better than one for all."""
@@ -422,7 +424,10 @@ class Session:
         deployment = self.plans[action.generation]
         try:
             planned = await self._staying(action) or await self._planned(action.nodes, self._before is not None)
-            plan = planned.plan
+            plan, asked = planned.plan, self._policy.asked or copies_of(self._program.copies).on_workers
+            refusal = refused(plan) if asked and self._before is None else None
+            if refusal is not None:
+                raise refusal
             wanted = {piece for node in dispatch.nodes(plan) for piece in dispatch.states_of(plan, node)}
             if deployment.contents is not None and not wanted <= deployment.contents.keys():
                 await self._gather(deployment)
@@ -598,6 +603,8 @@ class Session:
                     action.node, PlanKey(self._around.epoch(), action.copy), state.values()
                 )
         except MeshError as error:
+            if isinstance(error, OutOfMemory):
+                self._around.tell("unguarded", action.node, f"no room for a copy of a session's state: {error}", 0)
             self.feed(ev.CopyFailed(action.copy, action.node, error))
         else:
             self.feed(ev.KeepDone(action.copy, action.node))

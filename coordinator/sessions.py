@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import BlobError, Cancelled, MeshError, NodeLost
+from wire.errors import BlobError, Cancelled, MeshError, NodeLost, OutOfMemory
 from wire.redundancy import OF_SESSIONS, copies_of
 
 from .explain import nobody
@@ -95,6 +95,7 @@ class Policy:
     every: int = 10
     ahead: int = 2
     replay_bytes: int = 64 << 20
+    asked: bool = False  # for these copies, by name: without room for them there is no session
 
 
 @dataclass(slots=True)
@@ -641,7 +642,7 @@ class SessionState:
             taking.snapping.discard(event.node)
             return self._snapped(taking, now)
         actions = self._abandon(taking.purpose)
-        self._through_here |= not taking.snapping and isinstance(event.error, BlobError)
+        self._through_here |= not taking.snapping and isinstance(event.error, BlobError | OutOfMemory)
         if taking.purpose == "copy":
             return actions  # the next one is due soon
         if taking.purpose == "rescue":

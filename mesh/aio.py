@@ -152,7 +152,7 @@ class AsyncMesh:
         step_fn: Callable[..., Any],
         state: Any,
         *examples: Any,
-        copies: str = "buddy",
+        copies: str = "",
         every: int = 10,
         ahead: int | None = None,
         strategy: str | Strategy = "auto",

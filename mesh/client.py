@@ -165,7 +165,7 @@ class Mesh:
         step_fn: Callable[..., Any],
         state: Any,
         *examples: Any,
-        copies: str = "buddy",
+        copies: str = "",
         every: int = 10,
         ahead: int | None = None,
         strategy: str | Strategy = "auto",
@@ -174,9 +174,10 @@ class Mesh:
         """Call `step_fn(state, *args) -> (state, outputs)` again and again, with a state that stays on the workers.
 
         `copies` of the state are made after `every` so many steps: "buddy" on a second worker, "coded" ("coded K of N")
-        as checks on others of what several have, "checkpoint" in this process, or "none" (docs/redundancy.md).  At most
-        `ahead` steps are under way, each with a value of the state of its own (None: 2 of a large state, up to 8 of a
-        small one).  `strategy` and `mode` as for `run`.
+        as checks on others of what several have, "checkpoint" in this process, or "none" (docs/redundancy.md).  Left
+        out they are "buddy" where workers have room, else "checkpoint".  At most `ahead` steps are under way, each with
+        a value of the state of its own (None: 2 of a large state, up to 8 of a small one).  `strategy` and
+        `mode` as for `run`.
         """
         stepping = self._async.stepping(step_fn, state, examples, strategy, mode)
         return self.open_session(stepping, copies, every, ahead, mode)

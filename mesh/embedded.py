@@ -83,7 +83,7 @@ class Embedded:
 
     def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
         ahead = state.ahead or ahead_for(state.state_bytes)
-        policy = Policy(state.copies, state.every, ahead, state.replay_bytes)
+        policy = Policy(state.copies or "buddy", state.every, ahead, state.replay_bytes, bool(state.copies))
         opened = self.coordinator.sessions.open(
             self._program(work),
             session_plan.Stateful(state.carries, state.told, ahead),

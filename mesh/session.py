@@ -167,6 +167,7 @@ class Here:
 
 def check_choices(copies: str, every: int, ahead: int | None) -> None:
     """InputError for what a session cannot be asked."""
-    copies_of(copies, OF_SESSIONS)
+    if copies != "":
+        copies_of(copies, OF_SESSIONS)
     if every < 1 or (ahead is not None and ahead < 1):
         raise InputError("every= and ahead= count steps, from 1")

@@ -20,16 +20,16 @@ def kept_bytes(plans: Collection[Plan]) -> int:
     return sum(size for blob, size in _blobs(plan for plan in plans if not plan.parts).items() if blob not in own)
 
 
-def no_room(deploy: Deploy, plans: Collection[Plan], memory_bytes: int) -> OutOfMemory | None:
-    """Why this cannot be held for others."""
+def no_room(deploy: Deploy, node: str, plans: Collection[Plan], memory_bytes: int) -> OutOfMemory | None:
+    """Why this cannot be held for others.  What `node`, this worker, has made itself is there in any case."""
     if deploy.parts or not memory_bytes:
         return None
     own = _blobs(plan for plan in plans if plan.parts)
     kept = _blobs(plan for plan in plans if not plan.parts)
-    kept |= {spec.blob: spec.size_bytes for spec in deploy.blobs}
+    kept |= (asked := {spec.blob: spec.size_bytes for spec in deploy.blobs if node not in spec.holders})
     more = sum(size for blob, size in kept.items() if blob not in own)
     mine = sum(own.values()) + max((plan.working_bytes for plan in plans), default=0)
-    if mine + more <= memory_bytes:
+    if not asked or mine + more <= memory_bytes:
         return None
     return OutOfMemory(
         f"{more} bytes are to be kept for other workers, beside {mine} bytes to compute with; "

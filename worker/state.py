@@ -296,7 +296,7 @@ class WorkerState:
         if deploy.plan in self._plans:
             error = error or StaleGeneration(f"plan {label(deploy.plan)} is already here")
         error = error or wrong_in(deploy, self.node, len(self._devices)) or self._away(deploy)
-        error = error or no_room(deploy, self._plans.values(), self._bounds.memory_bytes)
+        error = error or no_room(deploy, self.node, self._plans.values(), self._bounds.memory_bytes)
         if error is not None:
             return [ev.Refuse(event.request, error)]
         missing = self._graphs.learn(deploy)

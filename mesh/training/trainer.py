@@ -104,7 +104,7 @@ class DistributedTrainer:
         progress: bool = False,
         min_nodes: int = 1,
         max_nodes: int | None = None,
-        copies: str = "buddy",
+        copies: str = "",
     ) -> History:
         """Train for so many epochs more, or `steps` at most; what happened.
 
