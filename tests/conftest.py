@@ -9,8 +9,15 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 STDERR = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)  # what stands here is not captured
+
+# The same examples every time, however long one takes; the long runs ask for others by their seeds.
+settings.register_profile(
+    "steady", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
 
 
 @pytest.hookimpl(wrapper=True)
