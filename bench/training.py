@@ -1,6 +1,7 @@
 """Data-parallel training, beside torch's DistributedDataParallel over gloo, in turn in the same run.
 
     python bench/training.py [--model mlp] [--workers 1 2 4] [--steps 60] [--rounds 3] [--torch PYTHON]
+    python bench/training.py --unlike [--steps 60] [--rounds 3]
 
 mlp: 784-512-512-10 with SGD and momentum, 512 rows per step in all.  gpt: 4 layers, width 256, 4 heads, 128 tokens of
 256, 16 rows per step in all, AdamW; 6 steps unless `--steps` says otherwise.  Both as ../shared/peers has them: one
@@ -12,6 +13,10 @@ machine.  Efficiency is steps/s with n workers over n times steps/s with the fir
 also says where the time of ours went, per step: by worker (MESH_PROFILE=1), and the processor time of engine hosts, of
 their daemons and of this process, which is the client and the coordinator.  What hosts spend beyond computing goes into
 calls and into what they exchange, what the others spend into messages.  Last comes the work of a step in this process.
+
+With `--unlike` two workers train the mlp whose speeds are 3 to 1 (`mesh-worker --throttle flops=`), with even shares
+and with shares by speed.  The fast one alone stands beside, and the ideal: all work over the sum of both speeds, and
+nothing to be exchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +57,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--torch", default="", help="a Python that has torch")
+    parser.add_argument("--unlike", action="store_true", help="two workers, one three times as fast as the other")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -60,6 +66,9 @@ def main() -> None:
         ddp_rank(asked)
         return
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    if asked.unlike:
+        unlike(asked)
+        return
     rounds: list[tuple[Figures, Figures]] = []
     for number in range(asked.rounds):
         if number == asked.rounds - 1:
@@ -206,6 +215,72 @@ def processor_s() -> dict[str, float]:
         found["daemons"] += sum(daemon.cpu_times()[:2])
         found["hosts"] += sum(sum(host.cpu_times()[:2]) for host in daemon.children())
     return found
+
+
+# -- workers of unlike speed --------------------------------------------------------------------------------
+
+
+FAST, SLOW = 1.5e10, 5e9  # flops/s
+
+
+def unlike(asked: argparse.Namespace) -> None:
+    from mesh import DataParallel
+
+    ways = {
+        "the fast one alone": ((FAST,), DataParallel(by_speed=False)),
+        "even shares": ((FAST, SLOW), DataParallel(by_speed=False)),
+        "by speed": ((FAST, SLOW), DataParallel()),
+    }
+    rounds = [{way: paced(*given, asked.steps) for way, given in ways.items()} for _ in range(asked.rounds)]
+    found = {way: statistics.median(each[way][0] for each in rounds) for way in ways}
+    found["ideal"] = (FAST + SLOW) / step_flops()
+    print(f"mlp, {asked.steps} steps, {asked.rounds} rounds, {FAST:.3g} and {SLOW:.3g} flops/s: steps/s")
+    for way, steps in found.items():
+        print(f"{way:>20}{steps:>8.2f}")
+    print(rounds[-1]["by speed"][1])
+    print(
+        f"by speed / even: {found['by speed'] / found['even shares']:.2f} (goal: 1.5), "
+        f"by speed / ideal: {found['by speed'] / found['ideal']:.2f} (goal: 0.8)",
+        flush=True,
+    )
+
+
+def paced(speeds: Sequence[float], strategy: Any, steps: int) -> tuple[float, str]:
+    """Steps/s of workers that compute so fast, and which shares they had in the end, as the plan has it."""
+    from predict import meshed
+
+    from mesh import DistributedTrainer
+    from mesh.training import Callback, StepReport
+
+    task, warm = mlp(), WARM["mlp"]
+    times, said = list[float](), list[str]()
+
+    class Clock(Callback):
+        def on_step(self, report: StepReport) -> None:
+            times.append(time.perf_counter())
+
+    trainer = DistributedTrainer(task.loss, task.params, optimizer=task.optimizer, strategy=strategy)
+    with meshed([f"flops={speed:.3g}" for speed in speeds]) as mesh:
+        mesh.watch(lambda event: said.append(event["text"]) if event["kind"] == "planned" else None)
+        data = mesh.put(task.data)
+        trainer.distribute(mesh).fit(data, epochs=10_000, batch_size=task.rows, steps=steps + warm, callbacks=[Clock()])
+    shares = next((reason for text in reversed(said) for reason in text.split("; ") if "by speed" in reason), "")
+    return (len(times) - warm) / (times[-1] - times[warm - 1]), shares
+
+
+def step_flops() -> int:
+    """Of a whole step, as the op table counts them."""
+    from mesh import trace
+    from mesh.training.data import Cursor, Rows, Shares, padded
+    from mesh.training.recipe import Recipe
+    from mesh.training.step import training_step
+    from mesh.training.trainer import together_first
+
+    task = mlp()
+    recipe = Recipe(task.loss, task.optimizer)
+    rows = Rows(tuple(leaf[: task.rows] for leaf in task.data), task.rows, Cursor())
+    given = padded(rows, Shares.of(recipe, 1, task.rows))
+    return trace(training_step(recipe, 1, False, False), together_first(recipe, task.params), None, *given).flops
 
 
 # -- torch ---------------------------------------------------------------------------------------------------
