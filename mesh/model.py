@@ -32,6 +32,7 @@ from .decoder import Text
 from .expression import computable
 from .handle import Handle
 from .numpy.promotion import INT_BOUNDS, as_numpy, asarray
+from .spelling import spelt
 from .trace import graph_of
 from .typed import Typed
 
@@ -90,6 +91,7 @@ class Model:
         arrays = {name: value if name in static else asarray(value) for name, value in given.items()}
         return self.arranged(self._function({name: asarray(params[name]) for name in self.params}, arrays))
 
+    @spelt
     def generate(
         self,
         prompts: Any,

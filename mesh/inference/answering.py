@@ -7,6 +7,7 @@ serve all; rows must not depend on each other.  What befalls the workers is the 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,17 +104,38 @@ class Answering:
         if isinstance(self._model, Model):
             given: Any = {name: np.array(value) for name, value in self._model.given(args).items()}
         else:
+            self._check_fits(args)
             given = tree.map(np.array, tuple(args))
         found, structure = tree.flatten_with_paths(given)
+        for path, leaf in found:
+            if not isinstance(self._model, Model) and leaf.dtype.kind in "OSUMm":
+                raise InputError(f"the input {path or 'given'!r} is no tensor: numpy makes {leaf.dtype} of it")
         if not self._batched:
             return given, self._batcher.rows_max, None  # a batch by itself, which nothing is waited for
-        sizes = {np.shape(leaf)[0] if np.ndim(leaf) else -1 for _, leaf in found}
-        if len(sizes) != 1 or min(sizes) < 1:
+        flat = next((path for path, leaf in found if not np.ndim(leaf)), None)
+        sizes = {np.shape(leaf)[0] for _, leaf in found if np.ndim(leaf)}
+        if flat is not None or len(sizes) != 1 or min(sizes) < 1:
+            have = "there is none" if not found else f"they have {sorted(sizes)} rows"
             raise InputError(
-                f"the first axis of every input is the batch, and they have {sorted(sizes)} rows",
+                "the first axis of every input is the batch, and "
+                + (have if flat is None else f"{flat or 'what was given'!r} is a scalar"),
                 next_step="Load the model with batched=False if it has no batch",
             )
         return given, sizes.pop(), (structure, tuple([(leaf.dtype, leaf.shape[1:]) for _, leaf in found]))
+
+    def _check_fits(self, args: Sequence[Any]) -> None:
+        """InputError for more or fewer arguments than the function takes."""
+        try:
+            signature = inspect.signature(self._model)
+        except (TypeError, ValueError):  # a builtin without one
+            return
+        try:
+            signature.bind(*args)
+        except TypeError as error:
+            raise InputError(
+                f"the function takes {signature}, got {len(args)} inputs", cause=str(error),
+                next_step="Give infer one input for each",
+            ) from None  # fmt: skip
 
     def _over(self, number: int) -> None:
         """A request is answered, or nobody waits for it any more."""

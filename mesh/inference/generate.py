@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from wire.errors import InputError
+
 from ..client import Mesh
 from ..config import MeshConfig
 from ..model import Model
 from .generating import Generating, text_of
 from .replies import Prompt, Reply, Request, is_one
+from .settings import choice
 from .tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ def generate(
     model: Model, prompts: Prompt | Sequence[Prompt], request: Request, stream: bool, mesh: Mesh | None, strategy: str
 ) -> Any:
     """See `mesh.Model.generate`."""
+    choice(stream, "stream")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise InputError(f"mesh is a mesh.Mesh, got {mesh!r:.60}", next_step="Leave it out to compute in this process")
     one = is_one(prompts)
     several: list[Any] = [prompts] if one else list(prompts)
     text = text_of(model)

@@ -142,7 +142,8 @@ class Generating:
     def begin(
         self, prompt: Iterable[int], tokens_max: int, how: Sampling = GREEDY, ends: Iterable[int] | None = None
     ) -> TokenStream:
-        """Go on with a text; QueueFull at once if all slots are taken and too many wait, InputError for tokens that the model does not have.
+        """Go on with a text; QueueFull at once if all slots are taken and too many wait; InputError for tokens that
+        the model does not have.
 
         A text ends where the model has no more positions, if not before.
         """
@@ -285,8 +286,6 @@ class Generating:
     def _check(self, tokens: tuple[int, ...], tokens_max: int) -> None:
         if not tokens:
             raise InputError("a text to go on with has at least one token")
-        if not isinstance(tokens_max, int) or tokens_max < 1:
-            raise InputError(f"max_new_tokens counts tokens, from 1, got {tokens_max!r}")
         wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
         if wrong is not None:
             raise InputError(f"the model has {self.vocabulary} tokens, and no token {wrong}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy as np
 from wire.errors import InputError
 
 from .generating import Generating, TokenStream
-from .settings import Sampling
+from .settings import Sampling, count
 from .tokens import Tokenizer, Writing
 
 Prompt = str | Sequence[int]
 Stop = str | int | Sequence[str | int] | None
+PROMPTS = "Give a text, a list of tokens, or several of these"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Request:
 
     def begin(self, generating: Generating, tokenizer: Tokenizer | None, prompt: Prompt, place: int = 0) -> Reply:
         """Begin with the prompt in this place among several; its seed is so much more."""
-        strings, tokens = _stops(self.stop)
+        strings, tokens = _stops(self.stop, generating.vocabulary)
         if isinstance(prompt, str):
             assert tokenizer is not None
             writing, ids = Writing(tokenizer, strings), tokenizer.ids(prompt)
@@ -40,9 +41,9 @@ class Request:
             raise InputError(f"stop={strings[0]!r} is text, and the prompt is tokens", next_step="Give a token")
         else:
             writing, ids = None, _ids(prompt)
-        how = replace(Sampling(self.temperature, self.top_k, self.top_p, self.seed), seed=self.seed + place)
-        ends = {*(generating.ends if self.ends is None else _ends(self.ends)), *tokens}
-        return Reply(generating.begin(ids, self.max_new_tokens, how, ends), writing)
+        how = Sampling(self.temperature, self.top_k, self.top_p, self.seed).shifted(place)
+        ends = {*(generating.ends if self.ends is None else _ends(self.ends, generating.vocabulary)), *tokens}
+        return Reply(generating.begin(ids, count(self.max_new_tokens, "max_new_tokens"), how, ends), writing)
 
 
 class Reply:
@@ -93,13 +94,20 @@ def is_one(prompts: Any) -> bool:
     """Whether this is one prompt and not several."""
     if isinstance(prompts, str):
         return True
-    if not hasattr(prompts, "__len__") or not len(prompts):
-        raise InputError("there is no prompt", next_step="Give a text, a list of tokens, or several of these")
+    if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes) or not np.shape(prompts[:1]):
+        raise InputError(f"{prompts!r:.40} is no prompt", next_step=PROMPTS)
+    if not len(prompts):
+        raise InputError("there is no prompt", next_step=PROMPTS)
     return np.ndim(prompts[0]) == 0 and not isinstance(prompts[0], str)
 
 
 def _ids(prompt: Any) -> list[int]:
-    array = np.asarray(prompt)
+    try:
+        array = np.asarray(prompt)
+    except ValueError:  # rows of different lengths
+        raise InputError(
+            "a prompt is a text or a list of tokens, got several", next_step="Give one at a time"
+        ) from None
     if array.shape == (0,):
         return []
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -108,16 +116,31 @@ def _ids(prompt: Any) -> list[int]:
     return found
 
 
-def _ends(ends: Any) -> tuple[int, ...]:
-    found = tuple(ends) if isinstance(ends, Iterable) else (ends,)
-    if not all(isinstance(one, int | np.integer) for one in found):
-        raise InputError(f"ends={ends!r} is no token, nor several of them")
-    return tuple(map(int, found))
+def _ends(ends: Any, vocabulary: int) -> tuple[int, ...]:
+    found = _each(ends)
+    if not all(_is_token(one) for one in found):
+        raise InputError(f"ends={ends!r:.60} is no token, nor several of them")
+    return tuple([_known(one, "ends", vocabulary) for one in found])
 
 
-def _stops(stop: Stop) -> tuple[list[str], list[int]]:
-    each = [stop] if isinstance(stop, str | int) else list(stop or ())
+def _stops(stop: Any, vocabulary: int) -> tuple[list[str], list[int]]:
+    each = _each(stop) if stop is not None else []
     strings = [one for one in each if isinstance(one, str)]
-    if "" in strings or not all(isinstance(one, str | int) for one in each):
-        raise InputError(f"stop={stop!r} is no text or token, nor several of them")
-    return strings, [one for one in each if isinstance(one, int)]
+    if "" in strings or not all(isinstance(one, str) or _is_token(one) for one in each):
+        raise InputError(f"stop={stop!r:.60} is no text or token, nor several of them")
+    return strings, [_known(one, "stop", vocabulary) for one in each if _is_token(one)]
+
+
+def _each(value: Any) -> list[Any]:
+    alone = isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable)
+    return [value] if alone or (isinstance(value, np.ndarray) and not value.ndim) else list(value)
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _known(token: Any, what: str, vocabulary: int) -> int:
+    if not 0 <= token < vocabulary:
+        raise InputError(f"{what}: the model has {vocabulary} tokens, and no token {token}")
+    return int(token)

@@ -23,12 +23,15 @@ from ..aio import AsyncMesh
 from ..client import Mesh
 from ..load import load
 from ..model import Model
+from ..spelling import chosen, spelt
 from .answering import Answering, is_batched
 from .generating import Generating, text_of
 from .replies import Prompt, Reply, Request
+from .settings import choice, count, number
 from .tokens import Tokenizer
 
 Source = str | Path | Model | Callable[..., Any]
+CHUNK_MAX = 1 << 14  # tokens that a step reads of a prompt: a batch computes as many for each of its slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,12 @@ class Options:
     copies: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "queue", "replicas", "chunk"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise InputError(f"{name} counts from 1, got {getattr(self, name)!r}")
-        if not isinstance(self.max_wait_ms, int | float) or not self.max_wait_ms >= 0:
-            raise InputError(f"max_wait_ms is 0 or more, got {self.max_wait_ms!r}")
+        for name in ("max_batch", "queue", "replicas"):
+            count(getattr(self, name), name)
+        count(self.chunk, "chunk", most=CHUNK_MAX)
+        number(self.max_wait_ms, "max_wait_ms")
+        if self.batched is not None:
+            choice(self.batched, "batched")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +79,37 @@ class LoadedModel:
 class AsyncInferenceServer:
     """Serves on the loop of its mesh.  Close it, or use it as an async context manager; the mesh stays."""
 
+    @spelt
     def __init__(self, mesh: AsyncMesh) -> None:
+        if not isinstance(mesh, AsyncMesh):
+            use = "InferenceServer is for a mesh.Mesh" if isinstance(mesh, Mesh) else "Use AsyncMesh.connect()"
+            raise InputError(f"AsyncInferenceServer serves on a mesh.AsyncMesh, got {mesh!r:.60}", next_step=use)
         self._mesh = mesh
         self._models: dict[str, _Served] = {}
         self._loading: set[str] = set()
         self._closed = False
 
+    @spelt
     async def load_model(self, name: str, model: Source, **options: Any) -> None:
         """Serve a model, a path to one, or a function, under a name; `options` are those of `Options`.
 
         Weights go to the workers when they are first needed.  InputError for a name that is taken.
         """
         self._check_open()
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not name:
             raise InputError(f"a model's name is a str, got {name!r}")
-        chosen = Options(**options)
+        options_of = chosen(Options, options, "load_model")
         if name in self._models or name in self._loading:
             raise InputError(f"a model is called {name!r} already", next_step="Unload it first, or choose another name")
         self._loading.add(name)
         try:
             found = await asyncio.to_thread(_loaded, model)
             self._check_open()
-            self._models[name] = _Served(self._mesh, found, chosen)
+            self._models[name] = _Served(self._mesh, found, options_of)
         finally:
             self._loading.discard(name)
 
+    @spelt
     async def infer(self, name: str, *inputs: Any) -> Any:
         """What the model makes of the inputs, as `Mesh.run` gives it.  Cancel the task to want it no more.
 
@@ -107,17 +117,20 @@ class AsyncInferenceServer:
         """
         return await self._served(name).answering.ask(inputs)
 
+    @spelt
     def generate(self, name: str, prompt: Prompt, **request: Any) -> Reply:
         """Go on with a prompt, a text or a list of tokens: an async iterator of pieces, each when it is there.
 
         `request` is as for `mesh.Model.generate`.  QueueFull at once if too many texts wait.
         """
-        return self._served(name).begin(prompt, Request(**request))
+        return self._served(name).begin(prompt, chosen(Request, request, "generate"))
 
+    @spelt
     def loaded_models(self) -> tuple[LoadedModel, ...]:
         """All of them, by name."""
         return tuple([served.told(name) for name, served in sorted(self._models.items())])
 
+    @spelt
     async def unload_model(self, name: str) -> None:
         """Cancel what is asked of a model, and free what it has on the workers."""
         served = self._served(name)
@@ -138,7 +151,7 @@ class AsyncInferenceServer:
 
     def _served(self, name: str) -> _Served:
         self._check_open()
-        found = self._models.get(name)
+        found = self._models.get(name) if isinstance(name, str) else None
         if found is None:
             known = ", ".join(sorted(self._models)) or "none"
             raise InputError(f"no model is called {name!r}", next_step=f"Loaded: {known}")
@@ -152,10 +165,15 @@ class AsyncInferenceServer:
 class InferenceServer:
     """Serves on a Mesh; any thread may ask.  Close it, or use it as a context manager; the mesh stays."""
 
+    @spelt
     def __init__(self, mesh: Mesh) -> None:
+        if not isinstance(mesh, Mesh):
+            use = "AsyncInferenceServer is for those" if isinstance(mesh, AsyncMesh) else "Use Mesh.builder()...build()"
+            raise InputError(f"InferenceServer serves on a mesh.Mesh, got {mesh!r:.60}", next_step=use)
         self._mesh = mesh
         self._async = AsyncInferenceServer(mesh.on_loop)
 
+    @spelt
     def load_model(self, name: str, model: Source, **options: Any) -> None:
         """Serve a model, a path to one, or a function, under a name; `options` are those of `Options`.
 
@@ -163,6 +181,7 @@ class InferenceServer:
         """
         self._mesh.wait(self._async.load_model(name, model, **options))
 
+    @spelt
     def infer(self, name: str, *inputs: Any) -> Any:
         """What the model makes of the inputs, as `Mesh.run` gives it.
 
@@ -170,6 +189,7 @@ class InferenceServer:
         """
         return self._mesh.wait(self._async.infer(name, *inputs))
 
+    @spelt
     def generate(self, name: str, prompt: Prompt, *, stream: bool = False, **request: Any) -> Any:
         """Go on with a prompt: all that is new, or with `stream` an iterator of pieces, each when it is there.
 
@@ -179,13 +199,16 @@ class InferenceServer:
         async def begin() -> Reply:
             return self._async.generate(name, prompt, **request)
 
+        choice(stream, "stream")
         reply = self._mesh.wait(begin())
         return self._pieces(reply) if stream else self._mesh.wait(reply.all())
 
+    @spelt
     def loaded_models(self) -> tuple[LoadedModel, ...]:
         """All of them, by name."""
         return self._mesh.wait(_soon(self._async.loaded_models))
 
+    @spelt
     def unload_model(self, name: str) -> None:
         """Cancel what is asked of a model, and free what it has on the workers."""
         self._mesh.wait(self._async.unload_model(name))
@@ -222,7 +245,7 @@ class _Served:
         if batched is None:
             batched = is_batched(model) if isinstance(model, Model) else True
         self.answering = Answering(
-            mesh, model, rows_max=options.max_batch, wait_s=options.max_wait_ms / 1e3, queue=options.queue,
+            mesh, model, rows_max=int(options.max_batch), wait_s=options.max_wait_ms / 1e3, queue=int(options.queue),
             batched=batched, strategy=options.strategy, mode=options.mode, copies=options.copies,
         )  # fmt: skip
         self._generating: list[Generating] = []
@@ -237,10 +260,11 @@ class _Served:
             self._tokenizer = Tokenizer(folder)
         if not self._generating:
             options = self._options
+            queue = -(-int(options.queue) // int(options.replicas))
             self._generating = [
                 Generating(
-                    self._mesh, self._model, slots=options.max_batch, queue=-(-options.queue // options.replicas),
-                    chunk=options.chunk, strategy=options.strategy, mode=options.mode, copies=options.copies,
+                    self._mesh, self._model, slots=int(options.max_batch), queue=queue,
+                    chunk=int(options.chunk), strategy=options.strategy, mode=options.mode, copies=options.copies,
                 )
                 for _ in range(options.replicas)
             ]  # fmt: skip

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from numbers import Real
+from dataclasses import dataclass, replace
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any
 
 from wire.errors import InputError
+
+
+def count(value: Any, what: str, least: int = 1, most: int | None = None) -> int:
+    """A whole number of Python's or numpy's; InputError saying what it counts."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
+        raise InputError(f"{what} counts from {least}, got {value!r}")
+    if most is not None and int(value) > most:
+        raise InputError(f"{what} is {most} at most, got {value!r}")
+    return int(value)
+
+
+def number(value: Any, what: str) -> float:
+    """A finite number, 0 or more, of Python's or numpy's; InputError for others."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value < 0:
+        raise InputError(f"{what} is a number, 0 or more, got {value!r}")
+    return float(value)
+
+
+def choice(value: Any, what: str) -> bool:
+    """Yes or no; InputError for others, which Python would take for one of these."""
+    if not isinstance(value, bool):
+        raise InputError(f"{what} is True or False, got {value!r}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +47,17 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.temperature, Real) or not 0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature is 0 or more, got {self.temperature!r}")
-        if not isinstance(self.top_k, int) or not 0 <= self.top_k < 1 << 31:
-            raise InputError(f"top_k counts tokens, 0 for all, got {self.top_k!r}")
-        if not isinstance(self.top_p, Real) or not 0 < self.top_p <= 1:
+        number(self.temperature, "temperature")
+        count(self.top_k, "top_k, the likeliest tokens to choose from (0: all),", 0, (1 << 31) - 1)
+        if not isinstance(self.top_p, Real) or isinstance(self.top_p, bool) or not 0 < self.top_p <= 1:
             raise InputError(f"top_p is a probability above 0, got {self.top_p!r}")
-        if not isinstance(self.seed, int) or not -(1 << 63) <= self.seed < 1 << 64:
-            raise InputError(f"a seed has up to 64 bits, got {self.seed!r}")
+        if not isinstance(self.seed, Integral) or isinstance(self.seed, bool) or not -(1 << 63) <= self.seed < 1 << 64:
+            raise InputError(f"seed is an int of up to 64 bits, got {self.seed!r}")
+
+    def shifted(self, place: int) -> Sampling:
+        """The same for the prompt in this place among several: its seed is so much more, and begins anew at the end."""
+        seed = int(self.seed) + place
+        return replace(self, seed=seed if seed < 1 << 64 else seed - (1 << 64))
 
 
 GREEDY = Sampling()

@@ -61,22 +61,46 @@ def test_ends_and_stops() -> None:
         ([50], {}, "the model has 50 tokens, and no token 50"),
         ([1] * 33, {}, "the model has 32 positions, got 33 tokens"),
         ([1.5], {}, "a prompt is a text or a list of tokens"),
-        ([1], {"max_new_tokens": 0}, "max_new_tokens counts tokens"),
-        ([1], {"max_new_tokens": 2.5}, "max_new_tokens counts tokens"),
-        ([1], {"temperature": -1.0}, "temperature is 0 or more"),
-        ([1], {"temperature": "hot"}, "temperature is 0 or more"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens counts from 1, got 0"),
+        ([1], {"max_new_tokens": 2.5}, r"max_new_tokens counts from 1, got 2\.5"),
+        ([1], {"temperature": -1.0}, "temperature is a number, 0 or more"),
+        ([1], {"temperature": "hot"}, "temperature is a number, 0 or more"),
         ([1], {"top_p": 0.0}, "top_p is a probability"),
-        ([1], {"top_k": -1}, "top_k counts tokens"),
-        ([1], {"seed": 1 << 70}, "a seed has up to 64 bits"),
-        ([1], {"seed": "x"}, "a seed has up to 64 bits"),
+        ([1], {"top_k": -1}, "top_k, .*, counts from 0, got -1"),
+        ([1], {"seed": 1 << 70}, "seed is an int of up to 64 bits"),
+        ([1], {"seed": "x"}, "seed is an int of up to 64 bits"),
         ([1], {"ends": "x"}, "ends='x' is no token"),
+        ([1], {"ends": [3, 50]}, "ends: the model has 50 tokens, and no token 50"),
         ([1], {"stop": "end"}, "is text, and the prompt is tokens"),
+        ([1], {"stop": -1}, "stop: the model has 50 tokens, and no token -1"),
+        ([1], {"stop": 1.5}, r"stop=1\.5 is no text or token"),
+        ([1], {"stop": True}, "stop=True is no text or token"),
+        ([1], {"stop": object}, "is no text or token, nor several of them"),
+        ([1], {"stream": "yes"}, "stream is True or False, got 'yes'"),
+        ([1], {"temperature": float("nan")}, "temperature is a number, 0 or more"),
+        ([1], {"temperature": True}, "temperature is a number, 0 or more"),
+        ([1], {"max_new_tokens": True}, "max_new_tokens counts from 1, got True"),
+        ([1], {"max_tokens": 3}, r"unexpected keyword argument 'max_tokens'\. Did you mean 'max_new_tokens'\?"),
+        ([1], {"mesh": 3}, "mesh is a mesh.Mesh, got 3"),
+        ({1, 2}, {}, "{1, 2} is no prompt"),
+        (None, {}, "None is no prompt"),
+        ([[1], []], {}, "has at least one token"),
+        ([[[1]]], {}, "a prompt is a text or a list of tokens"),
         ("text", {}, r"tokenizer.json does not exist"),
     ],
 )
 def test_what_cannot_be_is_named(prompt: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         golden_model("gpt2").generate(prompt, **options)
+
+
+def test_numbers_may_be_numpys_and_a_tiny_temperature_is_as_good_as_none() -> None:
+    model = golden_model("llama")
+    said = model.generate([3, 4], max_new_tokens=np.int64(5), top_k=np.int32(0), seed=np.int64(3), temperature=1e-40)
+    assert said == model.generate([3, 4], max_new_tokens=5)
+    last = (1 << 64) - 1
+    rows = model.generate([[3, 4], [3, 4]], max_new_tokens=5, temperature=0.9, seed=last)
+    assert rows[1] == model.generate([3, 4], max_new_tokens=5, temperature=0.9, seed=0), "seeds begin anew at the end"
 
 
 def test_a_model_that_is_no_language_model_says_so() -> None:

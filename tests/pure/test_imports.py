@@ -127,6 +127,7 @@ PURE = (
     "mesh/inference/batching.py",
     "mesh/inference/settings.py",
     "mesh/inference/slots.py",
+    "mesh/spelling.py",
     "wire/address.py",
     "wire/reports.py",
     "wire/adverts.py",

@@ -70,6 +70,81 @@ def test_two_models_at_once_and_what_is_told_of_them() -> None:
         server._async.generate("llama", [1])
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"max_bacth": 3},
+            r"load_model has no option 'max_bacth'\. Did you mean 'max_batch'\? It takes max_batch, max_wait",
+        ),
+        ({"max_batch": "8"}, "max_batch counts from 1, got '8'"),
+        ({"max_batch": True}, "max_batch counts from 1, got True"),
+        ({"queue": 0}, "queue counts from 1, got 0"),
+        ({"chunk": 1 << 40}, "chunk is 16384 at most"),
+        ({"max_wait_ms": float("inf")}, "max_wait_ms is a number, 0 or more, got inf"),
+        ({"max_wait_ms": None}, "max_wait_ms is a number, 0 or more, got None"),
+        ({"batched": "yes"}, "batched is True or False, got 'yes'"),
+        ({"strategy": "pipelin"}, "strategy='pipelin' is not known"),
+        ({"mode": None}, "mode=None is not known"),
+        ({"copies": "bud"}, "copies='bud' is not known"),
+        ({"name": ""}, "a model's name is a str, got ''"),
+        ({"model": ""}, "config.json does not exist"),
+        ({"model": []}, r"\[\] is no model"),
+    ],
+)
+def test_options_that_cannot_be_are_named_and_load_nothing(options: dict[str, Any], says: str) -> None:
+    given = {"name": "layer", "model": layer, **options}
+    with Mesh(MeshConfig()) as here, InferenceServer(here) as server:
+        with pytest.raises(InputError, match=says):
+            server.load_model(**given)
+        assert server.loaded_models() == ()
+
+
+def test_calls_that_cannot_be_are_named() -> None:
+    with Mesh(MeshConfig()) as here, InferenceServer(here) as server:
+        server.load_model("two", lambda x, y: x + y, max_batch=np.int64(2))
+        server.load_model("llama", golden_model("llama"), max_batch=np.int64(2))
+        x = rows(1)
+        wrong: list[tuple[Any, str]] = [
+            (lambda: InferenceServer(None), "serves on a mesh.Mesh, got None"),  # type: ignore[arg-type]
+            (lambda: InferenceServer(here.on_loop), "AsyncInferenceServer is for those"),  # type: ignore[arg-type]
+            (lambda: AsyncInferenceServer(here), "InferenceServer is for a mesh.Mesh"),  # type: ignore[arg-type]
+            (lambda: InferenceServer(here, max_batch=3), "unexpected keyword argument 'max_batch'"),  # type: ignore[call-arg]
+            (lambda: server.load_model("a"), "missing 1 required positional argument: 'model'"),  # type: ignore[call-arg]
+            (lambda: server.infer("two", x), "the function takes .*, got 1 inputs"),
+            (lambda: server.infer("two", x, x, x), "the function takes .*, got 3 inputs"),
+            (lambda: server.infer("two", x, y=x), "unexpected keyword argument 'y'"),  # type: ignore[call-arg]
+            (lambda: server.infer("two", x, "text"), "is no tensor"),
+            (lambda: server.infer("two", x, object()), "is no tensor"),
+            (lambda: server.infer("two", x, 3.0), "is a scalar"),
+            (lambda: server.infer("two", {}, {}), "there is none"),
+            (lambda: server.infer("two", x, rows(1, 2)), r"they have \[1, 2\] rows"),
+            (lambda: server.infer(["two"], x, x), r"no model is called \['two'\]"),  # type: ignore[arg-type]
+            (lambda: server.generate("two", [1]), "a function does not generate text"),
+            (lambda: server.generate("llama", [1], max_tokens=3), "generate has no option 'max_tokens'. Did you mean"),
+            (lambda: server.generate("llama", [1], stream="yes"), "stream is True or False"),  # type: ignore[arg-type]
+            (lambda: server.generate("llama", [[1, 2], [3]]), "a prompt is a text or a list of tokens, got several"),
+            (lambda: server.generate("llama"), "missing 1 required positional argument: 'prompt'"),  # type: ignore[call-arg]
+            (lambda: server.unload_model([]), r"no model is called \[\]"),  # type: ignore[arg-type]
+        ]
+        for call, says in wrong:
+            with pytest.raises(InputError, match=says):
+                call()
+        assert all(model.waiting == model.texts == 0 for model in server.loaded_models())
+        np.testing.assert_allclose(server.infer("two", x, x), x + x)
+        assert len(server.generate("llama", [3, 4], max_new_tokens=3, ends=())) == 3
+
+
+def test_what_a_function_raises_itself_is_not_taken_for_a_misspelt_argument() -> None:
+    def own(x: Any) -> Any:
+        raise TypeError("my own")
+
+    with Mesh(MeshConfig()) as here, InferenceServer(here) as server:
+        server.load_model("own", own)
+        with pytest.raises(TypeError, match="my own"):
+            server.infer("own", rows(1))
+
+
 async def _batched() -> None:
     async with await AsyncMesh.connect(MeshConfig()) as here, AsyncInferenceServer(here) as server:
         await server.load_model("layer", layer, max_batch=8)
@@ -112,7 +187,7 @@ async def _crowded() -> None:
                 np.testing.assert_allclose(await each, np.tanh(rows(seed) @ W), rtol=1e-5, atol=1e-6)
         await server.load_model("llama", golden_model("llama"), max_batch=1, queue=2)
         replies = [server.generate("llama", [3, 4], max_new_tokens=4) for _ in range(3)]
-        with pytest.raises(QueueFull, match="2 texts wait already|3 texts wait already"):
+        with pytest.raises(QueueFull, match="texts wait already"):
             server.generate("llama", [3, 4])
         assert await replies[0].all() == await replies[1].all() == await replies[2].all()
 
