@@ -30,7 +30,7 @@ from wire.sharedmem import SharedDir
 from .enrolment import authority_folder
 from .gathering import gather_all
 
-READY_TIMEOUT_S = 30.0  # a first start on a cold disk; a warm one takes about one second
+READY_TIMEOUT_S = 120.0  # a warm start takes a second, one from a cold disk ten, and a busy machine is as much slower
 STOP_TIMEOUT_S = 2.5  # SIGTERM gets an orderly exit within 2 s
 LOG_TAIL_BYTES = 16 * KIB  # some 150 lines
 
@@ -115,11 +115,11 @@ class LocalWorkers:
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 return await _ready(process, name)
-        except (TimeoutError, ValueError, KeyError):
+        except (TimeoutError, ValueError, KeyError) as error:
             await self._await_end(process)
-            raise ConnectFailed(
-                f"local worker {name} did not start (exit code {process.returncode})", node=name, cause=_tail(log)
-            ) from None
+            late = isinstance(error, TimeoutError)
+            why = f"within {READY_TIMEOUT_S:g} s" if late else f"(exit code {process.returncode})"
+            raise ConnectFailed(f"local worker {name} did not start {why}", node=name, cause=_tail(log)) from None
 
     async def _await_end(self, process: asyncio.subprocess.Process) -> None:
         try:
