@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.commands import (
+    PATIENT_S,
     RUN_S,
     Daemon,
     asked,
@@ -39,7 +40,7 @@ from support.endless import endless
 from support.small_disk import fill, small_disk
 
 import mesh.numpy as mnp
-from mesh import errors, trace
+from mesh import errors, to_device, trace
 from mesh.commands import exit_codes
 from mesh.handle import Handle
 from mesh.remote import Remote
@@ -69,7 +70,7 @@ TIMES = (200, 2_000, 10_000, 40_000)  # of layers: the first may be over at once
 def serving(folder: Path, port: int, *more: str) -> Iterator[Daemon]:
     """`mesh-coord serve` on a port, with what it kept in the folder."""
     env = environment(folder, MESH_NAME=MESH)
-    words = ("coord", "serve", "--port", str(port), "--no-mdns", *more)
+    words = ("coord", "serve", "--port", str(port), "--no-mdns", "--node-timeout", f"{PATIENT_S:g}", *more)
     with daemon(*words, env=env, log=folder / "coordinator.log") as made:
         yield made
 
@@ -149,7 +150,13 @@ def expected(times: int) -> Any:
 def test_workers_come_back_with_what_they_hold(tmp_path: Path) -> None:
     weights = [np.full((300, 300), 0.001 * place, np.float32) for place in range(4)]
     handles = [Handle(hash_array(array), TensorType(array.shape, F32), local=array) for array in weights]
-    graph = trace(lambda p, x: x @ p[0] @ p[1] @ p[2] @ p[3], handles, X)
+
+    def two_halves(p: Any, x: Any) -> Any:
+        """On workers that are named, since which would be chosen goes by what was measured just then."""
+        half = to_device(x, "w0") @ p[0] @ p[1]
+        return to_device(half, "w1") @ p[2] @ p[3]
+
+    graph = trace(two_halves, handles, X)
     params = dict(zip(graph.param_types, weights, strict=True))
 
     async def weigh(remote: Remote) -> dict[str, int]:
@@ -238,9 +245,11 @@ def test_a_job_counts_once_and_its_id_is_its_own(tmp_path: Path) -> None:
 def test_what_was_kept_long_enough_leaves_nothing(tmp_path: Path) -> None:
     with site(tmp_path, 1) as port, serving(tmp_path, port, "--keep-results", "2s") as coordinator:
         wait_for(lambda: len(node_states(coordinator)) == 1)
-        submitted(coordinator, SHORT, "a")
+        submitted(coordinator, ENDLESS, "endless")
+        wait_for(lambda: jobs(coordinator) == {"endless": "running"})
         assert kept(tmp_path), "its values are files"
-        result(coordinator, "a")
+        submitted(coordinator, SHORT, "short", x=X * 2)
+        asked(coordinator, lambda remote: remote.cancel("endless"))
         wait_for(lambda: jobs(coordinator) == {} and not kept(tmp_path))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S
+from support.commands import COMES_TRUE_S, PATIENT_S
 from support.footprint import footprint
 from support.language import gpt2_folder
 from support.waiting import until
@@ -27,7 +27,7 @@ def test_a_stage_killed_in_the_middle_changes_no_token(tmp_path: Path) -> None:
     prompts = [[5, 6, 7], list(range(100, 130)), [9]]
     how = {"temperature": 0.8, "top_k": 50, "seed": 7, "max_new_tokens": 40}
     expected = model.generate(prompts, **how)
-    with Mesh.builder().local(3, engine="cpu").build() as workers:
+    with Mesh.builder().local(3, engine="cpu").node_timeout(PATIENT_S).build() as workers:
         said: list[list[int]] = [[] for _ in prompts]
         for place, token in model.generate(prompts, mesh=workers, strategy="pipeline", stream=True, **how):
             said[place].append(token)
@@ -59,7 +59,7 @@ def test_what_is_unloaded_is_gone_from_the_worker(tmp_path: Path) -> None:
                 loaded_mib = held_mib()
                 server.unload_model("gpt2")
                 freed_mib = 0.8 * model.weights_bytes / 2**20
-                asyncio.run(until(lambda: loaded_mib - held_mib() > freed_mib, 30))  # noqa: B023  # at once
+                asyncio.run(until(lambda: loaded_mib - held_mib() > freed_mib, COMES_TRUE_S))  # noqa: B023  # at once
                 held.append(held_mib())
                 assert freed_mib > 25
         assert held[1] - held[0] < 10
@@ -69,11 +69,12 @@ def test_what_is_unloaded_is_gone_from_the_worker(tmp_path: Path) -> None:
 def test_a_request_outlives_a_worker(tmp_path: Path) -> None:
     model, ids = mesh.load(gpt2_folder(tmp_path)), np.arange(12, dtype=np.int32).reshape(2, 6)
     wanted = np.asarray(model(ids))
-    with Mesh.builder().local(2, engine="cpu").build() as workers, InferenceServer(workers) as server:
+    two = Mesh.builder().local(2, engine="cpu").node_timeout(PATIENT_S)
+    with two.build() as workers, InferenceServer(workers) as server:
         server.load_model("gpt2", model, strategy="pipeline")
         np.testing.assert_allclose(server.infer("gpt2", ids), wanted, rtol=1e-4, atol=1e-4)
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(server.infer, "gpt2", ids) for _ in range(8)]
             os.kill(workers.nodes[0].pid, signal.SIGKILL)
             for each in asked:
-                np.testing.assert_allclose(each.result(60), wanted, rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(each.result(COMES_TRUE_S), wanted, rtol=1e-4, atol=1e-4)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from support.commands import PATIENT_S, until_by_the_same_plan, until_they_work
 
 import mesh
 from mesh import Mesh
@@ -19,14 +21,13 @@ def reference(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def test_every_family_runs_over_three_workers() -> None:
-    with Mesh.builder().mesh("models").local(3).build() as workers:
+    with Mesh.builder().mesh("models").local(3).node_timeout(PATIENT_S).build() as workers:
         for folder in sorted(GOLDEN.iterdir()):
             if not folder.is_dir():
                 continue
             inputs, wanted = reference(folder.name)
             model = mesh.load(folder)
-            found = workers.run(model, inputs, strategy="pipeline")
-            assert len(workers.report().workers) == 3, folder.name
+            found = until_they_work(workers, 3, partial(workers.run, model, inputs, strategy="pipeline"))
             for key, array in wanted.items():
                 got = found[key] if isinstance(found, dict) else found
                 np.testing.assert_allclose(got, array, rtol=1e-4, atol=1e-4, err_msg=f"{folder.name} {key}")
@@ -35,10 +36,11 @@ def test_every_family_runs_over_three_workers() -> None:
 def test_a_compiled_model_sends_its_weights_once() -> None:
     inputs, wanted = reference("gpt2")
     model = mesh.load(GOLDEN / "gpt2")
-    with Mesh.builder().mesh("models-once").local(2).build() as workers:
+    with Mesh.builder().mesh("models-once").local(2).node_timeout(PATIENT_S).build() as workers:
         run = workers.compile(model, inputs, strategy="pipeline")
         np.testing.assert_allclose(run(inputs), wanted["logits"], rtol=1e-4, atol=1e-4)
-        first = workers.report().weight_bytes_moved
-        np.testing.assert_allclose(run(inputs), wanted["logits"], rtol=1e-4, atol=1e-4)
-        assert workers.report().weight_bytes_moved == 0 < first
+        assert workers.report().weight_bytes_moved > 0
+        found = until_by_the_same_plan(workers, lambda: run(inputs))
+        np.testing.assert_allclose(found, wanted["logits"], rtol=1e-4, atol=1e-4)
+        assert workers.report().weight_bytes_moved == 0
         np.testing.assert_allclose(np.asarray(model(inputs)), wanted["logits"], rtol=1e-4, atol=1e-4)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import PATIENT_S
 from support.pipelines import MODELS
 
 from mesh import DistributedTrainer, Mesh, Pipeline, optim, tree
@@ -37,6 +38,6 @@ def trained(strategy: Any, mesh: Mesh | None, callbacks: Any = (), **wishes: Any
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
 def test_stages_of_processes_make_the_bits_of_one_also_with_one_killed() -> None:
     expected = trained("single", None, accumulate=4)
-    with Mesh.builder().local(3, engine="cpu").build() as mesh:
+    with Mesh.builder().local(3, engine="cpu").node_timeout(PATIENT_S).build() as mesh:
         assert trained(Pipeline(3, 4), mesh) == expected
         assert trained(Pipeline(3, 4, "gpipe"), mesh, [Killing(mesh.nodes[1].pid)]) == expected

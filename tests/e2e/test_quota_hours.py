@@ -7,7 +7,6 @@ every minute; it prints the sum over all runs of that file.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +27,8 @@ WORKERS = 8
 BURNERS = 2  # so many workers share their quota with a process that uses all the worker leaves
 SHARE = 0.2  # of one core, for a worker with its engine host and, where there is one, its burner
 LOOK_S = 60.0
+GIVEN_MIN = 0.95  # who wants all it can get comes up to the quota in so many periods, or did not get it
+TRIES = 3
 TOLD = ("suspect", "probed", "healthy", "dead")
 CALL_EVERY_S = 5.0  # there is some work too
 
@@ -61,6 +62,7 @@ def watch(seconds: float) -> Iterator[dict[str, Any]]:
             yield {
                 "worker_hours": WORKERS * (time.monotonic() - began_s) / 3600.0,
                 "throttled": sum(quota.throttled for quota in quotas) - throttled,
+                "given": min(quota.throttled / max(quota.periods, 1) for quota in quotas[:BURNERS]),
                 "suspect": sum(kind == "suspect" for kind, _, _ in told),
                 "dead": sum(kind == "dead" for kind, _, _ in told),
                 "told": told,
@@ -68,14 +70,16 @@ def watch(seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def test_nobody_is_dead_on_a_fifth_of_a_core() -> None:
-    try:
-        (span,) = watch(8.0)
-        if span["dead"] and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):  # they did not get as much as a fifth
-            (span,) = watch(20.0)
-    except NoQuota as reason:
-        pytest.skip(f"no cgroup can be made here: {reason}")
-    assert span["dead"] == 0
-    assert span["throttled"] > 0, "the quota was not felt"
+    for _ in range(TRIES):
+        try:
+            (span,) = watch(8.0)
+        except NoQuota as reason:
+            pytest.skip(f"no cgroup can be made here: {reason}")
+        assert span["throttled"] > 0, "the quota was not felt"
+        if not span["dead"]:
+            return
+        assert span["given"] < GIVEN_MIN, span
+    pytest.skip("this machine has no fifth of a core for each of them")
 
 
 def main(minutes: float, path: Path) -> int:
