@@ -27,6 +27,7 @@ from .plan import Part, Plan
 from .profile import DeviceProfile, Profiles, WorkerProfile
 
 Site = tuple[str, int]  # node, device
+CLOCK_S = 1e-7  # what clocks tell apart: nothing takes less
 BASE_S = 0.002  # added to either side: what takes no time says more about the machine's noise than about the device
 WINDOW = 31  # runs that say how long a part takes while its device is well
 KNOWN_MIN = 3  # of so many it is known
@@ -200,9 +201,9 @@ class Stragglers:
             ranks = seconds.keys() & plan.ranks.keys()
             alike_s = sum(plan.parts[part].seconds / plan.parts[part].slower for part in ranks)
             if alike_s >= BASE_S:
-                site.as_rank.append(sum(seconds[part] for part in ranks) / alike_s)
+                site.as_rank.append(max(sum(seconds[part] for part in ranks), CLOCK_S) / alike_s)
             if predicted_s >= BASE_S and at in self._kind_of:
-                self._learn(self._kind_of[at], sum(seconds.values()) / predicted_s)
+                self._learn(self._kind_of[at], max(sum(seconds.values()), CLOCK_S) / predicted_s)
 
     def _learn(self, kind: _Kind, error: float) -> None:
         """Work that is worth measuring took so many times as long as its device is said to need."""
@@ -222,7 +223,8 @@ class Stragglers:
             site.usual.append(ratio)
         if len(site.ratios) >= SEEN_MIN:
             well = sustained < (bound if was_well else WELL)
-            slowness = _rounded(sustained + (sustained - 1) * min(BASE_S / good_s, 0.5))
+            slower = max(sustained, 1.0)  # one that is faster than it was known to be is not slow
+            slowness = _rounded(slower + (slower - 1) * BASE_S / max(good_s, 2 * BASE_S))
             well = well or site.slowness / slowness > OFF
             if well or was_well or slowness / site.slowness > OFF:
                 self._set(at, 1.0 if well or slowness < SLOW else min(slowness, SLOWNESS_MAX))

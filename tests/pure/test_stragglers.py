@@ -107,6 +107,21 @@ def test_it_is_noticed_through_noise_and_so_is_its_end(times: float) -> None:
         assert seen.slowness(A) == 1
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_device_may_become_any_number_of_times_faster_or_slower(seed: int) -> None:
+    """As one does that was got to know while its machine was busy; a clock may say that no time went by."""
+    seen, rng = Stragglers(), random.Random(seed)
+    machines = near(*(worker(n, device(0, 50.0, 10.0)) for n in range(2)))
+    single = plan(Part(0, "node-0", 0, "cpu", graph(), (), 0.1))
+    made = single, replace(single, gangs=(Gang((0,), ("dp",), (1,), 0.0, 0),))
+    for _ in range(30):
+        took_s = rng.choice([0.0, 10.0 ** rng.uniform(-7, 2)])
+        run(seen, rng.choice(made), *[took_s] * rng.randint(1, 2 * WINDOW))
+        found = seen.as_found(replace(machines, workers=tuple(map(seen.as_it_runs, machines.workers))))
+        assert 1 <= seen.slowness(("node-0", 0)) <= SLOWNESS_MAX
+        assert all(device.slower > 0 and device.gflops > 0 for each in found.workers for device in each.devices)
+
+
 def test_what_takes_no_time_says_nothing() -> None:
     seen = known(took_s=BASE_S / 20)
     run(seen, on(A), *[BASE_S / 2] * 20)
