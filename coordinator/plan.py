@@ -126,7 +126,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """Parts of one graph that run at the same time, one per rank of a grid, `parts` by rank.  Seconds are those that
+    """Parts that run at the same time, one per rank of a grid, `parts` by rank.  Seconds are those that
     its collectives are predicted to take, bytes what all ranks send each other; `bytes_per_s` is what each of them can
     send, if that is not alike, and `slower` how many times as long as priced these workers were known to take."""
 

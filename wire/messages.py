@@ -103,10 +103,10 @@ class Member(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Gang(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Parts of one graph that run at the same time, a rank each of a grid, and exchange tensors by its collectives.
-    `members` are by rank, row-major over `axes`; the part itself is number `rank`.  Who is in a group with whom follows
-    from the axes of a collective (grids.py).  `bytes_per_s` is what each rank can send, if that is not alike, and
-    `timeout_s` how long they wait for each other."""
+    """Parts that run at the same time, a rank each of a grid, and exchange tensors by its collectives, of which their
+    graphs have the same in the same order.  `members` are by rank, row-major over `axes`; the part itself is number
+    `rank`.  Who is in a group with whom follows from the axes of a collective (grids.py).  `bytes_per_s` is what each
+    rank can send, if that is not alike, and `timeout_s` how long they wait for each other."""
 
     axes: Annotated[tuple[Name, ...], Meta(max_length=64)]
     sizes: Annotated[tuple[Index, ...], Meta(max_length=64)]

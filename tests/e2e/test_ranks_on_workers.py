@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import unlike_ranks
 from support.commands import COMES_TRUE_S, PATIENT_S, until_by_the_same_plan
 from support.spmd_cases import CASES
 
@@ -85,6 +86,15 @@ def test_ranks_have_the_bits_of_one_device(mesh: Mesh, op: str) -> None:
             found = run(mesh, graph, given)
             pairs = zip(found, expected(graph, given), strict=True)
             assert all(np.array_equal(a, b, equal_nan=True) for a, b in pairs), name
+
+
+@pytest.mark.parametrize("seed", [0, 1, 5])
+def test_ranks_with_graphs_of_their_own_have_the_bits_of_one_device(mesh: Mesh, seed: int) -> None:
+    graph = unlike_ranks.program(unlike_ranks.drawn(seed, 4), 4)
+    given = {"x": unlike_ranks.X, "y": unlike_ranks.Y}
+    assert any("do not compute the same" in reason for reason in mesh.plan(graph, *given.values()).data["reasons"])
+    for found, right in zip(run(mesh, graph, given), expected(graph, given), strict=True):
+        np.testing.assert_array_equal(found, right)
 
 
 def test_several_programs_of_ranks_side_by_side_do_not_wait_for_each_other(mesh: Mesh) -> None:

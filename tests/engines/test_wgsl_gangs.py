@@ -12,9 +12,11 @@ from support.adapter import needs_adapter
 from support.part_costs import part_costs
 from support.rank_parts import by_ranks
 from support.spmd_cases import CASES
+from support.unlike_ranks import X, Y, drawn, program
 
 from wire.dtypes import F32, I32
 from wire.errors import ExecuteFailed
+from wire.specialise import specialise
 from worker.cpu import evaluate
 from worker.wgsl.device import _APART_BYTES_MIN
 
@@ -38,6 +40,15 @@ def test_a_rank_on_an_adapter_meets_those_on_the_cpu(engine: Any, name: str) -> 
             continue  # within a loop: not a part of its own
         for found, expected in zip(by_ranks(graph, given, engine), evaluate(graph, given), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=label)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_rank_on_an_adapter_meets_those_that_compute_something_else(engine: Any, seed: int) -> None:
+    graph, given = program(drawn(seed, 2), 2), {"x": X, "y": Y}
+    attrs = next(node for node in graph.nodes if node.op == "spmd").attrs
+    bodies = specialise(attrs["body"], attrs["axes"], attrs["sizes"])
+    for found, expected in zip(by_ranks(graph, given, engine, bodies), evaluate(graph, given), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_what_a_collective_takes_back_from_the_adapter_is_told(engine: Any) -> None:

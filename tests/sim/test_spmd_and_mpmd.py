@@ -10,11 +10,15 @@ import pytest
 from support.profiles import device as profile
 from support.profiles import near, worker
 from support.simulated import simulate
+from support.unlike_ranks import X as UNLIKE_X
+from support.unlike_ranks import Y as UNLIKE_Y
+from support.unlike_ranks import program, shared
 
 import mesh
 import mesh.numpy as mnp
 from coordinator import dispatch
 from coordinator.planner import make_plan
+from coordinator.program import Program
 from mesh import Grid, Mesh, PartitionSpec, collectives, shard_map
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device
@@ -22,6 +26,8 @@ from wire.errors import CompileFailed, MeshError
 from wire.graph import WireGraph
 from wire.messages import PlanKey
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
+from wire.unroll import unroll
+from worker.cpu import evaluate
 from worker.engine import Engine, Executable
 
 X = np.random.default_rng(5).standard_normal((8, 4)).astype(np.float32)
@@ -75,8 +81,6 @@ def counting(count: int, refuses: int = -1) -> tuple[list[Device], list[Counting
 
 async def ran(cluster: Cluster, graph: WireGraph) -> Any:
     """What it gives as ranks."""
-    from coordinator.program import Program
-
     _, outputs, _ = cluster.coordinator.submit(Program(graph, {}, "ranks"), {"x": X})
     return (await outputs)[0]
 
@@ -93,6 +97,49 @@ def test_the_graph_of_all_ranks_is_compiled_once_on_each_whatever_it_is_called()
     ranks = [[each for each in engine.compiled if each in _rank_graphs()] for engine in engines]
     assert [len(each) for each in ranks] == [1] * 4
     assert len({each for one in ranks for each in one}) == 1
+
+
+def test_ranks_that_take_other_branches_are_of_unlike_devices_and_each_compiles_its_own_graph() -> None:
+    devices, engines = counting(3)
+    for each, gflops in zip(devices, (2e-4, 4e-4, 1e-4), strict=True):
+        each.gflops = gflops
+    graph = program(shared((3, 2, 1)), out=PartitionSpec())
+    right = evaluate(unroll(graph), {"x": UNLIKE_X, "y": UNLIKE_Y})
+
+    async def scenario(cluster: Cluster) -> None:
+        for _ in range(3):
+            _, outputs, _ = cluster.coordinator.submit(Program(graph, {}, "ranks"), {"x": UNLIKE_X, "y": UNLIKE_Y})
+            for one, other in zip(await outputs, right, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+    simulate(scenario, devices=devices)
+    plan = make_plan(
+        graph, near(*(worker(n, profile(0, each.gflops, 10.0)) for n, each in enumerate(devices))), "ranks"
+    )
+    mine = [part.graph.hash for part in plan.parts[:3]]
+    assert [part.node for part in plan.parts[:3]] == ["node-1", "node-0", "node-2"]
+    assert [engines[number].compiled.count(each) for number, each in zip((1, 0, 2), mine, strict=True)] == [1, 1, 1]
+    assert [sum(each in mine for each in engine.compiled) for engine in engines] == [1, 1, 1]
+
+
+def test_a_session_of_ranks_that_take_other_branches_carries_its_state() -> None:
+    def step(state: Any, x: Any) -> Any:
+        def local(state: Any, x: Any) -> Any:
+            rank = collectives.axis_index("dp")
+            sums = mesh.cond(rank == 1, lambda: mnp.sum(x[:1], axis=0), lambda: mnp.sum(x, axis=0))
+            total = collectives.all_reduce(sums, "dp")
+            return state + total, total
+
+        return shard_map(local, GRID, (PartitionSpec(), PartitionSpec("dp")), (PartitionSpec(), PartitionSpec()))(
+            state, x
+        )
+
+    expected = X.sum(0) - X[3]
+    with Mesh.builder().simulate(4).build() as made, made.session(step, np.zeros(4, np.float32), X) as session:
+        told = [session.step(X).result() for _ in range(3)]
+        np.testing.assert_allclose(told, [expected] * 3, rtol=1e-5)
+        np.testing.assert_allclose(session.state(), 3 * expected, rtol=1e-5)
+        assert any("do not compute the same" in reason for reason in made.plan(step, told[0], X).data["reasons"])
 
 
 def test_a_worker_with_several_ranks_is_sent_their_graph_once() -> None:
