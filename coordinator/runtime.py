@@ -484,8 +484,7 @@ class Coordinator:
         node = link.peer.node_id
         self._judge(self._detector.heard(node, body.incarnation, self._now()))
         if body.working or node in self._state.stuck:
-            epoch, foreign = self.epoch, self.sessions.has
-            mine = (run for run in body.working if run.plan.epoch == epoch and not foreign(run.plan.generation))
+            mine = self.sessions.working(node, [run for run in body.working if run.plan.epoch == self.epoch])
             runs = tuple(dispatch.working(run) for run in mine)
             was = self._state.stuck
             self._feed(ev.Working(node, runs))

@@ -9,7 +9,7 @@ of `Sessions` in `sessioning.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from wire.errors import MeshError
@@ -22,7 +22,6 @@ from .events import OutputArrived as OutputArrived
 from .events import PlanFailed as PlanFailed
 from .events import RunFailed as RunFailed
 from .events import SendDeploy as SendDeploy
-from .events import Tick as Tick
 
 Piece = Any  # hashable
 Contents = Mapping[Piece, bytes]  # addresses
@@ -92,13 +91,23 @@ class ForgetFirst:
 
 
 @dataclass(frozen=True, slots=True)
+class Tick:
+    """A deadline is there.  `working` are workers that compute a part that waits for no other, as ranks do: of which
+    plan and step it is, and for how many seconds by now."""
+
+    working: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class PlanMade:
-    """`nodes` are those the plan uses, `owners` which of them make each piece, `outputs` how many outputs come back."""
+    """`nodes` are those the plan uses, `owners` which of them make each piece, `outputs` how many outputs come back;
+    `seconds` what a step is predicted to take, infinity where that depends on values."""
 
     generation: int
     nodes: frozenset[str]
     owners: Holders
     outputs: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +179,14 @@ class SendRun:
     node: str
     number: int
     committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepStuck:
+    """A step does not end, and is given up; `nodes` compute it, and wait for nobody."""
+
+    generation: int
+    nodes: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +291,6 @@ Event = (
     | CopyFailed | ChecksMade | ChecksFailed | Tick
 )  # fmt: skip
 Action = (
-    MakePlan | SendDeploy | SendRun | StopStep | SendDrop | ForgetPlan | TakeSnapshot | MakeChecks | Keep | LetGo
-    | ForgetFeeds | Resolve | Reject | GiveState | RefuseState | Ended
+    MakePlan | SendDeploy | SendRun | StopStep | StepStuck | SendDrop | ForgetPlan | TakeSnapshot | MakeChecks | Keep
+    | LetGo | ForgetFeeds | Resolve | Reject | GiveState | RefuseState | Ended
 )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, OutOfMemory
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
 from wire.limits import MIB
-from wire.messages import CancelStep, PlanKey, Ran, Snapshot, Snapshotted
+from wire.messages import CancelStep, PlanKey, Ran, Snapshot, Snapshotted, Working
 from wire.portions import Portions
 from wire.redundancy import copies_of
 from wire.sharedmem import SharedDir
@@ -110,13 +111,23 @@ class Sessions:
         for session in list(self._open):
             session.nodes_changed(error)
 
-    def has(self, generation: int) -> bool:
-        """Whether a plan is a session's."""
-        return any(generation in session.plans for session in self._open)
+    def working(self, node: str, runs: Iterable[Working]) -> list[Working]:
+        """What a worker computes now; what of it is no session's."""
+        others = []
+        for run in runs:
+            session = self._with(run.plan.generation)
+            if session is None:
+                others.append(run)
+            else:
+                session.working[node] = run
+        return others
+
+    def _with(self, generation: int) -> Session | None:
+        return next((session for session in self._open if generation in session.plans), None)
 
     def output(self, generation: int, step: int, slot: int, value: NDArray[Any]) -> bool:
         """An output came by itself; whether it was a session's."""
-        session = next((session for session in self._open if generation in session.plans), None)
+        session = self._with(generation)
         if session is not None:
             session.feed(ev.OutputArrived(generation, step, slot, value))
         return session is not None
@@ -162,6 +173,7 @@ class Session:
         self._elastic = elastic
         self.plans: dict[int, _Deployment] = {}
         self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
+        self.working: dict[str, Working] = {}  # what each worker said last of what it computes
         self.frees = False  # whether weights are freed with its plans
         self._around = around
         self._program = program
@@ -195,6 +207,7 @@ class Session:
             ev.SendDeploy: lambda action: self._spawn(self._deploy(action)),
             ev.SendRun: self._start_run,
             ev.StopStep: self._stop_step,
+            ev.StepStuck: self._tell_stuck,
             ev.SendDrop: lambda action: self._let_go(action.node, action.generation),
             ev.ForgetPlan: self._forget_plan,
             ev.TakeSnapshot: lambda action: self._spawn(self._snapshot(action)),
@@ -281,7 +294,7 @@ class Session:
         if self._timer is not None:
             self._timer.cancel()
         due = self._machine.next_deadline()
-        self._timer = None if due is None else self._loop.call_at(due, self.feed, ev.Tick())
+        self._timer = None if due is None else self._loop.call_at(due, self._tick)
 
     def _unread(self, request: int) -> None:
         """Whoever asked for the state has it, or waits no more."""
@@ -444,7 +457,10 @@ class Session:
         deployment.plan, deployment.feeds = plan, dispatch.feeds(plan)
         deployment.pieces = dispatch.pieces_of(plan)
         self._around.tell("planned", "", "; ".join(plan.reasons), action.generation)
-        self.feed(ev.PlanMade(action.generation, dispatch.nodes(plan), plan.owners, dispatch.output_count(plan)))
+        # what depends on values may take any time, and is never stuck (docs/control-flow.md)
+        step_s = math.inf if any(part.graph.work_varies for part in plan.parts) else plan.seconds
+        outputs = dispatch.output_count(plan)
+        self.feed(ev.PlanMade(action.generation, dispatch.nodes(plan), plan.owners, outputs, step_s))
 
     async def _gather(self, deployment: _Deployment) -> None:
         """The new plan cuts the state in another way than the old one, so all of it passes here."""
@@ -548,6 +564,18 @@ class Session:
         member = self._around.members.get(action.node)
         if member is not None and not member.link.closed:
             member.link.notify(CancelStep(PlanKey(self._around.epoch(), action.generation), action.step))
+
+    def _tick(self) -> None:
+        working = {}
+        for node, run in self.working.items():
+            plan = self.plans[run.plan.generation].plan if run.plan.generation in self.plans else None
+            if plan is not None and not run.preparing and run.part not in plan.ranks:
+                working[node] = run.plan.generation, run.step, run.seconds
+        self.feed(ev.Tick(working))
+
+    def _tell_stuck(self, action: ev.StepStuck) -> None:
+        for node in sorted(action.nodes):
+            self._around.tell("stuck", node, "a part of a session's step takes far too long", action.generation)
 
     def _inputs(self, number: int, deployment: _Deployment) -> Arrays:
         return arrays_of(self._feeds[number], deployment.portions)

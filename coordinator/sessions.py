@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import BlobError, Cancelled, MeshError, NodeLost, OutOfMemory
+from wire.errors import BlobError, Cancelled, DeadlineExceeded, MeshError, NodeLost, OutOfMemory
 from wire.redundancy import OF_SESSIONS, copies_of
 
 from .explain import nobody
@@ -71,15 +71,18 @@ from .session_events import (
     StateAsked,
     StateUnasked,
     StepAsked,
+    StepStuck,
     StopStep,
     TakeSnapshot,
     Tick,
 )
+from .session_patience import Patience
 
 ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
 PARK_S = 0.05  # doubled with every further failure: what fails at once is not hammered
 PARK_S_MAX = 1.0
 COPY_TRIES = 3  # plans that could not get the pieces of a copy, before it counts as lost
+AVOIDED_S = 300.0  # a worker that was stuck in a step: it may come to itself
 READS_MAX = 5  # how often a value is asked for that nobody could give
 
 
@@ -115,13 +118,7 @@ class _Plan:
     running: bool = False
     ending: bool = False  # a better one follows soon
     issued: int = 0
-    committed_s: float = 0.0  # when the last step was
-    step_s: float = 0.0  # between the last two
     steps: dict[int, _Step] = field(default_factory=dict)  # by the session's numbers
-
-    def late(self, now: float) -> bool:
-        """Whether the step under way may be over by now, and the next one begun."""
-        return now - self.committed_s >= self.step_s / 2
 
 
 @dataclass(slots=True)
@@ -153,6 +150,8 @@ class SessionState:
         self._through_here = False  # some worker cannot fetch from another: copies pass through this process
         self._unchecked = 0  # copies in a row that could not be checked
         self._attempts = 0
+        self._patience = Patience()
+        self._avoided: dict[str, float] = {}  # workers that were stuck, and until when
         self._alone_since_s: float | None = None
         self._parked_until_s: float | None = None
         self._last_error: MeshError | None = None
@@ -192,7 +191,8 @@ class SessionState:
     def next_deadline(self) -> float | None:
         """When a Tick is due, or None."""
         alone = None if self._alone_since_s is None else self._alone_since_s + self._alone_s
-        return min((due for due in (alone, self._parked_until_s) if due is not None), default=None)
+        stuck = None if self._plan is None else self._patience.due_s(self._plan.ending)
+        return min((due for due in (alone, self._parked_until_s, stuck) if due is not None), default=None)
 
     @property
     def next_number(self) -> int:
@@ -248,17 +248,17 @@ class SessionState:
         if self._over is not None:
             return [Reject(self._asked, self._over)]
         self._asked += 1
-        return self._issue()
+        return self._issue(now)
 
     def _state_asked(self, event: StateAsked, now: float) -> list[Action]:
         if self._over is not None:
             return [RefuseState(event.request, self._over)]
         self._reads[event.request] = _Read(self._asked)
-        return self._read()
+        return self._read(now)
 
     def _state_unasked(self, event: StateUnasked, now: float) -> list[Action]:
         self._reads.pop(event.request, None)
-        return [*self._abandon(event.request), *self._issue()]
+        return [*self._abandon(event.request), *self._issue(now)]
 
     def _close_asked(self, event: CloseAsked, now: float) -> list[Action]:
         return self._end(event.error)
@@ -315,7 +315,7 @@ class SessionState:
         plan.ending = True
         if not plan.steps:
             return self._restart(None, now)
-        return self._stop(plan, self._done + 1 + plan.late(now))
+        return self._stop(plan, self._done + 1 + self._patience.half_done(now))
 
     def _stop(self, plan: _Plan, number: int) -> list[Action]:
         """Have the workers do no step from this one on: some may be ahead of what is known of them."""
@@ -332,6 +332,7 @@ class SessionState:
         if plan is not None:
             actions += self._stop(plan, self._done) if plan.running else []
             plan.running = False
+            self._patience.stopped()
             whole = plan.owners and all(plan.owners.values())
             if whole and not any(copy.value == self._done for copy in self._copies) and self._done > plan.start:
                 return [*actions, *self._abandon_all(), *self._take("rescue")]
@@ -353,7 +354,10 @@ class SessionState:
             return self._keep(self._again("rescue", copy))
         generation = self._generation()
         self._plan = _Plan(generation, copy.value)
-        return [MakePlan(generation, self._nodes, copy.contents, copy.where)]
+        self._avoided = {
+            node: until_s for node, until_s in self._avoided.items() if until_s > now and node in self._nodes
+        }
+        return [MakePlan(generation, self._nodes - self._avoided.keys() or self._nodes, copy.contents, copy.where)]
 
     def _fail(self, error: MeshError, now: float) -> list[Action]:
         """What the plan could not do may be done by another; a first failure is acted on at once."""
@@ -367,12 +371,23 @@ class SessionState:
 
     def _drop_plan(self) -> list[Action]:
         plan, self._plan = self._plan, None
+        self._patience.stopped()
         if plan is None:
             return []
         return [*(SendDrop(plan.generation, node) for node in sorted(plan.nodes)), ForgetPlan(plan.generation)]
 
     def _current(self, generation: int) -> _Plan | None:
         return self._plan if self._plan is not None and self._plan.generation == generation else None
+
+    def _give_up(self, plan: _Plan, working: Mapping[str, tuple[int, int, float]], now: float) -> list[Action]:
+        """The step under way does not end: do it again, if it can be told who is stuck without these."""
+        under_way, least_s = (plan.generation, self._done - plan.start), self._patience.waited_s(now) / 2
+        stuck = frozenset(node for node, (*at, took_s) in working.items() if (*at,) == under_way and took_s >= least_s)
+        self._avoided.update(dict.fromkeys(stuck & self._nodes, now + AVOIDED_S))
+        told = StepStuck(plan.generation, stuck)
+        if plan.ending:
+            return [told, *self._restart(None, now)]
+        return [told, *self._fail(_stuck(self._patience.took_s), now)]
 
     def _plan_made(self, event: PlanMade, now: float) -> list[Action]:
         plan = self._current(event.generation)
@@ -381,6 +396,7 @@ class SessionState:
         if not event.nodes <= self._nodes:
             return [*self._drop_plan(), *self._go_on(now)]
         plan.nodes, plan.outputs = event.nodes, event.outputs
+        self._patience.planned(event.seconds)
         plan.owners = {piece: set(owners) for piece, owners in event.owners.items()}
         return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
 
@@ -398,7 +414,7 @@ class SessionState:
         if plan.running or len(plan.deployed) < len(plan.nodes):
             return []
         plan.running, plan.issued = True, self._done
-        return [*self._read(), *self._issue()]
+        return [*self._read(now), *self._issue(now)]
 
     def _deploy_failed(self, event: DeployFailed, now: float) -> list[Action]:
         plan = self._current(event.generation)
@@ -411,7 +427,7 @@ class SessionState:
 
     # -- steps
 
-    def _issue(self) -> list[Action]:
+    def _issue(self, now: float) -> list[Action]:
         """Begin as many steps as may be under way; those after a value that is asked for wait for it."""
         plan = self._plan
         if plan is None or not plan.running or plan.ending:
@@ -422,6 +438,7 @@ class SessionState:
             number, step = plan.issued, plan.issued - plan.start
             plan.steps[number] = _Step()
             plan.issued += 1
+            self._patience.began(now)
             committed = self._done - plan.start
             actions += [SendRun(plan.generation, step, node, number, committed) for node in sorted(plan.nodes)]
         return actions
@@ -452,7 +469,7 @@ class SessionState:
             actions += self._trim(lambda copy: copy.contents is not None)
         if plan.ending and not plan.steps:
             return [*actions, *self._restart(None, now)]
-        return [*actions, *self._copy_if_due(), *self._read(), *self._issue()]
+        return [*actions, *self._copy_if_due(), *self._read(now), *self._issue(now)]
 
     def _counted(self, now: float) -> list[Action]:
         """Steps count in order, once all have done them who are there; what was told before is not told again."""
@@ -462,7 +479,7 @@ class SessionState:
             if not plan.nodes <= step.ran or len(step.outputs) < plan.outputs:
                 break
             del plan.steps[self._done]
-            plan.committed_s, plan.step_s = now, now - plan.committed_s
+            self._patience.done(now, bool(plan.steps))
             if self._done == self._told:
                 actions.append(Resolve(self._done, step.outputs))
                 self._told += 1
@@ -628,7 +645,7 @@ class SessionState:
         if isinstance(taking.purpose, int):
             self._reads.pop(taking.purpose, None)
             given = GiveState(taking.purpose, copy.contents, copy.where)
-            return [given, *(LetGo(copy.number, node) for node in sorted(copy.asked)), *self._issue()]
+            return [given, *(LetGo(copy.number, node) for node in sorted(copy.asked)), *self._issue(now)]
         self._copies.append(copy)
         if taking.purpose == "copy":
             return self._trim(lambda other: other.value < copy.value)
@@ -655,9 +672,9 @@ class SessionState:
         read = self._reads[taking.purpose]
         read.begun, read.attempts = False, read.attempts + 1
         if read.attempts < READS_MAX:
-            return [*actions, *self._read()]
+            return [*actions, *self._read(now)]
         del self._reads[taking.purpose]
-        return [*actions, RefuseState(taking.purpose, event.error), *self._issue()]
+        return [*actions, RefuseState(taking.purpose, event.error), *self._issue(now)]
 
     def _blame_copy(self, value: int) -> list[Action]:
         """The pieces of a copy could not be had; after some times it counts as lost."""
@@ -692,7 +709,7 @@ class SessionState:
 
     # -- reading the state
 
-    def _read(self) -> list[Action]:
+    def _read(self, now: float) -> list[Action]:
         """Give values that the plan has come to, or have them copied to this process."""
         plan, actions = self._plan, list[Action]()
         if plan is None or not plan.running:
@@ -710,7 +727,7 @@ class SessionState:
                 actions += self._take(request)
                 continue
             actions += self._keep(self._again(request, copy))
-        return [*actions, *self._issue()]
+        return [*actions, *self._issue(now)]
 
     # -- the end
 
@@ -731,11 +748,21 @@ class SessionState:
     def _tick(self, event: Tick, now: float) -> list[Action]:
         if self._alone_since_s is not None and now >= self._alone_since_s + self._alone_s:
             return self._end(nobody(self._alone_s, 0, self._last_error))
+        if self._plan is not None and self._patience.is_over(now, self._plan.ending):
+            return self._give_up(self._plan, event.working, now)
         if self._parked_until_s is None or now < self._parked_until_s:
             return []
         self._parked_until_s = None
         rescuing = any(taking.purpose == "rescue" for taking in self._takings.values())
         return [] if rescuing or self._plan is not None or self._alone_since_s is not None else self._go_on(now)
+
+
+def _stuck(took_s: float) -> MeshError:
+    return DeadlineExceeded(
+        "a step of the session does not end, though its workers are there",
+        cause=f"steps before it took {took_s:.3g} s at most" if took_s else "it is the first",
+        next_step="See with mesh-coord status which worker hangs, and start that one again",
+    )
 
 
 def _state_lost(error: MeshError | None, copies: str) -> NodeLost:

@@ -47,7 +47,7 @@ class Device:
     wrong: float = 0.0  # how likely each result has a flipped bit
     spare: bool = False  # its worker has a cpu beside it that nothing is wrong with
     dies_of: str = ""  # an op that ends the host whenever a part with it runs
-    lost: int = 0  # how often it was
+    lost: int = 0  # how often it was, or its host was ended since it hung
     wrap: Callable[[Engine], Engine] = field(default=lambda engine: engine)  # what else is wrong with its engine
 
     def seconds(self, flops: int, moved_bytes: int) -> float:
@@ -243,7 +243,6 @@ class SimulatedHost:
     def _loses_device(self, ops: set[str]) -> bool:
         machine = self._machine
         if machine.dies_of in ops:
-            machine.lost += 1
             return True
         if machine.fails_after is None:
             return False
@@ -251,10 +250,10 @@ class SimulatedHost:
         if machine.fails_after >= 0:
             return False
         machine.fails_after = None
-        machine.lost += 1
         return True
 
     def _lose(self, reason: str) -> None:
+        self._machine.lost += 1
         self.kill()
         self._on_lost(self, loss_of(self.selection, reason))
 

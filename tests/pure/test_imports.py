@@ -112,6 +112,7 @@ PURE = (
     "coordinator/splitting.py",
     "coordinator/state.py",
     "coordinator/session_copies.py",
+    "coordinator/session_patience.py",
     "coordinator/session_events.py",
     "coordinator/shares.py",
     "coordinator/session_plan.py",

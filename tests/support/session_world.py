@@ -197,6 +197,9 @@ class World:
                 )
             ]
 
+    def _StepStuck(self, action: ev.StepStuck) -> None:
+        return
+
     def _TakeSnapshot(self, action: ev.TakeSnapshot) -> None:
         plan = self.plans[action.generation]
         value = plan.start + action.step + 1

@@ -1,0 +1,83 @@
+"""Patience: how long a session waits for the step under way before it counts as stuck.  Pure.
+
+A worker may live, answer every heartbeat and never end its part: a shader that hangs, a machine that swaps.  It is
+given up by how long steps took so far, but for work that depends on values.  Whoever gives up too soon does one step
+twice, so the next time it waits for twice as long; without it a session waits until the worker itself ends its host
+(`worker/watchdog.py`), ten minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+FIRST_S = 30.0  # the first step of a plan: caches are cold
+FIRST_PREDICTED = 20.0  # times what it should take, in addition: predictions are rough
+STEP_S_MIN = 10.0  # later ones: a busy machine may cost as much
+STEP_OBSERVED = 10.0  # times the longest of late
+MOVE_S_MIN, MOVE_OBSERVED = 1.0, 3.0  # the same while a better plan waits for it
+FADING = 0.8  # of what a step took, with every step after it
+DOUBLED_MAX = 6
+ASLEEP_S = 1.0  # whoever looks so much too late was held up itself, and so may have been what it waits for
+
+
+@dataclass(slots=True)
+class Patience:
+    """Of one session; times as its machine has them."""
+
+    given_up: int = 0  # in a row
+    took_s: float = 0.0  # the longest that a step took of late, by any plan
+    _first: bool = True  # no step of the present plan was done yet
+    _predicted_s: float = 0.0
+    _since_s: float | None = None  # when the step that is next to be done was begun; None: nothing is under way
+    _before_s: float = 0.0  # what the one before took
+
+    def planned(self, predicted_s: float) -> None:
+        """Steps go by another plan, which should take so long for each; infinity: nobody can say."""
+        self._first, self._predicted_s, self._since_s = True, predicted_s, None
+
+    def began(self, now: float) -> None:
+        """A step was begun, perhaps while others are under way."""
+        self._since_s = now if self._since_s is None else self._since_s
+
+    def done(self, now: float, more: bool) -> None:
+        """The step is done; whether there are more under way."""
+        if self._since_s is not None:
+            self._before_s = now - self._since_s
+            self.took_s = max(self._before_s, self.took_s * FADING)
+        self._first, self.given_up, self._since_s = False, 0, now if more else None
+
+    def stopped(self) -> None:
+        """Nothing is under way any more."""
+        self._since_s = None
+
+    def half_done(self, now: float) -> bool:
+        """Whether the step under way may be over by now, and the next one begun."""
+        return self._since_s is None or now - self._since_s >= self._before_s / 2
+
+    def due_s(self, moving: bool) -> float | None:
+        """When the step under way counts as stuck; `moving` says that a better plan waits for it."""
+        if self._since_s is None or math.isinf(self._predicted_s):
+            return None
+        if moving and not self._first:
+            wait_s = max(MOVE_S_MIN, MOVE_OBSERVED * self.took_s)
+        elif self._first:
+            wait_s = max(FIRST_S + FIRST_PREDICTED * self._predicted_s, STEP_OBSERVED * self.took_s)
+        else:
+            wait_s = max(STEP_S_MIN, STEP_OBSERVED * self.took_s)
+        return self._since_s + wait_s * (1 << min(self.given_up, DOUBLED_MAX))
+
+    def waited_s(self, now: float) -> float:
+        """For how long for the step under way."""
+        return 0.0 if self._since_s is None else now - self._since_s
+
+    def is_over(self, now: float, moving: bool) -> bool:
+        """Whether the step under way is to be given up; one who asks far too late gives it more time instead."""
+        due_s = self.due_s(moving)
+        if due_s is None or now < due_s:
+            return False
+        if now - due_s > ASLEEP_S:
+            self._since_s = now
+            return False
+        self.given_up += not moving
+        return True

@@ -1,0 +1,72 @@
+"""How long a session waits for a step: by how long steps took, longer after each that was given up."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from support.session_world import PIECES
+
+from coordinator import session_events as ev
+from coordinator.session_patience import FIRST_S, MOVE_S_MIN, STEP_OBSERVED, STEP_S_MIN, Patience
+from coordinator.sessions import AVOIDED_S, Policy, SessionState
+from wire.errors import NodeLost
+
+
+def test_it_goes_by_what_steps_took_of_late() -> None:
+    patience = Patience()
+    patience.planned(2.0)
+    assert patience.due_s(False) is None and patience.half_done(0.0)
+    patience.began(10.0)
+    patience.began(11.0)  # another one, beside it
+    assert patience.due_s(False) == patience.due_s(True) == 10.0 + FIRST_S + 20 * 2.0
+    patience.done(14.0, more=True)
+    assert patience.due_s(False) == 14.0 + STEP_OBSERVED * 4.0 and patience.due_s(True) == 14.0 + 3 * 4.0
+    assert not patience.half_done(15.9) and patience.half_done(16.0)
+    for now in range(15, 60):
+        patience.done(float(now), more=now < 59)
+    assert patience.due_s(False) is None
+    patience.began(100.0)
+    assert patience.due_s(False) == 100.0 + STEP_S_MIN and 1.0 <= MOVE_S_MIN <= patience.due_s(True) - 100.0 <= 3.0
+
+
+def test_it_is_doubled_with_every_step_given_up_and_who_slept_waits_anew() -> None:
+    patience = Patience()
+    patience.planned(0.0)
+    for times in (1, 2, 4):
+        patience.began(0.0)
+        assert not patience.is_over(FIRST_S * times - 0.1, False) and patience.is_over(FIRST_S * times, False)
+        patience.stopped()
+    patience.began(0.0)
+    assert not patience.is_over(1000.0, False) and patience.due_s(False) == 1000.0 + 8 * FIRST_S
+    patience.done(1001.0, more=False)
+    assert patience.given_up == 0
+
+
+def test_for_work_that_depends_on_values_it_has_no_end() -> None:
+    patience = Patience()
+    patience.planned(math.inf)
+    patience.began(0.0)
+    assert patience.due_s(False) is None and patience.due_s(True) is None and not patience.is_over(1e9, False)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_worker_that_is_stuck_is_planned_without_for_a_while(whole: bool) -> None:
+    numbers = iter(range(1, 100))
+    machine = SessionState(Policy(every=100), {"a", "b"}, lambda: next(numbers), 5.0)
+    (plan,) = machine.begin(0.0)
+    owners = {piece: frozenset({"a"}) for piece in PIECES}
+    machine.handle(ev.PlanMade(plan.generation, frozenset({"a"}), owners, 0, 0.1), 0.0)
+    machine.handle(ev.DeployDone(plan.generation, "a"), 0.0)
+    machine.handle(ev.StepAsked(), 0.0)
+    due_s = machine.next_deadline()
+    assert due_s == FIRST_S + 20 * 0.1
+    working = {"a": (plan.generation, 0, due_s - 1 if whole else 0.5)}  # else it was idle most of that time
+    stuck, *actions = machine.handle(ev.Tick(working), due_s)
+    assert stuck == ev.StepStuck(plan.generation, frozenset({"a"} if whole else ()))
+    assert ev.StopStep(plan.generation, 0, "a") in actions and ev.SendDrop(plan.generation, "a") in actions
+    assert actions[-1].nodes == ({"b"} if whole else {"a", "b"})
+    machine.handle(ev.PlanFailed(actions[-1].generation, NodeLost("it is gone")), due_s + AVOIDED_S)
+    (again,) = machine.handle(ev.Tick(), machine.next_deadline())
+    assert again.nodes == {"a", "b"}
+    machine.validate()
