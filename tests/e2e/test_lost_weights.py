@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S
+from support.commands import COMES_TRUE_S, PATIENT_S
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors, load, trace
@@ -60,7 +60,7 @@ class Told:
 
     def wait(self, kind: str) -> None:
         with self._news:
-            assert self._news.wait_for(lambda: kind in self._kinds, PATIENT_S), self._kinds
+            assert self._news.wait_for(lambda: kind in self._kinds, COMES_TRUE_S), self._kinds
 
 
 @pytest.mark.parametrize(("copies", "room"), [("buddy", ROOM + WORKING), ("coded", ROOM)])
@@ -71,7 +71,7 @@ def test_a_death_moves_only_what_was_lost_and_the_client_sends_nothing(copies: s
         told = Told(mesh)
         with pytest.raises(errors.PlacementError):
             mesh.run(loaded, X, strategy="single")
-        with pytest.raises(errors.PlacementError, match="copies coded 1 of 3 do not fit .* for others, and"):
+        with pytest.raises(errors.PlacementError, match=r"copies coded 1 of 3 do not fit .* for others, and"):
             mesh.run(loaded, X, strategy="pipeline", copies="coded 1 of 3")
         before = mesh.run(loaded, X, strategy="pipeline")
         first = mesh.report()

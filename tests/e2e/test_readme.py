@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import daemon, environment, node_states, run, wait_for
+from support.commands import PATIENT_S, RUN_S, daemon, environment, node_states, run, wait_for
 from support.documents import document
 
 README = document("README.md")
@@ -29,7 +29,8 @@ def env(folder: Path) -> Iterator[dict[str, str]]:
     """A coordinator with one worker, and the environment in which `mesh-coord` finds it."""
     env = environment(folder, MESH_NAME="readme")
     with ExitStack() as stack:
-        served = stack.enter_context(daemon("coord", "serve", "--port", "0", "--no-mdns", env=env, log=folder / "c"))
+        serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
+        served = stack.enter_context(daemon(*serve, env=env, log=folder / "c"))
         env["MESH_ADDRESS"] = served.address
         worker = ("--peer", served.address, "--port", "0", "--no-mdns", "--device", "cpu")
         stack.enter_context(daemon("worker", *worker, env=env, log=folder / "w"))
@@ -43,7 +44,7 @@ def test_examples_run(number: int, folder: Path) -> None:
     script.write_text(EXAMPLES[number], encoding="utf-8")
     command = [sys.executable, script.name]
     done = subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=60, check=False
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=RUN_S, check=False
     )
     assert done.returncode == 0, done.stderr
 
