@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from wire.heap import give_back
+
 STDERR = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)  # what stands here is not captured
 
 # The same examples every time, however long one takes; the long runs ask for others by their seeds.
@@ -31,9 +33,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_collection_finish() -> None:
     """What is there stays out of later collections of garbage: the tests themselves, and what those of a file leave
     behind, which are gigabytes in the end.  Tests that collect after every step took twenty times as long in a whole
-    run as alone."""
+    run as alone.  What is free goes back to the system: there is a process for every core."""
     gc.collect()
     gc.freeze()
+    give_back()
 
 
 @pytest.hookimpl(wrapper=True)
