@@ -263,7 +263,12 @@ class Session:
     @property
     def plan(self) -> Plan | None:
         """What it goes by now."""
-        return next((each.plan for each in reversed(self.plans.values()) if each.plan is not None), None)
+        plans = [*self.plans.values()]  # another thread may look
+        return next((each.plan for each in reversed(plans) if each.plan is not None), None)
+
+    def portions(self, plan: Plan) -> Portions:
+        """By which a plan of now shares out a batch among its ranks, in an elastic session; else 0."""
+        return next((each.portions for each in [*self.plans.values()] if each.plan is plan), 0)
 
     @property
     def copies_begin_after(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from wire.portions import Portions, ranks_of
 from wire.strategies import Auto, DataParallel, Pipeline, Ranks, Split, Strategy
 
 from .. import tree
-from ..client import Mesh, Session
+from ..client import ElasticSession, Mesh, Session
 from ..elastic import Elastic
 from ..errors import InputError, PlacementError
 from ..stepping import Stepping
@@ -50,6 +50,11 @@ class Formed(Protocol):
     @property
     def spans(self) -> Sequence[Any]:
         """What its steps took lately."""
+        ...
+
+    @property
+    def shares(self) -> Mapping[str, int]:
+        """By the names of workers, the rows of a whole step that each of them has; empty if that is not known."""
         ...
 
     def step(self, rows: Rows) -> Told: ...
@@ -145,7 +150,9 @@ def form(
             choice.asked,
         )
         session = mesh.elastic_session(made, copies, every)
-        return Together(session, True, lambda rows: session.begin(partial(_for, recipe, data, rows), bytes_of(rows)))
+        rows_of = partial(_rows_by_rank, recipe, data.batch_size)
+        begin = partial(_begun, session, recipe, data)
+        return Together(session, True, begin, rows_of)
     opened = mesh.open_session(traced(choice.ranks, choice.strategy), copies, every)
     return Together(opened, False, lambda rows: opened.step(*arguments(recipe, data, choice.ranks, rows)))
 
@@ -154,6 +161,14 @@ def arguments(recipe: Recipe, data: Data, portions: Portions, rows: Rows) -> tup
     """A step's arguments: what lies on the workers, rows or their places there, and weights."""
     batch, weights = padded(rows, Shares.of(recipe, portions, data.batch_size))
     return data.resident, batch, weights
+
+
+def _begun(session: ElasticSession, recipe: Recipe, data: Data, rows: Rows) -> Told:
+    return session.begin(partial(_for, recipe, data, rows), bytes_of(rows))
+
+
+def _rows_by_rank(recipe: Recipe, batch_size: int, portions: Portions) -> Sequence[int]:
+    return Shares.of(recipe, portions or 1, batch_size).rows
 
 
 def _for(recipe: Recipe, data: Data, rows: Rows, portions: Portions) -> tuple[Any, Any, Any]:
@@ -182,10 +197,18 @@ def together(state: Mapping[str, Any]) -> dict[str, Any]:
 class Together:
     """Steps of a session."""
 
-    def __init__(self, session: Session, elastic: bool, begin: Callable[[Rows], Told]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        elastic: bool,
+        begin: Callable[[Rows], Told],
+        rows_of: Callable[[Portions], Sequence[int]] | None = None,
+    ) -> None:
         self.elastic = elastic
         self._session = session
         self._begin = begin
+        self._rows_of = rows_of
+        self._shares: tuple[Any, Mapping[str, int]] = None, {}
 
     @property
     def plan(self) -> Any:
@@ -196,6 +219,19 @@ class Together:
     def spans(self) -> Sequence[Any]:
         """As Formed has it."""
         return tuple(getattr(self._session.running, "spans", ()))
+
+    @property
+    def shares(self) -> Mapping[str, int]:
+        """As Formed has it: of a session that shares out a batch by itself."""
+        plan, running = self.plan, cast(Any, self._session.running)
+        if self._rows_of is None or plan is None:
+            return {}
+        if self._shares[0] is not plan:
+            names = {worker.node: worker.name for worker in plan.workers}
+            ranks = plan.gangs[0].parts if plan.gangs else (0,)
+            rows = self._rows_of(running.portions(plan))
+            self._shares = plan, dict(zip((names[plan.parts[rank].node] for rank in ranks), rows, strict=True))
+        return self._shares[1]
 
     def step(self, rows: Rows) -> Told:
         return self._begin(rows)
@@ -213,6 +249,7 @@ class Alone:
     elastic = False
     plan = None
     spans: Sequence[Any] = ()
+    shares: Mapping[str, int] = {}
 
     def __init__(self, stepping: Stepping, bind: Callable[[Rows], Sequence[Any]]) -> None:
         from ..inprocess import Evaluating

@@ -118,9 +118,11 @@ class Run:
         self._history.losses.append(loss)
         self._history.rows += rows.counted
         epoch = rows.after.epoch - (rows.after.batch == 0)
+        shares = self._formed.shares if self._formed is not None else {}
         report = StepReport(
-            number, epoch, loss, float(found["norm"]), skipped, rows.counted, self._workers, self._sent_bytes(rows)
-        )
+            number, epoch, loss, float(found["norm"]), skipped, rows.counted, self._workers, self._sent_bytes(rows),
+            shares,
+        )  # fmt: skip
         for callback in self._wishes.callbacks:
             callback.on_step(report)
         self._epoch_losses.append(loss)

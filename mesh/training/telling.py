@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,8 @@ BAR_CHARS = 20
 class StepReport:
     """One step: `loss` is the mean over its rows and `norm` that of its gradients, before they are clipped.
 
-    A `skipped` step held NaN or Inf and changed nothing.  `sent_bytes` are what its ranks exchange and are fed.
+    A `skipped` step held NaN or Inf and changed nothing.  `sent_bytes` are what its ranks exchange and are fed.  Of a
+    whole step each worker has so many rows by now, padding too, as `shares` has it; empty where that is not known.
     """
 
     step: int
@@ -28,6 +30,7 @@ class StepReport:
     rows: int
     workers: int
     sent_bytes: int
+    shares: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -81,6 +84,8 @@ class Progress(Callback):
             f"step {report.step}, epoch {report.epoch}: loss {report.loss:.4g}, {rate:.0f} samples/s, "
             f"{report.sent_bytes} bytes/step, {report.workers} workers"
         )
+        if len({*report.shares.values()}) > 1:
+            line += f" ({', '.join(f'{name} {rows}' for name, rows in report.shares.items())} rows)"
         if self._drawn:
             print(f"\r{self._bar()}{line}\x1b[K", end="", file=sys.stderr, flush=True)
         else:

@@ -15,7 +15,7 @@ from mesh.training.data import ArrayData, BatchData, Cursor, Shares, padded
 from mesh.training.exchange import buckets
 from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
-from mesh.training.telling import Progress
+from mesh.training.telling import Progress, StepReport
 from wire.graph import WireGraph
 
 RNG = np.random.default_rng(5)
@@ -231,6 +231,12 @@ def test_a_run_that_waits_for_workers_says_so(capsys: pytest.CaptureFixture[str]
     assert not capsys.readouterr().err
     shown.on_workers(0)
     assert "waiting for more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("shares", "said"), [({"a": 48, "b": 16}, "2 workers (a 48, b 16 rows)"), ({}, "2 workers")])
+def test_progress_says_who_has_how_many_rows(shares: Any, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Progress(1).on_step(StepReport(1, 0, 0.5, 1.0, False, 64, 2, 100, shares))
+    assert capsys.readouterr().err.strip().endswith(said)
 
 
 # -- the decorator

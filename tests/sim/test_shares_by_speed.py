@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable as Deed
 from typing import Any
 
@@ -20,6 +19,7 @@ Y = np.sin(X[:, :4])
 BATCH, SHARDS = 48, 16
 GFLOPS = 4e-4  # of the slow one: a step of 48 rows takes it about 0.4 s
 STEPS = 12
+EVEN = {"sim-0": BATCH // 2, "sim-1": BATCH // 2}
 SOON = 40  # steps within which the work has moved
 
 
@@ -31,25 +31,18 @@ def loss(params: Any, x: Any, y: Any) -> Any:
 
 
 class Watch(Callback):
-    """The virtual time of every step, who has how much by then, and deeds after some steps."""
+    """The virtual time of every step, who has how many rows by then, and deeds after some steps."""
 
     def __init__(self, mesh: Mesh, deeds: dict[int, Deed[[], object]]) -> None:
         self.mesh, self.deeds = mesh, deeds
         self.times, self.shares, self.moves = list[float](), list[dict[str, int]](), list[str]()
-        self._names = {node.id: node.name for node in mesh.nodes}
         mesh.watch(self._heard)
 
     def on_step(self, report: StepReport) -> None:
         self.times.append(self.mesh.simulation.now_s)
-        self.shares.append(self.now())
+        self.shares.append(dict(report.shares))
         if deed := self.deeds.pop(report.step, None):
             deed()
-
-    def now(self) -> dict[str, int]:
-        """Of units of the batch, as the plan's reasons say it; of even shares nothing is said."""
-        session = next(iter(self.mesh.simulation._cluster.coordinator.sessions._open))
-        said = next((each for each in session.plan.reasons if "by speed" in each), "")
-        return {name: int(count) for name, count in re.findall(r"(sim-\d) (\d+)", said)}
 
     def each_s(self, steps: int) -> float:
         """What one of the last steps took."""
@@ -88,7 +81,7 @@ def test_a_worker_three_times_as_fast_has_three_times_the_rows_and_a_step_is_nea
     weights, watch = fitted(3 * GFLOPS, GFLOPS)
     np.testing.assert_allclose(weights, even, rtol=0, atol=1e-5)
     np.testing.assert_allclose(weights, alone(), rtol=0, atol=1e-5)
-    assert watch.shares == watch.shares[:1] * STEPS and slowly.shares == [{}] * STEPS
+    assert watch.shares == watch.shares[:1] * STEPS and slowly.shares == [EVEN] * STEPS
     assert watch.shares[0]["sim-0"] + watch.shares[0]["sim-1"] == BATCH
     assert 3 <= watch.shares[0]["sim-0"] / watch.shares[0]["sim-1"] <= 5, "the update takes time, too"
     assert watch.each_s(8) < 0.6 * slowly.each_s(8), "ideally half: a quarter of the rows, where it had half"
@@ -98,7 +91,7 @@ def test_a_worker_three_times_as_fast_has_three_times_the_rows_and_a_step_is_nea
 def test_whole_shards_by_speed_give_the_same_bits(gflops: tuple[float, ...]) -> None:
     weights, watch = fitted(*gflops, deterministic=SHARDS)
     assert np.array_equal(weights, alone(SHARDS))
-    assert sum(watch.shares[-1].values()) == SHARDS and len(set(watch.shares[-1].values())) == len(gflops)
+    assert sum(watch.shares[-1].values()) == BATCH and len(set(watch.shares[-1].values())) == len(gflops)
 
 
 def test_one_that_becomes_slow_gets_less_and_as_much_again_once_it_is_well() -> None:
@@ -111,8 +104,8 @@ def test_one_that_becomes_slow_gets_less_and_as_much_again_once_it_is_well() -> 
     )  # fmt: skip
     assert np.array_equal(weights, alone(SHARDS, 240)), "to the bit"
     slow = watch.shares[9 + SOON]
-    assert watch.shares[9] == {} and slow["sim-0"] >= 2 * slow["sim-1"] > 0
-    assert watch.shares[-1] == {} and len(watch.moves) == 2
+    assert watch.shares[9] == EVEN and slow["sim-0"] >= 2 * slow["sim-1"] > 0
+    assert watch.shares[-1] == EVEN and len(watch.moves) == 2
 
 
 def test_what_is_a_little_slower_at_times_moves_nothing() -> None:
@@ -123,14 +116,14 @@ def test_what_is_a_little_slower_at_times_moves_nothing() -> None:
         return {step: slow((1.0, 1.25)[step // 3 % 2]) for step in range(3, 90, 3)}
 
     _, watch = fitted(GFLOPS, GFLOPS, steps=90, deeds=flicker)
-    assert watch.moves == [] and watch.shares == [{}] * 90
+    assert watch.moves == [] and watch.shares == [EVEN] * 90
 
 
 def test_one_that_was_never_as_fast_as_it_measured_is_found_out() -> None:
     _, watch = fitted(
         GFLOPS, GFLOPS, steps=40, deeds=lambda mesh: {1: lambda: mesh.simulation.slow("sim-0", 2.0)}
     )  # fmt: skip
-    assert watch.shares[0] == {} and watch.shares[-1]["sim-1"] > 1.5 * watch.shares[-1]["sim-0"]
+    assert watch.shares[0] == EVEN and watch.shares[-1]["sim-1"] > 1.5 * watch.shares[-1]["sim-0"]
 
 
 def test_a_death_and_a_joiner_change_the_shares_and_no_bit() -> None:
@@ -150,6 +143,6 @@ def test_a_death_and_a_joiner_change_the_shares_and_no_bit() -> None:
 
 def test_one_that_would_only_hold_up_the_others_has_nothing() -> None:
     _, watch = fitted(GFLOPS * 100, GFLOPS * 100, GFLOPS)
-    assert watch.shares[-1] == {"sim-0": 24, "sim-1": 24}
+    assert watch.shares[-1] == EVEN
     _, watch = fitted(GFLOPS * 100, GFLOPS, strategy=DataParallel(2))
     assert watch.shares[-1]["sim-1"] > 0, "two were asked for"
