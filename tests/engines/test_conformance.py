@@ -96,11 +96,16 @@ def check(engine: Engine, case: Case) -> None:
     assert [a.tobytes() for a in again] == [a.tobytes() for a in outputs], "a second run gives other bits"
 
 
+def chosen_of(engine: Engine, op: str, most: int | None) -> list[Case]:
+    """The cases of an op which the engine supports, or about `most` spread over them."""
+    supported = [case for case in cases(op) if supports(engine, case.graph)]
+    return supported[:: 1 if most is None else max(1, round(len(supported) / most))]
+
+
 def check_cases(engine: Engine, op: str, most: int | None = None) -> None:
     """AssertionError that lists the cases of an op which the engine gets wrong, of all or `most` spread over them."""
-    supported = [case for case in cases(op) if supports(engine, case.graph)]
-    assert supported or op not in engine.info.dtypes_by_op, f"no case of {op} runs on {engine.info.engine}"
-    chosen = supported[:: 1 if most is None else max(1, round(len(supported) / most))]
+    chosen = chosen_of(engine, op, most)
+    assert chosen or op not in engine.info.dtypes_by_op, f"no case of {op} runs on {engine.info.engine}"
     wrong = []
     for case in chosen:
         try:
@@ -156,15 +161,15 @@ def test_many_random_graphs(engine: Engine, check: Callable[[Engine, range], Non
 
 
 @pytest.mark.parametrize("engine", MARKED, indirect=True)
-def test_resident_tensors_stand_for_inputs(engine: Engine) -> None:
-    for case in (case for op in PROGRAMS for case in cases(op)):
-        if supports(engine, case.graph):
-            handles = [engine.load(array) for array in case.arguments]
-            found = engine.run(engine.compile(case.graph), handles)
-            for handle in handles:
-                engine.unload(handle)
-            plain = engine.run(engine.compile(case.graph), case.arguments)
-            assert [a.tobytes() for a in found] == [a.tobytes() for a in plain], case.id
+def test_resident_tensors_stand_for_inputs(request: pytest.FixtureRequest, engine: Engine) -> None:
+    most = SAMPLED.get(request.node.callspec.params["engine"])  # those compiled above
+    for case in (case for op in PROGRAMS for case in chosen_of(engine, op, most)):
+        handles = [engine.load(array) for array in case.arguments]
+        found = engine.run(engine.compile(case.graph), handles)
+        for handle in handles:
+            engine.unload(handle)
+        plain = engine.run(engine.compile(case.graph), case.arguments)
+        assert [a.tobytes() for a in found] == [a.tobytes() for a in plain], case.id
 
 
 @pytest.mark.parametrize("engine", MARKED, indirect=True)
