@@ -90,7 +90,7 @@ def _either(layer: Any, several: Array, x: Array, start: Array, count: Array, ke
 
     def first(*kept: Array) -> tuple[Array, ...]:
         made, *more = layer(x[:, :1], start, count, *kept)
-        return (mnp.concat([made, x[:, 1:]], axis=1), *more)
+        return (apply("dynamic_update_slice", x, made, mnp.asarray(np.zeros(3, np.int32))), *more)
 
     return cond(several, lambda *kept: tuple(layer(x, start, count, *kept)), first, *kept)
 

@@ -202,3 +202,19 @@ def test_results_are_written_over_operands_that_nobody_else_has(monkeypatch: pyt
         assert given.tobytes() == expected.tobytes()
     assert x.tobytes() == before.tobytes(), "an input is never written over"
     assert over == ["mul", "add"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 48, 49])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_few_rows_by_a_large_transposed_matrix_are_products_like_others(rows: int, batch: int) -> None:
+    rng = np.random.default_rng(rows)
+    a = rng.standard_normal((batch, rows, 384)).astype(np.float32)
+    b = rng.standard_normal((batch, 512, 384)).astype(np.float32)
+    builder = GraphBuilder()
+    contract = {"lhs_batch": (0,), "rhs_batch": (0,), "lhs_contract": (2,), "rhs_contract": (2,)}
+    graph = builder.build([builder.add("dot", builder.input("a", a.shape, F32), builder.input("b", b.shape, F32),
+                                       **contract)])  # fmt: skip
+    (found,) = evaluate(graph, {"a": a, "b": b})
+    wanted = np.einsum("bmk,bnk->bmn", a.astype(np.float64), b.astype(np.float64))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert found.flags.c_contiguous

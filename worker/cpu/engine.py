@@ -6,6 +6,8 @@ numpy's choice of inner loop and order of summation follows from shapes alone, a
 
 from __future__ import annotations
 
+import itertools
+import operator
 import platform
 import sys
 import time
@@ -54,6 +56,7 @@ class _Call:
     result: TensorType
     index: int
     frees: tuple[int, ...]
+    strides: tuple[int, ...]  # of a canonical result
     over: int = -1
     into: bool = False
 
@@ -204,7 +207,8 @@ def compile_graph(graph: WireGraph, mine: Collection[int] | None = None) -> CpuE
             if kernel is None:
                 raise Unsupported(f"the cpu engine has no op {node.op!r}", op=node.op)
             over, into = _over(flat, index, frees), index in spared.updates
-            calls.append(_Call(kernel, node, flat.types[index], index, frees, over, into))
+            kind = flat.types[index]
+            calls.append(_Call(kernel, node, kind, index, frees, _strides(kind), over, into))
     return CpuExecutable(arguments, tuple(constants), tuple(calls), flat.outputs, _peak_bytes(flat, calls))
 
 
@@ -327,7 +331,8 @@ class _Run:
                 return np.asarray(IN_PLACE[call.node.op](*operands, out=operands[call.over]))
             if call.into and (found := self.writing.updated(call.node.op, call.node.attrs, operands)) is not None:
                 return found
-            return _canonical(call.kernel(call.node.attrs, operands, call.result))
+            found = call.kernel(call.node.attrs, operands, call.result)
+            return found if found.strides == call.strides and found.flags.aligned else _canonical(found)
         except MeshError:
             raise
         except MemoryError as error:
@@ -366,6 +371,12 @@ _ALONE = (_holders([np.empty(1)], 0), _holders([np.empty(1).reshape(1, 1)], 0))
 
 def _failed(call: _Call | _Turn, error: Exception) -> ExecuteFailed:
     return ExecuteFailed("a numpy kernel failed", op=call.node.op, cause=f"{type(error).__name__}: {error}")
+
+
+def _strides(kind: TensorType) -> tuple[int, ...]:
+    """Those of a canonical array that is not empty."""
+    sizes = itertools.accumulate(reversed(kind.shape[1:]), operator.mul, initial=kind.dtype.itemsize)
+    return tuple(reversed(list(sizes))) if kind.shape else ()
 
 
 def _canonical(array: NDArray[Any]) -> NDArray[Any]:
