@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S
+from support.commands import PATIENT_S, wait_for
 from support.faults import WIDTH, tower, weights
 
 from mesh import Mesh
@@ -21,7 +21,7 @@ def test_a_healthy_mesh_passes_every_audit_with_the_same_answers() -> None:
             np.testing.assert_array_equal(mesh.run(tower, layers, x, strategy=strategy), expected)
             told += [event.kind for event in mesh.report().events]
             assert sum(len(worker.parts) for worker in mesh.report().workers.values()) >= 3, "nothing was audited"
-        assert [node.state for node in mesh.nodes] == ["healthy"] * 3
+        wait_for(lambda: [node.state for node in mesh.nodes] == ["healthy"] * 3)
     assert "planned" in told and not {"wrong", "doubted", "quarantined"} & set(told)
 
 

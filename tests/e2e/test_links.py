@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.commands import daemon, environment, wait_for
+from support.commands import PATIENT_S, daemon, environment, wait_for
 from support.refusing import dialling_only
 
 import mesh.numpy as mnp
@@ -32,17 +32,18 @@ def test_two_workers_that_cannot_connect_work_together_and_the_plan_says_what_it
             stack.enter_context(daemon(*WORKER, "--name", name, env=env, log=tmp_path / f"{name}.log"))
             for name in ("one", "two")
         ]
-        with Mesh.builder().mesh("cut").node(workers[0].address).build() as alone:
+        with Mesh.builder().mesh("cut").node(workers[0].address).node_timeout(PATIENT_S).build() as alone:
             expected = alone.run(tower, x)
-        with Mesh.builder().mesh("cut").node(workers[0].address).node(workers[1].address).build() as mesh:
+        both = Mesh.builder().mesh("cut").node(workers[0].address).node(workers[1].address)
+        with both.node_timeout(PATIENT_S).build() as mesh:
             results = []
 
             def says_so() -> bool:
                 results.append(mesh.run(tower, x, strategy="pipeline"))
-                return any("cannot connect" in reason for reason in mesh.report().reasons)
+                said = any("cannot connect" in reason for reason in mesh.report().reasons)
+                return said and set(mesh.report().workers) == {"one", "two"}
 
             wait_for(says_so)
-            assert set(mesh.report().workers) == {"one", "two"}
             (relayed,) = mesh.report().relayed
             assert {relayed.source, relayed.target} == {"one", "two"}
             assert (relayed.tensors, relayed.size_bytes) == (1, x.nbytes)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import PATIENT_S
 from support.language import gpt2_folder
 from support.waiting import until
 from support.worker_process import HANGS_S, worker
@@ -30,7 +31,7 @@ async def test_every_request_is_answered_while_workers_die_and_come(tmp_path: Pa
         first, second, third = [
             await stack.enter_async_context(worker(tmp_path, name, "replaced")) for name in ("a", "b", "c")
         ]
-        builder = Mesh.builder().mesh("replaced")
+        builder = Mesh.builder().mesh("replaced").node_timeout(PATIENT_S)
         for each in (first, second, third):
             builder = builder.node(each.address)
         workers = await stack.enter_async_context(await builder.build_async())

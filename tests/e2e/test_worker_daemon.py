@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
+from support.waiting import latest
 from support.worker_process import HANGS_S, Coordinator, Fleet, gone, worker
 
 from wire.codec import tensor_bytes
@@ -58,6 +59,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and sends POSIX signals"),
 ]
 PLAN = PlanKey(1, 1)
+TRIES = 10  # of what goes by the clock, on a machine that does other things
 LARGE = (512, 512)  # 1 MiB: larger than what travels inline
 
 
@@ -172,10 +174,13 @@ async def test_a_quiet_coordinator_keeps_its_worker_and_a_frozen_one_loses_it(
     tmp_path: Path, coordinator: Coordinator
 ) -> None:
     async with worker(tmp_path) as each:
-        link, _ = await coordinator.join(each, beat_s=0.05, silence_s=1.0)
+        for _ in range(TRIES):
+            link, _ = await coordinator.join(each, beat_s=0.05, silence_s=1.0)
+            late_s = await latest(over_s=2.5)
+            if not link.closed:
+                break
+            assert late_s > 0.3, "it is asked before it is given up"  # this process was frozen itself
         await with_double(coordinator, link)
-        await asyncio.sleep(2.5)
-        assert not link.closed, "it is asked before it is given up"
         _, outputs = await coordinator.run(link, PLAN, 0, coordinator.feed(0, 0, random_array()))
         assert np.array_equal(outputs[0], 2 * random_array())
 
@@ -444,6 +449,7 @@ async def test_a_terminated_worker_hands_its_work_back_and_exits_with_0(
         with pytest.raises(MeshError) as caught:  # it did not wait for the run, which takes much longer
             await running
         assert caught.value.retry
+        await coordinator.until(lambda: bool(coordinator.of(Leaving)))
         (leaving,) = coordinator.of(Leaving)
         assert signal.Signals(number).name in leaving.reason
         assert all([await gone(pid) for pid in hosts])
@@ -487,6 +493,7 @@ async def test_a_worker_whose_last_device_is_lost_again_and_again_leaves(
                 os.kill(host, signal.SIGKILL)
             await asyncio.sleep(0.02)
         assert each.process.returncode == 3
+        await coordinator.until(lambda: bool(coordinator.of(Leaving)))
         (leaving,) = coordinator.of(Leaving)
         assert "last device" in leaving.reason and "signal 9" in leaving.reason
         assert any("engine host" in line for line in leaving.log)
