@@ -20,6 +20,7 @@ from wire.rules import REDUCTIONS
 
 from . import numpy as mnp
 from . import tree
+from .arguments import axis_of, integer, items, number, pairs_of
 from .array import Array, Operand, apply
 from .grid import Names, PartitionSpec
 from .numpy.promotion import asarray
@@ -42,9 +43,11 @@ def all_reduce(
         raise InputError(f"all_reduce has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
     if weight is not None and op != "mean":
         raise InputError(f"a weight belongs to a mean, not to {op!r}")
+    if isinstance(weight, int | float) and number(weight, "the weight of a rank", 0.0) == 0:
+        raise InputError("the weight of every rank is 0, so there is no mean", next_step="Give each what it counts for")
     group = _group("all_reduce", axes)
     if names is not None:
-        _check_names(tree.paths(tree.structure(x)), set(names))
+        _check_names(tree.paths(tree.structure(x)), set(items(names, "of the names of a tree")))
 
     def reduced(value: Array, name: str) -> Array:
         return apply("all_reduce", value, **group, reduction=name)
@@ -76,9 +79,9 @@ def all_gather(x: Operand, axes: Names | PartitionSpec, axis: int | None = None,
         return value
     group = _group("all_gather", axes)
     if not tiled:
-        at = _normal(axis or 0, value, "all_gather", 1)
+        at = _normal(0 if axis is None else axis, value, "all_gather", 1)
         return apply("all_gather", mnp.expand_dims(value, axis=at), **group, axis=at)
-    return apply("all_gather", value, **group, axis=_normal(axis or 0, value, "all_gather"))
+    return apply("all_gather", value, **group, axis=_normal(0 if axis is None else axis, value, "all_gather"))
 
 
 def reduce_scatter(x: Operand, axes: Names, axis: int = 0, op: str = "sum") -> Array:
@@ -119,20 +122,13 @@ def permute(x: Any, axes: Names, pairs: Sequence[tuple[int, int]]) -> Any:
     InputError if a rank is a source, or a destination, twice.
     """
     group, ranks = _group("permute", axes), axis_size(axes)
-    for source, destination in pairs:
-        if not (0 <= source < ranks and 0 <= destination < ranks):
-            raise InputError(f"permute from {source} to {destination}: the group has {ranks} ranks")
-    for what, given in (("source", [a for a, _ in pairs]), ("destination", [b for _, b in pairs])):
-        twice = [rank for place, rank in enumerate(given) if rank in given[:place]]
-        if twice:
-            raise InputError(f"permute has the {what} {twice[0]} twice in {list(pairs)}")
-    flat = tuple([int(rank) for pair in pairs for rank in pair])
+    flat = tuple([rank for pair in pairs_of(pairs, ranks) for rank in pair])
     return _each(x, lambda value: apply("permute", value, **group, pairs=flat))
 
 
 def shift(x: Any, axes: Names, by: int = 1) -> Any:
     """What the rank `by` places before this one has, around the ring of the group."""
-    ranks = axis_size(axes)
+    ranks, by = axis_size(axes), integer(by, "how far shift goes")
     return permute(x, axes, [(rank, (rank + by) % ranks) for rank in range(ranks)])
 
 
@@ -144,9 +140,9 @@ def send(x: Any, axes: Names, source: int, destination: int) -> Any:
 def broadcast(x: Any, axes: Names, root: int = 0) -> Any:
     """What the rank `root` of the group has, on every rank of it."""
     group, ranks = _group("broadcast", axes), axis_size(axes)
-    if not 0 <= root < ranks:
+    if not 0 <= integer(root, "the root of broadcast") < ranks:
         raise InputError(f"broadcast from rank {root}: the group has {ranks} ranks")
-    return _each(x, lambda value: apply("broadcast_from", value, **group, root=root))
+    return _each(x, lambda value: apply("broadcast_from", value, **group, root=int(root)))
 
 
 def axis_index(axes: Names) -> Array:
@@ -181,10 +177,7 @@ def _check_names(found: Sequence[str], wanted: set[str]) -> None:
 
 
 def _normal(axis: int, array: Array, asker: str, more: int = 0) -> int:
-    rank = array.ndim + more
-    if not -rank <= axis < rank:
-        raise InputError(f"{asker} along axis {axis} of {array.type}")
-    return axis % rank
+    return axis_of(axis, array.ndim + more, asker, array.type)
 
 
 def _check_divides(asker: str, array: Array, axis: int, ranks: int) -> None:

@@ -18,6 +18,8 @@ from wire import grids
 from wire.errors import GraphError, InputError, ShapeError
 from wire.types import TensorType
 
+from .arguments import integer, items
+
 Names = str | Sequence[str]
 
 
@@ -33,8 +35,9 @@ class Grid:
     names: tuple[str, ...]
 
     def __init__(self, sizes: Sequence[int] | int, names: Names, ranks: int | None = None) -> None:
-        lengths: list[int] = [sizes] if isinstance(sizes, int) else list(sizes)
-        axes = (names,) if isinstance(names, str) else tuple(names)
+        lengths: list[int] = [sizes] if isinstance(sizes, int) else [*items(sizes, "of the sizes of a grid")]
+        axes = _names(names)
+        ranks = None if ranks is None else integer(ranks, "the number of ranks of a grid", 1)
         for name in axes:
             _check_name(name)
         if any(type(size) is not int for size in lengths):
@@ -67,7 +70,7 @@ class Grid:
 
     def axes(self, axes: Names) -> tuple[str, ...]:
         """Names of axes as a tuple; InputError if one is not there, or stands twice."""
-        found = (axes,) if isinstance(axes, str) else tuple(axes)
+        found = _names(axes)
         for name in found:
             _check_name(name)
             if name not in self.names:
@@ -124,6 +127,10 @@ class PartitionSpec:
 
     def __repr__(self) -> str:
         return f"PartitionSpec({', '.join(map(_said, self.dims))})"
+
+
+def _names(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(items(names, "the axes of a grid go by a name, or"))
 
 
 def _said(dim: tuple[str, ...]) -> str:

@@ -6,7 +6,7 @@ time from it.  It does not know what follows from a silence.  A new preset is a 
 
 from __future__ import annotations
 
-import math
+import numbers
 
 from .errors import ConfigError
 
@@ -15,6 +15,7 @@ from .errors import ConfigError
 PRESETS: dict[str, float] = {"local": 1.5, "lan": 1.5, "wan": 10.0}
 NODE_TIMEOUT_S = PRESETS["lan"]
 BEATS = 15  # heartbeats in one node time-out
+SECONDS_MAX = 1e9  # what a clock can be set to, everywhere
 COLLECTIVE_TIMEOUT_S = 120.0  # for ranks to wait for each other: one may compile, or compute, long before it comes
 SILENT = "silence"  # the cause in the error of a link that was ended because nothing came over it for so long
 BEAT_S_MIN, BEAT_S_MAX = 0.01, 60.0
@@ -40,6 +41,9 @@ def node_timeout_of_beat(beat_s: float) -> float:
 
 def check_collective_timeout(seconds: float) -> float:
     """How long ranks wait for each other, as a float; ConfigError unless it is a positive number of seconds."""
-    if not 0 < seconds < math.inf:
-        raise ConfigError(f"ranks cannot wait {seconds:g} s for each other: a positive number of seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+        raise ConfigError(f"ranks cannot wait {seconds!r} for each other: a positive number of seconds")
+    if not 0 < seconds < SECONDS_MAX:
+        given = f"{seconds:g}" if isinstance(seconds, float) else f"{seconds}"[:40]
+        raise ConfigError(f"ranks cannot wait {given} s for each other: a positive number of seconds")
     return float(seconds)

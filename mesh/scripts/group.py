@@ -25,12 +25,14 @@ from numpy.typing import DTypeLike, NDArray
 from wire.dtypes import dtype_of
 from wire.errors import Cancelled, ConfigError, InputError, MeshError, ShapeError
 from wire.sharedmem import SharedDir
+from wire.timeouts import check_collective_timeout
 from wire.types import TensorType
 from worker.collectives.connection import Connection
 from worker.collectives.group import Group as Runtime
 from worker.collectives.running import REDUCTIONS
 
 from .. import tree
+from ..arguments import axis_of, integer, number, pairs_of, said
 from .by_name import agreed, in_buffers
 from .doors import Door
 from .mailboxes import Mailboxes
@@ -120,6 +122,7 @@ class Group:
             raise InputError(f"all_reduce has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
         if weight is not None and op != "mean":
             raise InputError(f"a weight belongs to a mean, not to {op!r}")
+        weight = None if weight is None else number(weight, "the weight of a rank", 0.0)
         found, structure = tree.flatten_with_paths(x)
         leaves = {path: _native(leaf) for path, leaf in found}
         if structure != tree.LEAF:
@@ -130,7 +133,9 @@ class Group:
 
     def all_gather(self, x: Any, axis: int = 0, tiled: bool = True, timeout_s: float | None = None) -> Array:
         """All ranks' arrays joined along `axis`, or with tiled=False stacked along a new one."""
-        array = _native(x) if tiled else np.expand_dims(_native(x), axis)
+        array = _native(x)
+        if not tiled:
+            array = np.expand_dims(array, axis_of(axis, array.ndim + 1, "all_gather", list(array.shape), ShapeError))
         at = _axis(axis, array)
         return self._do("all_gather", lambda group: group.all_gather(array, at), timeout_s)
 
@@ -164,16 +169,19 @@ class Group:
     def broadcast(self, x: Any, root: int = 0, timeout_s: float | None = None) -> Array:
         """What rank `root` has; x has its shape and dtype on every rank."""
         self._check(root)
-        return self._do("broadcast", lambda group: group.broadcast_from(_native(x), root), timeout_s)
+        array = _native(x)
+        return self._do("broadcast", lambda group: group.broadcast_from(array, root), timeout_s)
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], timeout_s: float | None = None) -> Array:
         """By `pairs` of source and destination, on each destination what its source has; zeros where nobody sends."""
-        return self._do("permute", lambda group: group.permute(_native(x), pairs), timeout_s)
+        array, among = _native(x), pairs_of(pairs, self.size)
+        return self._do("permute", lambda group: group.permute(array, among), timeout_s)
 
     def send(self, x: Any, to: int, timeout_s: float | None = None) -> None:
         """Give an array to rank `to`, which calls `recv`; returns when it has it.  Other ranks take no part."""
         self._check(to, own="sent to")
-        self._do("send", lambda group: group.send(_native(x), to), timeout_s)
+        array = _native(x)
+        self._do("send", lambda group: group.send(array, to), timeout_s)
 
     def recv(self, shape: Sequence[int], dtype: DTypeLike, source: int, timeout_s: float | None = None) -> Array:
         """What rank `source` sends, which must be of this shape and dtype: both ranks raise where it is not."""
@@ -192,6 +200,9 @@ class Group:
         """
         if not isinstance(color, (int, np.integer, NoneType)) or not isinstance(key, (int, np.integer)):
             raise InputError(f"a colour is an int or None, and a key an int, not {color!r} and {key!r}")
+        for what, given in (("a colour", color or 0), ("a key", key)):
+            if not -(2**63) <= given < 2**63:
+                raise InputError(f"{what} has 64 bits at most, not {given}")
         return self._do("split", lambda group: self._split(group, color, key), timeout_s)
 
     def close(self) -> None:
@@ -206,10 +217,11 @@ class Group:
 
     def _do(self, op: str, work: Callable[[Runtime], T], timeout_s: float | None) -> T:
         """Work on the runtime's group; what goes wrong is told to all ranks, and ends the group."""
+        within_s = self.timeout_s if timeout_s is None else check_collective_timeout(timeout_s)
         with self._lock:
             if self._over is not None:
                 raise self._ended(self._over)
-            self._wires.deadline_s = self.timeout_s if timeout_s is None else timeout_s
+            self._wires.deadline_s = within_s
             try:
                 return work(self._runtime)
             except MeshError as error:
@@ -253,6 +265,8 @@ class Group:
         if weight is not None:
             own, kind = np.asarray(weight, np.float64), array.dtype if array.dtype.kind not in "biu" else np.float64
             total = self._do("all_reduce", lambda group: group.all_reduce(own), timeout_s)
+            if not total:
+                raise InputError("the weights of all ranks are 0, so there is no mean")
             weighed = array.astype(kind) * own.astype(kind)
             return _divided(self._do("all_reduce", lambda group: group.all_reduce(weighed), timeout_s), total)
         name = "sum" if op == "mean" else op
@@ -278,7 +292,11 @@ _Barrier = Callable[[], None]
 
 def _native(x: Any) -> Array:
     """As numpy has it, in this machine's order of bytes: others take them for theirs."""
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"ranks exchange arrays, not {said(x)}", cause=str(error)) from None
+    dtype_of(array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -298,6 +316,7 @@ def _type(shape: Sequence[int], dtype: DTypeLike) -> TensorType:
 
 
 def _axis(axis: int, array: Array) -> int:
-    if not -array.ndim <= axis < array.ndim:
-        raise ShapeError(f"axis {axis} of an array of shape {list(array.shape)}")
-    return axis % array.ndim
+    at = integer(axis, "an axis")
+    if not -array.ndim <= at < array.ndim:
+        raise ShapeError(f"axis {at} of an array of shape {list(array.shape)}")
+    return at % array.ndim

@@ -136,7 +136,7 @@ def _digest(group: str) -> str:
 def _read(path: Path) -> dict[str, str] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return found if isinstance(found, dict) else None
 

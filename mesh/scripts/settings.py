@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wire.errors import ConfigError
+from wire.strategies import RANKS_MAX
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, check_collective_timeout
 
 
@@ -85,7 +86,12 @@ def _read(name: str, text: str) -> Any:
 
 
 def _checked(settings: RankSettings) -> RankSettings:
-    if settings.size < 1 or not 0 <= settings.rank < settings.size:
+    for what, value in (("the number of ranks", settings.size), ("a rank", settings.rank)):
+        if type(value) is not int:
+            raise ConfigError(f"{what} is an int, not {value!r}", next_step=_HOW)
+    if not 1 <= settings.size <= RANKS_MAX:
+        raise ConfigError(f"there is no world of {settings.size} ranks, but of 1 to {RANKS_MAX}", next_step=_HOW)
+    if not 0 <= settings.rank < settings.size:
         raise ConfigError(f"rank {settings.rank} of {settings.size}: ranks are 0 to {settings.size - 1}")
     check_collective_timeout(settings.timeout_s)
     if settings.hosts and len(settings.hosts) != settings.size:

@@ -65,6 +65,8 @@ def init(
     """
     global _world
     with _lock:
+        if not isinstance(rendezvous, str | Path | None):
+            raise ConfigError(f"rendezvous is the path of a folder, not {rendezvous!r}")
         meeting = None if rendezvous is None else str(rendezvous)
         settings = told().changed(rank=rank, size=world_size, meeting=meeting, timeout_s=timeout_s)
         if _world is None:
