@@ -1,7 +1,8 @@
 """Run: one call of `fit`.  It feeds steps to whoever computes them, and takes note of those that are done.
 
 A step counts once all workers have done it: only then do the cursor and the number of steps move on.  When workers come
-or go, the steps under way are waited for, and the next ones are computed by another formation of the same state.
+or go, the steps under way are waited for, and the next ones are computed by another formation of the same state.  Where
+the state died with its workers, the steps since it was fetched last are done again, and not told again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.errors import ConfigError, ExecuteFailed, InputError, MeshError
+from wire.errors import ConfigError, ExecuteFailed, InputError, MeshError, NodeLost
 from wire.strategies import Strategy
 
 from ..client import Mesh
@@ -30,6 +31,9 @@ AHEAD = 4  # steps that are fed before the first of them is waited for
 LOOK_S = 0.25  # between two looks at who is there
 WAIT_S = 0.1
 VETOES_MAX = 3
+FETCH_S = 60.0  # the state is fetched so often, that no more is to be done again if all workers die
+FETCH_SHARE = 0.02  # but takes no more than this of the time
+LOSSES_MAX = 10  # in a row, without a step that was not done before
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,23 @@ class Wishes:
     callbacks: Sequence[Callback]
 
 
+class _StateLost(Exception):
+    """The formation's state died with its workers, and why."""
+
+    def __init__(self, why: NodeLost) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+@contextlib.contextmanager
+def _formation() -> Iterator[None]:
+    """What a formation is asked for; an error of a callback is none of these."""
+    try:
+        yield
+    except NodeLost as error:
+        raise _StateLost(error) from error
+
+
 class Run:
     """`state`, `cursor` and `number` are those after the last step of which the state was fetched."""
 
@@ -59,37 +80,69 @@ class Run:
         self._choice = Choice(1, "single")
         self._begun = False  # whether there was a formation
         self._workers = 0
-        self._done = cursor, number  # steps that all workers have done
+        self._done = number  # steps that all workers have done
         self._under_way: deque[tuple[Told, Rows]] = deque()
+        self._fed: list[Cursor] = []  # after each step that was begun since the state was fetched, or is about to be
         self._history = History()
         self._profile = Profile()
         self._vetoes: list[list[int]] = []
         self._epoch_losses: list[float] = []
-        self._looked_s = time.monotonic()
+        self._looked_s = self._fetched_s = time.monotonic()
+        self._fetch_s = 0.0  # what the last fetch took
+        self._first, self._told, self._losses = number, number, 0
 
     def go(self) -> History:
         """Do all steps; what happened."""
         begun_s = time.monotonic()
         try:
-            for rows in self._rows():
-                self._formed_for(rows)
-                self._feed(rows)
-                if self._due(len(self._under_way)):
-                    self._settle()
-                    self._save()
-            self._settle()
-            if self._wishes.store is not None and self._wishes.store.steps()[:1] != [self.number]:
-                self._save()
+            while not self._tried():
+                self._go_back()
         finally:
             self._end()
         self._history.seconds = time.monotonic() - begun_s
         self._profile.tell()
         return self._history
 
+    def _tried(self) -> bool:
+        """Whether all steps are done; False if the state was lost."""
+        try:
+            self._do_all()
+        except _StateLost as lost:
+            if self._mesh is None or self._losses >= LOSSES_MAX:
+                raise lost.why from None
+            return False
+        return True
+
+    def _do_all(self) -> None:
+        for rows in self._rows():
+            self._formed_for(rows)
+            self._feed(rows)
+            if self._due(len(self._under_way)):
+                self._settle()
+                self._save()
+            elif self._mesh is not None and time.monotonic() - self._fetched_s > self._fetch_after_s:
+                self._settle()
+        self._settle()
+        if self._wishes.store is not None and self._wishes.store.steps()[:1] != [self.number]:
+            self._save()
+
+    def _go_back(self) -> None:
+        """Steps since the state was fetched last are to be done again, by whoever is there then."""
+        self._losses += 1
+        self._under_way.clear()
+        self._fed.clear()
+        self._history.redone += self._done - self.number
+        self._done = self.number
+        self._disband()
+
+    @property
+    def _fetch_after_s(self) -> float:
+        return max(FETCH_S, self._fetch_s / FETCH_SHARE)
+
     # -- steps
 
     def _rows(self) -> Iterator[Rows]:
-        cursor, fed, most = self.cursor, 0, self._wishes.steps
+        cursor, fed, most = self.cursor, self.number - self._first, self._wishes.steps
         while cursor.epoch < self._wishes.epochs and (most is None or fed < most):
             begun = cursor
             for rows in self._data.epoch(cursor):
@@ -104,17 +157,23 @@ class Run:
 
     def _feed(self, rows: Rows) -> None:
         assert self._formed is not None
-        self._under_way.append((self._formed.step(rows), rows))
+        self._fed.append(rows.after)
+        with _formation():
+            self._under_way.append((self._formed.step(rows), rows))
         if len(self._under_way) >= AHEAD:
             self._take()
 
     def _take(self) -> None:
         """The oldest step under way is done."""
-        told, rows = self._under_way.popleft()
-        found = told.result()
-        number = self._done[1] + 1
+        told, rows = self._under_way[0]
+        with _formation():
+            found = told.result()
+        self._under_way.popleft()
+        number = self._done = self._done + 1
         loss, skipped = float(found["loss"]), not bool(found["good"])
-        self._done = rows.after, number
+        if number <= self._told:
+            return
+        self._told, self._losses = number, 0
         self._history.losses.append(loss)
         self._history.rows += rows.counted
         epoch = rows.after.epoch - (rows.after.batch == 0)
@@ -155,13 +214,24 @@ class Run:
         """Wait for all steps under way, and have the state after them."""
         while self._under_way:
             self._take()
-        if self._formed is not None and self._done[1] != self.number:
-            self.state = together(self._formed.state())
-            self.cursor, self.number = self._done
+        if self._formed is not None and self._done != self.number:
+            begun_s = time.monotonic()
+            with _formation():
+                self._fetch(self._formed)
+            self._fetched_s = time.monotonic()
+            self._fetch_s = self._fetched_s - begun_s
+
+    def _fetch(self, formed: Formed) -> None:
+        """Have the state after all steps that were begun.  It says itself how many those are, whenever Ctrl-C came."""
+        state = together(formed.state())
+        done = int(state["step"]) - int(self.state["step"])
+        if done:
+            self.state, self.cursor, self.number = state, self._fed[done - 1], self.number + done
+        self._fed.clear()
 
     def _due(self, under_way: int) -> bool:
         store = self._wishes.store
-        return store is not None and (self._done[1] + under_way) % self._wishes.every == 0
+        return store is not None and (self._done + under_way) % self._wishes.every == 0
 
     def _save(self) -> None:
         store = self._wishes.store
@@ -177,15 +247,12 @@ class Run:
         if formed is None:
             return
         self._profile.take(formed.spans)
-        if self._under_way or self._done[1] != self.number:
-            with contextlib.suppress(MeshError):  # the run ended in an error already, which says more
-                while self._under_way:
-                    told, rows = self._under_way.popleft()
-                    told.result()
-                    self._done = rows.after, self._done[1] + 1
-                self.state = together(formed.state())
-                self.cursor, self.number = self._done
-        formed.close()
+        try:
+            if self._fed:
+                with contextlib.suppress(MeshError):  # the run ended in an error already, which says more
+                    self._fetch(formed)
+        finally:
+            formed.close()
 
     # -- workers
 
@@ -210,10 +277,11 @@ class Run:
         self._settle()
         self._disband()
         self._choice, self._workers, self._begun = choice, max(workers, 1), True
-        self._formed = form(
-            self._mesh if live else None, self._recipe, self._data, choice, self.state, rows,
-            self._wishes.copies, min(self._wishes.every, 10),
-        )  # fmt: skip
+        with _formation():
+            self._formed = form(
+                self._mesh if live else None, self._recipe, self._data, choice, self.state, rows,
+                self._wishes.copies, min(self._wishes.every, 10),
+            )  # fmt: skip
         for callback in self._wishes.callbacks:
             callback.on_workers(self._workers)
 

@@ -35,11 +35,13 @@ class StepReport:
 
 @dataclass(slots=True)
 class History:
-    """What `fit` did: `losses` of all steps, the numbers of those that were `skipped`, and seconds in all."""
+    """What `fit` did: `losses` of all steps, the numbers of those that were `skipped`, and seconds in all; `redone`
+    steps were done once more, since the state after them died with its workers."""
 
     losses: list[float] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     rows: int = 0
+    redone: int = 0
     seconds: float = 0.0
 
     @property

@@ -12,8 +12,19 @@ import pytest
 from support.training import first_state
 
 import mesh.numpy as mnp
-from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Single, TensorParallel, optim, tree
-from mesh.errors import ExecuteFailed, InputError, PlacementError
+from mesh import (
+    DataParallel,
+    DistributedTrainer,
+    FullySharded,
+    Mesh,
+    Pipeline,
+    Single,
+    TensorParallel,
+    optim,
+    tree,
+)
+from mesh.client import Step
+from mesh.errors import ExecuteFailed, InputError, NodeLost, PlacementError
 from mesh.training import Callback, Checkpoints, StepReport, TopK
 
 RNG = np.random.default_rng(3)
@@ -137,6 +148,78 @@ def test_below_the_minimum_it_waits_with_a_checkpoint(tmp_path: Path, monkeypatc
     np.testing.assert_allclose(history.losses, losses, rtol=0, atol=1e-5)
     np.testing.assert_allclose(flat(found), weights, rtol=0, atol=1e-5)
     assert heard.workers[0] == 3 and 0 in heard.workers[:-1] and heard.workers[-1] == 2 and kept and kept[0] >= 4
+
+
+@pytest.mark.parametrize("way", ["deterministic", "fully sharded", "stages"])
+def test_if_all_workers_die_it_waits_and_does_what_is_lost_again(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
+    wishes: dict[str, dict[str, Any]] = {
+        "deterministic": {"deterministic": True},
+        "fully sharded": {"strategy": FullySharded()},
+        "stages": {"strategy": Pipeline(2, 4)},
+    }
+    found = trainer(**wishes[way])
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+
+        def both(deed: Any) -> None:
+            for name in ("sim-0", "sim-1"):
+                deed(name)
+
+        heard = Mischief({6: lambda: both(mesh.simulation.kill), "waiting": lambda: both(mesh.simulation.start)})
+        history = found.distribute(mesh).fit((X, Y), epochs=3, batch_size=16, callbacks=[heard])
+    losses, weights = undisturbed(epochs=3)
+    assert [report.step for report in heard.reports] == list(range(1, 13)), "told once"
+    np.testing.assert_allclose(history.losses, losses, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat(found), weights, rtol=0, atol=1e-5)
+    assert history.redone >= 6 and found.step == 12 and history.rows == 3 * len(X) and 0 in heard.workers
+
+
+def test_what_is_lost_again_and_again_ends_in_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
+    monkeypatch.setattr("mesh.training.run.LOSSES_MAX", 1)
+    found, alone = trainer(), trainer()
+    with Mesh.builder().mesh("sim").simulate(1).build() as mesh:
+        mesh.simulation._cluster.devices[0].slower = 1e6  # so that no step is ever done
+        heard = Mischief({"waiting": lambda: mesh.simulation.start("sim-0")})
+        heard.on_workers = lambda workers: (  # type: ignore[method-assign]
+            mesh.simulation.kill("sim-0") if workers else mesh.simulation.start("sim-0")
+        )
+        with pytest.raises(NodeLost, match="no worker is left"):
+            found.distribute(mesh).fit((X, Y), batch_size=16, callbacks=[heard])
+    assert found.step == 0 and np.array_equal(flat(found), flat(alone))
+
+
+@pytest.mark.parametrize("after", [2, 5])
+def test_ctrl_c_while_it_waits_for_a_step_neither_loses_nor_doubles_one(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = 0
+
+    def pressed(step: Any, timeout_s: float | None = None) -> Any:
+        nonlocal waited
+        waited += 1
+        if waited == after:
+            raise KeyboardInterrupt
+        return result(step, timeout_s)
+
+    result = Step.result
+    found = trainer()
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        monkeypatch.setattr(Step, "result", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            found.distribute(mesh).fit((X, Y), epochs=2, batch_size=16)
+        assert after <= found.step <= after + 4
+        found.fit((X, Y), epochs=2 - found._cursor.epoch, batch_size=16)
+    np.testing.assert_allclose(flat(found), undisturbed()[1], rtol=0, atol=1e-5)
+
+
+def test_an_error_of_a_callback_is_no_loss_of_the_state() -> None:
+    class Failing(Callback):
+        def on_step(self, report: StepReport) -> None:
+            raise NodeLost("of another mesh")
+
+    with Mesh.builder().mesh("sim").simulate(1).build() as mesh, pytest.raises(NodeLost, match="another mesh"):
+        trainer().distribute(mesh).fit((X, Y), batch_size=16, callbacks=[Failing()])
 
 
 def test_a_checkpoint_goes_on_with_other_workers_and_another_strategy(tmp_path: Path) -> None:
