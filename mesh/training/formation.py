@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.portions import Portions, ranks_of
+from wire.portions import Portions, by_speed, ranks_of
 from wire.strategies import Auto, DataParallel, Pipeline, Ranks, Split, Strategy
 
 from .. import tree
@@ -153,8 +153,24 @@ def form(
         rows_of = partial(_rows_by_rank, recipe, data.batch_size)
         begin = partial(_begun, session, recipe, data)
         return Together(session, True, begin, rows_of)
-    opened = mesh.open_session(traced(choice.ranks, choice.strategy), copies, every)
-    return Together(opened, False, lambda rows: opened.step(*arguments(recipe, data, choice.ranks, rows)))
+    stepping: Stepping = traced(choice.ranks, choice.strategy)
+    portions: Portions = choice.ranks
+    if choice.by_speed and choice.ranks > 1:
+        portions = _by_speed(mesh, stepping, choice.ranks, recipe.shards or data.batch_size)
+        stepping = stepping if portions == choice.ranks else traced(portions, choice.strategy)
+    opened = mesh.open_session(stepping, copies, every)
+    return Together(opened, False, lambda rows: opened.step(*arguments(recipe, data, portions, rows)))
+
+
+def _by_speed(mesh: Mesh, even: Stepping, ranks: int, pieces: int) -> Portions:
+    """By what each rank is predicted to take for an even share, for a session that keeps its shares."""
+    try:
+        planned = mesh.plan(even.graph)
+    except PlacementError:
+        return ranks
+    mine = {rank["part"] for gang in planned.gangs for rank in gang["ranks"]}
+    bars = [bar for bar in planned.timeline["parts"] if bar["part"] in mine]
+    return by_speed([bar["computed_s"] - bar["start_s"] for bar in bars], pieces) if len(bars) == ranks else ranks
 
 
 def arguments(recipe: Recipe, data: Data, portions: Portions, rows: Rows) -> tuple[Any, Any, Any]:

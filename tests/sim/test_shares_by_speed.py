@@ -146,3 +146,16 @@ def test_one_that_would_only_hold_up_the_others_has_nothing() -> None:
     assert watch.shares[-1] == EVEN
     _, watch = fitted(GFLOPS * 100, GFLOPS, strategy=DataParallel(2))
     assert watch.shares[-1]["sim-1"] > 0, "two were asked for"
+
+
+def test_shares_that_are_kept_are_by_the_speeds_of_when_training_began() -> None:
+    def of(*gflops: float) -> tuple[list[float], float]:
+        found = DistributedTrainer(loss, first_state()["layers"], optimizer=optim.sgd(0.1), compression="f16")
+        with Mesh.builder().mesh("sim").simulate(len(gflops), gflops=gflops).build() as mesh:
+            watch = Watch(mesh, {})
+            history = found.distribute(mesh).fit((X, Y), epochs=4, batch_size=BATCH, callbacks=[watch])
+        return history.losses, watch.each_s(8)
+
+    (even, slowly_s), (losses, each_s) = of(GFLOPS, GFLOPS), of(3 * GFLOPS, GFLOPS)
+    np.testing.assert_allclose(losses, even, rtol=0.02)
+    assert each_s < 0.7 * slowly_s
