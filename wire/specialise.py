@@ -6,9 +6,9 @@ What follows from a rank's own numbers and constants is known when a plan is mad
 is taken here, and what only others need falls away.  `axis_index` itself stays, so ranks that take the same branches
 have one graph.  Branches and loops with collectives inside stay as they are, and so do branches inside of loops.
 
-Ranks meet in one order.  A body has it by its `levels`, but without some branches a rank may have another: then all are
-given the order of the body, each meeting behind the one before it.  What a rank does not need of a meeting, it takes
-part in for the others.
+Ranks meet in one order.  A body has it by its `stages` (`levels.py`), but without some branches a rank may have
+another: then all are given the order of the body, each meeting behind the one before it.  What a rank does not need of
+a meeting, it takes part in for the others.
 
 It knows no devices.  To know the value of another op: a row of _VALUES.
 """
@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from .graph import GraphBuilder, Node, WireGraph, const_value
 from .grids import Axes, Sizes, block, coordinates
-from .levels import levels
-from .ops import COLLECTIVES, inner_graphs
-from .types import Attrs, TensorType
+from .levels import depths, levels, meets
+from .types import TensorType
 
 Place = tuple[int, ...]
 """Where a branch stands: its first node, after those of the branches that it is in."""
@@ -58,18 +57,6 @@ def specialise(body: WireGraph, axes: Axes, sizes: Sizes) -> tuple[WireGraph, ..
     return tuple(one.setdefault(graphs[each], graphs[each]) for each in by_rank)
 
 
-def meets(op: str, attrs: Attrs) -> bool:
-    """Whether ranks meet in a node: it is a collective that moves something, or has one inside."""
-    if op in COLLECTIVES:
-        return op != "axis_index"
-    return any(
-        meets(node.op, node.attrs)
-        for inner in inner_graphs(op, attrs)
-        if op != "spmd" and inner.free_axes
-        for node in inner.nodes
-    )
-
-
 def _flat(graph: WireGraph) -> WireGraph:
     """`graph` without composites that ask for axes."""
     if not any(node.op == "composite" and node.attrs["body"].free_axes for node in graph.nodes):
@@ -93,7 +80,7 @@ def _flat(graph: WireGraph) -> WireGraph:
 class _Making:
     """The graph of the ranks that make these choices; the meetings of `together` one behind the other, in that order.
 
-    With `plain` composites are replaced by their bodies, as engines do before they look at levels.
+    With `plain` composites are replaced by their bodies, as engines do before they look at stages.
     """
 
     def __init__(self, body: WireGraph, choices: Choices, together: Sequence[int] = (), plain: bool = False) -> None:
@@ -122,12 +109,12 @@ class _Making:
             return None
         if any(node.op == "composite" for node in self._builder.nodes):
             return _Making(self._body, self._choices, plain=True).order()
-        level, at = levels(self._builder.nodes), self._builder.order(self._outputs)
-        position = {index: place for place, index in enumerate(at)}
+        level, depth = levels(self._builder.nodes), depths(self._builder.nodes)
+        position = {index: place for place, index in enumerate(self._builder.order(self._outputs))}
 
-        def turn(meeting: int) -> tuple[int, int]:
-            nodes = self._meetings[meeting]
-            return level[nodes[0]], min(position[each] for each in nodes if each in position)
+        def turn(meeting: int) -> tuple[int, int, int]:
+            first, *_ = nodes = self._meetings[meeting]
+            return level[first], depth[first], min(position[each] for each in nodes if each in position)
 
         return tuple(sorted(self._meetings, key=turn))
 
@@ -291,4 +278,4 @@ _VALUES: dict[str, Rule] = {
     "min": _elementwise(np.minimum),
 }
 
-__all__ = ["meets", "specialise"]
+__all__ = ["specialise"]

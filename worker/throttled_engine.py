@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from wire.errors import Cancelled
 from wire.graph import WireGraph
-from wire.levels import levels
+from wire.levels import stages
 from wire.ops import COLLECTIVES
 from wire.throttle import Throttle
 from wire.types import Attrs
@@ -183,9 +183,9 @@ def _before_collectives(graph: WireGraph) -> tuple[int, ...]:
     if not any(node.op in COLLECTIVES for node in graph.nodes):
         return ()
     again = {index for first, group in graph.siblings.items() for index in group if index != first}
-    level = levels(graph.nodes)
+    stage = stages(graph.nodes)
     found, flops = [], 0
-    for index in sorted(range(len(graph.nodes)), key=level.__getitem__):
+    for index in sorted(range(len(graph.nodes)), key=stage.__getitem__):
         if graph.nodes[index].op in COLLECTIVES:
             found.append(flops)
         flops += 0 if index in again else graph.flops_of(index)

@@ -16,10 +16,10 @@ from mesh.composite import composite
 from wire.dtypes import F32
 from wire.errors import InputError
 from wire.graph import GraphBuilder, WireGraph
-from wire.levels import levels
+from wire.levels import meets, stages
 from wire.narrow import narrow
 from wire.ops import inner_graphs
-from wire.specialise import meets, specialise
+from wire.specialise import specialise
 from wire.unroll import unroll
 from worker.cpu import evaluate
 
@@ -51,8 +51,8 @@ def ops_in(graph: WireGraph) -> set[str]:
 
 def meetings(graph: WireGraph) -> list[tuple[Any, ...]]:
     """In the order in which an engine starts them."""
-    level = levels(graph.nodes)
-    order = sorted(range(len(graph)), key=level.__getitem__)
+    stage = stages(graph.nodes)
+    order = sorted(range(len(graph)), key=stage.__getitem__)
     return [(graph.nodes[i].op, graph.nodes[i].attrs, graph.types[i]) for i in order
             if meets(graph.nodes[i].op, graph.nodes[i].attrs)]  # fmt: skip
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from wire.dtypes import DTYPES, F32, F64
 from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
 from wire.graph import GraphBuilder, Node, WireGraph, const_value
-from wire.levels import levels
+from wire.levels import meets, stages
 from wire.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, MULTIPLE, OPS
 from wire.types import TensorType
 from wire.unroll import unroll
@@ -223,11 +223,11 @@ def _over(graph: WireGraph, index: int, frees: Sequence[int]) -> int:
 
 
 def _in_order(graph: WireGraph) -> list[tuple[int, Node]]:
-    """The nodes as they are computed: as they stand, but what needs no collective goes before what does."""
+    """The nodes as they are computed: as they stand, but where ranks meet by stages."""
     order = list(enumerate(graph.nodes))
-    if any(node.op in COLLECTIVES for node in graph.nodes):
-        level = levels(graph.nodes)
-        order.sort(key=lambda each: level[each[0]])
+    if any(meets(node.op, node.attrs) for node in graph.nodes):
+        stage = stages(graph.nodes)
+        order.sort(key=lambda each: stage[each[0]])
     return order
 
 

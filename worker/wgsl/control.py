@@ -2,8 +2,9 @@
 
     segment 0 (straight) -> turn (while) -> segment 1 -> turns (cond, all_reduce) -> segment 2 ...
 
-A node's level is how many turns lie before it.  A segment is all straight nodes of a level; what later steps need of it
-are its outputs.  Pure: it knows neither kernels nor devices.  Who runs the steps is `looping.py`.
+A segment is all straight nodes of a stage (`wire/levels.py`), which without collectives are those with as many turns
+before them; what later steps need of it are its outputs.  Pure: it knows neither kernels nor devices.  Who runs the
+steps is `looping.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from wire.dtypes import F16, F32
 from wire.graph import GraphBuilder, Node, WireGraph
 from wire.levels import BETWEEN
-from wire.levels import levels as levels_of
+from wire.levels import stages as stages_of
 from wire.ops import LEAVES
 from wire.types import Attrs, TensorType
 
@@ -55,13 +56,13 @@ class Schedule:
 def schedule(graph: WireGraph) -> Schedule:
     """The steps of a graph that does not go straight."""
     flat = _with_even_rows(inline_composites(graph))
-    levels = _levels(flat)
+    stages = _stages(flat)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     steps: list[Segment | Turn] = []
-    for level in range(max(levels, default=0) + 1):
-        here = [index for index, each in enumerate(levels) if each == level]
+    for stage in range(max(stages, default=0) + 1):
+        here = [index for index, each in enumerate(stages) if each == stage]
         turns = [index for index in here if flat.nodes[index].op in BETWEEN and index not in later]
-        made = _segment(flat, levels, level, turns)
+        made = _segment(flat, stages, stage, turns)
         if made.outputs:
             steps.append(made)
         for index in turns:
@@ -72,25 +73,25 @@ def schedule(graph: WireGraph) -> Schedule:
     return Schedule(flat, tuple(steps), {**last, **dict.fromkeys(flat.outputs, len(steps))})
 
 
-def _levels(graph: WireGraph) -> list[int]:
-    found = levels_of(graph.nodes)
+def _stages(graph: WireGraph) -> list[int]:
+    found = stages_of(graph.nodes)
     end = max(found, default=0) + any(graph.nodes[index].op in BETWEEN for index in graph.outputs)
-    return [end if node.op in ANYWHERE and index in graph.outputs else level
-            for index, (node, level) in enumerate(zip(graph.nodes, found, strict=True))]  # fmt: skip
+    return [end if node.op in ANYWHERE and index in graph.outputs else stage
+            for index, (node, stage) in enumerate(zip(graph.nodes, found, strict=True))]  # fmt: skip
 
 
-def _segment(graph: WireGraph, levels: Sequence[int], level: int, turns: Iterable[int]) -> Segment:
-    """What is straight on this level; its outputs are what turns of this level, later levels or the caller need."""
+def _segment(graph: WireGraph, stages: Sequence[int], stage: int, turns: Iterable[int]) -> Segment:
+    """What is straight in this stage; its outputs are what turns of this stage, later stages or the caller need."""
     straight = [
         index
         for index, node in enumerate(graph.nodes)
-        if levels[index] == level and node.op not in BETWEEN and node.op not in LEAVES and node.op not in ANYWHERE
+        if stages[index] == stage and node.op not in BETWEEN and node.op not in LEAVES and node.op not in ANYWHERE
     ]
     given_to_turns = {source for index in turns for source in graph.nodes[index].inputs}
     needed = set(graph.outputs) | given_to_turns
-    needed |= {i for at, node in enumerate(graph.nodes) if levels[at] > level for i in node.inputs}
+    needed |= {i for at, node in enumerate(graph.nodes) if stages[at] > stage for i in node.inputs}
     constants = [i for i in sorted(given_to_turns) if graph.nodes[i].op in ANYWHERE]
-    constants += [i for i in graph.outputs if graph.nodes[i].op in ANYWHERE and levels[i] == level]
+    constants += [i for i in graph.outputs if graph.nodes[i].op in ANYWHERE and stages[i] == stage]
     outputs = tuple(dict.fromkeys([*constants, *(index for index in straight if index in needed)]))
     builder = GraphBuilder()
     builder.blobs.update(graph.blobs)
