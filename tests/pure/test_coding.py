@@ -68,7 +68,8 @@ def test_shares_of_products_and_sums_are_products_and_sums_of_shares() -> None:
     shares, changes = code.encode(blocks_of(tensor, 3)), code.encode(blocks_of(change, 3))
     answers = {number: x @ (shares[number] - changes[number]).T for number in (0, 2, 4)}
     assert error(joined(code.decode(answers), 20, axis=-1), x @ (tensor - change).T) <= ERROR_MAX
-    np.testing.assert_array_equal(code.share(3, blocks_of(tensor, 3)), shares[3])
+    alone = code.share(3, blocks_of(tensor, 3))
+    assert error(alone, shares[3]) <= 4 * np.finfo(np.float32).eps, "but for how this processor rounds sums"
 
 
 def test_what_cannot_be_coded_is_refused() -> None:

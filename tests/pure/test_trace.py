@@ -37,11 +37,22 @@ def test_inputs_are_named_by_parameter_and_path() -> None:
     assert graph.name == "fn"
 
 
+class Unsigned:
+    """What some builtins of every Python are, and not the same ones."""
+
+    @property
+    def __signature__(self) -> Any:
+        raise ValueError("no signature found")
+
+    def __call__(self, *given: Any) -> Any:
+        return given
+
+
 NAMED = [
     ("lambda", lambda x: x, ["x"]),
     ("partial", functools.partial(lambda w, x: x + w, 1.0), ["x"]),
     ("function", mnp.add, ["x1", "x2"]),
-    ("no signature", zip, ["0", "1"]),
+    ("no signature", Unsigned(), ["0", "1"]),
 ]
 
 
