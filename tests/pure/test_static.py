@@ -217,7 +217,20 @@ def test_no_test_is_switched_off() -> None:
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_HELPERS = ("check", "assert_", "expect", "verify", "validate", "refuse", "compare", "raises", "warns", "must", "until")
+_HELPERS = (
+    "check",
+    "assert_",
+    "expect",
+    "verify",
+    "validate",
+    "refuse",
+    "compare",
+    "raises",
+    "warns",
+    "must",
+    "until",
+    "wait_for",
+)
 
 
 def _public_functions(file: SourceFile) -> Iterator[Function]:
