@@ -39,6 +39,15 @@ def number(value: Any, what: str, least: float = -math.inf) -> float:
     return found
 
 
+def check_number(value: Any, what: str, least: float = -math.inf, below: float = math.inf) -> None:
+    """InputError for a Python number that is NaN or infinite, less than `least`, or not below something.  Arrays, whose
+    values may not be known yet, pass."""
+    if isinstance(value, str | bytes | bool | None | list | tuple | dict):
+        raise InputError(f"{what} is a number, not {said(value)}")
+    if isinstance(value, numbers.Real) and number(value, what, least) >= below:
+        raise InputError(f"{what} is a number from {least:g} to below {below:g}, not {value}")
+
+
 def axis_of(axis: Any, rank: int, asker: str, of: object, error: type[MeshError] = InputError) -> int:
     """An axis of something of so many dimensions, counted from 0."""
     at = integer(axis, f"the axis of {asker}")

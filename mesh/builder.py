@@ -19,6 +19,7 @@ from wire.redundancy import OF_CALLS, copies_of
 from wire.timeouts import check_collective_timeout, check_node_timeout, node_timeout_of_beat
 from wire.tokens import parse_token
 
+from .arguments import integer
 from .config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec
 from .enrolment import ask_for_token
 from .sizes import check_fraction, parse_size
@@ -73,6 +74,7 @@ class MeshBuilder:
         `gflops` is what each computes, one for all or a sequence of `count`; `Mesh.simulation` kills and restarts them,
         cuts and slows their network.  The same program and `seed` give the same events.
         """
+        integer(count, "the number of simulated workers", 1)
         figures = tuple(gflops) if isinstance(gflops, Sequence) else (gflops,) * count
         if count < 1 or len(figures) != count or not all(each > 0 for each in figures):
             raise ConfigError(

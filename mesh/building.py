@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 
 from wire.errors import ConfigError, GraphError, InputError
@@ -43,6 +44,10 @@ def building(mode: str, name: str = "", cache: bool = True, build_dir: str | Pat
     """What a caller said, checked; InputError for a mode that is not known."""
     if mode not in MODES:
         raise InputError(f"{mode=} is not known", next_step=f"Choose one of {', '.join(map(repr, MODES))}")
+    if not isinstance(name, str):
+        raise InputError(f"the name of a graph is a text, not {name!r}")
+    if not isinstance(cache, bool) or not isinstance(build_dir, str | PathLike | None):
+        raise InputError(f"cache is True or False, and build_dir a folder or None, not {cache!r} and {build_dir!r}")
     return Building(mode, name, cache, None if build_dir is None else Path(build_dir).expanduser())
 
 

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
-from wire.errors import Cancelled, ConfigError, DeadlineExceeded
+from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError
 from wire.graph import WireGraph
 from wire.portions import Portions
 from wire.strategies import Strategy
 
 from .aio import AsyncMesh
+from .arguments import check_function, items, said
 from .backend import Running, Started, Work
 from .builder import MeshBuilder
 from .compiled import Compiled
@@ -151,6 +152,11 @@ class Mesh:
 
     def as_completed(self, jobs: Sequence[Job | Step]) -> Iterator[int]:
         """The places in `jobs` of those that are done, in the order in which they end, well or not."""
+        for job in items(jobs, "of jobs"):
+            if not isinstance(job, Job | Step):
+                raise InputError(
+                    f"{said(job)} is no job", next_step="submit() gives jobs, and a session's step() steps"
+                )
         waiting = {job._waiter.arrived: place for place, job in enumerate(jobs)}
         while waiting:
             if not any(arrived.done() for arrived in waiting):
@@ -234,6 +240,7 @@ class Mesh:
 
         ConfigError if the workers belong to a coordinator elsewhere.
         """
+        check_function(watcher, "what watches a mesh")
 
         async def watch() -> None:
             self._async.watch(watcher)

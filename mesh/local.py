@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,6 +154,8 @@ def devices_per_worker(count: int, engine: str | Sequence[str]) -> list[list[str
     """The `--device` names of each of `count` workers: `engine` is one name for all, or a list of one each."""
     if not isinstance(count, int) or count < 1:
         raise ConfigError(f"local({count!r}): a mesh has at least one local worker, and a whole number of them")
+    if not isinstance(engine, Iterable):
+        raise ConfigError(f"local({count}): an engine is a name, such as 'cpu', not {engine!r}")
     names = [engine] * count if isinstance(engine, str) else list(engine)
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"local({count}): an engine is a name, such as 'cpu', got {names}")

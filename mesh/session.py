@@ -17,11 +17,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.errors import Cancelled, InputError
+from wire.errors import Cancelled
 from wire.redundancy import OF_SESSIONS, copies_of
 
+from .arguments import integer
 from .backend import Feeds, Running, Started
 from .stepping import Stepping
+
+STEPS_MAX = 1 << 53
+AHEAD_MAX = 1024  # of a session with a daemon; each has a value of the state of its own
 
 
 class AsyncSession:
@@ -167,7 +171,13 @@ class Here:
 
 def check_choices(copies: str, every: int, ahead: int | None) -> None:
     """InputError for what a session cannot be asked."""
+    check_copies(copies)
+    integer(every, "every= counts steps, and", 1, STEPS_MAX)
+    if ahead is not None:
+        integer(ahead, "ahead= counts steps, and", 1, AHEAD_MAX + 1)
+
+
+def check_copies(copies: str) -> None:
+    """InputError for copies of a state that are none; "" are those that there is room for."""
     if copies != "":
         copies_of(copies, OF_SESSIONS)
-    if every < 1 or (ahead is not None and ahead < 1):
-        raise InputError("every= and ahead= count steps, from 1")

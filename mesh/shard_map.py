@@ -22,6 +22,7 @@ from wire.grids import spec_text
 from wire.varying import varying
 
 from . import tree
+from .arguments import check_function
 from .array import Array
 from .grid import Grid, PartitionSpec, check_grid
 from .several import several
@@ -71,6 +72,7 @@ def shard_map(
     """
 
     check_grid(grid)
+    check_function(f, "what ranks run")
 
     @wraps(f)
     def mapped(*args: Any) -> Any:

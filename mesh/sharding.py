@@ -24,6 +24,7 @@ from wire.sharding.layout import Axes
 from wire.sharding.pricing import Rates
 
 from . import tree
+from .arguments import integer, said
 from .array import Array, apply
 from .grid import Grid, PartitionSpec, check_grid
 from .shard_map import inside_ranks
@@ -116,6 +117,11 @@ def auto_sharding(
     needed if nothing fits.  What `fn` asks for by `shard` itself is kept to.
     """
     check_grid(grid)
+    integer(tries_max, "tries_max", 0)
+    if memory_bytes is not None:
+        integer(memory_bytes, "memory_bytes", 0)
+    if rates is not None and not isinstance(rates, Rates):
+        raise InputError(f"{said(rates)} are no rates of a rank", next_step="Make them: wire.sharding.Rates(...)")
     traced = trace_full(fn, *examples)
     found = choose(traced.graph, Axes(grid.names, grid.sizes), rates, None, memory_bytes, tries_max)
     specs = [PartitionSpec(*found.specs[each.name]) if each.name in found.specs else PartitionSpec()

@@ -27,6 +27,7 @@ from wire.types import TensorType
 from wire.verify import check_bound
 
 from . import tree
+from .arguments import said
 from .array import Array, argument, handle_array
 from .assemble import assemble
 from .backend import Work
@@ -189,6 +190,10 @@ def trace(fn: Callable[..., Any], *examples: Any) -> WireGraph:
 
 def trace_full(fn: Callable[..., Any], *examples: Any) -> Traced:
     """As `trace`, with what is needed to call the graph like the function."""
+    if not callable(fn):
+        raise InputError(
+            f"{said(fn)} is no function", next_step="Functions are traced; graphs and models are run as are"
+        )
     arguments, in_tree = named_arguments(fn, examples)
     with tracing():
         tracers = [

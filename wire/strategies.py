@@ -78,7 +78,7 @@ class Pipeline(Strategy):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= RANKS_MAX:
                 raise InputError(f"{name} of a pipeline is an int from {least} to {RANKS_MAX}, not {value!r}")
-        if self.schedule not in SCHEDULES:
+        if not isinstance(self.schedule, str) or self.schedule not in SCHEDULES:
             names = ", ".join(SCHEDULES)
             raise InputError(f"schedule={self.schedule!r} is not known", next_step=f"Choose one of {names}")
         if self.data > self.micro_batches:
@@ -223,13 +223,19 @@ class DeviceMap(Strategy):
     rows: tuple[Row, ...] = ()
     word = "placed"
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, tuple) or not all(isinstance(row, Row) for row in self.rows):
+            raise InputError("a device map has rows, made by layer() and layers()", next_step="Begin with DeviceMap()")
+
     def layer(self, name: str, worker: object) -> DeviceMap:
         """One layer, with all that is inside it; "" is everything."""
+        if not isinstance(name, str):
+            raise InputError(f"a layer goes by its name, not by {name!r}")
         return self._with(Row(name, _name_of(worker)))
 
     def layers(self, names: str, worker: object) -> DeviceMap:
         """Several layers, numbered: "blocks.0..12" is blocks.0 to blocks.11."""
-        found = _RANGE.fullmatch(names)
+        found = _RANGE.fullmatch(names) if isinstance(names, str) else None
         if found is None or not int(found["first"]) < int(found["stop"]):
             raise InputError(f"{names!r} is no range of layers", next_step='Write "blocks.0..12" for 0 to 11')
         return self._with(Row(found["stem"], _name_of(worker), int(found["first"]), int(found["stop"])))

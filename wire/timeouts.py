@@ -23,6 +23,7 @@ BEAT_S_MIN, BEAT_S_MAX = 0.01, 60.0
 
 def check_node_timeout(seconds: float) -> float:
     """The node time-out as a float; ConfigError outside 0.15 to 900 s."""
+    _check_number("a node time-out", seconds)
     if not BEATS * BEAT_S_MIN <= seconds <= BEATS * BEAT_S_MAX:
         raise ConfigError(
             f"a node time-out of {seconds} s is outside {BEATS * BEAT_S_MIN:g} to {BEATS * BEAT_S_MAX:g} s",
@@ -33,6 +34,7 @@ def check_node_timeout(seconds: float) -> float:
 
 def node_timeout_of_beat(beat_s: float) -> float:
     """The node time-out that goes with a heartbeat interval; ConfigError outside 0.01 to 60 s."""
+    _check_number("a heartbeat", beat_s)
     if not BEAT_S_MIN <= beat_s <= BEAT_S_MAX:
         limits = f"{BEAT_S_MIN:g} to {BEAT_S_MAX:g} s"
         raise ConfigError(f"a heartbeat of {beat_s} s is outside {limits}", next_step="Most meshes want 0.1")
@@ -47,3 +49,8 @@ def check_collective_timeout(seconds: float) -> float:
         given = f"{seconds:g}" if isinstance(seconds, float) else f"{seconds}"[:40]
         raise ConfigError(f"ranks cannot wait {given} s for each other: a positive number of seconds")
     return float(seconds)
+
+
+def _check_number(what: str, seconds: object) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+        raise ConfigError(f"{what} is a number of seconds, not {seconds!r}")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from .. import numpy as mnp
 from .. import tree
+from ..arguments import check_number
 from ..array import Array, Operand
 from .optimiser import Optimiser, global_norm, needed, stateless, weight_of, wide, zeros_for
 from .schedules import Rate, rate_at
@@ -17,17 +18,20 @@ from .schedules import Rate, rate_at
 
 def scale(factor: Operand) -> Optimiser:
     """Times a number."""
+    check_number(factor, "a factor")
     return stateless(lambda gradients, params: tree.map(lambda each: wide(each) * factor, gradients))
 
 
 def clip_by_value(bound: Operand) -> Optimiser:
     """Every element within [-bound, bound]."""
+    check_number(bound, "a bound", 0.0)
     low = -mnp.asarray(bound)
     return stateless(lambda gradients, params: tree.map(lambda each: mnp.clip(each, low, bound), gradients))
 
 
 def clip_by_global_norm(bound: Operand) -> Optimiser:
     """All together scaled down so that their norm is at most `bound`.  Pascanu et al., 2012 (arXiv 1211.5063)."""
+    check_number(bound, "a bound", 0.0)
 
     def clipped(gradients: Any, params: Any) -> Any:
         norm = global_norm(gradients)
@@ -43,6 +47,7 @@ def add_decayed_weights(rate: Operand, mask: Any = None) -> Optimiser:
     `mask` says for which: a tree of bools as the params, or a function of the params to one; for example
     `lambda params: mesh.tree.map(lambda leaf: leaf.ndim > 1, params)` for matrices only.
     """
+    check_number(rate, "weight decay", 0.0)
 
     def decayed(gradients: Any, params: Any) -> Any:
         chosen = mask(needed(params, "weight decay")) if callable(mask) else mask
@@ -57,6 +62,7 @@ def add_decayed_weights(rate: Operand, mask: Any = None) -> Optimiser:
 
 def momentum(decay: Operand, nesterov: bool = False) -> Optimiser:
     """The running sum m = decay * m + g; with `nesterov`, g + decay * m of that."""
+    check_number(decay, "momentum", 0.0, 1.0)
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         moved = tree.map(lambda each, own: decay * own + each, gradients, state)
@@ -81,6 +87,10 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
     Kingma and Ba, 2014 (arXiv 1412.6980).
     """
 
+    for what, decay in (("b1", b1), ("b2", b2)):
+        check_number(decay, what, 0.0, 1.0)
+    check_number(eps, "eps", 0.0)
+
     def init(params: Any) -> Moments:
         return Moments(mnp.asarray(0), zeros_for(params), zeros_for(params))
 
@@ -97,6 +107,8 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
 
 def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimiser:
     """The sign of a mean of gradients.  Chen et al., 2023 (arXiv 2302.06675)."""
+    for what, decay in (("b1", b1), ("b2", b2)):
+        check_number(decay, what, 0.0, 1.0)
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         found = tree.map(lambda each, own: mnp.sign(b1 * own + (1 - b1) * wide(each)), gradients, state)
@@ -108,6 +120,7 @@ def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimiser:
 def scale_by_learning_rate(rate: Rate) -> Optimiser:
     """Times -rate: a number, or a schedule of the number of steps made before."""
     if not callable(rate):
+        check_number(rate, "a learning rate", 0.0)
         return scale(-mnp.asarray(rate))
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Array]:

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from wire.disk import Disk
 from wire.errors import InputError, StorageError
 
 from .. import tree
+from ..arguments import integer
 from ..safetensors import load_safetensors, safetensors_parts
 from .data import Cursor
 
@@ -43,8 +45,9 @@ class Checkpoints:
     """Those in `folder`, of which the `keep` last stay."""
 
     def __init__(self, folder: str | Path, keep: int = 3, disk: Disk | None = None) -> None:
-        if keep < 1:
-            raise InputError(f"keep={keep}: one checkpoint at least is kept")
+        integer(keep, "keep: how many checkpoints stay", 1)
+        if not isinstance(folder, str | PathLike):
+            raise InputError(f"checkpoints are in a folder, not in {folder!r}")
         self.folder, self._keep, self._disk = Path(folder), keep, disk or Disk()
 
     def save(self, step: int, cursor: Cursor, state: Any, about: Mapping[str, Any]) -> Path:

@@ -177,6 +177,8 @@ def rows_of(batch: Any) -> int:
     if len(counts) != 1 or () in counts:
         raise InputError(f"the arrays of a batch have one number of rows, got {sorted(counts)}")
     ((count,),) = counts
+    if not count:
+        raise InputError("a batch has no rows")
     return int(count)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class TopK:
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
+        if isinstance(self.share, bool) or not isinstance(self.share, Real) or not 0 < self.share <= 1:
             raise InputError(f"TopK sends a share of the gradients in (0, 1], not {self.share!r}")
 
 

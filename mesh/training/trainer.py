@@ -19,8 +19,10 @@ from wire.schedules import SCHEDULES
 from wire.strategies import Pipeline, Strategy, strategy_of
 
 from .. import tree
+from ..arguments import integer, items, said
 from ..client import Mesh
 from ..optim import Optimiser, adam
+from ..session import check_copies
 from .backward import Gradients
 from .checkpoint import Checkpoints, filled
 from .data import Cursor, data_of
@@ -55,7 +57,8 @@ class DistributedTrainer:
         bucket_bytes: int = 4 << 20,
         seed: int = 0,
     ) -> None:
-        shards = SHARDS if deterministic is True else int(deterministic)
+        shards = SHARDS if deterministic is True else integer(deterministic or 0, "deterministic is True, or", 0)
+        integer(seed, "the seed", -(2**63), 2**63)
         self._strategy = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
         stages = self._strategy if isinstance(self._strategy, Pipeline) else None
         if stages is not None and accumulate != 1:
@@ -119,7 +122,10 @@ class DistributedTrainer:
         """
         _check_counts(1, batch_size=batch_size, every=every, keep=keep, min_nodes=min_nodes, max_nodes=max_nodes)
         _check_counts(0, epochs=epochs, steps=steps)
-        for callback in callbacks:
+        if max_nodes is not None and max_nodes < min_nodes:
+            raise InputError(f"max_nodes={max_nodes} is less than min_nodes={min_nodes}")
+        check_copies(copies)
+        for callback in items(callbacks, "of callbacks"):
             if not isinstance(callback, Callback):
                 raise InputError(f"{callback!r} is no callback", next_step="Derive a class from mesh.training.Callback")
         found = data_of(data, batch_size, shuffle, self.recipe.seed, drop_last)
@@ -147,6 +153,7 @@ class DistributedTrainer:
     def forward_backward(self, batch: Any, *, copies: str = "none") -> Gradients:
         """The gradients of the mean loss of a batch, which stay with the workers that have the params that they are of,
         stages of a pipeline for example; the params stay as they are.  Close it, or use it as a context manager."""
+        check_copies(copies)
         return Gradients(self.recipe, self._strategy, self._mesh, self.params, batch, copies)
 
     def save(self, folder: str | Path, keep: int = 3) -> Path:
@@ -174,8 +181,11 @@ def _check_counts(least: int, **counts: int | None) -> None:
 
 def together_first(recipe: Recipe, params: Any) -> dict[str, Any]:
     """The first state without ranks, as arrays of this process."""
-    for path, leaf in tree.flatten_with_paths(params)[0]:
-        if np.asarray(leaf).dtype.kind in "iub":
+    named = tree.flatten_with_paths(params)[0]
+    if not named:
+        raise InputError(f"there is nothing to train in {said(params)}", next_step="Give a pytree of arrays")
+    for path, leaf in named:
+        if np.asarray(leaf).dtype.kind not in "fcV":  # V: bf16
             raise InputError(
                 f"param {path!r} is {np.asarray(leaf).dtype}: only floats can be trained",
                 next_step="Convert it with astype('float32'), or let the loss have it without being a param",
