@@ -71,7 +71,7 @@ def stepper(decoder: Decoder, room: Room, params: Mapping[str, Array]) -> Callab
             kept = state[f"keys.{number}"], state[f"values.{number}"]
             x, *kept = _either(_layer(decoder, number, params, room.length), several, x, start, count, kept)
             following[f"keys.{number}"], following[f"values.{number}"] = kept
-        final = mnp.take_along_axis(x, mnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+        final = apply("gather", x, mnp.maximum(count - 1, 0)[:, None], axis=1, batch_dims=1)[:, 0]
         token = sampling.chosen(decoder.head(params, final), start + count, how)
         token = mnp.where(count > 0, token, state[LAST])
         return {**following, LAST: token}, token
