@@ -59,13 +59,14 @@ Planner = Callable[[Program, Profiles], Awaitable[Plan]]
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """Programs by portions, for up to `most` workers; `make` makes one.
+    """Programs by portions, for up to `most` workers; `make` makes one, and what takes long is done `aside`.
 
     A batch has so many `pieces` to be shared out by speed, 0 where shares are even; `everybody` has some of them.
     """
 
     most: int
     make: Callable[[Portions], Awaitable[Program]]
+    aside: Callable[[Callable[[], Any]], Awaitable[Any]]
     pieces: int = 0
     everybody: bool = False
     _made: dict[Portions, Program] = field(default_factory=dict)
@@ -92,10 +93,11 @@ class Elastic:
         """Other shares than even ones that may be worth it."""
         ranks = even.gangs[0].parts
         graph = even.parts[ranks[0]].graph
-        if not unlike(graph, profiles):
+        if not await self.aside(lambda: unlike(graph, profiles)):
             return ()
-        whole = simplify((await self._program(1)).graph)
-        found = proposals(whole, graph, len(ranks), profiles, self.pieces, self.everybody)
+        whole = (await self._program(1)).graph
+        asked = graph, len(ranks), profiles, self.pieces, self.everybody
+        found = await self.aside(lambda: proposals(simplify(whole), *asked))
         return tuple(each for each in found if each.portions != len(ranks))
 
     async def _even(self, profiles: Profiles, plan: Planner) -> Planned:

@@ -98,7 +98,7 @@ class Embedded:
         async def make(portions: Portions) -> Program:
             return self._program(await asyncio.to_thread(others.work, portions))
 
-        return Elastic(others.most, make, others.pieces, others.everybody)
+        return Elastic(others.most, make, asyncio.to_thread, others.pieces, others.everybody)
 
     def forget(self, work: Work) -> None:
         for session in [session for session, its in self._sessions.items() if its is work]:

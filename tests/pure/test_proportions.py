@@ -72,7 +72,7 @@ class Session:
 
     def __init__(self, pieces: int = ROWS, everybody: bool = False, most: int = 4) -> None:
         self.made = list[Portions]()
-        self.elastic = Elastic(most, self._make, pieces, everybody)
+        self.elastic = Elastic(most, self._make, asyncio.to_thread, pieces, everybody)
 
     async def _make(self, portions: Portions) -> Program:
         self.made.append(portions)
