@@ -17,7 +17,7 @@ import mesh.numpy as mnp
 from coordinator.collectives import exchange_s
 from coordinator.cost import graph_seconds
 from coordinator.grid_sites import sites_for
-from coordinator.plan import FromInput, FromState, Plan, Window
+from coordinator.plan import FromInput, FromParam, FromState, Plan, Window
 from coordinator.plan_bytes import plan_bytes, plan_from
 from coordinator.planner import make_plan
 from coordinator.profile import CLIENT, Link, Profiles
@@ -115,18 +115,28 @@ def test_what_ranks_made_is_taken_where_it_is_though_not_all_of_it_is_read() -> 
 def test_a_state_is_read_as_it_is_made() -> None:
     def local(state: Any, x: Any) -> Any:
         rank = collectives.axis_index("dp")
-        used = mesh.cond(rank == 0, lambda: mnp.sum(state), lambda: mnp.sum(state[:1]))
-        total = collectives.all_reduce(used + mnp.sum(x), "dp")
-        return state + total, total
+        used = mesh.cond(rank == 0, lambda: state, lambda: mnp.concatenate([state[:1] + 1] * 4))
+        total = collectives.all_reduce(mnp.sum(used) + mnp.sum(x), "dp")
+        return used + total, total
 
     mapped = shard_map(local, Grid((3,), ("dp",)), (P("dp"), P("dp")), (P("dp"), P()))
     traced = mesh.trace(mapped, X, Y)
     builder = GraphBuilder()
     bindings = {"state": builder.param("state", (12, 4), F32), "x": builder.input("x", (12, 4), F32)}
     new, told = builder.graph(traced, bindings)
-    plan = session_plan(builder.build([told, new]), fleet(4e-5, 2e-5, 1e-5), "auto", Stateful((("state", 1),), 1))
+    graph, profiles = builder.build([told, new]), fleet(4e-5, 2e-5, 1e-5)
+    plan = session_plan(graph, profiles, "auto", Stateful((("state", 1),), 1))
     states = [each.window for part in plan.parts for each in part.sources if isinstance(each, FromState)]
     assert states == [Window((4 * rank, 0), (4, 4)) for rank in range(3)]
+    called = make_plan(graph, profiles, "ranks")
+    params = [each.window for part in called.parts for each in part.sources if isinstance(each, FromParam)]
+    assert params == [Window((4 * rank, 0), (rows, 4)) for rank, rows in enumerate((4, 1, 1))], (
+        "of a call, what is read"
+    )
+    for found, right in zip(
+        run_plan(called, {"x": X}, {"state": Y}), evaluate(graph, {"x": X}, {"state": Y}), strict=True
+    ):
+        np.testing.assert_array_equal(found, right)
 
 
 # -- who is which rank ------------------------------------------------------------------------------------
