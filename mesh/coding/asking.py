@@ -21,6 +21,7 @@ from wire.graph import WireGraph
 from wire.strategies import DeviceMap
 
 from .. import tree
+from ..arguments import check_number, integer, items, said
 from ..nn import Linear
 from ..tree import LEAF, Tree
 from .linear import CodedLinear
@@ -43,16 +44,19 @@ class Coding:
         self, mesh: Mesh, n: int, k: int, *, extra: int = 0, workers: Sequence[str] | None = None,
         tolerance: float = TOLERANCE,
     ) -> None:  # fmt: skip
+        if not hasattr(mesh, "nodes"):
+            raise InputError(f"shares are on the workers of a Mesh, not of {said(mesh)}")
         self.mesh = mesh
-        self.code = Code(n, k)
-        if not 0 <= extra <= n - k:
+        self.code = Code(integer(n, "the number of shares"), integer(k, "the number of blocks"))
+        check_number(tolerance, "the tolerance of answers", 0.0)
+        if not 0 <= integer(extra, "extra, the number of answers beyond k,") <= n - k:
             raise InputError(f"{n} shares for {k} blocks leave {n - k} extra answers, not {extra}")
         self.extra = extra
         self.wrong: Counter[str] = Counter()  # how often a worker's answer was found to be wrong
         self._tolerance = tolerance
         self._numbers = itertools.count()
         self._layers: WeakValueDictionary[int, CodedLinear] = WeakValueDictionary()
-        there = list(dict.fromkeys(workers or self.healthy()))
+        there = list(dict.fromkeys(self._known(workers) if workers else self.healthy()))
         if len(there) < n:
             raise PlacementError(f"{n} shares need {n} workers, there are {len(there)}", next_step="Start more workers")
         self.workers = there[:n]  # of each share
@@ -69,6 +73,13 @@ class Coding:
             self._layers[next(self._numbers)] = layer
             self._place(layer, range(self.code.n))
         return made
+
+    def _known(self, workers: Sequence[str]) -> Sequence[str]:
+        names = [node.name for node in self.mesh.nodes]
+        for name in items(workers, "of names of workers"):
+            if name not in names:
+                raise InputError(f"there is no worker {name!r}", next_step=f"There are {', '.join(names) or 'none'}")
+        return workers
 
     def healthy(self) -> list[str]:
         """Names of the workers that can be asked."""

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.coding.code import Shares, blocks_of, joined
-from wire.errors import ConfigError, ExecuteFailed, MeshError, NodeLost, ShapeError
+from wire.errors import ConfigError, ExecuteFailed, InputError, MeshError, NodeLost, ShapeError
 
 from .. import numpy as mnp
+from ..arguments import integer, items, said
 
 if TYPE_CHECKING:
     from ..client import Session, Step
@@ -47,6 +48,9 @@ class CodedWeights:
     """
 
     def __init__(self, coding: Coding, tensor: Any, *, rank: int | None = None) -> None:
+        if not hasattr(coding, "code"):
+            raise InputError(f"{said(coding)} is no Coding", next_step="Make one: mesh.Coding(m, n=5, k=3)")
+        rank = None if rank is None else integer(rank, "the rank of changes", 1)
         whole: NDArray[Any] = np.asarray(tensor)
         if whole.ndim == 0 or (rank is not None and whole.ndim != 2):
             raise ShapeError(f"a {whole.ndim}-dimensional tensor has no rows to code, or no factors")
@@ -77,7 +81,10 @@ class CodedWeights:
 
     def coded(self, *change: Any) -> list[tuple[NDArray[Any], ...]]:
         """What each share is sent of a change; ShapeError if it does not fit."""
-        parts = [np.asarray(part, self._dtype) for part in change]
+        try:
+            parts = [np.asarray(part, self._dtype) for part in change]
+        except (TypeError, ValueError) as error:
+            raise InputError("a change is of arrays", cause=str(error)) from None
         rows, columns = self._shape[0], self._shape[1:]
         wanted = [self._shape] if self._rank is None else [(rows, self._rank), (self._rank, *columns)]
         if [part.shape for part in parts] != wanted:
@@ -87,7 +94,12 @@ class CodedWeights:
 
     def send(self, number: int, version: int, coded: tuple[NDArray[Any], ...]) -> Step:
         """Send one share a change of this number; the step tells the last one it has then.  It may be sent again."""
-        return self._sessions[number].step(np.int64(version), *coded)
+        if self._closed:
+            raise ConfigError("these weights are closed")
+        if number not in self._sessions:
+            raise InputError(f"there is no share {number!r}, or it is lost", next_step=f"There are {self.shares}")
+        integer(version, "the number of a change", 0, 2**63)
+        return self._sessions[number].step(np.int64(version), *items(coded, "of what a share is sent, by coded(),"))
 
     def read(self) -> NDArray[Any]:
         """The tensor, of the k shares that come first, and `extra` to check them; NodeLost if fewer can."""
