@@ -60,7 +60,9 @@ def trained(portions: Portions, own: Any = loss, **wishes: Any) -> tuple[list[fl
 
 
 @pytest.mark.parametrize("portions", UNLIKE)
-@pytest.mark.parametrize("wishes", [{}, {"accumulate": 3}, {"own": mean_loss}, {"bucket_bytes": 100}], ids=str)
+@pytest.mark.parametrize(
+    "wishes", [{}, {"accumulate": 3}, {"own": mean_loss}, {"bucket_bytes": 100}], ids=lambda each: ",".join(each)
+)
 def test_a_step_by_unlike_shares_makes_the_weights_of_even_ones(portions: Portions, wishes: dict[str, Any]) -> None:
     losses, weights = trained(1, **wishes)
     found = trained(portions, **wishes)
