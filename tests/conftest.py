@@ -34,6 +34,8 @@ def pytest_collection_finish() -> None:
     """What is there stays out of later collections of garbage: the tests themselves, and what those of a file leave
     behind, which are gigabytes in the end.  Tests that collect after every step took twenty times as long in a whole
     run as alone.  What is free goes back to the system: there is a process for every core."""
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()  # programs that XLA compiled
     gc.collect()
     gc.freeze()
     give_back()
