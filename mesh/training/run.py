@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.errors import ConfigError, ExecuteFailed, InputError, MeshError, NodeLost
+from wire.errors import ConfigError, ExecuteFailed, InputError, MeshError, NodeLost, PlacementError
 from wire.strategies import Strategy
 
 from ..client import Mesh
@@ -51,10 +51,10 @@ class Wishes:
     callbacks: Sequence[Callback]
 
 
-class _StateLost(Exception):
-    """The formation's state died with its workers, and why."""
+class _FormationLost(Exception):
+    """Its state died with its workers, or they are fewer than it is for; and why."""
 
-    def __init__(self, why: NodeLost) -> None:
+    def __init__(self, why: NodeLost | PlacementError) -> None:
         super().__init__(str(why))
         self.why = why
 
@@ -64,8 +64,8 @@ def _formation() -> Iterator[None]:
     """What a formation is asked for; an error of a callback is none of these."""
     try:
         yield
-    except NodeLost as error:
-        raise _StateLost(error) from error
+    except (NodeLost, PlacementError) as error:
+        raise _FormationLost(error) from error
 
 
 class Run:
@@ -79,7 +79,7 @@ class Run:
         self._formed: Formed | None = None
         self._choice = Choice(1, "single")
         self._begun = False  # whether there was a formation
-        self._workers = 0
+        self._workers = self._counted = 0
         self._done = number  # steps that all workers have done
         self._under_way: deque[tuple[Told, Rows]] = deque()
         self._fed: list[Cursor] = []  # after each step that was begun since the state was fetched, or is about to be
@@ -107,9 +107,11 @@ class Run:
         """Whether all steps are done; False if the state was lost."""
         try:
             self._do_all()
-        except _StateLost as lost:
-            if self._mesh is None or self._losses >= LOSSES_MAX:
+        except _FormationLost as lost:
+            fewer = isinstance(lost.why, PlacementError)
+            if self._mesh is None or self._losses >= LOSSES_MAX or (fewer and self._live() == self._counted):
                 raise lost.why from None
+            self._begun &= not fewer or self._told > self._first  # else it is refused for what it asked for
             return False
         return True
 
@@ -276,7 +278,7 @@ class Run:
             return
         self._settle()
         self._disband()
-        self._choice, self._workers, self._begun = choice, max(workers, 1), True
+        self._choice, self._workers, self._counted, self._begun = choice, max(workers, 1), live, True
         with _formation():
             self._formed = form(
                 self._mesh if live else None, self._recipe, self._data, choice, self.state, rows,

@@ -16,6 +16,7 @@ from mesh import DataParallel, DistributedTrainer, Mesh, Pipeline, optim, tree
 from mesh.errors import ExecuteFailed, InputError, PlacementError
 from mesh.simulation.loop import VirtualLoop
 from mesh.training import Callback, Checkpoints, StepReport
+from mesh.training import run as run_module
 from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
 
@@ -186,6 +187,45 @@ def test_training_goes_on_with_fewer_stages_and_with_more_again(monkeypatch: pyt
     expected, weights = alone(TURNS, epochs=6)
     assert losses == expected and bits(params) == bits(weights)
     assert heard[0].workers[0] == 3 and 2 in heard[0].workers
+
+
+def test_a_stage_that_dies_while_fewer_are_formed_makes_them_fewer_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
+    formed: list[str] = []
+
+    def forming(mesh: Any, recipe: Any, data: Any, choice: Any, *given: Any) -> Any:
+        formed.append(choice.strategy)
+        made = form(mesh, recipe, data, choice, *given)
+        if len(formed) == 2:
+            mesh.simulation.kill("sim-2")  # it was counted, and dies before there is a plan
+        return made
+
+    form = run_module.form
+    monkeypatch.setattr(run_module, "form", forming)
+
+    class Killing(Mischief):
+        def on_step(self, report: StepReport) -> None:
+            if report.step == 2:
+                self.mesh.simulation.kill("sim-1")
+
+    losses, params = fitted(Pipeline(3, TURNS), 3, [Killing], epochs=3)
+    expected, weights = alone(TURNS, epochs=3)
+    assert losses == expected and bits(params) == bits(weights)
+    assert len(formed) >= 3 and "pipeline" in formed[1] and formed[2] == "single", formed
+
+
+def test_fewer_stages_than_were_asked_for_are_refused_if_one_dies_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forming(mesh: Any, *given: Any) -> Any:
+        made = form(mesh, *given)
+        mesh.simulation.kill("sim-2")
+        return made
+
+    form = run_module.form
+    monkeypatch.setattr(run_module, "form", forming)
+    with pytest.raises(PlacementError, match=r"3 workers.*, and there are 2"):
+        fitted(Pipeline(3, TURNS), 3)
 
 
 def test_a_checkpoint_of_stages_is_one_of_any_training(tmp_path: Any) -> None:
