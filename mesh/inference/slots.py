@@ -217,7 +217,7 @@ class Slots:
         return text
 
     def _length(self, tokens: int) -> int:
-        """64, 96, 128, 192, 256, ...: every step looks at all that a slot has room for, so it is not to be twice too much."""
+        """64, 96, 128, 192, 256, ...: a step looks at all that a slot has room for, so that is not twice too much."""
         length = bucket(tokens, LENGTH_MIN)
         length = length * 3 // 4 if length > LENGTH_MIN and tokens <= length * 3 // 4 else length
         return length if self.length_max is None else min(length, self.length_max)
