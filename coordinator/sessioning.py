@@ -344,7 +344,8 @@ class Session:
         now = self.plan
         if now is None:
             return
-        other = (await self._planned(nodes)).plan
+        waiting = frozenset(nodes) - dispatch.nodes(now)  # who could take part at once; a better pace has time
+        other = (await self._planned(nodes, ahead=not waiting)).plan
         profiles = self._profiles(self._around.usable())
         now_s, then_s = as_it_runs(now, profiles), as_it_runs(other, profiles)
         wider = (self._program.strategy != "auto" or self._elastic is not None) and len(dispatch.nodes(other)) > len(
