@@ -16,15 +16,22 @@ from wire.types import TensorType
 
 def read_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The arrays of `--input NAME=FILE.npy` flags; InputError unless they are exactly the graph's inputs."""
-    arrays = read_arrays(given)
-    for name in arrays:
-        if name not in graph.input_types:
-            known = ", ".join(f"{key} ({kind})" for key, kind in graph.input_types.items()) or "none"
-            raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {known}")
+    arrays = read_some_inputs(graph, given)
     for name, kind in graph.input_types.items():
         if name not in arrays:
             raise InputError(f"the input {name!r} ({kind}) is missing", next_step=f"Add --input {name}=FILE.npy")
-        arrays[name] = _fitting(name, arrays[name], kind)
+    return arrays
+
+
+def read_some_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The same, where not all have to be given; InputError for a file that is no such array, and for a name that is no
+    input."""
+    arrays = read_arrays(given)
+    for name, array in arrays.items():
+        if name not in graph.input_types:
+            known = ", ".join(f"{key} ({kind})" for key, kind in graph.input_types.items()) or "none"
+            raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {known}")
+        arrays[name] = _fitting(name, array, graph.input_types[name])
     return arrays
 
 

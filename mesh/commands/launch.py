@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from wire.errors import ConfigError
+from wire.strategies import RANKS_MAX
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, check_collective_timeout
 
 from ..scripts.hostfile import Host, ranks_on, read_hostfile
@@ -64,8 +65,8 @@ async def _launch(options: argparse.Namespace) -> int:
 
 def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
     count: int | None = options.n
-    if count is not None and count < 1:
-        raise ConfigError(f"-n {count}: a script has at least one rank")
+    if count is not None and not 1 <= count <= RANKS_MAX:
+        raise ConfigError(f"-n {count}: a script has at least one rank, and at most {RANKS_MAX}")
     if options.hostfile:
         return ranks_on(read_hostfile(Path(options.hostfile)), count)
     if count is None:

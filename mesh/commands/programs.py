@@ -16,7 +16,7 @@ from wire.graph import WireGraph
 
 from ..load import load
 from ..model import InputSpec
-from .arrays import read_arrays, read_inputs
+from .arrays import read_arrays, read_inputs, read_some_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,9 @@ def read_graph(path: str, given: Sequence[str], dims: Sequence[str]) -> tuple[Wi
     Of a model's inputs only those are needed whose values the graph depends on; others may tell their dimensions.
     """
     if _is_graph(path, dims):
-        return WireGraph.load(path), ()
+        graph = WireGraph.load(path)
+        read_some_inputs(graph, given)  # a plan needs none, and a wrong one is wrong here, too
+        return graph, ()
     model = load(path, read_dims(dims))
     values = read_arrays(given)
     told = {

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from wire.errors import ConfigError, InputError
+from wire.strategies import RANKS_MAX
 
 HERE = ("localhost", "127.0.0.1", "::1")
+OF_SSH = ("user", "port", "python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ def parse(text: str, called: str) -> tuple[Host, ...]:
 def ranks_on(hosts: Sequence[Host], count: int | None) -> tuple[Host, ...]:
     """The host of every rank, in order of hosts; ConfigError if there are fewer slots than ranks."""
     places = [host for host in hosts for _ in range(host.slots)]
+    if count is None and len(places) > RANKS_MAX:
+        raise ConfigError(f"{len(places)} slots, of {RANKS_MAX} ranks at most", next_step="Say -n, or lower slots=")
     if count is not None and count > len(places):
         raise ConfigError(f"{count} ranks on {len(places)} slots", next_step="Raise slots=, or add hosts")
     return tuple(places[:count])
@@ -81,12 +85,16 @@ def _host(words: list[str], where: str) -> Host:
             given[key] = _KEYS[key](value)
         except ValueError as error:
             raise ConfigError(f"{where}: {key} is {value!r}, {error}") from None
-    return Host(name, **given)
+    host = Host(name, **given)
+    for key in OF_SSH if host.here else ():
+        if key in given:
+            raise ConfigError(f"{where}: {key}= is for ssh, and {name} starts directly", next_step=f"Leave {key}= out")
+    return host
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
+        if not text.isdecimal() or len(text) > len(str(most)) or not least <= int(text) <= most:
             raise ValueError(f"and not a whole number from {least} to {most}")
         return int(text)
 

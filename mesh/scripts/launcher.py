@@ -21,6 +21,7 @@ from typing import Any
 
 from wire.errors import ConfigError, ConnectFailed
 from wire.limits import MIB
+from wire.timeouts import SECONDS_MAX
 
 from ..local import environment
 from .hostfile import Host
@@ -198,7 +199,7 @@ def _command(host: Host) -> list[str]:
 
 
 def _check(launch: Launch) -> None:
-    if launch.grace_s < 0:
+    if not 0 <= launch.grace_s < SECONDS_MAX:
         raise ConfigError(f"a grace of {launch.grace_s:g} s: 0 or more")
     if any(host.here for host in launch.hosts) and not Path(launch.script).is_file():
         raise ConfigError(f"there is no script {launch.script}", next_step="Name a Python file")

@@ -66,6 +66,10 @@ def test_a_hostfile_that_is_empty_missing_or_too_small_is_refused(tmp_path: Path
         parse("# nobody\n", "hosts.txt")
     with pytest.raises(InputError, match="cannot be read"):
         read_hostfile(tmp_path / "none")
+    with pytest.raises(ConfigError, match="8192 slots, of 4096 ranks at most"):
+        ranks_on(parse("a slots=4096\nb slots=4096", "hosts.txt"), None)
+    with pytest.raises(ConfigError, match="python= is for ssh, and localhost starts directly"):
+        parse("localhost python=/opt/python", "hosts.txt")
     with pytest.raises(ConfigError, match="7 ranks on 6 slots"):
         ranks_on(parse(GOOD, "hosts.txt"), 7)
 
@@ -110,7 +114,10 @@ def test_a_rank_is_what_it_is_told_without_a_launcher() -> None:
         (["script.py"], "how many ranks"),
         (["-n", "0", "script.py"], "at least one rank"),
         (["-n", "2", "no/such/script.py"], "no script no/such/script.py"),
+        (["-n", "5000000", "script.py"], "at most 4096"),
         (["-n", "2", "--grace", "-1", "script.py"], "a grace of -1 s"),
+        (["-n", "2", "--grace", "nan", "script.py"], "a grace of nan s"),
+        (["-n", "2", "--grace", "inf", "script.py"], "a grace of inf s"),
         (["-n", "2", "--collective-timeout", "0", "script.py"], "cannot wait 0 s"),
     ],
 )
