@@ -5,13 +5,14 @@ buckets of `bucket_bytes`: one collective each, which leaves as soon as its own 
 
 Compression keeps what it did not send, per rank, and adds it to the next gradient (error feedback: Seide et al., 2014;
 Karimireddy et al., 2019).  Deterministic training exchanges shards in place of sums, and adds these in one binary tree
-whose shape depends on their count only, so it does not matter who computed which.
+whose shape depends on their count only, so it does not matter who computed which.  Who has a whole branch of that tree
+may add it up before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from ..array import Array
 from .recipe import Compression, Recipe, TopK
 
 AXIS = "data"
+Block = tuple[int, int]  # neighbours in the tree that adds up shards: 2 to the power of the first, the how manieth
+Blocks = tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +88,19 @@ def summed(recipe: Recipe, gradients: Any, memory: Any) -> tuple[Any, Any]:
     return tree.unflatten(structure, results), _joined(kept)[None] if kept else memory
 
 
-def combined(stacked: Any, turns: Sequence[int], shards: int) -> Any:
-    """The sums over all shards, of leaves that have this rank's shards along their first dimension; rank by rank so
-    many of these are shards."""
+def combined(stacked: Any, blocks: Sequence[Blocks], shards: int) -> Any:
+    """The sums over all shards, of leaves that have this rank's blocks of them along their first dimension; `blocks`
+    are those of every rank."""
     leaves, structure = tree.flatten(stacked)
     sizes = [math.prod(leaf.shape[1:]) for leaf in leaves]
-    rows, ranks = leaves[0].shape[0], len(turns)
+    rows, ranks = leaves[0].shape[0], len(blocks)
     flat = mnp.concatenate([mnp.reshape(mnp.astype(leaf, "float32"), (rows, -1)) for leaf in leaves], axis=1)
     total, room = sum(sizes), -sum(sizes) % ranks
     if ranks > 1:  # each rank adds up its share of the elements, of all shards
         flat = mnp.concatenate([flat, mnp.zeros((rows, room), "float32")], axis=1) if room else flat
         flat = collectives.all_to_all(flat, AXIS, 1, 0)
-    places = [rank * rows + turn for rank, count in enumerate(turns) for turn in range(count)]
-    whole = _tree_sum([flat[place] for place in places[:shards]])
+    known = {block: flat[rank * rows + turn] for rank, mine in enumerate(blocks) for turn, block in enumerate(mine)}
+    whole = _tree_sum(known, shards)
     if ranks > 1:
         whole = collectives.all_gather(whole, AXIS)[:total]
     found, first = [], 0
@@ -107,12 +110,53 @@ def combined(stacked: Any, turns: Sequence[int], shards: int) -> Any:
     return tree.unflatten(structure, found)
 
 
-def _tree_sum(terms: list[Array]) -> Array:
-    """Neighbours first; one that is left over goes up as it is."""
+def one_by_one(ranks: int, turns: int, shards: int) -> list[Blocks]:
+    """By rank the blocks of so many shards in a row that are each alone; there are none after the last."""
+    return [
+        tuple((0, shard) for shard in range(rank * turns, min((rank + 1) * turns, shards))) for rank in range(ranks)
+    ]
+
+
+def blocks_of(first: int, count: int, shards: int) -> Blocks:
+    """The fewest that are made of so many shards from the first, and of no others."""
+    found, place, end = [], first, first + count
+    while place < end:
+        level = max(k for k in range((shards - 1).bit_length() + 1)
+                    if place % (1 << k) == 0 and min(place + (1 << k), shards) <= end)  # fmt: skip
+        found.append((level, place >> level))
+        place += 1 << level
+    return tuple(found)
+
+
+def added_up(stacked: Any, first: int, blocks: Blocks) -> Any:
+    """The sums of blocks, as f32, of leaves that have their shards, from the first, along their first dimension."""
+
+    def of(leaf: Array) -> Array:
+        rows = mnp.astype(leaf, "float32")
+        parts = [rows[(at << level) - first : ((at + 1) << level) - first] for level, at in blocks]
+        sums = [_tree_sum({(0, row): part[row] for row in range(part.shape[0])}, part.shape[0]) for part in parts]
+        return mnp.stack(sums)
+
+    return tree.map(of, stacked)
+
+
+def _tree_sum(known: Mapping[Block, Array], count: int) -> Array:
+    """Of so many terms, or of blocks of them: neighbours first; one that is left over goes up as it is."""
+    level, terms = 0, [known.get((0, at)) for at in range(count)]
     while len(terms) > 1:
-        pairs = [terms[at] + terms[at + 1] for at in range(0, len(terms) - 1, 2)]
-        terms = pairs + ([terms[-1]] if len(terms) % 2 else [])
-    return terms[0]
+        level += 1
+        terms = [_sum_of(terms[at : at + 2], known.get((level, at // 2))) for at in range(0, len(terms), 2)]
+    (whole,) = terms
+    assert whole is not None, "blocks are of all shards"
+    return whole
+
+
+def _sum_of(pair: Sequence[Array | None], block: Array | None) -> Array | None:
+    """Of neighbours; of the block that they are where they are not known."""
+    if block is not None or pair[0] is None:
+        return block
+    other = pair[1] if len(pair) > 1 else None
+    return pair[0] if other is None else pair[0] + other
 
 
 def _compressed(own: Array, compression: Compression) -> tuple[Array, Array]:

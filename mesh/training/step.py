@@ -68,10 +68,12 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool, unl
             turns = -(-recipe.shards // ranks) if recipe.shards else recipe.accumulate
             found = found_of(batch, weights, turns, rank * turns)
         else:
-            found = _by_rank(rank, unlike, found_of, (batch, weights))
+            found = _by_rank(recipe, rank, unlike, found_of, (batch, weights))
         flags, unsent = _gathered(finite(found), ranks), state["unsent"]
         if recipe.shards:
-            loss, gradients = exchange.combined(found, unlike.turns if unlike else (turns,) * ranks, recipe.shards)
+            blocks = _blocks(recipe, unlike) if unlike else exchange.one_by_one(ranks, turns, recipe.shards)
+            loss, gradients = exchange.combined(found, blocks, recipe.shards)
+            gradients = tree.map(lambda each, param: mnp.astype(each, param.dtype), gradients, state["params"])
         else:
             loss, gradients = found
             if ranks > 1:
@@ -95,18 +97,23 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool, unl
     return step
 
 
-def _by_rank(rank: Any, shares: Shares, found_of: Callable[..., Found], given: Any) -> Found:
-    """What `found_of` makes of the rows that a rank takes: a branch for all ranks in a row that have as many.  What is
-    stacked by turns gets zeros behind it, as many as others have more."""
-    ranks, most = range(len(shares.rows)), max(shares.turns)
-    groups = [[*each] for _, each in itertools.groupby(ranks, lambda each: (shares.rows[each], shares.turns[each]))]
+def _by_rank(recipe: Recipe, rank: Any, shares: Shares, found_of: Callable[..., Found], given: Any) -> Found:
+    """What `found_of` makes of the rows that a rank takes: a branch for all ranks in a row that have as many.  Shards
+    are added up as far as a rank can, and get zeros behind them, as many as others have more."""
+    ranks, blocks = range(len(shares.rows)), _blocks(recipe, shares)
+    most = max(map(len, blocks))
+    alike = [(shares.rows[each], shares.turns[each], [level for level, _ in blocks[each]]) for each in ranks]
+    groups = [[*each] for _, each in itertools.groupby(ranks, lambda each: alike[each])]
 
     def branch(group: list[int]) -> Any:
         count, turns = shares.rows[group[0]], shares.turns[group[0]]
         batch, weights = tree.map(lambda leaf: leaf[:count], given)
-        first = sum(shares.turns[: group[0]]) + (rank - group[0]) * turns
-        found = found_of(batch, weights, turns, first)
-        missing = most - turns
+        first = sum(shares.turns[: group[0]])
+        found = found_of(batch, weights, turns, first + (rank - group[0]) * turns)
+        if not recipe.shards:
+            return found
+        found = exchange.added_up(found, first, blocks[group[0]])
+        missing = most - len(blocks[group[0]])
         return tree.map(partial(_with_zeros, rows=missing), found) if missing else found
 
     def of(groups: list[list[int]]) -> Any:
@@ -116,6 +123,14 @@ def _by_rank(rank: Any, shares: Shares, found_of: Callable[..., Found], given: A
 
     found: Found = of(groups)
     return found
+
+
+def _blocks(recipe: Recipe, shares: Shares) -> list[exchange.Blocks]:
+    """By rank, what it exchanges of its shards; nothing where there are none."""
+    if not recipe.shards:
+        return [()] * len(shares.turns)
+    firsts = itertools.accumulate(shares.turns, initial=0)
+    return [exchange.blocks_of(*each, recipe.shards) for each in zip(firsts, shares.turns, strict=False)]
 
 
 def _with_zeros(leaf: Array, rows: int) -> Array:

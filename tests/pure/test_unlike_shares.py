@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from typing import Any
 
@@ -11,8 +12,10 @@ from support.training import first_state as first_weights
 
 import mesh.numpy as mnp
 from mesh import optim, random, tree
+from mesh.numpy.promotion import asarray
 from mesh.stepping import Stepping
 from mesh.training.data import ArrayData, Cursor, Rows, Shares, padded
+from mesh.training.exchange import _tree_sum, blocks_of
 from mesh.training.formation import Alone, together
 from mesh.training.recipe import Recipe, TopK
 from mesh.training.step import first_state, training_step
@@ -106,3 +109,47 @@ def test_units_are_of_rows_or_of_whole_shards_and_every_one_is_somebodys() -> No
     assert Shares.of(sharded, (5, 3), 512) == Shares((320, 192), (5, 3))
     assert Shares.of(Recipe(loss, optim.sgd(0.1), accumulate=4), (3, 1), 16) == Shares((12, 4), (4, 4))
     assert Shares.of(plain, (8, 8), 512) == Shares.of(plain, 2, 512)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5, 7, 8, 12, 16, 31, 56])
+def test_whoever_adds_up_which_branches_of_the_tree_its_shape_is_the_same(shards: int) -> None:
+    rng = np.random.default_rng(shards)
+    terms = [asarray(each) for each in rng.normal(0, 10.0 ** rng.uniform(-3, 3, shards)).astype(np.float32)]
+
+    def added(first: int, end: int) -> Any:
+        return _tree_sum({(0, at): terms[first + at] for at in range(end - first)}, end - first)
+
+    expected = np.asarray(added(0, shards))
+    for _ in range(4):
+        ends = sorted({0, shards, *rng.integers(0, shards + 1, 3).tolist()})
+        blocks = [block for first, end in itertools.pairwise(ends) for block in blocks_of(first, end - first, shards)]
+        spans = [(at << level, min((at + 1) << level, shards)) for level, at in blocks]
+        assert [first for first, _ in spans] == [0, *(end for _, end in spans)][:-1] and spans[-1][1] == shards
+        known = {block: added(*span) for block, span in zip(blocks, spans, strict=True)}
+        assert np.array_equal(np.asarray(_tree_sum(known, shards)), expected)
+
+
+def test_who_has_a_whole_branch_sends_one_sum() -> None:
+    assert [len(blocks_of(first, count, 16)) for first, count in ((0, 12), (12, 4), (0, 16), (3, 3))] == [2, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("portions", "wishes", "branches"),
+    [((2, 1, 1), {}, 1), ((3, 2, 1), {}, 2), ((6, 1, 1), {"shards": 8}, 1), ((4, 3, 1), {"shards": 8}, 2)],
+)
+def test_ranks_in_a_row_with_as_many_rows_share_a_branch(
+    portions: Portions, wishes: dict[str, Any], branches: int
+) -> None:
+    recipe, ranks = Recipe(loss, optim.sgd(0.1), **wishes), ranks_of(portions)
+    given = padded(Rows((X[:ROWS], Y[:ROWS]), ROWS, Cursor()), Shares.of(recipe, portions, ROWS))
+    step = training_step(recipe, ranks, False, False, Shares.of(recipe, portions, ROWS))
+    state = first_state(recipe, together_first(recipe, first_weights()["layers"])["params"], ranks)
+    graph = Stepping(step, state, (None, *given), "single").graph
+    body = next(node for node in graph.nodes if node.op == "spmd").attrs["body"]
+    assert conds(body) == branches
+
+
+def conds(graph: Any) -> int:
+    """How many branches are one inside of the other."""
+    inner = [node.attrs["otherwise"] for node in graph.nodes if node.op == "cond"]
+    return 1 + max(map(conds, inner)) if inner else 0
