@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from support.control_cases import graph_of, siblings
 from support.op_cases import ROWS, cases
+from support.random_graphs import random_graph
 
 from wire.dtypes import BOOL, F32, I32
 from wire.errors import Cancelled
 from wire.graph import GraphBuilder, WireGraph
 from wire.types import TensorType
-from worker.cpu import CpuEngine, engine
+from worker.cpu import CpuEngine, engine, spare
 from worker.cpu.engine import KERNELS, compile_graph, run
 from worker.cpu.spare import FRESH, Spare
 from worker.inline import inline_composites
@@ -189,3 +190,23 @@ def test_kernels_that_are_said_to_make_new_memory_do(op: str) -> None:
 
 def test_the_engine_says_that_it_takes_what_is_lent() -> None:
     assert CpuEngine.takes_lent
+
+
+def test_random_graphs_in_place_give_the_bits_of_graphs_that_copy(
+    monkeypatch: pytest.MonkeyPatch, copying: Any
+) -> None:
+    monkeypatch.setattr(spare, "UPDATED_BYTES_MIN", 0)
+    for seed in range(80):
+        made = random_graph(seed)
+        named = {**made.inputs, **made.params}
+        given = [named[made.graph.nodes[index].attrs["name"]] for index in (*made.graph.inputs, *made.graph.params)]
+        before = [array.tobytes() for array in given]
+        right = [array.tobytes() for array in run(copying(made.graph), given)]
+        ours = compile_graph(made.graph)
+        assert [array.tobytes() for array in run(ours, given)] == right, seed
+        lent = [Lent(np.array(array, copy=True, order="C")) for array in given]
+        assert [array.tobytes() for array in run(ours, lent)] == right, seed
+        for each in lent:
+            each.take_back()
+        assert [each.array.tobytes() for each in lent] == before, "the old values are there again"
+        assert [array.tobytes() for array in given] == before
