@@ -35,7 +35,14 @@ class Tokenizer:
             raise InputError(f"{file} cannot be read", cause=str(error)[:200]) from None
 
     def ids(self, text: str) -> list[int]:
-        """The text's tokens, with what the tokenizer puts before and behind a text."""
+        """The text's tokens, with what the tokenizer puts before and behind a text; InputError for what is no text."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half of a surrogate pair
+            raise InputError(
+                f"the prompt has {text[error.start : error.end]!r} at {error.start}, which is no character",
+                next_step="Decode its bytes with errors='replace'",
+            ) from None
         found: Any = self._own.encode(text)
         return list(found.ids)
 

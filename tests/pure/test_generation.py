@@ -159,6 +159,8 @@ def test_streamed_text_never_splits_a_character(tmp_path: Path) -> None:
 
     tokenizer = Tokenizer(with_bytes(gpt2_folder(tmp_path / "plain", layers=1), tmp_path / "model"))
     text = "naïve 日本語 🙂👩‍👩‍👧 end\n"
+    with pytest.raises(InputError, match="ud800' at 3, which is no character"):
+        tokenizer.ids("abc\ud800")
     ids = tokenizer.ids(text)
     assert len(ids) == len(text.encode()) and tokenizer.text(ids) == text
     writing = Writing(tokenizer)
