@@ -23,7 +23,7 @@ BAD_WEIGHTS: list[Any] = [0, math.nan, math.inf, -1, "x", [1, 2], {}, 1j, True]
 BAD_AXES: list[Any] = ["x", None, 0.5, True, [0]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def alone() -> Any:
     yield mesh.init()
     world.shutdown()
