@@ -16,16 +16,19 @@ STOOD_S_MIN = 5.0  # no loop of ours is held up so long while it works
 class Waking:
     """Tell it the clocks every second or so."""
 
+    slept: bool = False  # what the last tick found: this machine, and not this process alone
     _seen: tuple[float, float] | None = None
 
     def tick(self, monotonic_s: float, wall_s: float) -> str:
         """What happened since the last tick that makes every link doubtful, or ""."""
         seen, self._seen = self._seen, (monotonic_s, wall_s)
+        self.slept = False
         if seen is None:
             return ""
         passed_s = monotonic_s - seen[0]
         slept_s = wall_s - seen[1] - passed_s
-        if slept_s >= SLEPT_S_MIN:
+        self.slept = slept_s >= SLEPT_S_MIN
+        if self.slept:
             return f"this machine slept for {slept_s:.0f} s"
         if passed_s >= STOOD_S_MIN:
             return f"this process stood still for {passed_s:.0f} s"

@@ -2,7 +2,9 @@
 
 A connection whose other end vanished looks like one with nothing to say.  So a link that was silent for a while is
 pinged; and when this machine wakes, stood still, or has other addresses than before, all links are pinged at once,
-and those that do not answer in time are ended, so that who keeps them dials anew.
+and those that do not answer in time are ended, so that who keeps them dials anew.  That time is short where the network
+may be another one by now.  Where this process alone was held up it is the usual one: the machine is busy, and may hold
+up those who answer, too.
 """
 
 from __future__ import annotations
@@ -58,16 +60,16 @@ class LinkWatch:
         try:
             while True:
                 reason = self._waking.tick(loop.time(), self.wall())
-                if self.moved():
+                moved = self.moved()
+                if moved:
                     reason = reason or "this machine's addresses changed"
                 if reason:
                     log.info("%s: asking %d linked nodes whether they are there", reason, len(self._endpoint.links))
                     for tell in self.woke:
                         tell()
                 for link in list(self._endpoint.links.values()) if reason else self._quiet(loop.time()):
-                    answer_s = ANSWER_DOUBTFUL_S
-                    if not reason:
-                        answer_s = ANSWER_CLIENT_S if link.peer.role == "client" else self.answer_s
+                    usual_s = ANSWER_CLIENT_S if link.peer.role == "client" else self.answer_s
+                    answer_s = ANSWER_DOUBTFUL_S if moved or self._waking.slept else usual_s
                     self._ask(link, answer_s, reason or f"silent for {loop.time() - link.heard_s:.0f} s")
                 await asyncio.sleep(TICK_S)
         finally:

@@ -19,6 +19,7 @@ from wire.endpoint import Endpoint
 from wire.errors import Busy, ConnectFailed, MeshError, NodeLost
 from wire.link import Link
 from wire.redial import stay_linked
+from wire.waking import STOOD_S_MIN
 from wire.watch import ANSWER_DOUBTFUL_S, ANSWER_S, IDLE_S, LOOK_S, RESTING_S, TICK_S, LinkWatch, resting_s, revived
 
 HOUR_S = 3600.0
@@ -194,6 +195,24 @@ def test_after_sleep_or_a_move_all_links_are_asked_at_once(how: str) -> None:
             changes.append(True)
         assert await until(lambda: links[1].closed, 60.0) < TICK_S + ANSWER_DOUBTFUL_S + 0.1
         assert not links[0].closed
+        watching.cancel()
+
+    simulate(scenario)
+
+
+def test_a_process_that_was_held_up_gives_others_the_usual_time() -> None:
+    """The machine is busy, and those who answer may be held up as well."""
+
+    async def scenario(network: SimulatedNetwork) -> None:
+        here, other = (endpoint(network, name) for name in "ab")
+        link = await here.dial(other.identity.name, await other.listen("", 0, 0))
+        watch = LinkWatch(here)
+        watch.answer_s = ANSWER_S
+        network.block(["b"], ["a"])
+        before_s = STOOD_S_MIN + 1.0
+        watch._waking.tick(asyncio.get_running_loop().time() - before_s, watch.wall() - before_s)
+        watching = asyncio.create_task(watch.run())
+        assert ANSWER_S <= await until(lambda: link.closed, 60.0) < ANSWER_S + 0.1
         watching.cancel()
 
     simulate(scenario)
