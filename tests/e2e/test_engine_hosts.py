@@ -36,7 +36,7 @@ def rounds(kind: str, count: int) -> list[float]:
             victims = mesh.plan(tower, layers, x, strategy="pipeline").workers
             pids = {node.name: node.pid for node in mesh.nodes}
             victim = pids[victims[number % len(victims)]]
-            while not (hosts := children(victim)):  # it is being started again
+            while len(hosts := children(victim)) != 1:  # it is being started again
                 time.sleep(0.01)
             (host,) = hosts
             job = mesh.submit(tower, layers, x, strategy="pipeline")

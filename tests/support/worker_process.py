@@ -51,6 +51,7 @@ from wire.transport import Endpoint
 from wire.types import TensorType
 from worker.config import WorkerConfig
 
+from .commands import PATIENT_S
 from .tls import credentials
 
 READY_S = 120.0
@@ -136,7 +137,10 @@ class Coordinator:
         self._steps = 0
         self._news = asyncio.Event()
 
-    async def join(self, worker: WorkerProcess, beat_s: float = 0.1, silence_s: float = 0.0) -> tuple[Link, Joined]:
+    async def join(
+        self, worker: WorkerProcess, beat_s: float = 0.1, silence_s: float = PATIENT_S
+    ) -> tuple[Link, Joined]:
+        """`silence_s` is after how long the worker gives this process up, which may be held up by others."""
         link = await self.endpoint.dial("127.0.0.1", worker.port)
         joined = await link.request(
             Join(self.epoch, beat_s, self.endpoint.identity.node_id, silence_s), timeout_s=HANGS_S
