@@ -642,8 +642,8 @@ class SessionCarry(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 class OpenSession(Message, frozen=True, array_like=True, tag=True):
     """Run a graph step by step, with a state that stays on the workers; the first `told` outputs are answered.  Copies
-    ("": what there is room for) are made after `every` so many steps; `ahead` steps are under way at most, 0 for what suits.  Answered by
-    SessionOpened; the session ends with the link."""
+    ("": what there is room for) are made after `every` so many steps; `ahead` steps are under way at most, 0 for what
+    suits.  Answered by SessionOpened; the session ends with the link."""
 
     graph: bytes
     params: tuple[NamedValue, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from coordinator.groups import grouped, kept_bytes, unkept
 from coordinator.plan import Plan
 from coordinator.planner import Question
 from coordinator.profile import Profiles
-from coordinator.redundancy import outlook
 from coordinator.room import contents_of, own_bytes, room_of
 from wire.dtypes import F32
 from wire.errors import PlacementError
@@ -27,7 +27,7 @@ WORKING_BYTES = 4096
 def layered(widths: list[int]) -> WireGraph:
     builder = GraphBuilder()
     x = builder.input("x", (2, widths[0]), F32)
-    for number, (rows, columns) in enumerate(zip(widths, widths[1:], strict=False)):
+    for number, (rows, columns) in enumerate(pairwise(widths)):
         w = builder.param(f"w{number}", (rows, columns), F32)
         x = builder.add("dot", x, w, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
     return builder.build([x])
@@ -76,7 +76,7 @@ def test_no_worker_exceeds_its_memory_whatever_there_is_of_it(text: str) -> None
     for _ in range(60):
         widths = [int(each) for each in rng.integers(4, 48, rng.integers(3, 9))]
         graph, count = layered(widths), int(rng.integers(1, 7))
-        whole = sum(4 * a * b for a, b in zip(widths, widths[1:], strict=False))
+        whole = sum(4 * a * b for a, b in pairwise(widths))
         rooms = [int(whole * 10.0 ** rng.uniform(-0.8, 0.4)) for _ in range(count)]
         profiles = machines(*rooms)
         strategy = str(rng.choice(["auto", "pipeline", "single"]))
