@@ -287,7 +287,7 @@ def _lacking(text: str, plan: Plan | None, wanted: Profiles, profiles: Profiles)
         kept = next((each.kept_bytes for each in plan.workers if each.node == worker.node_id), 0) if plan else 0
         lacking = more.memory_bytes - worker.memory_bytes
         kept = more.memory_bytes - mine if lacking else kept
-        rows.append(f"{worker.name} needs {mine} bytes and {kept} for others, and has {worker.memory_bytes}")
+        rows.append(f"{worker.name} needs {mine} bytes and {kept} for copies, and has {worker.memory_bytes}")
         total += lacking
     other = "coded" if text == "buddy" else "other"
     raised = f"Raise --max-memory by {total} bytes in all, add a worker with at least that much"

@@ -101,13 +101,15 @@ class Tick:
 @dataclass(frozen=True, slots=True)
 class PlanMade:
     """`nodes` are those the plan uses, `owners` which of them make each piece, `outputs` how many outputs come back;
-    `seconds` what a step is predicted to take, infinity where that depends on values."""
+    `seconds` what a step is predicted to take, infinity where that depends on values.  `roomless`: workers have no room
+    for each other's copies."""
 
     generation: int
     nodes: frozenset[str]
     owners: Holders
     outputs: int
     seconds: float = 0.0
+    roomless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

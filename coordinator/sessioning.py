@@ -443,7 +443,8 @@ class Session:
         deployment = self.plans[action.generation]
         try:
             planned = await self._staying(action) or await self._planned(action.nodes, self._before is not None)
-            plan, asked = planned.plan, self._policy.asked or copies_of(self._program.copies).on_workers
+            plan, mine = planned.plan, self._policy.asked and copies_of(self._policy.copies).on_workers
+            asked = mine or copies_of(self._program.copies).on_workers
             refusal = refused(plan) if asked and self._before is None else None
             if refusal is not None:
                 raise refusal
@@ -466,7 +467,8 @@ class Session:
         # what depends on values may take any time, and is never stuck (docs/control-flow.md)
         step_s = math.inf if any(part.graph.work_varies for part in plan.parts) else plan.seconds
         outputs = dispatch.output_count(plan)
-        self.feed(ev.PlanMade(action.generation, dispatch.nodes(plan), plan.owners, outputs, step_s))
+        roomless = plan.unkept is not None
+        self.feed(ev.PlanMade(action.generation, dispatch.nodes(plan), plan.owners, outputs, step_s, roomless))
 
     async def _gather(self, deployment: _Deployment) -> None:
         """The new plan cuts the state in another way than the old one, so all of it passes here."""

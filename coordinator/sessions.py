@@ -147,6 +147,7 @@ class SessionState:
         self._done = 0  # the value that the present plan has come to, or the next one will begin with
         self._held_from = 0  # the first step whose feeds are held
         self._copied = 0  # the value of the last copy that was begun
+        self._roomless = False  # by the present plan, workers have no room for each other's copies
         self._through_here = False  # some worker cannot fetch from another: copies pass through this process
         self._unchecked = 0  # copies in a row that could not be checked
         self._attempts = 0
@@ -395,7 +396,7 @@ class SessionState:
             return []
         if not event.nodes <= self._nodes:
             return [*self._drop_plan(), *self._go_on(now)]
-        plan.nodes, plan.outputs = event.nodes, event.outputs
+        plan.nodes, plan.outputs, self._roomless = event.nodes, event.outputs, event.roomless
         self._patience.planned(event.seconds)
         plan.owners = {piece: set(owners) for piece, owners in event.owners.items()}
         return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
@@ -576,7 +577,9 @@ class SessionState:
 
     @property
     def _keeps_on_workers(self) -> bool:
-        return self._kind.on_workers and len(self._nodes) > self._kind.extra and not self._through_here
+        return (
+            self._kind.on_workers and len(self._nodes) > self._kind.extra and not (self._through_here or self._roomless)
+        )
 
     def _checks_made(self, event: ChecksMade, now: float) -> list[Action]:
         taking = self._takings.get(event.copy)

@@ -71,7 +71,7 @@ def test_a_death_moves_only_what_was_lost_and_the_client_sends_nothing(copies: s
         told = Told(mesh)
         with pytest.raises(errors.PlacementError):
             mesh.run(loaded, X, strategy="single")
-        with pytest.raises(errors.PlacementError, match=r"copies coded 1 of 3 do not fit .* for others, and"):
+        with pytest.raises(errors.PlacementError, match=r"copies coded 1 of 3 do not fit .* for copies, and"):
             mesh.run(loaded, X, strategy="pipeline", copies="coded 1 of 3")
         before = mesh.run(loaded, X, strategy="pipeline")
         first = mesh.report()

@@ -6,6 +6,7 @@ import pytest
 from support.session_world import World
 
 from coordinator import session_events as ev
+from coordinator.profile import CLIENT
 from coordinator.sessions import ATTEMPTS_MAX, Policy
 from wire.errors import Cancelled, ExecuteFailed, MeshError, NodeLost, OutOfMemory, PlacementError
 
@@ -59,6 +60,17 @@ def test_copies_let_feeds_go(copies: str) -> None:
     assert world.feeds_from >= 15
     live = [key for key in world.kept if key[0]]
     assert len({number for number, _ in live}) == 1, "older copies were let go"
+
+
+@pytest.mark.parametrize("copies", ["buddy", "coded"])
+@pytest.mark.parametrize("roomless", [False, True])
+def test_copies_that_workers_have_no_room_for_come_to_this_process(copies: str, roomless: bool) -> None:
+    world = World(4, Policy(copies, every=5), roomless=roomless)
+    world.do(23)
+    assert (CLIENT in {node for _, node in world.kept}) == roomless
+    world.kill(next(node for _, node in world.kept if node != CLIENT))
+    world.do(3)
+    assert len(world.told) == 26 and world.ended == []
 
 
 def test_a_death_of_an_owner_goes_back_to_the_copy_of_its_buddy() -> None:

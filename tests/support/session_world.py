@@ -49,6 +49,7 @@ class World:
     together: bool = False  # every plan has all pieces on one worker
     replicas: bool = False  # every worker of a plan has every piece
     cut: frozenset[str] = frozenset()  # workers that cannot fetch from each other
+    roomless: bool = False  # by every plan workers have no room for each other's copies
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -149,7 +150,7 @@ class World:
         }
         plan.owners = owners
         self.begins[action.generation] = action.contents, action.holders
-        self.waiting.append(ev.PlanMade(action.generation, plan.nodes, owners, 1))
+        self.waiting.append(ev.PlanMade(action.generation, plan.nodes, owners, 1, 0.0, self.roomless))
 
     def _SendDeploy(self, action: ev.SendDeploy) -> None:
         plan = self.plans[action.generation]
