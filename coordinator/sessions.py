@@ -27,7 +27,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import BlobError, Cancelled, DeadlineExceeded, MeshError, NodeLost, OutOfMemory
+from wire.errors import (
+    BlobError,
+    Cancelled,
+    DeadlineExceeded,
+    DeviceLost,
+    MeshError,
+    NodeLost,
+    OutOfMemory,
+    StaleGeneration,
+)
 from wire.redundancy import OF_SESSIONS, copies_of
 
 from .explain import nobody
@@ -663,14 +672,15 @@ class SessionState:
             return self._snapped(taking, now)
         actions = self._abandon(taking.purpose)
         self._through_here |= not taking.snapping and isinstance(event.error, BlobError | OutOfMemory)
-        if taking.purpose == "copy":
-            return actions  # the next one is due soon
-        if taking.purpose == "rescue":
+        gone = event.node in taking.snapping and isinstance(event.error, DeviceLost | StaleGeneration)
+        if taking.purpose == "rescue" or gone:
             if self._plan is None:  # it was to be brought here
                 return [*actions, *self._blame_copy(taking.copy.value), *self._fail(event.error, now)]
             for owners in self._plan.owners.values():
                 owners.discard(event.node)
             return [*actions, *self._fail(event.error, now)]
+        if taking.purpose == "copy":
+            return actions  # the next one is due soon
         assert isinstance(taking.purpose, int)
         read = self._reads[taking.purpose]
         read.begun, read.attempts = False, read.attempts + 1

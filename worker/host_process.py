@@ -24,6 +24,8 @@ from .host_messages import (
     Executed,
     ExecuteFailed,
     ExecutePart,
+    Export,
+    Exported,
     Forget,
     FromHost,
     Open,
@@ -42,7 +44,7 @@ from .watchdog import Watchdog, loss_of
 log = logging.getLogger("graph_mesh.worker")
 STDERR_LINE_BYTES_MAX = 4096
 EXIT_S = 1.0  # from the end of a child's pipe to its own, on a busy machine: who looks earlier loses its status
-_ANSWERS = (Prepared, PrepareFailed, Executed, ExecuteFailed)
+_ANSWERS = (Prepared, PrepareFailed, Executed, ExecuteFailed, Exported)
 
 
 class HostProcess(asyncio.SubprocessProtocol):
@@ -96,7 +98,7 @@ class HostProcess(asyncio.SubprocessProtocol):
                 self._loop.call_soon(self._write_held)
             self._held += pack(message)
             return
-        if isinstance(message, ExecutePart | PreparePart):
+        if isinstance(message, ExecutePart | PreparePart | Export):
             self._watchdog.asked(self._loop.time())
         self._held += pack(message)
         self._write_held()

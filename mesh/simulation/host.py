@@ -121,7 +121,7 @@ class SimulatedHost:
         """Take a message; they are handled one by one, as in a host's own process."""
         if self._over:
             return
-        if isinstance(message, hm.ExecutePart | hm.PreparePart):
+        if isinstance(message, hm.ExecutePart | hm.PreparePart | hm.Export):
             self._watchdog.asked(self._loop.time())
             self._check_later()
         self._waiting.append(message)

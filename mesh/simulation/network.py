@@ -37,6 +37,7 @@ class SimulatedNetwork:
         self._blocked: set[tuple[str, str]] = set()
         self._listening: dict[tuple[str, int], Accept] = {}
         self._sockets: dict[str, dict[_Socket, None]] = defaultdict(dict)  # of each host
+        self._holding: dict[_Socket, None] = {}  # what was sent into a silence, perhaps by a process that is gone
         self._tasks: set[asyncio.Task[None]] = set()
 
     def carrier(self, host: str) -> SimulatedCarrier:
@@ -60,7 +61,8 @@ class SimulatedNetwork:
     def heal(self, host: str = "") -> None:
         """Every silence ends, or every silence of one host; what was sent meanwhile arrives, as TCP sends again."""
         self._blocked = {way for way in self._blocked if host and host not in way}
-        for each in [each for sockets in self._sockets.values() for each in sockets if each.holds]:
+        holding, self._holding = list(self._holding), {}
+        for each in holding:
             each.resume()
 
     def is_blocked(self, source: str, target: str) -> bool:
@@ -99,6 +101,9 @@ class SimulatedNetwork:
         self._sockets[source][near] = self._sockets[target][far] = None
         self._spawn(self._serve(accept, far))
         return near
+
+    def holds(self, socket: _Socket) -> None:
+        self._holding[socket] = None
 
     def forget(self, socket: _Socket) -> None:
         self._sockets[socket.host].pop(socket, None)
@@ -206,20 +211,21 @@ class _Socket:
             self._send(None)
             self._end()
 
-    @property
-    def holds(self) -> bool:
-        """Whether anything was sent into a silence."""
-        return bool(self._held)
-
     def resume(self) -> None:
-        """A silence is over."""
+        """A silence is over, perhaps ours."""
         while self._held and not self.network.is_blocked(self.host, self.target):
             self._fly(self._held.popleft())
+        if self._held:
+            self.network.holds(self)
+
+    def _hold(self, frame: bytes | None) -> None:
+        self._held.append(frame)
+        self.network.holds(self)
 
     def _send(self, frame: bytes | None) -> None:
         self.flying_bytes += len(frame or b"")
         if self._held or self.network.is_blocked(self.host, self.target):
-            self._held.append(frame)
+            self._hold(frame)
         else:
             self._fly(frame)
 
@@ -241,7 +247,7 @@ class _Socket:
         frame = self._flying.popleft()  # in order also where two arrive at the same moment, which timers do not promise
         network = self.network
         if network.is_blocked(self.host, self.target):
-            self._held.append(frame)  # it was on its way when the silence began
+            self._hold(frame)  # it was on its way when the silence began
             return
         self.flying_bytes -= len(frame or b"")
         if self._writers:

@@ -75,6 +75,33 @@ def test_a_device_that_is_far_slower_in_the_middle_of_a_step_is_left() -> None:
     assert run(_seconds("single", "buddy", 2000.0)) < well_s + 20 < 500 * well_s
 
 
+async def _read_from_one_that_hangs() -> float:
+    async with await Mesh.builder().mesh("sim").simulate(2).build_async() as mesh, asyncio.TaskGroup() as tasks:
+        cluster, clock = mesh.simulation, asyncio.get_running_loop()
+        async with await mesh.session(
+            train, first_state(), *batch(0), strategy="single", copies="checkpoint", every=2
+        ) as session:
+            for step in range(3):
+                await session.step(*batch(step))
+            plan = session.running.plan  # type: ignore[attr-defined]
+            names = {share.node: share.name for share in plan.workers}
+            victim = cluster.devices[cluster.names.index(names[plan.parts[0].node])]
+            await asyncio.sleep(1.0)
+            victim.stuck = True  # nothing runs: what hangs is reading
+            tasks.create_task(_well_again(victim))
+            began_s = clock.time()
+            state = bits(await session.state())
+        with Mesh(MeshConfig()) as here, here.session(train, first_state(), *batch(0)) as alone:
+            for step in range(3):
+                alone.step(*batch(step)).result()
+            assert state == bits(alone.state())
+        return clock.time() - began_s
+
+
+def test_a_device_that_hangs_while_the_state_is_read_is_found_out() -> None:
+    assert run(_read_from_one_that_hangs()) < 700
+
+
 def test_ranks_that_wait_for_one_that_hangs_do_the_step_again() -> None:
     """Data-parallel training: who waits for others cannot be told from who hangs, so all of them are stopped."""
     x = np.random.default_rng(1).normal(size=(48, 8)).astype(np.float32)
