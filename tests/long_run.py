@@ -42,6 +42,24 @@ RUNS: dict[str, Run] = {
         200,
         lambda first, count: ("tests/sim/test_simulated_chaos.py", str(count), str(first)),
     ),
+    "simulated-training": Run(
+        "seeds of training under mischief on simulated workers",
+        5_000,
+        50,
+        lambda first, count: ("tests/sim/test_training_chaos.py", str(count), str(first)),
+    ),
+    "simulated-serving": Run(
+        "seeds of requests, texts and sessions under mischief on simulated workers",
+        5_000,
+        50,
+        lambda first, count: ("tests/sim/test_serving_chaos.py", str(count), str(first)),
+    ),
+    "real-training": Run(
+        "rounds of training on worker processes under signals",
+        500,
+        20,
+        lambda first, count: ("tests/e2e/test_training_mischief.py", str(count), str(first)),
+    ),
     "simulated-crowd": Run(
         "hours of 1,000 simulated nodes with 5 % of them going every minute",
         1,
