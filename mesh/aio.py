@@ -23,6 +23,7 @@ from wire.redundancy import OF_CALLS, copies_of
 from wire.strategies import Strategy, text_of
 
 from . import tree
+from .arguments import check_function
 from .backend import Backend, Started, Stateful, Work
 from .builder import MeshBuilder
 from .building import HERE, building
@@ -169,6 +170,7 @@ class AsyncMesh:
 
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
         """Call `watcher` with every event (joined, suspect, dead, planned, ...) from now on, as plain data."""
+        check_function(watcher, "what watches a mesh")
         self._backend.watch(watcher)
 
     async def close(self) -> None:

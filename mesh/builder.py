@@ -19,7 +19,7 @@ from wire.redundancy import OF_CALLS, copies_of
 from wire.timeouts import check_collective_timeout, check_node_timeout, node_timeout_of_beat
 from wire.tokens import parse_token
 
-from .arguments import integer
+from .arguments import integer, number
 from .config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec
 from .enrolment import ask_for_token
 from .sizes import check_fraction, parse_size
@@ -44,6 +44,8 @@ class MeshBuilder:
 
     def discover(self, wait_s: float = 5.0, min_nodes: int = 1) -> MeshBuilder:
         """The workers of this mesh that announce themselves; `build` fails if fewer than `min_nodes` do in `wait_s`."""
+        integer(min_nodes, "min_nodes")
+        number(wait_s, "wait_s")
         if min_nodes < 0 or not 0 < wait_s < 3600:
             raise ConfigError(f"discover(wait_s={wait_s}, min_nodes={min_nodes}) can never succeed")
         return self._with(discover=DiscoverSpec(wait_s, min_nodes))
@@ -116,6 +118,8 @@ class MeshBuilder:
         That takes a second or so of one core for every worker and large graph, in a process of the lowest priority, and
         spares a recovery that time.
         """
+        if not isinstance(wanted, bool):
+            raise ConfigError(f"plan_ahead is True or False, not {wanted!r}")
         return self._with(plan_ahead=wanted)
 
     def copies(self, policy: str) -> MeshBuilder:

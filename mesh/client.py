@@ -26,7 +26,7 @@ from wire.portions import Portions
 from wire.strategies import Strategy
 
 from .aio import AsyncMesh
-from .arguments import check_function, items, said
+from .arguments import items, said
 from .backend import Running, Started, Work
 from .builder import MeshBuilder
 from .compiled import Compiled
@@ -240,7 +240,6 @@ class Mesh:
 
         ConfigError if the workers belong to a coordinator elsewhere.
         """
-        check_function(watcher, "what watches a mesh")
 
         async def watch() -> None:
             self._async.watch(watcher)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from numbers import Real
 
 from wire.errors import ConfigError
 
@@ -25,7 +26,7 @@ def parse_size(text: str) -> int:
 
 def check_fraction(what: str, fraction: float) -> float:
     """A number from 0 to 1; ConfigError for another."""
-    if not 0 <= fraction <= 1:
+    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 <= fraction <= 1:
         raise ConfigError(f"{what}({fraction}): a fraction is a number from 0 to 1, such as 0.02")
     return fraction
 

@@ -59,7 +59,12 @@ OF_MESHES: list[tuple[str, Callable[[Mesh], Any]]] = [
     ("tries_max", lambda m: mesh.auto_sharding(np.add, GRID, tries_max=-1)),
     ("memory_bytes", lambda m: mesh.auto_sharding(np.add, GRID, memory_bytes=math.nan)),  # type: ignore[arg-type]
     ("no rates", lambda m: mesh.auto_sharding(np.add, GRID, rates=(0, 0))),  # type: ignore[arg-type]
+    ("what watches a mesh", lambda m: m.watch(WRONG)),
     ("an engine is a name", lambda m: Mesh.builder().local(1, WRONG)),
+    *[("a fraction is", lambda m, bad=bad: Mesh.builder().audit(bad)) for bad in ("x", None, [], True, math.nan, 2)],
+    *[("wait_s is a", lambda m, bad=bad: Mesh.builder().discover(bad)) for bad in ("x", None, [], math.nan)],
+    ("min_nodes is an int", lambda m: Mesh.builder().discover(1.0, "x")),  # type: ignore[arg-type]
+    ("plan_ahead is True or False", lambda m: Mesh.builder().plan_ahead(WRONG)),
     ("simulated workers", lambda m: Mesh.builder().simulate("x")),  # type: ignore[arg-type]
     ("simulated workers", lambda m: Mesh.builder().simulate(0)),
     ("a number of seconds", lambda m: Mesh.builder().node_timeout("x")),  # type: ignore[arg-type]
