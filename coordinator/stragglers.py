@@ -91,19 +91,28 @@ class Stragglers:
         return replace(worker, devices=tuple(devices))
 
     def as_found(self, profiles: Profiles) -> Profiles:
-        """Workers `as_it_runs`, each device also as far off what is predicted as its own runs as a rank were, if it had
-        enough: all ranks have had them, so nobody looks slower for having been tried."""
+        """Workers `as_it_runs`, each device also as far off what is predicted as its own runs as a rank were, and one
+        that had too few as those with the same figures: so nobody looks slower for having been tried."""
+        sites = [(worker.node_id, device.index) for worker in profiles.workers for device in worker.devices]
+        own = {at: factor for at in sites if (factor := self._own_factor(at))}
+        alike: dict[_Kind | None, list[float]] = {}
+        for at, factor in own.items():
+            alike.setdefault(self._kind_of.get(at), []).append(factor)
+
+        def found(at: Site) -> float:
+            return own.get(at) or statistics.median_low(alike.get(self._kind_of.get(at), [1.0]))
+
         workers = (
-            replace(each, devices=tuple(device.slowed(self._own_factor(each, device)) for device in each.devices))
+            replace(each, devices=tuple(device.slowed(found((each.node_id, device.index))) for device in each.devices))
             for each in profiles.workers
         )
         return replace(profiles, workers=tuple(workers))
 
-    def _own_factor(self, worker: WorkerProfile, device: DeviceProfile) -> float:
-        at = worker.node_id, device.index
+    def _own_factor(self, at: Site) -> float | None:
+        """What a device's runs as a rank took to what is predicted of devices like it; None if they were too few."""
         own, kind = self._sites.get(at), self._kind_of.get(at)
         if own is None or len(own.as_rank) < LEARNT_MIN:
-            return 1.0
+            return None
         return _rounded(_good(own.as_rank) / (kind.learnt if kind else 1.0))
 
     def _factor(self, at: Site, device: DeviceProfile) -> float:

@@ -234,3 +234,12 @@ def test_ranks_are_as_fast_as_their_own_runs_say_and_other_parts_say_nothing_of_
         assert seen.as_found(machines) == machines, "too early"
         assert not seen.took(made, {0: 0.1, 2: 0.4}, 1) and not seen.took(made, {1: 0.2}, 1)
     assert [each.devices[0].slower for each in seen.as_found(machines).workers] == [1.0, 2.0]
+
+
+def test_a_rank_that_was_not_tried_is_as_those_with_the_same_figures() -> None:
+    seen, machines = Stragglers(), near(*(worker(n, device(0, 50.0 * (1 + n // 2), 10.0)) for n in range(4)))
+    machines = replace(machines, workers=tuple(map(seen.as_it_runs, machines.workers)))  # so it knows their figures
+    made = replace(plan(Part(0, "node-0", 0, "cpu", graph(), (), 0.1)), gangs=(Gang((0,), ("x",), (1,), 0.0, 0),))
+    run(seen, made, *[0.15] * LEARNT_MIN)
+    first, *rest = (each.devices[0].slower for each in seen.as_found(machines).workers)
+    assert first > 1 and rest == [first, 1.0, 1.0]
