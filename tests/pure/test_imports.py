@@ -49,7 +49,7 @@ ROOT = {
 DOORS = {
     "aiohttp": {"wire/transport.py"},
     "cryptography": {"wire/certificates.py"},
-    "jax": {"mesh/importers/jax/__init__.py"},
+    "jax": {"mesh/importers/jax/__init__.py", "mesh/importers/jax/control.py"},
     "lazy_loader": {"mesh/__init__.py"},
     "jeepney": {"worker/suspend.py"},
     "ml_dtypes": {"wire/dtypes.py", "mesh/numpy/dtypes.py"},

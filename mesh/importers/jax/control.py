@@ -58,7 +58,7 @@ def _while(equation: Equation, *operands: Array) -> Sequence[Array]:
 
 
 def _scan(equation: Equation, *operands: Array) -> Sequence[Array]:
-    consts, carried = equation["num_consts"], equation["num_carry"]
+    consts, carried = _counts(equation)
     fixed, init, xs = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
 
     def body(carry: tuple[Array, ...], row: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -71,6 +71,21 @@ def _scan(equation: Equation, *operands: Array) -> Sequence[Array]:
     return [*last, *rows]
 
 
+def _counts(equation: Equation) -> tuple[int, int]:
+    """Of constants and of what is carried, among the operands of a scan: newer versions of JAX tell trees of them."""
+    if "num_consts" in equation.params:
+        return equation["num_consts"], equation["num_carry"]
+    consts, carried, _ = equation["ft_in"].unpack()
+    return len(list(consts.vals)), len(list(carried.vals))
+
+
+def expanded(primitive: Any) -> Any:
+    """What JAX makes of one of its primitives that are made of others, as a closed jaxpr."""
+    import jax
+
+    return jax.make_jaxpr(primitive.expand)(*primitive.in_avals)
+
+
 def _platform_index(equation: Equation) -> Array:
     """Which of the platforms that JAX tells apart this is: a cpu, or none of them."""
     platforms = equation["platforms"]
@@ -79,6 +94,7 @@ def _platform_index(equation: Equation) -> Array:
 
 
 ROWS: dict[str, Row] = {
+    "call_hi_primitive": lambda equation, *operands: equation.closed(expanded(equation["_prim"]), operands),
     "checkpoint": _called("jaxpr"),
     "closed_call": _called("call_jaxpr"),
     "cond": _cond,

@@ -209,6 +209,7 @@ ROWS: dict[str, Row] = {
     "nextafter": _fn(mnp.nextafter),
     "not": _op("not"),
     "optimization_barrier": lambda equation, *xs: list(xs),
+    "one_minus_square": lambda equation, x: 1 - x * x,
     "or": _op("or"),
     "pow": _pow,
     "reduce_precision": _reduce_precision,

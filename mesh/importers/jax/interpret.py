@@ -62,7 +62,7 @@ def _is_key(aval: Any) -> bool:
 def _on_keys(row: Row) -> Row:
     """A primitive that arranges arrays, on keys: on each of the two words."""
 
-    def words(equation: Equation, *operands: Array) -> Array:
+    def words(equation: Equation, *operands: Array) -> Sequence[Array]:
         types = [TensorType(kind.shape[:-1], kind.dtype) for kind in equation.types]
         alone = replace(equation, types=types)
         keys = {place for place, array in enumerate(operands) if place in equation.keys}
@@ -70,9 +70,8 @@ def _on_keys(row: Row) -> Row:
         for word in (0, 1):
             given = [array[..., word] if place in keys else array for place, array in enumerate(operands)]
             found = row(alone, *given)
-            assert isinstance(found, Array)
-            halves.append(found)
-        return mnp.stack(halves, axis=-1)
+            halves.append([found] if isinstance(found, Array) else found)
+        return [mnp.stack(pair, axis=-1) for pair in zip(*halves, strict=True)]
 
     return words
 
@@ -108,6 +107,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
         yield eqn
         if eqn.primitive.name in NO_PROGRAM:
             continue
+        if eqn.primitive.name == "call_hi_primitive":
+            yield from _equations(control.expanded(eqn.params["_prim"]).jaxpr)
         for value in eqn.params.values():
             for inner in value if isinstance(value, (tuple, list)) else [value]:
                 inner = getattr(inner, "jaxpr", inner)

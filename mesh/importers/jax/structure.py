@@ -124,4 +124,5 @@ ROWS: dict[str, Row] = {
     "stack": lambda equation, *xs: mnp.stack(xs, axis=int(equation["axis"])),
     "tile": lambda equation, x: mnp.tile(x, equation.ints("reps")),
     "transpose": lambda equation, x: mnp.permute_dims(x, equation.ints("permutation")),
+    "unstack": lambda equation, x: mnp.unstack(x, axis=int(equation["axis"])),
 }
