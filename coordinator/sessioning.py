@@ -32,7 +32,7 @@ from wire.types import TensorType
 from . import dispatch
 from . import session_events as ev
 from .deploying import Deploying
-from .elastic import WORTH, Arrays, Elastic, Given, Planned, arrays_of, bytes_of
+from .elastic import Arrays, Elastic, Given, Planned, arrays_of, bytes_of
 from .explain import as_error, explain
 from .feeding import Begun, begin, outcome
 from .held import HeldTensors
@@ -55,6 +55,7 @@ from .timeline import as_it_runs
 log = logging.getLogger("graph_mesh.coordinator")
 
 BETTER = 0.8  # of the present plan's time per step: what is worth a move
+BETTER_IN_PLACE = 0.85  # where the state stays where it is
 AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
 SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
 SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with it
@@ -351,7 +352,7 @@ class Session:
         wider = (self._program.strategy != "auto" or self._elastic is not None) and len(dispatch.nodes(other)) > len(
             dispatch.nodes(now)
         )
-        better = BETTER if self._elastic is None else WORTH
+        better = BETTER if self._elastic is None else BETTER_IN_PLACE
         if self.plan is now and (wider or then_s < better * now_s):
             self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
             self._lost = False
