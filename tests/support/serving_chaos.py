@@ -82,11 +82,12 @@ class Trial:
             "rest_s": rng.choice(((0.01, 0.6), (0.05, 2.0), (0.001, 0.05))),
         }
 
-    def run(self) -> None:
+    def run(self) -> str:
+        """The transcript of a run to its end."""
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(self._run())
+            return runner.run(self._run())
 
-    async def _run(self) -> None:
+    async def _run(self) -> str:
         told = self.told
         async with (
             await Mesh.builder().mesh("sim").simulate(told["workers"], self.seed, told["gflops"]).build_async() as m
@@ -102,6 +103,7 @@ class Trial:
                 tasks = "\n".join(f"task {task.get_coro()}" for task in asyncio.all_tasks())
                 error.add_note(f"{told}\n{dict(self.ends)}\n{cluster.transcript()}\n{tasks}")
                 raise
+            return cluster.transcript()
 
     async def _works(self, m: AsyncMesh, chaos: Chaos) -> None:
         async with AsyncInferenceServer(m) as server:
