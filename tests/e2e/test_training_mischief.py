@@ -8,7 +8,6 @@ raise, and somebody else trains on the same mesh; `fit` is called until all epoc
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import os
 import random
@@ -16,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.by_seed import asked, run_seeds
 from support.footprint import MEMORY_FOLDER, open_files
 
 import mesh.numpy as mnp
@@ -241,21 +240,6 @@ def test_training_under_signals_comes_to_the_same(seed: int) -> None:
     round_of(seed)
 
 
-def main(count: int, first: int) -> int:
-    began_s, failed, ends = time.monotonic(), list[int](), Counter[str]()
-    for seed in range(first, first + count):
-        faulthandler.dump_traceback_later(HANGS_S, exit=True)
-        try:
-            ends += round_of(seed)
-        except BaseException as error:
-            failed.append(seed)
-            traceback.print_exception(error)
-        print(f"... seed {seed}, {time.monotonic() - began_s:.0f} s, {len(failed)} failed", flush=True)
-    for words, often in ends.most_common():
-        print(f"{often:6} {words}")
-    print(f"{count} rounds from {first}, {time.monotonic() - began_s:.0f} s; failed: {failed}", flush=True)
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    rounds, first, _ = asked()
+    sys.exit(run_seeds(rounds, first, round_of, HANGS_S))

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import faulthandler
 import sys
-import time
-import traceback
 from collections import Counter
+from functools import partial
 
 import pytest
+from support.by_seed import asked, run_seeds
 from support.serving_chaos import Trial
 
 HANGS_S = 240.0  # of real time: no seed takes so long
@@ -23,25 +22,12 @@ def test_every_seed_ends_as_it_should(seeds: range) -> None:
         assert "sim-0 starts" in Trial(seed).run()
 
 
-def main(count: int, first: int, only: str) -> int:
-    began_s, failed, ends = time.monotonic(), list[int](), Counter[str]()
-    for seed in range(first, first + count):
-        faulthandler.dump_traceback_later(HANGS_S, exit=True)
-        trial = Trial(seed, only)
-        try:
-            trial.run()
-        except BaseException as error:
-            failed.append(seed)
-            print(f"--- seed {seed} {trial.told}", flush=True)
-            traceback.print_exception(error)
-        ends.update(trial.ends)
-        if seed % 25 == 24:
-            print(f"... {seed + 1 - first} seeds, {time.monotonic() - began_s:.0f} s, {len(failed)} failed", flush=True)
-    for words, often in ends.most_common():
-        print(f"{often:6} {words}")
-    print(f"{count} seeds from {first}, {time.monotonic() - began_s:.0f} s; failed: {failed}", flush=True)
-    return 1 if failed else 0
+def ends_of(seed: int, only: str) -> Counter[str]:
+    trial = Trial(seed, only)
+    trial.run()
+    return trial.ends
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, " ".join(sys.argv[3:])))
+    count, first, way = asked()
+    sys.exit(run_seeds(count, first, partial(ends_of, only=way), HANGS_S))
