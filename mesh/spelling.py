@@ -11,17 +11,23 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 from wire.errors import InputError
 
+
+class Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
+Options = TypeVar("Options", bound=Dataclass)
 
 
-def chosen(kind: type[T], given: Mapping[str, Any], where: str) -> T:
+def chosen(kind: type[Options], given: Mapping[str, Any], where: str) -> Options:
     """The dataclass `kind` of options; InputError naming the first that it does not have."""
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    known = [field.name for field in fields(kind)]
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
         raise InputError(f"{where} has no option {unknown!r}", next_step=meant(unknown, known))

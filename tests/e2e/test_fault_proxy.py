@@ -138,7 +138,7 @@ def test_slices_of_one_byte_arrive_whole(server: socket.socket) -> None:
             written.append(len(data))
             await send_all(to, data)
 
-        proxy._loop.sock_sendall = counted  # type: ignore[method-assign]
+        proxy._loop.sock_sendall = counted
         sending = send(client, DATA[:3000])
         assert receive(reached) == DATA[:3000]
         assert written == [1] * 3000

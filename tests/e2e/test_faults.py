@@ -9,8 +9,9 @@ from __future__ import annotations
 import signal
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,12 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 TIMEOUTS_S = {"kill": PATIENT_S, "stop": NODE_TIMEOUT_S}  # by silence only those are found that were stopped
 ROUNDS_DEFAULT = 1
 ROUNDS_LONG = 50
+
+
+def works(mesh: Mesh, call: Callable[[], Any], expected: Any, worker: str) -> bool:
+    """Whether a worker has a part of a call, which is right whoever computes it."""
+    np.testing.assert_array_equal(call(), expected)
+    return worker in mesh.report().workers
 
 
 def rounds(kind: str, phase: str, count: int) -> Iterator[Round]:
@@ -44,13 +51,8 @@ def rounds(kind: str, phase: str, count: int) -> Iterator[Round]:
             np.testing.assert_array_equal(result, expected)
             if kind == "stop":
                 settled(mesh, tap, victim)
-
-                def works() -> bool:
-                    again = mesh.run(tower, held, x, strategy="pipeline")  # noqa: B023  # at once
-                    np.testing.assert_array_equal(again, expected)  # noqa: B023
-                    return victim in mesh.report().workers  # noqa: B023
-
-                wait_for(works)  # a worker that came back gets work
+                again = partial(mesh.run, tower, held, x, strategy="pipeline")
+                wait_for(partial(works, mesh, again, expected, victim))  # a worker that came back gets work
             yield outcome
 
 

@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 from support.by_seed import asked, run_seeds
 from support.footprint import MEMORY_FOLDER, open_files
+from support.training import loss_of_rows as loss
 
-import mesh.numpy as mnp
 from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Pipeline, TensorParallel, optim, tree
 from mesh.errors import DeviceLost, MeshError, NodeLost, PlacementError
 from mesh.training import Callback, StepReport, TopK
@@ -46,13 +46,6 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {  # on the mesh
     "few sent": ({"compression": TopK(0.1)}, {}, np.inf),
     "two ranks": ({"strategy": DataParallel(2)}, {"strategy": "data"}, 1e-5),
 }
-
-
-def loss(params: Any, x: Any, y: Any) -> Any:
-    """One per row."""
-    for layer in params[:-1]:
-        x = mnp.tanh(x @ layer["w"] + layer["b"])
-    return mnp.mean((x @ params[-1]["w"] + params[-1]["b"] - y) ** 2, axis=1)
 
 
 def trainer(**wishes: Any) -> DistributedTrainer:

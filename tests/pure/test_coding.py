@@ -60,7 +60,7 @@ def test_a_code_that_would_decode_badly_is_refused_when_it_is_made() -> None:
         Code(16, 8)
     for n, k in ((3, 4), (3, 0), (17, 3), (5, 2.5), ("5", 3)):
         with pytest.raises(InputError, match="1 <= k <= n <= 16"):
-            Code(n, k)  # type: ignore[arg-type]
+            Code(n, k)
 
 
 def test_shares_of_products_and_sums_are_products_and_sums_of_shares() -> None:

@@ -35,14 +35,14 @@ def alone() -> Iterator[Mesh]:
 
 OF_MESHES: list[tuple[str, Callable[[Mesh], Any]]] = [
     ("no function", lambda m: m.run(WRONG, X)),
-    ("no function", lambda m: m.run(None, X)),  # type: ignore[arg-type]
+    ("no function", lambda m: m.run(None, X)),
     ("no function", lambda m: m.compile(WRONG)),
     ("no function", lambda m: m.submit(WRONG)),
     ("no function", lambda m: mesh.trace(WRONG)),
     ("of jobs", lambda m: list(m.as_completed(WRONG))),
     ("is no job", lambda m: list(m.as_completed([WRONG]))),
     ("the name of a graph", lambda m: m.compile(np.add, name=WRONG)),
-    ("cache is True or False", lambda m: m.compile(np.add, cache="x")),  # type: ignore[arg-type]
+    ("cache is True or False", lambda m: m.compile(np.add, cache="x")),
     ("build_dir a folder", lambda m: m.compile(np.add, build_dir=WRONG)),
     *[
         (f"{name}= counts steps", lambda m, given={name: value}: m.session(lambda s: (s + 1, s.sum()), X, **given))
@@ -52,24 +52,24 @@ OF_MESHES: list[tuple[str, Callable[[Mesh], Any]]] = [
     ("a layer goes by its name", lambda m: mesh.DeviceMap().layer(WRONG, "a")),
     ("no range of layers", lambda m: mesh.DeviceMap().layers(WRONG, "a")),
     ("rows, made by layer()", lambda m: mesh.DeviceMap(rows=WRONG)),
-    ("rows, made by layer()", lambda m: mesh.DeviceMap(rows=("a",))),  # type: ignore[arg-type]
-    ("schedule=[] is not known", lambda m: mesh.Pipeline(2, 8, [])),  # type: ignore[arg-type]
+    ("rows, made by layer()", lambda m: mesh.DeviceMap(rows=("a",))),
+    ("schedule=[] is not known", lambda m: mesh.Pipeline(2, 8, [])),
     ("what ranks run", lambda m: mesh.shard_map(WRONG, GRID, P(), P())),
-    ("tries_max", lambda m: mesh.auto_sharding(np.add, GRID, tries_max="x")),  # type: ignore[arg-type]
+    ("tries_max", lambda m: mesh.auto_sharding(np.add, GRID, tries_max="x")),
     ("tries_max", lambda m: mesh.auto_sharding(np.add, GRID, tries_max=-1)),
-    ("memory_bytes", lambda m: mesh.auto_sharding(np.add, GRID, memory_bytes=math.nan)),  # type: ignore[arg-type]
-    ("no rates", lambda m: mesh.auto_sharding(np.add, GRID, rates=(0, 0))),  # type: ignore[arg-type]
+    ("memory_bytes", lambda m: mesh.auto_sharding(np.add, GRID, memory_bytes=math.nan)),
+    ("no rates", lambda m: mesh.auto_sharding(np.add, GRID, rates=(0, 0))),
     ("what watches a mesh", lambda m: m.watch(WRONG)),
     ("an engine is a name", lambda m: Mesh.builder().local(1, WRONG)),
     *[("a fraction is", lambda m, bad=bad: Mesh.builder().audit(bad)) for bad in ("x", None, [], True, math.nan, 2)],
     *[("wait_s is a", lambda m, bad=bad: Mesh.builder().discover(bad)) for bad in ("x", None, [], math.nan)],
-    ("min_nodes is an int", lambda m: Mesh.builder().discover(1.0, "x")),  # type: ignore[arg-type]
+    ("min_nodes is an int", lambda m: Mesh.builder().discover(1.0, "x")),
     ("plan_ahead is True or False", lambda m: Mesh.builder().plan_ahead(WRONG)),
-    ("simulated workers", lambda m: Mesh.builder().simulate("x")),  # type: ignore[arg-type]
+    ("simulated workers", lambda m: Mesh.builder().simulate("x")),
     ("simulated workers", lambda m: Mesh.builder().simulate(0)),
-    ("a number of seconds", lambda m: Mesh.builder().node_timeout("x")),  # type: ignore[arg-type]
-    ("a number of seconds", lambda m: Mesh.builder().heartbeat([])),  # type: ignore[arg-type]
-    ("positive number of seconds", lambda m: Mesh.builder().collective_timeout("x")),  # type: ignore[arg-type]
+    ("a number of seconds", lambda m: Mesh.builder().node_timeout("x")),
+    ("a number of seconds", lambda m: Mesh.builder().heartbeat([])),
+    ("positive number of seconds", lambda m: Mesh.builder().collective_timeout("x")),
     ("name is a text", lambda m: Mesh.builder().mesh(WRONG)),
     ("not an address", lambda m: Mesh.builder().node(WRONG)),
 ]
@@ -99,7 +99,7 @@ OF_TRAINERS: list[tuple[str, Callable[[], Any]]] = [
     ("in a folder", lambda: trained(checkpoint=WRONG)),
     ("in a folder", lambda: DistributedTrainer(loss, PARAMS).save(WRONG)),
     ("in a folder", lambda: DistributedTrainer(loss, PARAMS).load(WRONG)),
-    ("how many checkpoints", lambda: Checkpoints("x", keep="x")),  # type: ignore[arg-type]
+    ("how many checkpoints", lambda: Checkpoints("x", keep="x")),
     ("copies='zz' is not known", lambda: DistributedTrainer(loss, PARAMS).forward_backward((X, Y), copies="zz")),
     *[
         ("a learning rate", lambda make=make, bad=bad: make(bad))
@@ -109,7 +109,7 @@ OF_TRAINERS: list[tuple[str, Callable[[], Any]]] = [
     ("b1", lambda: optim.adam(1e-3, b1=2)),
     ("b2", lambda: optim.lion(1e-3, b2=-0.1)),
     ("eps", lambda: optim.adam(1e-3, eps=math.nan)),
-    ("momentum", lambda: optim.sgd(0.1, momentum="x")),  # type: ignore[arg-type]
+    ("momentum", lambda: optim.sgd(0.1, momentum="x")),
     ("weight decay", lambda: optim.adamw(0.1, weight_decay=math.inf)),
 ]
 

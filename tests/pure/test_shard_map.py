@@ -50,10 +50,10 @@ WRONG_GRIDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Grid((2048,), "dp"), "1 to 1024 ranks"),
     (lambda: P("dp", "dp"), "used twice"),
     (lambda: P(3), "the name of an axis is a str, got int"),
-    (lambda: mesh.shard_map(lambda x: x, (2,), P("dp"), P("dp")), r"\(2,\) is no Grid"),  # type: ignore[arg-type]
-    (lambda: mesh.on_grid(3).__enter__(), "3 is no Grid"),  # type: ignore[arg-type]
-    (lambda: mesh.auto_sharding(lambda x: x, 4, X), "4 is no Grid"),  # type: ignore[arg-type]
-    (lambda: mesh.shard(np.ones(4), P("dp"), grid=(2,)), r"\(2,\) is no Grid"),  # type: ignore[arg-type]
+    (lambda: mesh.shard_map(lambda x: x, (2,), P("dp"), P("dp")), r"\(2,\) is no Grid"),
+    (lambda: mesh.on_grid(3).__enter__(), "3 is no Grid"),
+    (lambda: mesh.auto_sharding(lambda x: x, 4, X), "4 is no Grid"),
+    (lambda: mesh.shard(np.ones(4), P("dp"), grid=(2,)), r"\(2,\) is no Grid"),
     (lambda: P(("dp", "dp")), "used twice"),
     (lambda: P("dp:(1)2"), "part of an axis, which is not supported"),
     (lambda: P(("dp", 2)), "is a str"),

@@ -34,12 +34,12 @@ def there() -> Iterator[Coded]:
 
 CALLS: list[tuple[str, Callable[[Coded], Any]]] = [
     ("workers of a Mesh", lambda it: Coding(WRONG, 3, 2)),
-    ("number of shares", lambda it: Coding(it.mesh, "x", 2)),  # type: ignore[arg-type]
-    ("number of shares", lambda it: Coding(it.mesh, 2.5, 2)),  # type: ignore[arg-type]
+    ("number of shares", lambda it: Coding(it.mesh, "x", 2)),
+    ("number of shares", lambda it: Coding(it.mesh, 2.5, 2)),
     ("number of blocks", lambda it: Coding(it.mesh, 3, True)),
     ("1 <= k <= n", lambda it: Coding(it.mesh, 3, 0)),
     ("need 9 workers", lambda it: Coding(it.mesh, 9, 2)),
-    ("extra", lambda it: Coding(it.mesh, 3, 2, extra="x")),  # type: ignore[arg-type]
+    ("extra", lambda it: Coding(it.mesh, 3, 2, extra="x")),
     ("extra", lambda it: Coding(it.mesh, 3, 2, extra=9)),
     ("names of workers", lambda it: Coding(it.mesh, 3, 2, workers=WRONG)),
     ("no worker 'nobody'", lambda it: Coding(it.mesh, 3, 2, workers=["sim-0", "sim-1", "nobody"])),
@@ -51,8 +51,8 @@ CALLS: list[tuple[str, Callable[[Coded], Any]]] = [
     *[("change", lambda it, bad=bad: it.weights.update(bad)) for bad in ("x", object(), [[1], [1, 2]], WHOLE[:2])],
     ("a change has the shapes", lambda it: it.weights.update()),
     ("there is no share 9", lambda it: it.weights.send(9, 1, it.weights.coded(WHOLE)[0])),
-    ("there is no share 'x'", lambda it: it.weights.send("x", 1, it.weights.coded(WHOLE)[0])),  # type: ignore[arg-type]
-    ("number of a change", lambda it: it.weights.send(0, "x", it.weights.coded(WHOLE)[0])),  # type: ignore[arg-type]
+    ("there is no share 'x'", lambda it: it.weights.send("x", 1, it.weights.coded(WHOLE)[0])),
+    ("number of a change", lambda it: it.weights.send(0, "x", it.weights.coded(WHOLE)[0])),
     ("what a share is sent", lambda it: it.weights.send(0, 1, WRONG)),
 ]
 

@@ -61,9 +61,9 @@ def test_two_models_at_once_and_what_is_told_of_them() -> None:
         with pytest.raises(InputError, match=r"max_batch counts from 1, got 2\.5"):
             server.load_model("other", MODELS / "bert", max_batch=2.5)
         with pytest.raises(InputError, match=r"3 is no model\. Give a path"):
-            server.load_model("other", 3)  # type: ignore[arg-type]
+            server.load_model("other", 3)
         with pytest.raises(InputError, match="a model's name is a str, got 3"):
-            server.load_model(3, MODELS / "bert")  # type: ignore[arg-type]
+            server.load_model(3, MODELS / "bert")
         with pytest.raises(InputError, match="has at least one token"):
             server.generate("llama", [])
     with pytest.raises(ConfigError, match="closed"):
@@ -106,26 +106,26 @@ def test_calls_that_cannot_be_are_named() -> None:
         server.load_model("llama", golden_model("llama"), max_batch=np.int64(2))
         x = rows(1)
         wrong: list[tuple[Any, str]] = [
-            (lambda: InferenceServer(None), "serves on a mesh.Mesh, got None"),  # type: ignore[arg-type]
-            (lambda: InferenceServer(here.on_loop), "AsyncInferenceServer is for those"),  # type: ignore[arg-type]
-            (lambda: AsyncInferenceServer(here), "InferenceServer is for a mesh.Mesh"),  # type: ignore[arg-type]
-            (lambda: InferenceServer(here, max_batch=3), "unexpected keyword argument 'max_batch'"),  # type: ignore[call-arg]
-            (lambda: server.load_model("a"), "missing 1 required positional argument: 'model'"),  # type: ignore[call-arg]
+            (lambda: InferenceServer(None), "serves on a mesh.Mesh, got None"),
+            (lambda: InferenceServer(here.on_loop), "AsyncInferenceServer is for those"),
+            (lambda: AsyncInferenceServer(here), "InferenceServer is for a mesh.Mesh"),
+            (lambda: InferenceServer(here, max_batch=3), "unexpected keyword argument 'max_batch'"),
+            (lambda: server.load_model("a"), "missing 1 required positional argument: 'model'"),
             (lambda: server.infer("two", x), "the function takes .*, got 1 inputs"),
             (lambda: server.infer("two", x, x, x), "the function takes .*, got 3 inputs"),
-            (lambda: server.infer("two", x, y=x), "unexpected keyword argument 'y'"),  # type: ignore[call-arg]
+            (lambda: server.infer("two", x, y=x), "unexpected keyword argument 'y'"),
             (lambda: server.infer("two", x, "text"), "is no tensor"),
             (lambda: server.infer("two", x, object()), "is no tensor"),
             (lambda: server.infer("two", x, 3.0), "is a scalar"),
             (lambda: server.infer("two", {}, {}), "there is none"),
             (lambda: server.infer("two", x, rows(1, 2)), r"they have \[1, 2\] rows"),
-            (lambda: server.infer(["two"], x, x), r"no model is called \['two'\]"),  # type: ignore[arg-type]
+            (lambda: server.infer(["two"], x, x), r"no model is called \['two'\]"),
             (lambda: server.generate("two", [1]), "a function does not generate text"),
             (lambda: server.generate("llama", [1], max_tokens=3), "generate has no option 'max_tokens'. Did you mean"),
-            (lambda: server.generate("llama", [1], stream="yes"), "stream is True or False"),  # type: ignore[arg-type]
+            (lambda: server.generate("llama", [1], stream="yes"), "stream is True or False"),
             (lambda: server.generate("llama", [[1, 2], [3]]), "a prompt is a text or a list of tokens, got several"),
-            (lambda: server.generate("llama"), "missing 1 required positional argument: 'prompt'"),  # type: ignore[call-arg]
-            (lambda: server.unload_model([]), r"no model is called \[\]"),  # type: ignore[arg-type]
+            (lambda: server.generate("llama"), "missing 1 required positional argument: 'prompt'"),
+            (lambda: server.unload_model([]), r"no model is called \[\]"),
         ]
         for call, says in wrong:
             with pytest.raises(InputError, match=says):

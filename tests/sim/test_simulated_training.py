@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.training import first_state
+from support.training import loss_of_rows as loss
 
 import mesh.numpy as mnp
 from mesh import (
@@ -30,13 +31,6 @@ from mesh.training import Callback, Checkpoints, StepReport, TopK
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(53, 8)).astype(np.float32)  # 53 rows: batches of 16 leave 5, which no number of workers divides
 Y = np.sin(X[:, :4])
-
-
-def loss(params: Any, x: Any, y: Any) -> Any:
-    """One per row."""
-    for layer in params[:-1]:
-        x = mnp.tanh(x @ layer["w"] + layer["b"])
-    return mnp.mean((x @ params[-1]["w"] + params[-1]["b"] - y) ** 2, axis=1)
 
 
 def mean_loss(params: Any, x: Any, y: Any) -> Any:
@@ -181,9 +175,7 @@ def test_what_is_lost_again_and_again_ends_in_its_error(monkeypatch: pytest.Monk
     with Mesh.builder().mesh("sim").simulate(1).build() as mesh:
         mesh.simulation._cluster.devices[0].slower = 1e6  # so that no step is ever done
         heard = Mischief({"waiting": lambda: mesh.simulation.start("sim-0")})
-        heard.on_workers = lambda workers: (  # type: ignore[method-assign]
-            mesh.simulation.kill("sim-0") if workers else mesh.simulation.start("sim-0")
-        )
+        heard.on_workers = lambda workers: mesh.simulation.kill("sim-0") if workers else mesh.simulation.start("sim-0")
         with pytest.raises(NodeLost, match="no worker is left"):
             found.distribute(mesh).fit((X, Y), batch_size=16, callbacks=[heard])
     assert found.step == 0 and np.array_equal(flat(found), flat(alone))

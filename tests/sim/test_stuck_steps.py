@@ -42,7 +42,7 @@ async def _seconds(strategy: str, copies: str, times: float = 0.0) -> float:
             train, first_state(), *batch(0), strategy=strategy, copies=copies, every=2
         ) as session:
             losses = [float(await session.step(*batch(step))) for step in range(BEFORE)]
-            plan = session.running.plan  # type: ignore[attr-defined]
+            plan = session.running.plan
             names = {share.node: share.name for share in plan.workers}
             victim = cluster.devices[cluster.names.index(names[plan.parts[-1].node])]
             victim.stuck, victim.slower = not times, times or 1.0
@@ -83,7 +83,7 @@ async def _read_from_one_that_hangs() -> float:
         ) as session:
             for step in range(3):
                 await session.step(*batch(step))
-            plan = session.running.plan  # type: ignore[attr-defined]
+            plan = session.running.plan
             names = {share.node: share.name for share in plan.workers}
             victim = cluster.devices[cluster.names.index(names[plan.parts[0].node])]
             await asyncio.sleep(1.0)

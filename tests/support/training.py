@@ -29,9 +29,18 @@ OPTIMISER = optim.adam(1e-2)
 
 
 def loss_of(layers: Any, x: Any, y: Any) -> Any:
+    return mnp.mean(_squares(layers, x, y))
+
+
+def loss_of_rows(layers: Any, x: Any, y: Any) -> Any:
+    """One per row."""
+    return mnp.mean(_squares(layers, x, y), axis=1)
+
+
+def _squares(layers: Any, x: Any, y: Any) -> Any:
     for layer in layers[:-1]:
         x = mnp.tanh(x @ layer["w"] + layer["b"])
-    return mnp.mean((x @ layers[-1]["w"] + layers[-1]["b"] - y) ** 2)
+    return (x @ layers[-1]["w"] + layers[-1]["b"] - y) ** 2
 
 
 def train(state: Any, x: Any, y: Any) -> Any:

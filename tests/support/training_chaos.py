@@ -26,6 +26,7 @@ import numpy as np
 from support.chaos_faults import ALL_FAULTS, check_nothing_left
 from support.simulated import Chaos
 from support.training import first_state
+from support.training import loss_of_rows as loss
 
 import mesh.numpy as mnp
 from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Pipeline, Single, TensorParallel, optim, tree
@@ -41,13 +42,6 @@ SETTLE_S = 600.0  # virtual seconds after which mischief ends
 HANGS_S = 3000.0  # and after which a run hangs
 STALL_S = 150.0  # no fault lasts so long, nor what is waited for a step that does not end
 TRIES_MAX = 40
-
-
-def loss(params: Any, x: Any, y: Any) -> Any:
-    """One per row."""
-    for layer in params[:-1]:
-        x = mnp.tanh(x @ layer["w"] + layer["b"])
-    return mnp.mean((x @ params[-1]["w"] + params[-1]["b"] - y) ** 2, axis=1)
 
 
 def mean_loss(params: Any, x: Any, y: Any) -> Any:
