@@ -150,14 +150,27 @@ def _select(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     if not chosen.ndim:
         found = taken if chosen else other
         return found if found.shape == out.shape else np.broadcast_to(found, out.shape)
-    size = out.dtype.itemsize
-    if chosen.size < MASKED_MIN or size not in _WORDS:
+    if chosen.size < MASKED_MIN or out.dtype.itemsize not in _WORDS:
         return np.where(chosen, taken, other).astype(out.dtype.numpy, copy=False)
     # By bits, since numpy branches at each element: eight times as fast where it cannot be guessed which is taken.
-    mask = np.negative(chosen.view(np.int8)).astype(f"i{size}").view(_WORDS[size])
-    kept = other.view(_WORDS[size])
-    mixed = np.bitwise_and(np.bitwise_xor(taken.view(_WORDS[size]), kept), mask)
-    return np.asarray(np.bitwise_xor(mixed, kept, out=mixed).view(out.dtype.numpy))
+    words = _WORDS[out.dtype.itemsize]
+    ones, kept, mine = chosen.view(np.uint8), other.view(words), taken.view(words)
+    if _is_zero(mine):  # as relu and its slope have it
+        mixed = _and(np.subtract(ones, 1, dtype=words), kept)
+    elif _is_zero(kept):
+        mixed = _and(np.negative(ones, dtype=words), mine)
+    else:
+        mixed = np.bitwise_and(np.bitwise_xor(mine, kept), np.negative(ones, dtype=words))
+        np.bitwise_xor(mixed, kept, out=mixed)
+    return np.asarray(mixed.view(out.dtype.numpy))
+
+
+def _and(mask: Array, other: Array) -> Array:
+    return np.asarray(np.bitwise_and(mask, other, out=mask if mask.shape == other.shape else None))
+
+
+def _is_zero(words: Array) -> bool:
+    return not words.ndim and not words
 
 
 MASKED_MIN = 4096
