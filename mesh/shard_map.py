@@ -28,7 +28,7 @@ from .grid import Grid, PartitionSpec, check_grid
 from .several import several
 from .transforms.flat import Flat, same_structure
 from .transforms.inner import captured_by, run
-from .transforms.ranks import is_of_ranks
+from .transforms.ranks import is_made_again
 
 _GRID: ContextVar[Grid | None] = ContextVar("mesh_grid", default=None)
 
@@ -87,7 +87,7 @@ def shard_map(
         types = [spec.local(grid, array.type, f"the argument {name!r}") for spec, array, name in given]
         with _ranks_of(grid):
             inner = run(flat, types, [array.weak for array in flat.arrays], flat.names)
-        captured = captured_by(inner, again=is_of_ranks)
+        captured = captured_by(inner, again=is_made_again)
         body = inner.taking(captured).graph()
         placed = _specs(same_structure(flat.out_tree, out_specs, "out_specs", prefix=True), flat.out_names, "out_specs")
         over = varying(body, [*[frozenset(spec.axes) for spec in specs], *[frozenset[str]()] * len(captured)])

@@ -199,6 +199,7 @@ def marked(mark: Mark, inputs: Sequence[Array], results: Sequence[Array]) -> lis
 OUTPUT = "output"  # the attribute that says which of several results a node is
 MARK = "mark"
 CAPTURED_BYTES_MIN = 256  # a value below this is part of the program
+CONSTANT_STEPS_MAX = 32
 
 
 # -- the walks --------------------------------------------------------------------------------------------
@@ -268,6 +269,25 @@ def captured_by(*inners: Inner, again: Callable[[Tensor], bool] = lambda tensor:
             if outside and id(tensor) not in own and not _is_small(tensor):
                 found[id(tensor)] = tensor
     return list(found.values())
+
+
+def of_constants(tensor: Tensor) -> bool:
+    """Whether a small Tensor takes a few steps from values that are part of the program: who needs it makes it sooner
+    than it comes from somebody else."""
+    waiting = [tensor]
+    for _ in range(CONSTANT_STEPS_MAX):
+        if not waiting:
+            return True
+        each = waiting.pop()
+        if _is_small(each):
+            continue
+        expression = each.expression
+        if each.value is not None or expression is None or not expression.needs or _on_mesh(each):
+            return False
+        if each.type.size_bytes >= CAPTURED_BYTES_MIN:
+            return False
+        waiting.extend(expression.needs)
+    return False
 
 
 def _identity(value: Any) -> Any:

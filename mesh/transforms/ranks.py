@@ -32,7 +32,7 @@ from ..array import Array, apply, literal
 from ..expression import Tensor, traced_argument
 from ..numpy.promotion import cast, like
 from ..several import several
-from .inner import Inner, captured_by, run
+from .inner import Inner, captured_by, of_constants, run
 from .inside import Maybe, function_of, function_of_some, is_smooth, types_of
 from .programs import product
 from .slopes import choose, zero_like
@@ -92,6 +92,11 @@ def is_of_ranks(tensor: Tensor) -> bool:
         else:
             _OF_RANKS[stack.pop()] = any(_OF_RANKS.get(operand, False) for operand in expression.needs)
     return _OF_RANKS.get(tensor, False)
+
+
+def is_made_again(tensor: Tensor) -> bool:
+    """Whether a body of ranks that refers to a Tensor has it computed by each rank, and is not given it."""
+    return is_of_ranks(tensor) or of_constants(tensor)
 
 
 def summed(array: Array, axes: Axes, sizes: Sizes) -> Array:
@@ -262,7 +267,7 @@ class _Grid:
         self, inner: Inner, operands: Sequence[Array], in_specs: Sequence[str], out_specs: Sequence[str]
     ) -> list[Array]:
         """The results of an spmd node; what its function refers to besides is the same on all ranks."""
-        captured = captured_by(inner, again=is_of_ranks)
+        captured = captured_by(inner, again=is_made_again)
         outside = [Array(tensor) for tensor in captured]
         return several(
             "spmd",
