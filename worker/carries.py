@@ -4,6 +4,9 @@ A carried output of step n fills its slots at step n + 1; at step 0 they have th
 stays for as long as the coordinator may go back to it: what every worker of the plan has done is committed, and of that
 only the last is kept.  So a worker holds as many values as there are steps under way, and one.
 
+What a step is about to make is promised, so that a host can be told of the next step while it does this one: it does
+what it is told in order, and if the first of them fails, so does the other, for want of it.
+
 A step that ends early breaks the chain: nothing follows it in this plan.  Host and plan take the values with them; who
 else has them is the coordinator's business (`coordinator/sessions.py`).
 """
@@ -11,6 +14,7 @@ else has them is the coordinator's business (`coordinator/sessions.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from wire.errors import InputError, MeshError, StaleGeneration
 from wire.messages import PartSpec
@@ -34,6 +38,7 @@ class Carries:
         for part, slot in (slot for slots in targets.values() for slot in slots):
             self.slots[part] = self.slots.get(part, frozenset()) | {slot}
         self._values: dict[int, dict[Output, Kept]] = {}  # by the step that made them
+        self._promised: dict[int, dict[Output, Kept]] = {}  # that a host will make before what it is told after it
         self._committed = 0
         self._broken: int | None = None  # the first step that will not be done
         self._over = False
@@ -49,10 +54,24 @@ class Carries:
     def add(self, step: int, output: Output, tensor: Kept) -> None:
         """A carried output was made."""
         self._values.setdefault(step, {})[output] = tensor
+        promised = self._promised.get(step, {})
+        promised.pop(output, None)
+        if not promised:
+            self._promised.pop(step, None)
+
+    def promise(self, step: int, output: Output, device: int, number: int) -> Kept | None:
+        """A device is told to make a carried output, under this number.  What comes of it is as it was at an earlier
+        step; None: there was none."""
+        values = next((each for each in (*self._values.values(), *self._promised.values()) if output in each), None)
+        if values is None:
+            return None
+        promised = replace(values[output], device=device, tensor=number)
+        self._promised.setdefault(step, {})[output] = promised
+        return promised
 
     def before(self, step: int) -> list[tuple[Output, Kept]]:
-        """What the step before has made so far."""
-        return list(self._values.get(step - 1, {}).items())
+        """What the step before has made so far, or promised."""
+        return list({**self._promised.get(step - 1, {}), **self._values.get(step - 1, {})}.items())
 
     def after(self, step: int) -> Mapping[Output, Kept] | None:
         """All that came out of a step, None if that is not here: not yet, or not any more."""
@@ -75,6 +94,7 @@ class Carries:
     def give_up(self, step: int) -> list[Kept]:
         """This step will not be done, nor any after it: what is to be freed."""
         self._broken = step if self._broken is None else min(step, self._broken)
+        self._promised = {number: each for number, each in self._promised.items() if number < step}
         return [
             tensor for later in [n for n in self._values if n >= step] for tensor in self._values.pop(later).values()
         ]

@@ -358,6 +358,8 @@ class Host:
         if given.data is not None:
             return tensor_from(given.data, kind)
         if given.kept:
+            if given.kept not in self._kept:
+                raise BlobMissing("what the step before should have left is not here")
             if given.last:
                 return self._kept.take(given.kept)
             return self._kept.lend(given.kept) if self._lends else self._kept.get(given.kept)

@@ -1,7 +1,8 @@
 """Lane: one device as the worker's machine sees it: what waits for it, what runs, whether its host serves.  Pure.
 
-A host takes what it is asked one by one: parts to prepare, and one part to run.  Their numbers grow, so the smallest is
-what it does now, and `since_s` is when it began with that.
+A host takes what it is asked one by one: parts to prepare, a part to run, and of a session the part that follows, so
+that it need not wait to hear of it.  Their numbers grow, so the smallest is what it does now, and `since_s` is when it
+began with that.
 """
 
 from __future__ import annotations
@@ -26,17 +27,27 @@ class Lane:
 
     queue: deque[Entry] = field(default_factory=deque)
     ordered: deque[Entry] = field(default_factory=deque)
-    running: int | None = None  # the run's number
-    inputs: tuple[Use, ...] = ()  # of what runs
+    told: deque[tuple[int, tuple[Use, ...]]] = field(default_factory=deque)  # runs of its host, and their inputs
+    new: bool = False  # whether the first of them was begun, and nobody has looked yet
     since_s: float = 0.0  # when the host began with what it does now
     asked: dict[int, tuple[PlanKey, int]] = field(default_factory=dict)  # parts (plan, part) that it is to prepare
     preparing: set[int] = field(default_factory=set)  # parts of deployed plans that a new host does not have yet
     repair: Repair = field(default_factory=Repair)
 
     @property
+    def running(self) -> int | None:
+        """The number of the run that its host does."""
+        return self.told[0][0] if self.told else None
+
+    @property
+    def serves(self) -> bool:
+        """Whether its host has all that it should have."""
+        return self.repair.up and not self.preparing
+
+    @property
     def idle(self) -> bool:
         """Whether it may be given a part to run."""
-        return self.running is None and self.repair.up and not self.preparing
+        return not self.told and self.serves
 
     @property
     def next(self) -> Entry | None:
@@ -46,7 +57,14 @@ class Lane:
 
     def take(self) -> Entry | None:
         """That, for a device that is idle: it no longer waits."""
-        entry = self.next if self.idle else None
+        return self._taken(self.next) if self.idle else None
+
+    def follow(self, plan: PlanKey) -> Entry | None:
+        """That, if it is of this plan, for a device whose host does a run and was told of no other."""
+        entry = self.next if self.serves and len(self.told) == 1 else None
+        return self._taken(entry) if entry is not None and entry[0] == plan else None
+
+    def _taken(self, entry: Entry | None) -> Entry | None:
         if entry is not None:
             self.queue.remove(entry)
             if self.ordered and self.ordered[0] == entry:
@@ -57,7 +75,7 @@ class Lane:
         """AssertionError if it contradicts itself."""
         assert not self.idle or self.next is None, "a device idles while parts are ready"
         assert len(self.ordered) == len(set(self.ordered)), "a part has two places in the order"
-        assert self.running is None or self.repair.up, "a part runs on a device that is down"
+        assert not self.told or self.repair.up, "a part runs on a device that is down"
 
     def working(self, runs: Mapping[int, tuple[PlanKey, int, int]], now: float) -> Working | None:
         """What the host does now, and for how long."""
@@ -74,12 +92,19 @@ class Lane:
         """The host is asked to run a part."""
         if self._now is None:
             self.since_s = now
-        self.running, self.inputs = run, inputs
+        self.new |= not self.told
+        self.told.append((run, inputs))
 
     def end(self, run: int, now: float) -> None:
-        """The run is over, if it is this lane's."""
+        """The run is over, if it is this lane's; the host does the next one that it was told of."""
         if self.running == run:
-            self.running, self.inputs, self.since_s = None, (), now
+            self.told.popleft()
+            self.new, self.since_s = bool(self.told), now
+
+    def looked(self) -> bool:
+        """Whether a run was begun since this was asked."""
+        new, self.new = self.new, False
+        return new
 
     def ask(self, number: int, plan: PlanKey, part: int, now: float) -> None:
         """The host is asked to prepare a part."""

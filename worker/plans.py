@@ -13,7 +13,7 @@ from wire.errors import InputError, MeshError, StaleGeneration
 from wire.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
 
 from .carries import Carries, Slot, wrong_with
-from .events import Action, Kept, Made, Prepare, Release, ReplyRan, Tensor, Unbind, Use
+from .events import Action, Kept, Made, Prepare, Release, ReplyRan, Tensor, Unbind, UnpinBlobs, Use
 from .gangs import others_in, wrong_in_gang
 
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
@@ -220,6 +220,32 @@ class Plan:
             from_cache=self.from_cache,
             unreached=tuple(sorted(self.unreached)),
         )
+
+
+class Plans(dict[PlanKey, Plan]):
+    """Those of one worker."""
+
+    def step(self, key: PlanKey, number: int) -> Step | None:
+        """A step that is under way."""
+        return self[key].steps.get(number) if key in self else None
+
+    def steps_with(self, node: str) -> list[tuple[PlanKey, int]]:
+        """Those under way in which a worker takes part."""
+        return [(plan.key, step) for plan in self.values() if node in plan.neighbours for step in plan.steps]
+
+    def neighbours(self, busy: bool = False) -> set[str]:
+        """The workers that plans send to or get from; of those that have steps under way."""
+        return set().union(*(plan.neighbours for plan in self.values() if plan.steps or not busy))
+
+    def pin(self, blob: bytes, asking: Plan) -> bool:
+        """Whether another plan already holds this blob in the store."""
+        others = (plan for plan in self.values() if plan is not asking)
+        return any(blob in plan.blobs and blob not in plan.waiting_blobs for plan in others)
+
+    def unpin(self, blobs: frozenset[bytes], asking: Plan) -> list[Action]:
+        """Let go of those that no other plan holds."""
+        unpinned = frozenset(blob for blob in blobs if not self.pin(blob, asking))
+        return [UnpinBlobs(unpinned)] if unpinned else []
 
 
 def plan_of(deploy: Deploy, request: int, node: str) -> Plan:

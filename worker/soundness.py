@@ -45,4 +45,4 @@ def validate_lanes(
         assert (key, number, part) not in runs.values(), "a part is queued and runs"
     for device in devices:
         device.validate()
-        assert device.running is None or device.running in runs
+        assert all(run in runs for run, _ in device.told)

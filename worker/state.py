@@ -38,10 +38,10 @@ from .duty import COORDINATOR, Duty
 from .fetches import Fetches
 from .holding import Bounds, EarlyTensors, KnownGraphs
 from .keeping import kept_bytes, no_room
-from .lanes import Lane
+from .lanes import Entry, Lane
 from .lost_links import LostLinks
 from .ownership import Owner, Ownership
-from .plans import Plan, Route, Step, label, not_deployed, order, plan_of, release_all, wrong_in
+from .plans import Plan, Plans, Route, Step, label, not_deployed, order, plan_of, release_all, wrong_in
 from .snapshots import Snapshots
 from .soundness import validate_lanes, validate_plans
 from .story import STORY_LINES_MAX, Told
@@ -66,7 +66,7 @@ class WorkerState:
         self._ownership = Ownership()
         self._duty = Duty()
         self._devices = [Lane() for _ in range(devices)]
-        self._plans: dict[PlanKey, Plan] = {}
+        self._plans = Plans()
         self._dropped: OrderedDict[PlanKey, None] = OrderedDict()
         self._early = EarlyTensors(self._bounds.early_bytes_max, self._bounds.early_tensors_max)
         self._graphs = KnownGraphs(self._bounds.graphs_bytes_max)
@@ -140,7 +140,7 @@ class WorkerState:
     @property
     def queue_depth(self) -> int:
         """Parts that are ready or running."""
-        return sum(len(device.queue) + (device.running is not None) for device in self._devices)
+        return sum(len(device.queue) + len(device.told) for device in self._devices)
 
     def working(self, now: float) -> tuple[Working, ...]:
         """What is being computed or compiled now, and for how long."""
@@ -154,12 +154,11 @@ class WorkerState:
 
     def needed(self) -> Collection[str]:
         """The coordinator, and the workers that plans here send to or get from."""
-        owner = set() if self.owner is None else {self.owner.node}
-        return sorted(owner.union(*(plan.neighbours for plan in self._plans.values())))
+        return sorted(self._plans.neighbours() | ({self.owner.node} if self.owner else set()))
 
     def used(self) -> Collection[str]:
         """Those of them that take part in a step now."""
-        return set().union(*(plan.neighbours for plan in self._plans.values() if plan.steps))
+        return self._plans.neighbours(busy=True)
 
     def validate(self) -> None:
         """AssertionError if the state contradicts itself; tests call it after every event."""
@@ -197,30 +196,25 @@ class WorkerState:
         return [ev.SendBeat()]
 
     def _node_linked(self, event: ev.NodeLinked, now: float) -> list[ev.Action]:
-        self._lost_links.linked(event.node, self._steps_with(event.node), now)
+        self._lost_links.linked(event.node, self._plans.steps_with(event.node), now)
         return self._await_link_no_more(event.node, now)
 
     def _node_unlinked(self, event: ev.NodeUnlinked, now: float) -> list[ev.Action]:
         if self._ownership.by(event.node):
             return self._lose_owner(now, "its link ended")
-        steps = self._steps_with(event.node)
+        steps = self._plans.steps_with(event.node)
         self._lost_links.ended(event.node, steps, now, event.silent)
         if not event.silent:
             return []
         error = NodeLost("nothing is heard of a worker of the plan", node=event.node, cause=SILENT)
         return [action for key, step in steps for action in self._close_step(self._plans[key], step, error.copy())]
 
-    def _steps_with(self, node: str) -> list[tuple[PlanKey, int]]:
-        plans = [plan for plan in self._plans.values() if node in plan.neighbours]
-        return [(plan.key, step) for plan in plans for step in plan.steps]
-
     def _fail_steps_of_lost_links(self, now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
         for node, key, number in self._lost_links.due(now):
-            plan = self._plans.get(key)
-            if plan is not None and number in plan.steps:
+            if self._plans.step(key, number) is not None:
                 error = NodeLost("the link to a worker of the plan ended", node=node)
-                actions += self._close_step(plan, number, error)
+                actions += self._close_step(self._plans[key], number, error)
         return [*actions, *self._dispatch(now)] if actions else []
 
     def _link_failed(self, event: ev.LinkFailed, now: float) -> list[ev.Action]:
@@ -320,14 +314,9 @@ class WorkerState:
             plan.waiting_blobs.discard(blob)
             plan.bytes_by_source[event.source] += size_bytes
             plan.bytes_by_source["client"] += size_bytes if event.from_owner else 0
-            actions += [ev.PinBlobs(frozenset((blob,)))] if not self._pins(blob, plan) else []
+            actions += [ev.PinBlobs(frozenset((blob,)))] if not self._plans.pin(blob, plan) else []
             actions += self._prepare_if_fetched(plan, now)
         return actions
-
-    def _pins(self, blob: bytes, asking: Plan) -> bool:
-        """Whether another plan already holds this blob in the store."""
-        others = (plan for plan in self._plans.values() if plan is not asking)
-        return any(blob in plan.blobs and blob not in plan.waiting_blobs for plan in others)
 
     def _blob_not_found(self, event: ev.BlobNotFound, now: float) -> list[ev.Action]:
         waiting, error, actions = self._fetches.failed(event.attempt, event.error)
@@ -426,11 +415,7 @@ class WorkerState:
             self._devices[plan.parts[part].device].preparing.discard(number)
             actions += plan.unbound(part, number) if free else []
             actions.append(ev.Unprepare(plan.parts[part].device, number))
-        return [*actions, *self._unpin(plan.blobs - plan.waiting_blobs, plan)]
-
-    def _unpin(self, blobs: frozenset[bytes], plan: Plan) -> list[ev.Action]:
-        unpinned = frozenset(blob for blob in blobs if not self._pins(blob, plan))
-        return [ev.UnpinBlobs(unpinned)] if unpinned else []
+        return [*actions, *self._plans.unpin(plan.blobs - plan.waiting_blobs, plan)]
 
     def _snapshot_asked(self, event: ev.SnapshotAsked, now: float) -> list[ev.Action]:
         plan = self._plans.get(event.plan) if self._ownership.by(event.node) else None
@@ -464,12 +449,11 @@ class WorkerState:
         for output, kept in plan.carries.before(event.step):
             self._lend(plan, event.step, plan.carries.targets[output], kept, now)
         committed, outgrown = plan.commit(event.committed)
-        return [*actions, *committed, *self._unpin(outgrown, plan), *self._finish_if_done(plan, event.step, now)]
+        return [*actions, *committed, *self._plans.unpin(outgrown, plan), *self._finish_if_done(plan, event.step, now)]
 
     def _tensor_arrived(self, event: ev.TensorArrived, now: float) -> list[ev.Action]:
         plan = self._plans.get(event.plan)
-        step = plan.steps.get(event.step) if plan else None
-        if plan is not None and step is not None:
+        if plan is not None and event.step in plan.steps:
             return self._arrive(plan, event.step, event.part, event.slot, event.tensor, now)
         owned = self.owner is not None and event.plan.epoch == self.owner.epoch and event.plan not in self._dropped
         if not owned or self.paused or (plan is not None and event.step in plan.closed):
@@ -494,8 +478,9 @@ class WorkerState:
         return [ev.Release(tensor)] if ready is None else []
 
     def _lend(self, plan: Plan, number: int, slots: Iterable[Slot], tensor: ev.Tensor, now: float) -> None:
-        """As `_fill`, of a tensor that others need later."""
-        for part in plan.steps[number].fill(slots, tensor, borrowed=True) or ():
+        """As `_fill`, of a tensor that others need later, if that step is under way."""
+        step = plan.steps.get(number)
+        for part in (step.fill(slots, tensor, borrowed=True) or ()) if step is not None else ():
             self._ready(plan, number, part, now)
 
     def _ready(self, plan: Plan, number: int, part: int, now: float) -> None:
@@ -504,13 +489,28 @@ class WorkerState:
         self._devices[plan.parts[part].device].queue.append((plan.key, number, part))
 
     def _dispatch(self, now: float) -> list[ev.Action]:
-        """Give every idle device its next part."""
+        """Give every idle device its next part, and one that does a step of a session what follows it."""
         actions: list[ev.Action] = []
         for index, device in enumerate(self._devices):
-            entry = device.take()
-            if entry is not None:
+            while (entry := device.take() or self._following(device)) is not None:
                 actions += self._start(index, device, *entry, now)
+            if device.running is not None and device.looked():
+                actions += self._begun(index, device.running, now)
         return actions
+
+    def _following(self, device: Lane) -> Entry | None:
+        plan = self._plans.get(self._runs[device.running][0]) if device.running is not None else None
+        return device.follow(plan.key) if plan is not None and plan.carries else None
+
+    def _begun(self, index: int, run: int, now: float) -> list[ev.Action]:
+        """A device begins with a run, for which all is there now; its step may have ended since the host was told."""
+        key, number, part = self._runs[run]
+        step = self._plans.step(key, number)
+        if step is None or self.owner is None:
+            return [ev.StopRun(index, run)]
+        step.wait_s.setdefault(part, max(0.0, now - step.started_s))
+        began, step.began = step.began, True
+        return [] if began else [ev.SendBegan(self.owner.node, Began(key, number, part))]
 
     def _start(self, index: int, device: Lane, key: PlanKey, number: int, part: int, now: float) -> list[ev.Action]:
         plan = self._plans[key]
@@ -519,12 +519,13 @@ class WorkerState:
         self._runs[run] = (key, number, part)
         inputs = step.take(part, plan.fed_at(part, number))
         wishes = tuple(ev.Wish(self._number() if route.kept else 0, route.copies) for route in plan.routes[part])
+        if device.told:  # what it needs may be promised only
+            del step.wait_s[part]
         device.start(run, inputs, now)
-        execute = ev.Execute(index, run, plan.prepared[part], device.inputs, wishes, number)
-        if step.began or self.owner is None:
-            return [execute]
-        step.began = True
-        return [execute, ev.SendBegan(self.owner.node, Began(key, number, part))]
+        for output, (route, wish) in enumerate(zip(plan.routes[part], wishes, strict=True)):
+            if route.next and (kept := plan.carries.promise(number, (part, output), index, wish.keep)) is not None:
+                self._lend(plan, number + 1, route.next, kept, now)
+        return [ev.Execute(index, run, plan.prepared[part], inputs, wishes, number)]
 
     def _part_executed(self, event: ev.PartExecuted, now: float) -> list[ev.Action]:
         plan, number, part = self._end_run(event.run, now)
@@ -564,8 +565,7 @@ class WorkerState:
         """It stays: for parts of this step, for the next one, and for whoever may have to go back to it."""
         plan.carries.add(number, output, kept)
         self._lend(plan, number, plan.routes[output[0]][output[1]].near, kept, now)
-        if number + 1 in plan.steps:
-            self._lend(plan, number + 1, plan.carries.targets[output], kept, now)
+        self._lend(plan, number + 1, plan.carries.targets[output], kept, now)
 
     def _execute_failed(self, event: ev.ExecuteFailed, now: float) -> list[ev.Action]:
         for index, device in enumerate(self._devices):
@@ -703,14 +703,15 @@ class WorkerState:
 
     def _fail_run(self, event: ev.HostLost, device: Lane, now: float) -> list[ev.Action]:
         """The part that ran may be what did it, so it is named, and not tried again here."""
-        if device.running is None:
-            return []
-        actions: list[ev.Action] = [ev.Release(use.tensor) for use in device.inputs if use.last]
-        plan, number, part = self._end_run(device.running, now)
-        if plan is not None:
-            error = event.error.copy()
-            error.part = str(part)
-            actions += self._close_step(plan, number, error)
+        actions: list[ev.Action] = []
+        while device.told:
+            run, inputs = device.told[0]
+            actions += [ev.Release(use.tensor) for use in inputs if use.last]
+            plan, number, part = self._end_run(run, now)
+            if plan is not None:
+                error = event.error.copy()
+                error.part = str(part)
+                actions += self._close_step(plan, number, error)
         return actions
 
     def _give_up(self, event: ev.HostLost, now: float) -> list[ev.Action]:

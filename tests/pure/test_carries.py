@@ -197,6 +197,65 @@ def test_a_cancelled_step_ends_those_after_it() -> None:
     assert freed(late) == {99}, "nobody waits for what it made"
 
 
+def test_a_host_is_told_of_the_next_step_while_it_does_this_one() -> None:
+    drive = Counter()
+    drive.done(0)
+    first = one(ev.Execute, drive.step(1))
+    told = drive.step(2)
+    second = one(ev.Execute, told)
+    assert next(use for use in second.inputs if use.position == 0).tensor == kept(first.outputs[0].keep)
+    assert not of(ev.SendBegan, told), "it only begins once the first is done"
+    assert not of(ev.Execute, drive.step(3)), "one is enough"
+    drive.now += 5.0
+    after = drive(ev.PartExecuted(first.run, (ev.Made(kept=kept(first.outputs[0].keep)), ev.Made(inline=SMALL)), 5.0))
+    assert one(ev.SendBegan, after).began.step == 2
+    assert one(ev.Execute, after).step == 3
+    state = ev.Made(kept=kept(second.outputs[0].keep))
+    (ran,) = one(ev.ReplyRan, drive(ev.PartExecuted(second.run, (state, ev.Made(inline=SMALL)), 1.0))).parts
+    assert ran.wait_s == pytest.approx(5.0), "until the step before had left its state"
+
+
+def test_a_host_is_told_of_nothing_else_meanwhile() -> None:
+    drive, other = Counter(), PlanKey(KEY.epoch, KEY.generation + 1)
+    drive.done(0)
+    drive.deployed(deploy(part(0, [Source("input")], [TO_COORD]), plan=other))
+    drive.step(1)
+    assert not of(ev.Execute, drive.run(0, (0, 0, SMALL), plan=other)), "who comes first may change until it is idle"
+
+
+def test_what_follows_a_step_that_fails_is_stopped_when_its_turn_comes() -> None:
+    drive = Counter()
+    drive.done(0)
+    first, second = one(ev.Execute, drive.step(1)), one(ev.Execute, drive.step(2))
+    failed = drive(ev.ExecuteFailed(first.run, ExecuteFailed("no")))
+    assert len(of(ev.Refuse, failed)) == 2 and {each.run for each in of(ev.StopRun, failed)} == {second.run}
+    assert not drive(ev.ExecuteFailed(second.run, BlobMissing("of course")))
+    assert drive.machine.queue_depth == 0
+
+
+def test_what_a_host_was_told_of_is_stopped_when_its_turn_comes_and_what_it_does_goes_on() -> None:
+    drive = Counter()
+    drive.done(0)
+    first, second = one(ev.Execute, drive.step(1)), one(ev.Execute, drive.step(2))
+    cancelled = drive(ev.CancelAsked(COORD, KEY, 2))
+    assert one(ev.Refuse, cancelled) and not of(ev.StopRun, cancelled)
+    state = ev.Made(kept=kept(first.outputs[0].keep))
+    done = drive(ev.PartExecuted(first.run, (state, ev.Made(inline=SMALL)), 0.1))
+    assert one(ev.ReplyRan, done).step == 1 and one(ev.StopRun, done).run == second.run
+    late = drive(ev.PartExecuted(second.run, (ev.Made(kept=kept(99)), ev.Made(inline=SMALL)), 0.1))
+    assert freed(late) == {99} and drive.machine.queue_depth == 0
+
+
+def test_a_lost_host_takes_all_it_was_told_of_with_it() -> None:
+    drive = Counter()
+    drive.done(0)
+    drive.step(1)
+    drive.step(2)
+    refused = of(ev.Refuse, drive(ev.HostLost(0, DeviceLost("gone"))))
+    assert [type(each.error) for each in refused] == [DeviceLost, DeviceLost]
+    assert drive.machine.queue_depth == 0
+
+
 def test_a_drop_frees_what_was_carried() -> None:
     drive = Counter()
     numbers = {drive.done(step) for step in range(2)}
@@ -276,24 +335,27 @@ def test_nothing_is_kept_or_freed_twice_whatever_happens(seed: int) -> None:
             alive.remove(number)
         for execute in of(ev.Execute, actions):
             uses = [use.tensor.tensor for use in execute.inputs if isinstance(use.tensor, ev.Kept)]
-            assert set(uses) <= alive, "a step reads what was freed"
+            assert set(uses) <= alive | set(running.values()), "a step reads what was freed, or nobody makes before it"
             running[execute.run] = execute.outputs[0].keep
         committed += len(of(ev.ReplyRan, actions))
 
+    def first_done() -> ev.PartExecuted:
+        """A host does what it is told in order; what fails there is of a step that is over."""
+        run = next(iter(running))
+        number = running.pop(run)
+        alive.add(number)
+        return ev.PartExecuted(run, (ev.Made(kept=kept(number)), ev.Made(inline=SMALL)), 0.1)
+
     for _ in range(60):
         if running and rng.random() < 0.6:
-            run, number = running.popitem()
-            alive.add(number)
-            see(drive(ev.PartExecuted(run, (ev.Made(kept=kept(number)), ev.Made(inline=SMALL)), 0.1)))
+            see(drive(first_done()))
         elif rng.random() < 0.97:
             see(drive.step(next(steps), rng.randint(0, committed)))
         else:
             see(drive(ev.CancelAsked(COORD, KEY, rng.randint(0, 40))))
     see(drive(ev.DropAsked(COORD, drive.request(), KEY)))
     while running:
-        run, number = running.popitem()
-        alive.add(number)
-        see(drive(ev.PartExecuted(run, (ev.Made(kept=kept(number)), ev.Made(inline=SMALL)), 0.1)))
+        see(drive(first_done()))
     assert not alive, "something stays on the device"
 
 
@@ -320,6 +382,8 @@ def test_a_host_keeps_a_state_hands_out_copies_and_lets_the_first_value_go(tmp_p
     host.handle(hm.Unbind(1, (0,)))
     assert not host._resident and not host._resident_bytes
     assert isinstance(run(2), hm.ExecuteFailed), "the first value is gone"
+    missing = run(4, hm.Input(0, "f32", (2,), False, kept=2))
+    assert isinstance(missing, hm.ExecuteFailed) and missing.error["code"] == BlobMissing.code, "2 failed"
     assert isinstance(run(3, hm.Input(0, "f32", (2,), False, kept=1)), hm.Executed)
     exported = host.handle(hm.Export(5, 3))
     assert isinstance(exported, hm.Exported) and exported.output is not None and exported.output.data is not None
