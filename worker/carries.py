@@ -14,7 +14,6 @@ else has them is the coordinator's business (`coordinator/sessions.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from wire.errors import InputError, MeshError, StaleGeneration
 from wire.messages import PartSpec
@@ -62,12 +61,12 @@ class Carries:
     def promise(self, step: int, output: Output, device: int, number: int) -> Kept | None:
         """A device is told to make a carried output, under this number.  What comes of it is as it was at an earlier
         step; None: there was none."""
-        values = next((each for each in (*self._values.values(), *self._promised.values()) if output in each), None)
-        if values is None:
-            return None
-        promised = replace(values[output], device=device, tensor=number)
-        self._promised.setdefault(step, {})[output] = promised
-        return promised
+        for values in (*self._values.values(), *self._promised.values()):
+            if output in values:
+                promised = Kept(values[output].dtype, values[output].shape, device, number)
+                self._promised.setdefault(step, {})[output] = promised
+                return promised
+        return None
 
     def before(self, step: int) -> list[tuple[Output, Kept]]:
         """What the step before has made so far, or promised."""

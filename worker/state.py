@@ -479,7 +479,7 @@ class WorkerState:
 
     def _lend(self, plan: Plan, number: int, slots: Iterable[Slot], tensor: ev.Tensor, now: float) -> None:
         """As `_fill`, of a tensor that others need later, if that step is under way."""
-        step = plan.steps.get(number)
+        step = plan.steps.get(number) if slots else None
         for part in (step.fill(slots, tensor, borrowed=True) or ()) if step is not None else ():
             self._ready(plan, number, part, now)
 

@@ -161,9 +161,14 @@ def test_large_selections_take_bits_as_they_are(dtype: DType) -> None:
             return np.asarray(random.random(shape) > 0.5)
         return random.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype.numpy).reshape(shape)
 
-    for condition, taken, other in SELECTIONS:
-        operands = [np.asarray(random.random(condition) > 0.5), drawn(taken), drawn(other)]
-        kind = TensorType(np.broadcast_shapes(condition, taken, other), dtype)
+    zero, shapes = np.zeros((), dtype.numpy), ((70, 90), (70, 1), ())
+    from_zero = [
+        (condition, *each) for condition in shapes for other in shapes for each in ((None, other), (other, None))
+    ]
+    for condition, taken, other in (*SELECTIONS, *from_zero):
+        values = [zero if shape is None else drawn(shape) for shape in (taken, other)]
+        operands = [np.asarray(random.random(condition) > 0.5), *values]
+        kind = TensorType(np.broadcast_shapes(condition, taken or (), other or ()), dtype)
         found = KERNELS["select"](Attrs({}), operands, kind)
         assert (found.shape, found.dtype) == (kind.shape, kind.dtype.numpy)
         assert np.ascontiguousarray(found).tobytes() == np.ascontiguousarray(np.where(*operands)).tobytes()

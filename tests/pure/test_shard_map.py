@@ -308,3 +308,16 @@ def test_what_all_ranks_compute_alike_is_unrolled_once() -> None:
         mesh.shard_map(lambda x, w: x * mnp.sum(mnp.exp(w)), LINE, (P("dp"), P()), P("dp")), np.ones(3), np.ones(5)
     )
     assert [node.op for node in unroll(graph).nodes].count("exp") == 1
+
+
+def test_ranks_make_small_constants_themselves_and_are_given_the_rest() -> None:
+    """None of them waits for another that computes a number, and sends it in every call."""
+    rate, large = -mnp.exp(mnp.asarray(0.5)), mnp.exp(mnp.ones(100, "float32"))
+    mapped = mesh.shard_map(lambda x, w: x * rate + mnp.sum(large) + w, LINE, (P("dp"), P()), P("dp"))
+    x, w = np.ones(3, np.float32), np.float32(2)
+    graph = mesh.trace(lambda x, w: mapped(x, -mnp.asarray(w)), x, w)
+    (node,) = [node for node in graph.nodes if node.op == "spmd"]
+    given = [graph.types[each].shape for each in node.inputs]
+    assert given == [(3,), (), (100,)], "the argument's sign is the caller's, and large tensors are made once"
+    (found,) = evaluate(graph, dict(zip(graph.input_types, (x, w), strict=True)))
+    np.testing.assert_allclose(found, np.full(3, -np.exp(0.5) + 100 * np.e - 2), 1e-6)

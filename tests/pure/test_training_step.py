@@ -13,6 +13,7 @@ from mesh import DataParallel, DistributedTrainer, Mesh, distributed, nn, optim,
 from mesh.errors import InputError
 from mesh.training.data import ArrayData, BatchData, Cursor, Shares, padded
 from mesh.training.exchange import buckets
+from mesh.training.gradients import finite
 from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
 from mesh.training.telling import Progress, StepReport
@@ -256,3 +257,18 @@ def test_a_function_with_a_strategy_runs_here_and_on_workers() -> None:
     np.testing.assert_allclose(alone, np.tanh(x @ w), rtol=0, atol=1e-6)
     with pytest.raises(InputError, match="not known"):
         distributed(strategy="nonsense")
+
+
+@pytest.mark.parametrize(
+    ("leaves", "told"),
+    [
+        ([np.ones((3, 4), np.float32), np.float32(7)], True),
+        ([np.full(9, 60_000, np.float16), np.full(9, -1e30, np.float32)], True),
+        ([np.ones(5, np.float32), np.array([1, np.nan, 2], np.float32)], False),
+        ([np.array([np.inf, -np.inf], np.float32)], False),
+        ([np.array([np.inf], np.float32), np.array([-np.inf], np.float64)], False),
+        ([np.array([1, -np.inf], np.float16), np.full((2, 2), 1e200)], False),
+    ],
+)
+def test_one_number_that_is_none_is_found_in_the_sum_of_all(leaves: list[Any], told: bool) -> None:
+    assert bool(finite(leaves)) is told
