@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from wire.errors import InputError, MeshError, StaleGeneration
 from wire.messages import PartSpec
 
-from .events import Kept
+from .events import Kept, Tensor
 
 Output = tuple[int, int]  # (part, its output)
 Slot = tuple[int, int]  # (part, input position)
@@ -67,6 +67,11 @@ class Carries:
                 self._promised.setdefault(step, {})[output] = promised
                 return promised
         return None
+
+    def owes(self, step: int, tensors: Iterable[Tensor]) -> bool:
+        """Whether any of these, which a step is given, is promised and not made yet."""
+        promised = self._promised.get(step - 1, {}).values()
+        return any(tensor in promised for tensor in tensors)
 
     def before(self, step: int) -> list[tuple[Output, Kept]]:
         """What the step before has made so far, or promised."""

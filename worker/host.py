@@ -302,6 +302,7 @@ class Host:
 
         try:
             prepared = self._prepared[message.prepared]
+            self._follow(message.inputs)
             ranks = self._ranks(message, prepared, stopped)
             inputs = self._gather(message, prepared)
             started, read_s = time.perf_counter(), readback_s(self._engine)
@@ -339,6 +340,12 @@ class Host:
         prepared.ranks[1].begin(message.tag, stopped)
         return prepared.ranks[1]
 
+    def _follow(self, inputs: tuple[messages.Input, ...]) -> None:
+        """BlobMissing if a run before failed that should have left some of them.  Other ranks do not hear of this one:
+        they may still have to hear why the one before failed, and a mailbox says that of one step only."""
+        if any(given.kept and given.kept not in self._kept for given in inputs):
+            raise BlobMissing("what the step before should have left is not here")
+
     def _gather(self, message: messages.ExecutePart, prepared: _Prepared) -> list[Any]:
         inputs: list[Any] = [None] * len(prepared.types)
         for position, key in prepared.params.items():
@@ -358,8 +365,6 @@ class Host:
         if given.data is not None:
             return tensor_from(given.data, kind)
         if given.kept:
-            if given.kept not in self._kept:
-                raise BlobMissing("what the step before should have left is not here")
             if given.last:
                 return self._kept.take(given.kept)
             return self._kept.lend(given.kept) if self._lends else self._kept.get(given.kept)

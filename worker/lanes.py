@@ -96,9 +96,11 @@ class Lane:
         self.told.append((run, inputs))
 
     def end(self, run: int, now: float) -> None:
-        """The run is over, if it is this lane's; the host does the next one that it was told of."""
-        if self.running == run:
-            self.told.popleft()
+        """The run is over, if it is this lane's; the host does the next one that it was told of.  One behind it may be
+        over as well: the host was not told of it after all."""
+        first = self.running == run
+        self.told = deque(each for each in self.told if each[0] != run)
+        if first:
             self.new, self.since_s = bool(self.told), now
 
     def looked(self) -> bool:

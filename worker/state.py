@@ -363,8 +363,8 @@ class WorkerState:
         if isinstance(event.error, GraphError):
             self._graphs.forget(plan.parts[part].graph)
         event.error.part = str(part)
-        self._expect_loss(plan.parts[part].device, event.error)
-        return self._fail_deploy(plan, event.error, now)
+        lost = self._expect_loss(plan.parts[part].device, event.error, now)
+        return [*lost, *self._fail_deploy(plan, event.error, now)]
 
     def _preparing(self, prepared: int, now: float) -> tuple[Plan | None, int]:
         for device in self._devices:
@@ -519,7 +519,7 @@ class WorkerState:
         self._runs[run] = (key, number, part)
         inputs = step.take(part, plan.fed_at(part, number))
         wishes = tuple(ev.Wish(self._number() if route.kept else 0, route.copies) for route in plan.routes[part])
-        if device.told:  # what it needs may be promised only
+        if plan.carries.owes(number, (use.tensor for use in inputs)):  # it waits until what runs now is done
             del step.wait_s[part]
         device.start(run, inputs, now)
         for output, (route, wish) in enumerate(zip(plan.routes[part], wishes, strict=True)):
@@ -568,15 +568,15 @@ class WorkerState:
         self._lend(plan, number + 1, plan.carries.targets[output], kept, now)
 
     def _execute_failed(self, event: ev.ExecuteFailed, now: float) -> list[ev.Action]:
-        for index, device in enumerate(self._devices):
-            if device.running == event.run:
-                self._expect_loss(index, event.error)
+        on = next((index for index, device in enumerate(self._devices) if device.running == event.run), None)
         plan, number, part = self._end_run(event.run, now)
-        if plan is None:
-            return []
-        event.error.part = str(part)
-        self._tell(now, f"part {part} of {label(plan.key)} step {number} failed: {event.error}")
-        return self._close_step(plan, number, event.error)
+        actions: list[ev.Action] = []
+        if plan is not None:
+            error = event.error.copy()
+            error.part = str(part)
+            self._tell(now, f"part {part} of {label(plan.key)} step {number} failed: {error}")
+            actions += self._close_step(plan, number, error)
+        return actions if on is None else [*actions, *self._expect_loss(on, event.error, now)]
 
     def _end_run(self, run: int, now: float) -> tuple[Plan | None, int, int]:
         """The device is free; the plan is None if nobody waits for this run any more."""
@@ -667,10 +667,12 @@ class WorkerState:
 
     # -- devices that are lost
 
-    def _expect_loss(self, index: int, error: MeshError) -> None:
-        """An engine host that lost its device ends after saying so: it gets nothing more."""
-        if isinstance(error, DeviceLost):
-            self._devices[index].repair.failing()
+    def _expect_loss(self, index: int, error: MeshError, now: float) -> list[ev.Action]:
+        """An engine host that lost its device ends after saying so: it gets nothing more, and does nothing more."""
+        if not isinstance(error, DeviceLost):
+            return []
+        self._devices[index].repair.failing()
+        return self._fail_told(self._devices[index], error, now)
 
     def _host_lost(self, event: ev.HostLost, now: float) -> list[ev.Action]:
         """What it held is gone: its run fails, and what waits for tensors it kept.  What else is queued waits for the
@@ -680,7 +682,7 @@ class WorkerState:
         self._tell(now, f"device {event.device} lost, the {device.repair.losses}. time: {event.error}")
         device.preparing.clear()
         device.asked.clear()
-        actions = self._fail_run(event, device, now)
+        actions = self._fail_told(device, event.error, now, device.running)
         for plan in list(self._plans.values()):
             for number in [number for number, step in plan.steps.items() if step.needs(event.device)]:
                 actions += self._close_step(plan, number, event.error.copy())
@@ -701,17 +703,15 @@ class WorkerState:
             return [*actions, *self._give_up(event, now)]
         return actions if device.repair.away or self.leaving else [*actions, ev.StartHost(event.device)]
 
-    def _fail_run(self, event: ev.HostLost, device: Lane, now: float) -> list[ev.Action]:
-        """The part that ran may be what did it, so it is named, and not tried again here."""
-        actions: list[ev.Action] = []
-        while device.told:
-            run, inputs = device.told[0]
-            actions += [ev.Release(use.tensor) for use in inputs if use.last]
-            plan, number, part = self._end_run(run, now)
+    def _fail_told(self, device: Lane, error: MeshError, now: float, culprit: int | None = None) -> list[ev.Action]:
+        """The part that ran may be what did it, so it is named, and not tried again here; others had not begun."""
+        told = tuple(device.told)
+        actions: list[ev.Action] = [ev.Release(use.tensor) for _, inputs in told for use in inputs if use.last]
+        for run, plan, number, part in [(run, *self._end_run(run, now)) for run, _ in told]:
             if plan is not None:
-                error = event.error.copy()
-                error.part = str(part)
-                actions += self._close_step(plan, number, error)
+                own = error.copy()
+                own.part = str(part) if run == culprit else ""
+                actions += self._close_step(plan, number, own)
         return actions
 
     def _give_up(self, event: ev.HostLost, now: float) -> list[ev.Action]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from support.worker_machine import (
     COORD,
+    EDGE_IN,
     KEY,
     ME,
     SMALL,
@@ -26,12 +27,22 @@ from support.worker_machine import (
 
 from wire.codec import hash_array, tensor_bytes
 from wire.dtypes import F32, I32
-from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, OutOfMemory, StaleGeneration
+from wire.errors import (
+    BlobMissing,
+    ConnectFailed,
+    DeviceLost,
+    ExecuteFailed,
+    InputError,
+    MeshError,
+    OutOfMemory,
+    StaleGeneration,
+)
 from wire.graph import GraphBuilder
 from wire.messages import CarriedValue, Carry, Deploy, Done, PartSpec, PlanKey, Snapshotted, Source, Target
 from wire.sharedmem import SharedDir, take
 from worker import events as ev
 from worker import host_messages as hm
+from worker.collectives.ranks import Ranks
 from worker.cpu import CpuEngine
 from worker.host import Host
 
@@ -256,6 +267,50 @@ def test_a_lost_host_takes_all_it_was_told_of_with_it() -> None:
     assert drive.machine.queue_depth == 0
 
 
+def test_what_a_host_was_told_of_and_could_not_be_told_is_over_at_once() -> None:
+    """The daemon says so, not the host: perhaps there is no link to another rank."""
+    drive = Counter()
+    drive.done(0)
+    first, second = one(ev.Execute, drive.step(1)), one(ev.Execute, drive.step(2))
+    assert one(ev.Refuse, drive(ev.ExecuteFailed(second.run, ConnectFailed("no link"))))
+    state = ev.Made(kept=kept(first.outputs[0].keep))
+    done = drive(ev.PartExecuted(first.run, (state, ev.Made(inline=SMALL)), 0.1))
+    assert one(ev.ReplyRan, done).step == 1 and not of(ev.StopRun, done)
+    assert drive.machine.queue_depth == 0 and not drive.machine.working(drive.now)
+
+
+def test_a_host_that_says_that_its_device_is_gone_does_nothing_else_that_it_was_told_of() -> None:
+    drive = Counter()
+    drive.done(0)
+    first = one(ev.Execute, drive.step(1))
+    drive.step(2)
+    refused = of(ev.Refuse, drive(ev.ExecuteFailed(first.run, DeviceLost("gone"))))
+    assert [type(each.error) for each in refused] == [DeviceLost, DeviceLost]
+    assert drive.machine.queue_depth == 0 and not of(ev.Refuse, drive(ev.HostLost(0, DeviceLost("gone"))))
+
+
+def test_only_the_part_that_ran_is_named_when_its_host_dies() -> None:
+    """The second part of step 1 was told after the first one of step 2, and had not begun."""
+    late = part(1, [EDGE_IN], [TO_COORD])
+    drive = Counter(COUNTER, late)
+    for step in (0, 1):
+        drive.executed(drive.step(step))
+    two = one(ev.Execute, drive.step(2))
+    one(ev.Execute, drive.push(1, 0, SMALL, step=1))
+    blamed = {each.request: each.error.part for each in of(ev.Refuse, drive(ev.HostLost(0, DeviceLost("gone"))))}
+    assert two.step == 2 and sorted(blamed.values()) == ["", "", "0"]
+
+
+def test_a_part_that_waits_for_its_device_only_did_not_wait_for_its_inputs() -> None:
+    drive = Counter(COUNTER, part(1, [Source("input")], [[Target("", 1, 0)]]))
+    actions = drive(ev.RunAsked(COORD, drive.request(), KEY, 0, ((0, 1, SMALL), (1, 0, SMALL))))
+    first, second = of(ev.Execute, actions)
+    drive.now += 5.0
+    drive(ev.PartExecuted(first.run, (ev.Made(kept=kept(first.outputs[0].keep)), ev.Made(inline=SMALL)), 5.0))
+    (_, ran) = one(ev.ReplyRan, drive(ev.PartExecuted(second.run, made_small(), 1.0))).parts
+    assert ran.part == 1 and ran.wait_s == 0.0
+
+
 def test_a_drop_frees_what_was_carried() -> None:
     drive = Counter()
     numbers = {drive.done(step) for step in range(2)}
@@ -394,6 +449,28 @@ def test_a_host_keeps_a_state_hands_out_copies_and_lets_the_first_value_go(tmp_p
     gone = host.handle(hm.Export(6, 3))
     assert isinstance(gone, hm.Exported) and gone.output is None and gone.error
     assert not host._kept
+    shared.close()
+
+
+def test_other_ranks_hear_of_the_run_that_failed_and_not_of_what_follows_it(tmp_path: Path) -> None:
+    builder = GraphBuilder()
+    graph = builder.build([builder.add("neg", builder.input("0", (2,), F32))])
+    shared, told = SharedDir.create(tmp_path), list[MeshError]()
+
+    class Rank:
+        def begin(self, *_: Any) -> None: ...
+
+        def fail(self, error: MeshError) -> None:
+            told.append(error)
+
+    host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
+    host.handle(hm.PreparePart(1, graph.hash, graph.encoded, 1, 1, (), {}, False))
+    host._prepared[1].gang, host._prepared[1].ranks = hm.RankOf(("dp",), (1,), 0, ()), ((), cast(Ranks, Rank()))
+    wrong = hm.Input(0, "f32", (3,), True, bytes(12))
+    for run, given in ((1, wrong), (2, hm.Input(0, "f32", (2,), False, kept=1))):
+        said = host.handle(hm.ExecutePart(run, 1, (given,), (hm.Wanted(run, 0),)))
+        assert isinstance(said, hm.ExecuteFailed)
+    assert [type(error) for error in told] == [InputError], "or those who still wait in the first never hear of it"
     shared.close()
 
 
