@@ -9,7 +9,7 @@ thread per process, the data lie on the workers, processes and workers are new i
 DDP, is its figure for one process.
 
 Printed are medians over rounds of steps/s, and medians of the rounds' ratios, since absolute figures drift with the
-machine.  Efficiency is steps/s with n workers over n times steps/s with the first number asked for.  The last round
+machine; on stderr each round's, and what share of the processors the host of a virtual machine gave to others.  Efficiency is steps/s with n workers over n times steps/s with the first number asked for.  The last round
 also says where the time of ours went, per step: by worker (MESH_PROFILE=1), and the processor time of engine hosts, of
 their daemons and of this process, which is the client and the coordinator.  What hosts spend beyond computing goes into
 calls and into what they exchange, what the others spend into messages.  Last comes the work of a step in this process.
@@ -75,13 +75,32 @@ def main() -> None:
             os.environ["MESH_PROFILE"] = "1"
         rounds.append(({}, {}))
         for workers in asked.workers:
+            before = processors_s()
             rounds[-1][0][workers] = ours(asked.model, workers, asked.steps)
+            between = processors_s()
             if asked.torch:
                 rounds[-1][1][workers] = ddp(asked, workers)
+            told = [f"{side[workers]:.2f} steps/s ({stolen(*span):.0%} stolen)"
+                    for side, span in zip(rounds[-1], ((before, between), (between, processors_s())), strict=True)
+                    if workers in side]  # fmt: skip
+            print(f"round {number + 1}, {workers} workers: {', DDP '.join(told)}", file=sys.stderr, flush=True)
     show(asked, rounds)
     del os.environ["MESH_PROFILE"]
     alone = ours(asked.model, 0, asked.steps)
     print(f"the work of a step takes {1e3 / alone:.1f} ms in this process")
+
+
+def processors_s() -> tuple[float, float]:
+    """Seconds of all processors since the machine began, and those that its host gave to others (0 if untold)."""
+    import psutil
+
+    times = psutil.cpu_times()
+    return sum(times), getattr(times, "steal", 0.0)
+
+
+def stolen(before: tuple[float, float], after: tuple[float, float]) -> float:
+    """The share of the processors that the machine did not have."""
+    return (after[1] - before[1]) / max(after[0] - before[0], 1e-9)
 
 
 def show(asked: argparse.Namespace, rounds: list[tuple[Figures, Figures]]) -> None:

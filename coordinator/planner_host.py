@@ -22,13 +22,21 @@ NICE = 19
 def main() -> None:
     """Answer until stdin closes."""
     receive_fd, send_fd = take_stdio()
-    if hasattr(os, "nice"):
-        os.nice(NICE)
+    _stand_back()
     with open(receive_fd, "rb") as asked, open(send_fd, "wb") as answers:
         while (data := _message(asked)) is not None:
             answer = answer_of(question_from(data)) or b""
             answers.write(LENGTH.pack(len(answer)) + answer)
             answers.flush()
+
+
+def _stand_back() -> None:
+    """Take only what others leave.  Linux gives a processor with nothing else on it to whoever wakes, as an idle one;
+    by niceness alone it would look busy."""
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    elif hasattr(os, "nice"):
+        os.nice(NICE)
 
 
 def answer_of(question: Asked) -> bytes | None:
