@@ -1,7 +1,7 @@
 """Data-parallel training, beside torch's DistributedDataParallel over gloo, in turn in the same run.
 
-    python bench/training.py [--model mlp] [--workers 1 2 4] [--steps 60] [--rounds 3] [--torch PYTHON]
-    python bench/training.py --unlike [--steps 60] [--rounds 3]
+    python bench/training.py [--model mlp] [--workers 1 2 4] [--steps 250] [--rounds 3] [--torch PYTHON]
+    python bench/training.py --unlike [--steps 250] [--rounds 3]
 
 mlp: 784-512-512-10 with SGD and momentum, 512 rows per step in all.  gpt: 4 layers, width 256, 4 heads, 128 tokens of
 256, 16 rows per step in all, AdamW; 6 steps unless `--steps` says otherwise.  Both as ../shared/peers has them: one
@@ -9,10 +9,11 @@ thread per process, the data lie on the workers, processes and workers are new i
 DDP, is its figure for one process.
 
 Printed are medians over rounds of steps/s, and medians of the rounds' ratios, since absolute figures drift with the
-machine; on stderr each round's, and what share of the processors the host of a virtual machine gave to others.  Efficiency is steps/s with n workers over n times steps/s with the first number asked for.  The last round
-also says where the time of ours went, per step: by worker (MESH_PROFILE=1), and the processor time of engine hosts, of
-their daemons and of this process, which is the client and the coordinator.  What hosts spend beyond computing goes into
-calls and into what they exchange, what the others spend into messages.  Last comes the work of a step in this process.
+machine; on stderr each round's, and what share of the processors the host of a virtual machine gave to others.
+Efficiency is steps/s with n workers over n times steps/s with the first number asked for.  The last round also says
+where the time of ours went, per step: by worker (MESH_PROFILE=1), and the processor time of engine hosts, of their
+daemons and of this process, which is the client and the coordinator.  What hosts spend beyond computing goes into calls
+and into what they exchange, what the others spend into messages.  Last comes the work of a step in this process.
 
 With `--unlike` two workers train the mlp whose speeds are 3 to 1 (`mesh-worker --throttle flops=`), with even shares
 and with shares by speed.  The fast one alone stands beside, and the ideal: all work over the sum of both speeds, and
@@ -46,7 +47,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 SIZES, MLP_ROWS, MLP_DATA = (784, 512, 512, 10), 512, 8192
 LAYERS, WIDTH, HEADS, LENGTH, TOKENS, GPT_ROWS = 4, 256, 4, 128, 256, 16
 WARM = {"mlp": 10, "gpt": 2}
-STEPS = {"mlp": 60, "gpt": 6}
+STEPS = {"mlp": 250, "gpt": 6}
 Figures = dict[int, float]  # steps/s by number of workers
 
 

@@ -1,7 +1,8 @@
 """Exchange: how ranks make one gradient of theirs.  It stands in a step's program, around the collectives.
 
 Gradients of one dtype are laid end to end, the last params first since the backward pass has these first, and cut into
-buckets of `bucket_bytes`: one collective each, which leaves as soon as its own part is there.
+buckets of `bucket_bytes`: one collective each, which leaves as soon as its own part is there.  A tensor that would fill
+a quarter of a bucket is not copied next to others, but is sent from where it is.
 
 Compression keeps what it did not send, per rank, and adds it to the next gradient (error feedback: Seide et al., 2014;
 Karimireddy et al., 2019).  Deterministic training exchanges shards in place of sums, and adds these in one binary tree
@@ -12,7 +13,7 @@ may add it up before.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +25,15 @@ from .recipe import Compression, Recipe, TopK
 AXIS = "data"
 Block = tuple[int, int]  # neighbours in the tree that adds up shards: 2 to the power of the first, the how manieth
 Blocks = tuple[Block, ...]
+Piece = tuple[int, int, int]  # leaf, first element, end
+ALONE_BYTES_MIN = 256 << 10  # copying a larger one next to others takes longer than a collective of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Pieces of tensors that travel together: (leaf, first element, end)."""
+    """Pieces of tensors that travel together."""
 
-    pieces: tuple[tuple[int, int, int], ...]
+    pieces: tuple[Piece, ...]
     dtype: str
 
     @property
@@ -39,24 +42,36 @@ class Bucket:
 
 
 def buckets(leaves: Sequence[Any], bucket_bytes: int) -> list[Bucket]:
-    """ceil(bytes / bucket_bytes) of every dtype, full but for the last."""
+    """ceil(bytes / bucket_bytes) of every dtype, full but for the last; large leaves have some of their own."""
     found: list[Bucket] = []
     for dtype in dict.fromkeys(str(leaf.dtype) for leaf in leaves):
         mine = [index for index, leaf in reversed(list(enumerate(leaves))) if str(leaf.dtype) == dtype]
-        room = most = max(1, bucket_bytes // leaves[mine[0]].dtype.itemsize)
-        pieces: list[tuple[int, int, int]] = []
-        for index in mine:
-            first, size = 0, math.prod(leaves[index].shape)
-            while first < size:
-                taken = min(room, size - first)
-                pieces.append((index, first, first + taken))
-                first, room = first + taken, room - taken
-                if not room:
-                    found.append(Bucket(tuple(pieces), dtype))
-                    pieces, room = [], most
-        if pieces:
-            found.append(Bucket(tuple(pieces), dtype))
+        itemsize = leaves[mine[0]].dtype.itemsize
+        most = max(1, bucket_bytes // itemsize)
+        alone = max(most // 4, ALONE_BYTES_MIN // itemsize)
+        sizes = {index: math.prod(leaves[index].shape) for index in mine}
+        for index in (index for index in mine if sizes[index] >= alone):
+            found += [Bucket(pieces, dtype) for pieces in _filled({index: sizes[index]}, most)]
+        small = {index: size for index, size in sizes.items() if size < alone}
+        found += [Bucket(pieces, dtype) for pieces in _filled(small, most)]
     return found
+
+
+def _filled(sizes: Mapping[int, int], most: int) -> Iterator[tuple[Piece, ...]]:
+    """Tensors of so many elements each, by index, laid end to end and cut after every `most`."""
+    pieces: list[Piece] = []
+    room = most
+    for index, size in sizes.items():
+        first = 0
+        while first < size:
+            taken = min(room, size - first)
+            pieces.append((index, first, first + taken))
+            first, room = first + taken, room - taken
+            if not room:
+                yield tuple(pieces)
+                pieces, room = [], most
+    if pieces:
+        yield tuple(pieces)
 
 
 def memory_size(params: Any, compression: Compression) -> int:
