@@ -9,5 +9,5 @@ def runs(pid: int) -> bool:
     """Whether a process runs (Linux); one that ended and waits to be collected does not."""
     try:
         return not Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0].startswith("Z")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
