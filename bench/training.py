@@ -71,27 +71,26 @@ def main() -> None:
         unlike(asked)
         return
     rounds: list[tuple[Figures, Figures]] = []
+    sides: dict[str, Callable[[int], float]] = {"mesh": lambda workers: ours(asked.model, workers, asked.steps)}
+    if asked.torch:
+        sides["DDP"] = lambda workers: ddp(asked, workers)
     for number in range(asked.rounds):
         if number == asked.rounds - 1:
             os.environ["MESH_PROFILE"] = "1"
         rounds.append(({}, {}))
         for workers in asked.workers:
-            before = processors_s()
-            rounds[-1][0][workers] = ours(asked.model, workers, asked.steps)
-            between = processors_s()
-            if asked.torch:
-                rounds[-1][1][workers] = ddp(asked, workers)
-            told = [f"{side[workers]:.2f} steps/s ({stolen(*span):.0%} stolen)"
-                    for side, span in zip(rounds[-1], ((before, between), (between, processors_s())), strict=True)
-                    if workers in side]  # fmt: skip
-            print(f"round {number + 1}, {workers} workers: {', DDP '.join(told)}", file=sys.stderr, flush=True)
+            for side, (name, measure) in zip(rounds[-1], sides.items(), strict=False):
+                before = machine_s()
+                found = side[workers] = measure(workers)
+                said = f"{found:.2f} steps/s, {stolen(before, machine_s()):.0%} stolen"
+                print(f"round {number + 1}, {workers} workers, {name}: {said}", file=sys.stderr, flush=True)
     show(asked, rounds)
     del os.environ["MESH_PROFILE"]
     alone = ours(asked.model, 0, asked.steps)
     print(f"the work of a step takes {1e3 / alone:.1f} ms in this process")
 
 
-def processors_s() -> tuple[float, float]:
+def machine_s() -> tuple[float, float]:
     """Seconds of all processors since the machine began, and those that its host gave to others (0 if untold)."""
     import psutil
 

@@ -6,6 +6,7 @@ bytes says that there is no plan.  The process ends when its stdin does.  Starte
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from typing import BinaryIO
@@ -33,10 +34,11 @@ def main() -> None:
 def _stand_back() -> None:
     """Take only what others leave.  Linux gives a processor with nothing else on it to whoever wakes, as an idle one;
     by niceness alone it would look busy."""
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    elif hasattr(os, "nice"):
+    if hasattr(os, "nice"):
         os.nice(NICE)
+    if hasattr(os, "SCHED_IDLE"):
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def answer_of(question: Asked) -> bytes | None:

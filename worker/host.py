@@ -302,7 +302,7 @@ class Host:
 
         try:
             prepared = self._prepared[message.prepared]
-            self._follow(message.inputs)
+            self._check_left(message.inputs)
             ranks = self._ranks(message, prepared, stopped)
             inputs = self._gather(message, prepared)
             started, read_s = time.perf_counter(), readback_s(self._engine)
@@ -340,7 +340,7 @@ class Host:
         prepared.ranks[1].begin(message.tag, stopped)
         return prepared.ranks[1]
 
-    def _follow(self, inputs: tuple[messages.Input, ...]) -> None:
+    def _check_left(self, inputs: tuple[messages.Input, ...]) -> None:
         """BlobMissing if a run before failed that should have left some of them.  Other ranks do not hear of this one:
         they may still have to hear why the one before failed, and a mailbox says that of one step only."""
         if any(given.kept and given.kept not in self._kept for given in inputs):

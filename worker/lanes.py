@@ -28,7 +28,7 @@ class Lane:
     queue: deque[Entry] = field(default_factory=deque)
     ordered: deque[Entry] = field(default_factory=deque)
     told: deque[tuple[int, tuple[Use, ...]]] = field(default_factory=deque)  # runs of its host, and their inputs
-    new: bool = False  # whether the first of them was begun, and nobody has looked yet
+    begun: bool = False  # whether the first of them was begun, and nobody has looked yet
     since_s: float = 0.0  # when the host began with what it does now
     asked: dict[int, tuple[PlanKey, int]] = field(default_factory=dict)  # parts (plan, part) that it is to prepare
     preparing: set[int] = field(default_factory=set)  # parts of deployed plans that a new host does not have yet
@@ -92,7 +92,7 @@ class Lane:
         """The host is asked to run a part."""
         if self._now is None:
             self.since_s = now
-        self.new |= not self.told
+        self.begun |= not self.told
         self.told.append((run, inputs))
 
     def end(self, run: int, now: float) -> None:
@@ -101,12 +101,12 @@ class Lane:
         first = self.running == run
         self.told = deque(each for each in self.told if each[0] != run)
         if first:
-            self.new, self.since_s = bool(self.told), now
+            self.begun, self.since_s = bool(self.told), now
 
-    def looked(self) -> bool:
+    def just_begun(self) -> bool:
         """Whether a run was begun since this was asked."""
-        new, self.new = self.new, False
-        return new
+        begun, self.begun = self.begun, False
+        return begun
 
     def ask(self, number: int, plan: PlanKey, part: int, now: float) -> None:
         """The host is asked to prepare a part."""

@@ -237,14 +237,14 @@ class Plans(dict[PlanKey, Plan]):
         """The workers that plans send to or get from; of those that have steps under way."""
         return set().union(*(plan.neighbours for plan in self.values() if plan.steps or not busy))
 
-    def pin(self, blob: bytes, asking: Plan) -> bool:
+    def pinned_beside(self, blob: bytes, asking: Plan) -> bool:
         """Whether another plan already holds this blob in the store."""
         others = (plan for plan in self.values() if plan is not asking)
         return any(blob in plan.blobs and blob not in plan.waiting_blobs for plan in others)
 
     def unpin(self, blobs: frozenset[bytes], asking: Plan) -> list[Action]:
         """Let go of those that no other plan holds."""
-        unpinned = frozenset(blob for blob in blobs if not self.pin(blob, asking))
+        unpinned = frozenset(blob for blob in blobs if not self.pinned_beside(blob, asking))
         return [UnpinBlobs(unpinned)] if unpinned else []
 
 

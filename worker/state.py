@@ -314,7 +314,7 @@ class WorkerState:
             plan.waiting_blobs.discard(blob)
             plan.bytes_by_source[event.source] += size_bytes
             plan.bytes_by_source["client"] += size_bytes if event.from_owner else 0
-            actions += [ev.PinBlobs(frozenset((blob,)))] if not self._plans.pin(blob, plan) else []
+            actions += [ev.PinBlobs(frozenset((blob,)))] if not self._plans.pinned_beside(blob, plan) else []
             actions += self._prepare_if_fetched(plan, now)
         return actions
 
@@ -494,7 +494,7 @@ class WorkerState:
         for index, device in enumerate(self._devices):
             while (entry := device.take() or self._following(device)) is not None:
                 actions += self._start(index, device, *entry, now)
-            if device.running is not None and device.looked():
+            if device.running is not None and device.just_begun():
                 actions += self._begun(index, device.running, now)
         return actions
 

@@ -271,7 +271,7 @@ def captured_by(*inners: Inner, again: Callable[[Tensor], bool] = lambda tensor:
     return list(found.values())
 
 
-def of_constants(tensor: Tensor) -> bool:
+def is_of_constants(tensor: Tensor) -> bool:
     """Whether a small Tensor takes a few steps from values that are part of the program: who needs it makes it sooner
     than it comes from somebody else."""
     waiting = [tensor]

@@ -32,7 +32,7 @@ from ..array import Array, apply, literal
 from ..expression import Tensor, traced_argument
 from ..numpy.promotion import cast, like
 from ..several import several
-from .inner import Inner, captured_by, of_constants, run
+from .inner import Inner, captured_by, is_of_constants, run
 from .inside import Maybe, function_of, function_of_some, is_smooth, types_of
 from .programs import product
 from .slopes import choose, zero_like
@@ -96,7 +96,7 @@ def is_of_ranks(tensor: Tensor) -> bool:
 
 def is_made_again(tensor: Tensor) -> bool:
     """Whether a body of ranks that refers to a Tensor has it computed by each rank, and is not given it."""
-    return is_of_ranks(tensor) or of_constants(tensor)
+    return is_of_ranks(tensor) or is_of_constants(tensor)
 
 
 def summed(array: Array, axes: Axes, sizes: Sizes) -> Array:
