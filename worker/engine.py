@@ -37,6 +37,11 @@ class Pending(Protocol):
 class Collectives(Protocol):
     """How a part of a gang reaches the other ranks (worker/collectives/)."""
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the ranks of this machine leave no cores for threads of their own that move what they exchange."""
+        ...
+
     def start(self, op: str, attrs: Attrs, operand: NDArray[Any] | None, meanwhile: bool = True) -> Pending:
         """Begin a collective of the op table; all ranks start the same ones in the same order.
 

@@ -163,6 +163,11 @@ class _PacedCollectives:
         self._pace = pace
         self._left = iter(before)
 
+    @property
+    def crowded(self) -> bool:
+        """What this engine waits for takes no core."""
+        return False
+
     def start(self, op: str, attrs: Attrs, operand: NDArray[Any] | None, meanwhile: bool = True) -> Pending:
         self._pace.until(next(self._left, 0))  # 0: inside a loop, whose turns are not counted one by one
         return _PacedPending(self._inner.start(op, attrs, operand, meanwhile), self._pace)

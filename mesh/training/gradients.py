@@ -94,10 +94,10 @@ def value_shapes(compute: Callable[[Any, Any], Found], parts: Any) -> tuple[Foun
 
 
 def finite(values: Any) -> Array:
-    """Whether no leaf holds NaN or Inf.  Their sum says so, in one pass: it is no number then, and otherwise a number
-    unless leaves are so large that their squares, and so the norm of the gradients, are Inf."""
+    """1.0 if no leaf holds NaN or Inf, 0.0 if one does.  Their sum says so, in one pass: it is no number then, and
+    otherwise a number unless leaves are so large that their squares, and so the norm of the gradients, are Inf."""
     sums = [mnp.sum(wide(leaf)) for leaf in tree.leaves(values)]
-    return mnp.isfinite(sum(sums[1:], sums[0]))
+    return mnp.astype(mnp.isfinite(sum(sums[1:], sums[0])), "float32")
 
 
 def step_key(recipe: Recipe, step: Any, number: Any) -> Any:

@@ -69,16 +69,19 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool, unl
             found = found_of(batch, weights, turns, rank * turns)
         else:
             found = _by_rank(recipe, rank, unlike, found_of, (batch, weights))
-        flags, unsent = _gathered(finite(found), ranks), state["unsent"]
+        flag = finite((found[0], optim.global_norm(found[1])))[None]  # the norm is no number if a gradient is none
+        unsent = state["unsent"]
         if recipe.shards:
+            flags = collectives.all_gather(flag, exchange.AXIS) if ranks > 1 else flag
             blocks = _blocks(recipe, unlike) if unlike else exchange.one_by_one(ranks, turns, recipe.shards)
             loss, gradients = exchange.combined(found, blocks, recipe.shards)
             gradients = tree.map(lambda each, param: mnp.astype(each, param.dtype), gradients, state["params"])
+        elif ranks > 1:
+            told = collectives.all_gather(mnp.stack([found[0], flag[0]])[None], exchange.AXIS)
+            loss, flags = mnp.sum(told[:, 0]), told[:, 1]
+            gradients, unsent = exchange.summed(recipe, found[1], unsent)
         else:
-            loss, gradients = found
-            if ranks > 1:
-                loss = collectives.all_reduce(loss, exchange.AXIS)
-                gradients, unsent = exchange.summed(recipe, gradients, unsent)
+            (loss, gradients), flags = found, flag
         return _updated(recipe, {**state, "unsent": unsent}, state, loss, gradients, flags)
 
     if recipe.updates:
@@ -164,7 +167,7 @@ def _changing(
     first = zero, [zero] * len(tree.leaves(state["params"])), state["params"], state["optimiser"]
     loss, squares, params, optimiser = by_turns(recipe.accumulate, turn, first, (rows, weights))
     norm = mnp.sqrt(sum(squares[1:], squares[0]) / np.float32(recipe.accumulate))
-    flags = _gathered(finite((loss, norm, params)), 1)
+    flags = finite((loss, norm, params))[None]
     good = mnp.all(flags > 0)
     kept = tree.map(
         lambda new, old: mnp.where(good, new, old), (params, optimiser), (state["params"], state["optimiser"])
@@ -174,12 +177,6 @@ def _changing(
     if scale is not None:
         told["scale"] = factor
     return {**state, "params": kept[0], "optimiser": kept[1], "step": state["step"] + 1, "scale": scale}, told
-
-
-def _gathered(flag: Array, ranks: int) -> Array:
-    """Of every rank, whether it found nothing that is no number."""
-    own = mnp.astype(flag, "int32")[None]
-    return collectives.all_gather(own, exchange.AXIS) if ranks > 1 else own
 
 
 def _updated(recipe: Recipe, after: Any, before: Any, loss: Array, gradients: Any, flags: Array) -> tuple[Any, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from wire.errors import Cancelled, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph
 from wire.types import Attrs
 from worker.collectives.algorithms import shares
+from worker.collectives.opening import is_crowded
 from worker.collectives.ranks import Ranks
 from worker.cpu.engine import compile_graph, evaluate, run
 from worker.engine import never
@@ -47,29 +50,59 @@ def summed(count: int) -> WireGraph:
     return builder.build([builder.add("neg", each) for each in sums])
 
 
+@dataclass
+class Told:
+    value: Array
+    events: list[str]
+
+    def result(self) -> Array:
+        self.events.append("needed")
+        return self.value
+
+
+class Teller:
+    """Collectives that tell when they are started and needed; of two ranks with the same values."""
+
+    def __init__(self, crowded: bool = False) -> None:
+        self.crowded = crowded
+        self.events: list[str] = []
+
+    def start(self, op: str, attrs: Any, operand: Array | None, meanwhile: bool = True) -> Told:
+        assert operand is not None
+        self.events.append("started" if meanwhile else "started at once")
+        return Told(operand * (2 if op == "all_reduce" else 1), self.events)
+
+
 def test_all_collectives_are_started_before_the_first_result_is_needed() -> None:
-    events: list[str] = []
-
-    class Told:
-        def __init__(self, value: Array) -> None:
-            self._value = value
-
-        def result(self) -> Array:
-            events.append("needed")
-            return self._value
-
-    class Teller:
-        def start(self, op: str, attrs: Any, operand: Array | None, meanwhile: bool = True) -> Told:
-            assert operand is not None
-            events.append("started" if meanwhile else "started at once")
-            return Told(operand * 2)
-
-    outputs = run(compile_graph(summed(3)), [np.ones(4, np.float32)], never, Teller())
+    teller = Teller()
+    outputs = run(compile_graph(summed(3)), [np.ones(4, np.float32)], never, teller)
     assert [float(each[0]) for each in outputs] == [-2, -4, -6]
-    assert events == ["started"] * 3 + ["needed"] * 3
-    events.clear()
-    run(compile_graph(summed(1)), [np.ones(4, np.float32)], never, Teller())
-    assert events == ["started at once", "needed"]
+    assert teller.events == ["started"] * 3 + ["needed"] * 3
+    alone = Teller()
+    run(compile_graph(summed(1)), [np.ones(4, np.float32)], never, alone)
+    assert alone.events == ["started at once", "needed"]
+
+
+def test_crowded_ranks_move_themselves_what_nobody_waits_for_alone() -> None:
+    teller = Teller(crowded=True)
+    run(compile_graph(summed(3)), [np.ones(4, np.float32)], never, teller)
+    assert teller.events == ["started at once"] * 3 + ["needed"] * 3
+    builder = GraphBuilder()
+    sent = builder.add("permute", builder.input("x", (4,), F32), axes=("dp",), sizes=(2,), pairs=(0, 1))
+    busy = builder.add("neg", builder.input("y", (4,), F32))
+    sender = Teller(crowded=True)
+    run(compile_graph(builder.build([sent, busy])), [np.ones(4, np.float32)] * 2, never, sender)
+    assert sender.events == ["started", "needed"], "rank 1 waits for it"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process can be kept to some cores on Linux only")
+def test_ranks_are_crowded_where_they_have_fewer_than_two_cores_each() -> None:
+    mine = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, sorted(mine)[:2])
+        assert [is_crowded(ranks) for ranks in (1, 2, 4)] == [len(mine) < 2, True, True]
+    finally:
+        os.sched_setaffinity(0, mine)
 
 
 def test_a_rank_that_fails_ends_its_own_collectives_and_those_of_all() -> None:

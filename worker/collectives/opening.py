@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 
 from wire.sharedmem import share
@@ -35,7 +37,14 @@ def ranks_of(
     short_sleeps()
     ringing = ring if any(wire.bridged for wire in wires.values()) else _silence
     together = Wires(wires, ringing, letter_bytes=min(letter_bytes, default=LETTER_BYTES), deadline_s=gang.timeout_s)
-    return Ranks(together, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress)
+    here = 1 + sum(not wire.bridged for wire in wires.values())
+    return Ranks(together, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress, is_crowded(here))
+
+
+def is_crowded(ranks: int) -> bool:
+    """Whether so many ranks of this machine have fewer than two cores each: one that computes, and one that moves."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return 2 * ranks > cores
 
 
 def _silence() -> None:

@@ -30,6 +30,8 @@ class Ranks:
     """Collectives (worker/engine.py) of rank `rank` of a grid; `wires` has the other ranks by number.  `bytes_per_s` is
     what each rank can send, where that differs.  Parts that run one after the other may share a `progress`.
 
+    `crowded` is as Collectives (worker/engine.py) has it.
+
     One step at a time: `begin`, what the engine starts, then `end` or `fail`.
     """
 
@@ -41,7 +43,9 @@ class Ranks:
         rank: int,
         bytes_per_s: Sequence[float] = (),
         progress: Progress | None = None,
+        crowded: bool = False,
     ) -> None:
+        self.crowded = crowded
         self._wires = wires
         self._axes = axes
         self._sizes = sizes
