@@ -4,12 +4,13 @@
     python bench/training.py --unlike [--steps 250] [--rounds 3]
 
 mlp: 784-512-512-10 with SGD and momentum, 512 rows per step in all.  gpt: 4 layers, width 256, 4 heads, 128 tokens of
-256, 16 rows per step in all, AdamW; 6 steps unless `--steps` says otherwise.  Both as ../shared/peers has them: one
-thread per process, the data lie on the workers, processes and workers are new in every round.  torch alone, without
-DDP, is its figure for one process.
+256, 16 rows per step in all, AdamW; 6 steps unless `--steps` says otherwise.  Both with one thread per process, data
+that lie on the workers, and new processes and workers in every round.  torch alone, without DDP, is its figure for one
+process.
 
 Printed are medians over rounds of steps/s, and medians of the rounds' ratios, since absolute figures drift with the
-machine; on stderr each round's, and what share of the processors the host of a virtual machine gave to others.
+machine; on stderr each round's, and what share of the processors the host of a virtual machine gave to others.  Where
+that was more than 3 %, of either side, the figure is taken again, three times at most, and the least disturbed counts.
 Efficiency is steps/s with n workers over n times steps/s with the first number asked for.  The last round also says
 where the time of ours went, per step: by worker (MESH_PROFILE=1), and the processor time of engine hosts, of their
 daemons and of this process, which is the client and the coordinator.  What hosts spend beyond computing goes into calls
@@ -33,6 +34,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ SIZES, MLP_ROWS, MLP_DATA = (784, 512, 512, 10), 512, 8192
 LAYERS, WIDTH, HEADS, LENGTH, TOKENS, GPT_ROWS = 4, 256, 4, 128, 256, 16
 WARM = {"mlp": 10, "gpt": 2}
 STEPS = {"mlp": 250, "gpt": 6}
+STOLEN_MAX, TAKEN_MAX = 0.03, 3  # a figure with more of the processors stolen is taken again, so often in all
 Figures = dict[int, float]  # steps/s by number of workers
 
 
@@ -80,14 +83,23 @@ def main() -> None:
         rounds.append(({}, {}))
         for workers in asked.workers:
             for side, (name, measure) in zip(rounds[-1], sides.items(), strict=False):
-                before = machine_s()
-                found = side[workers] = measure(workers)
-                said = f"{found:.2f} steps/s, {stolen(before, machine_s()):.0%} stolen"
-                print(f"round {number + 1}, {workers} workers, {name}: {said}", file=sys.stderr, flush=True)
+                what = f"round {number + 1}, {workers} workers, {name}"
+                side[workers] = undisturbed(what, partial(measure, workers))
     show(asked, rounds)
     del os.environ["MESH_PROFILE"]
     alone = ours(asked.model, 0, asked.steps)
     print(f"the work of a step takes {1e3 / alone:.1f} ms in this process")
+
+
+def undisturbed(what: str, measure: Callable[[], float]) -> float:
+    """The figure, or of several, as many as are taken for a disturbed one, that for which least was stolen."""
+    found: list[tuple[float, float]] = []
+    while len(found) < TAKEN_MAX and (not found or min(found)[0] > STOLEN_MAX):
+        before = machine_s()
+        figure = measure()
+        found.append((stolen(before, machine_s()), figure))
+        print(f"{what}: {figure:.2f} steps/s, {found[-1][0]:.1%} stolen", file=sys.stderr, flush=True)
+    return min(found)[1]
 
 
 def machine_s() -> tuple[float, float]:
@@ -158,8 +170,6 @@ def mlp() -> Task:
 
 
 def gpt() -> Task:
-    from functools import partial
-
     from mesh import nn, optim, random
 
     keys = random.split(random.key(0), LAYERS + 3)

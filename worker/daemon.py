@@ -734,7 +734,7 @@ class Daemon:
             case ev.SharedFile(_, _, directory, name):
                 remove(directory, name)
             case ev.Kept(_, _, device, tensor):
-                self._hosts[device].send(hm.Forget(tensor))
+                self._hosts[device].send(hm.Forget((tensor,)))
 
     def _host_said(self, host: EngineHost, message: hm.FromHost) -> None:
         device = host.device

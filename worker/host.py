@@ -179,7 +179,8 @@ class Host:
             case messages.Expect() | messages.Call():
                 self._lines.begin(message)
             case messages.Forget(kept):
-                self._kept.drop(kept)
+                for number in kept:
+                    self._kept.drop(number)
         return None
 
     # -- prepare

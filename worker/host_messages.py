@@ -176,9 +176,9 @@ class Call(_Message, frozen=True, array_like=True, tag=True):
 
 
 class Forget(_Message, frozen=True, array_like=True, tag=True):
-    """Free a kept tensor."""
+    """Free kept tensors."""
 
-    kept: int
+    kept: tuple[int, ...]
 
 
 class Export(_Message, frozen=True, array_like=True, tag=True):

@@ -70,7 +70,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         self.exited = asyncio.Event()
         self._splitter = Splitter()
         self._stderr = bytearray()
-        self._held = bytearray()  # what is to be written before anything else
+        self._forgotten: list[int] = []  # what it is told to free before anything else is written
         self._transport: asyncio.SubprocessTransport | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._over = False
@@ -93,15 +93,14 @@ class HostProcess(asyncio.SubprocessProtocol):
         """Write to the child's pipe; to a child that is gone nothing is written, since `on_lost` says it all."""
         if self._over or self._stdin is None:
             return
-        if isinstance(message, Forget):  # nobody waits for it: those of a moment are one write
-            if not self._held:
-                self._loop.call_soon(self._write_held)
-            self._held += pack(message)
+        if isinstance(message, Forget):  # nobody waits for it: those of a moment are one message
+            if not self._forgotten:
+                self._loop.call_soon(self._write)
+            self._forgotten += message.kept
             return
         if isinstance(message, ExecutePart | PreparePart | Export):
             self._watchdog.asked(self._loop.time())
-        self._held += pack(message)
-        self._write_held()
+        self._write(pack(message))
 
     def stop_run(self, run: int) -> None:
         """Have the child give up a run it may be computing; it answers it all the same."""
@@ -146,10 +145,12 @@ class HostProcess(asyncio.SubprocessProtocol):
 
     # -- helpers
 
-    def _write_held(self) -> None:
-        held, self._held = bytes(self._held), bytearray()
-        if held and not self._over and self._stdin is not None:
-            self._stdin.write(held)
+    def _write(self, packed: bytes = b"") -> None:
+        if self._forgotten:
+            packed = pack(Forget(tuple(self._forgotten))) + packed
+            self._forgotten.clear()
+        if packed and not self._over and self._stdin is not None:
+            self._stdin.write(packed)
 
     def _receive(self, message: FromHost) -> None:
         self._watchdog.heard()

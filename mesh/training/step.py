@@ -77,9 +77,14 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool, unl
             loss, gradients = exchange.combined(found, blocks, recipe.shards)
             gradients = tree.map(lambda each, param: mnp.astype(each, param.dtype), gradients, state["params"])
         elif ranks > 1:
-            told = collectives.all_gather(mnp.stack([found[0], flag[0]])[None], exchange.AXIS)
-            loss, flags = mnp.sum(told[:, 0]), told[:, 1]
-            gradients, unsent = exchange.summed(recipe, found[1], unsent)
+            mine = mnp.arange(ranks, dtype="int32") == rank
+            told = mnp.concatenate([found[0][None], mnp.where(mine, flag, 0.0)])
+            if recipe.compression is None:  # what is told comes first, and so is in the bucket that leaves last
+                (told, gradients), unsent = exchange.summed(recipe, (told, found[1]), unsent)
+            else:
+                told = collectives.all_reduce(told, exchange.AXIS)
+                gradients, unsent = exchange.summed(recipe, found[1], unsent)
+            loss, flags = told[0], told[1:]
         else:
             (loss, gradients), flags = found, flag
         return _updated(recipe, {**state, "unsent": unsent}, state, loss, gradients, flags)

@@ -115,7 +115,7 @@ def test_buffers_go_back(engine: Any) -> None:
     for _ in range(6):
         engine.run(executable, [X])
         sizes.append(engine._device.allocated_bytes)
-    assert sizes[1:] == sizes[1:2] * 5
+    assert max(sizes[2:]) <= sizes[1], "fewer where the pool has given back what lay idle"
 
 
 def test_programs_of_all_pieces_are_kept_on_disk(tmp_path: Path) -> None:

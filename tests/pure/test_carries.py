@@ -444,8 +444,7 @@ def test_a_host_keeps_a_state_hands_out_copies_and_lets_the_first_value_go(tmp_p
     assert isinstance(exported, hm.Exported) and exported.output is not None and exported.output.data is not None
     assert np.frombuffer(exported.output.data, np.float32).tolist() == [21, 22]
     host.handle(hm.Unprepare(1))
-    for number in (1, 3):
-        host.handle(hm.Forget(number))
+    host.handle(hm.Forget((1, 3)))
     gone = host.handle(hm.Export(6, 3))
     assert isinstance(gone, hm.Exported) and gone.output is None and gone.error
     assert not host._kept
@@ -513,13 +512,11 @@ def test_a_host_writes_over_a_table_and_still_has_the_values_before(tmp_path: Pa
         patch.setattr(SharedDir, "write_copies", refuse)
         assert isinstance(run(6, hm.Input(0, "f32", (rows, width), False, kept=5), copies=1), hm.ExecuteFailed)
     assert SharedDir.write_copies is refused and (of(5) == right[5]).all(), "what was written was taken back"
-    for number in (5, 1, 4):
-        host.handle(hm.Forget(number))
+    host.handle(hm.Forget((5, 1, 4)))
     assert (of(2) == right[2]).all() and (of(3) == right[3]).all()
     assert isinstance(run(4, hm.Input(0, "f32", (rows, width), False, kept=3)), hm.Executed)
     assert (of(4) == right[4]).all() and (of(2) == right[2]).all()
-    for number in (2, 3, 4):
-        host.handle(hm.Forget(number))
+    host.handle(hm.Forget((2, 3, 4)))
     assert not host._kept
     shared.close()
 

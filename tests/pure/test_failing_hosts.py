@@ -72,7 +72,7 @@ class Story:
         for output, right in zip(answer.outputs, (GIVEN + WEIGHT, GIVEN * WEIGHT), strict=True):
             for file in output.files:
                 self.check(file, right)
-            self.host.handle(hm.Forget(output.kept))
+            self.host.handle(hm.Forget((output.kept,)))
         return True
 
     def check(self, file: str, right: Any) -> None:

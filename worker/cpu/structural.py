@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -98,10 +100,8 @@ def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     left, right = operands
     if _narrow(out):
         left, right = left.astype(np.float32), right.astype(np.float32)
-    left_free = [axis for axis in range(left.ndim) if axis not in (*attrs["lhs_batch"], *attrs["lhs_contract"])]
-    right_free = [axis for axis in range(right.ndim) if axis not in (*attrs["rhs_batch"], *attrs["rhs_contract"])]
-    a = _stacked(left, attrs["lhs_batch"], left_free, attrs["lhs_contract"])
-    b = _stacked(right, attrs["rhs_batch"], attrs["rhs_contract"], right_free)
+    a = _stacked(left, *_arrangement(left.shape, attrs["lhs_batch"], attrs["lhs_contract"], True))
+    b = _stacked(right, *_arrangement(right.shape, attrs["rhs_batch"], attrs["rhs_contract"], False))
     return np.asarray(_product(a, b).reshape(out.shape).astype(out.dtype.numpy, copy=False))
 
 
@@ -120,11 +120,19 @@ def _product(a: Array, b: Array) -> Array:
 FEW_ROWS, LARGE_SIZE = 48, 1 << 17
 
 
-def _stacked(array: Array, *groups: Sequence[int]) -> Array:
-    """The array with its axes in the order of these groups, each group made one axis: where BLAS can read the matrices
-    where they are, transposed or not, no copy."""
-    ordered = array.transpose([axis for group in groups for axis in group])
-    stacked = ordered.reshape([math.prod(array.shape[axis] for axis in group) for group in groups])
+@lru_cache(1024)
+def _arrangement(
+    shape: tuple[int, ...], batch: tuple[int, ...], contract: tuple[int, ...], left: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The order of an operand's axes as a stack of matrices, and the shape of that; the left one's rows are free."""
+    free = tuple([axis for axis in range(len(shape)) if axis not in (*batch, *contract)])
+    groups = (batch, free, contract) if left else (batch, contract, free)
+    return tuple(itertools.chain(*groups)), tuple([math.prod(shape[axis] for axis in group) for group in groups])
+
+
+def _stacked(array: Array, order: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """A stack of matrices: no copy where BLAS can read these where they are, transposed or not."""
+    stacked = array.transpose(order).reshape(shape)
     return stacked if stacked.itemsize in stacked.strides[-2:] else np.ascontiguousarray(stacked)
 
 
