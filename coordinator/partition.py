@@ -159,7 +159,8 @@ class _Slices:
     def __init__(self, model: CostModel) -> None:
         self.model = model
         count = len(model.units)
-        self.positions = np.unique(np.linspace(0, count, min(count, POSITIONS_MAX) + 1).astype(np.int64))
+        steps = np.linspace(0, count, min(count, POSITIONS_MAX) + 1).astype(np.int64)
+        self.positions = np.array([*dict.fromkeys(steps.tolist())])
         slow = [[s if s != float("inf") else 0.0 for s in seconds] for seconds in model.seconds]
         self._prefix = [np.concatenate([[0.0], np.cumsum(seconds)])[self.positions] for seconds in slow]
         self._crossing = _crossing_bytes(model)[self.positions]

@@ -364,9 +364,17 @@ def _check_below(column: NDArray[Any], bound: int, what: str) -> None:
 
 
 def _check_arities(ops: NDArray[Any], arities: NDArray[Any], op_names: tuple[str, ...], limits: Limits) -> None:
-    seen = np.unique(ops.astype(np.int64) << 32 | arities.astype(np.int64))
-    for pair in seen.tolist():
+    for pair in _distinct(ops.astype(np.int64) << 32 | arities.astype(np.int64)):
         check_arity(op_names[pair >> 32], pair & 0xFFFFFFFF, limits)
+
+
+def _distinct(column: NDArray[Any]) -> list[int]:
+    """As np.unique, whose first use in a process imports numpy.ma: that takes longer than to read most graphs."""
+    ordered = np.sort(column)
+    first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    found: list[int] = ordered[first].tolist()
+    return found
 
 
 def _check_text(value: str, limits: Limits, what: str) -> None:
@@ -377,8 +385,7 @@ def _check_text(value: str, limits: Limits, what: str) -> None:
 def _check_attr_kinds(
     ops: NDArray[Any], attr_codes: NDArray[Any], op_names: tuple[str, ...], attributes: Sequence[Attrs]
 ) -> None:
-    seen = np.unique(ops.astype(np.int64) << 32 | attr_codes.astype(np.int64))
-    for pair in seen.tolist():
+    for pair in _distinct(ops.astype(np.int64) << 32 | attr_codes.astype(np.int64)):
         check_attrs(OPS[op_names[pair >> 32]], attributes[pair & 0xFFFFFFFF])
 
 
@@ -413,9 +420,9 @@ def _collector_paused() -> Iterator[None]:
 def _check_leaf_names(
     ops: NDArray[Any], attr_codes: NDArray[Any], op_names: tuple[str, ...], attributes: Sequence[Attrs]
 ) -> None:
-    named = [code for code, name in enumerate(op_names) if name in ("input", "param")]
+    named = np.array([name in ("input", "param") for name in op_names], np.bool_)
     seen: set[str] = set()
-    for code in attr_codes[np.isin(ops, named)].tolist():
+    for code in attr_codes[named[ops]].tolist():
         name = attributes[code]["name"]
         if name in seen:
             raise AttrError(f"two leaves are named {name!r}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -282,3 +284,18 @@ def test_a_graph_that_is_not_text_anywhere_is_refused() -> None:
 def test_the_same_graph_from_another_process_is_the_same_key() -> None:
     copies: dict[WireGraph, int] = {GRAPH: 1}
     assert copies[decode_graph(GRAPH.encoded)] == 1
+
+
+def test_reading_a_graph_imports_nothing_slow() -> None:
+    script = """
+import sys
+from wire.codec import decode_graph, encode_graph
+from wire.dtypes import F32
+from wire.graph import GraphBuilder
+
+builder = GraphBuilder()
+x = builder.input("x", (4,), F32)
+decode_graph(encode_graph(builder.build([builder.add("add", x, x)])))
+assert "numpy.ma" not in sys.modules, "20 ms in every process of a mesh"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
