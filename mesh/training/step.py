@@ -20,6 +20,7 @@ from .. import numpy as mnp
 from ..array import Array, apply
 from ..control import cond
 from ..grid import Grid, PartitionSpec
+from ..optim.optimiser import sum_of_squares
 from ..shard_map import shard_map
 from . import exchange
 from .data import Shares
@@ -165,7 +166,7 @@ def _changing(
         updates, following = recipe.optimiser.update(gradients, optimiser, params)
         made = optim.apply_updates(params, updates), following
         kept = tree.map(lambda new, old: mnp.where(share > 0, new, old), made, (params, optimiser))
-        squares = [mnp.sum(mnp.square(mnp.astype(each, "float32"))) + before
+        squares = [mnp.astype(sum_of_squares(each), "float32") + before
                    for each, before in zip(tree.leaves(gradients), squares, strict=True)]  # fmt: skip
         return total + loss, squares, *kept
 

@@ -108,14 +108,16 @@ def test_a_loop_that_runs_long_is_asked_again_and_again(engine: Any) -> None:
         engine.run(engine.compile(graph), [X], lambda: next(asked) >= 5000)
 
 
-def test_buffers_go_back(engine: Any) -> None:
+def test_buffers_go_back() -> None:
+    engine = opened()  # of its own: a pool frees now and then what other programs left in it
     graph = traced(lambda x: mesh.scan(lambda c, row: (c + row, row * c), x[0], x), X)
     executable = engine.compile(graph)
     sizes = []
     for _ in range(6):
         engine.run(executable, [X])
         sizes.append(engine._device.allocated_bytes)
-    assert max(sizes[2:]) <= sizes[1], "fewer where the pool has given back what lay idle"
+    engine.close()
+    assert sizes[1:] == sizes[1:2] * 5
 
 
 def test_programs_of_all_pieces_are_kept_on_disk(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 
 from wire.sharedmem import share
@@ -43,7 +42,7 @@ def ranks_of(
 
 def is_crowded(ranks: int) -> bool:
     """Whether so many ranks of this machine have fewer than two cores each: one that computes, and one that moves."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 2 * ranks > cores
 
 

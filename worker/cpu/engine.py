@@ -41,9 +41,9 @@ from .updates import Writing
 
 KERNELS: dict[str, Kernel] = {**ELEMENTWISE, **STRUCTURAL, **MATRICES}
 SEVERAL: dict[str, Several] = {**CONTROL, **FACTORISATIONS}
-# In these nobody waits for what another rank sends before that needs the result itself.  Where ranks are crowded, a
-# thread that moves it meanwhile takes a core from one that computes, and both take turns in Python.
-ALIKE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
+# In these every rank needs what every other one sends, so none is held up alone by one that sends when it needs the
+# result.  Where ranks are crowded that is sooner: a thread that sends meanwhile takes the core of one that computes.
+MUTUAL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 OVER_BYTES_MIN = 1 << 14  # of a result that is written over an operand
 IOTA_BYTES_MAX = 1 << 15  # of numbers that are kept instead of counted in every run
 
@@ -312,7 +312,7 @@ class _Run:
         if self.collectives is None:
             raise ExecuteFailed("a collective outside of a gang", op=call.node.op)
         node, collectives = call.node, self.collectives
-        meanwhile = call.meanwhile and not (collectives.crowded and node.op in ALIKE)
+        meanwhile = call.meanwhile and not (collectives.crowded and node.op in MUTUAL)
         return collectives.start(node.op, node.attrs, operands[0] if operands else None, meanwhile)
 
     def _turned(self, call: _Turn, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:

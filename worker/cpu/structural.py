@@ -100,8 +100,8 @@ def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     left, right = operands
     if _narrow(out):
         left, right = left.astype(np.float32), right.astype(np.float32)
-    a = _stacked(left, *_arrangement(left.shape, attrs["lhs_batch"], attrs["lhs_contract"], True))
-    b = _stacked(right, *_arrangement(right.shape, attrs["rhs_batch"], attrs["rhs_contract"], False))
+    a = _stacked(left, *_arrangement(left.shape, attrs["lhs_batch"], attrs["lhs_contract"], rows_stay=True))
+    b = _stacked(right, *_arrangement(right.shape, attrs["rhs_batch"], attrs["rhs_contract"], rows_stay=False))
     return np.asarray(_product(a, b).reshape(out.shape).astype(out.dtype.numpy, copy=False))
 
 
@@ -122,11 +122,12 @@ FEW_ROWS, LARGE_SIZE = 48, 1 << 17
 
 @lru_cache(1024)
 def _arrangement(
-    shape: tuple[int, ...], batch: tuple[int, ...], contract: tuple[int, ...], left: bool
+    shape: tuple[int, ...], batch: tuple[int, ...], contract: tuple[int, ...], rows_stay: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The order of an operand's axes as a stack of matrices, and the shape of that; the left one's rows are free."""
+    """The order of an operand's axes as a stack of matrices, and the shape of that: of the left one the rows stay, of
+    the right one the columns."""
     free = tuple([axis for axis in range(len(shape)) if axis not in (*batch, *contract)])
-    groups = (batch, free, contract) if left else (batch, contract, free)
+    groups = (batch, free, contract) if rows_stay else (batch, contract, free)
     return tuple(itertools.chain(*groups)), tuple([math.prod(shape[axis] for axis in group) for group in groups])
 
 
