@@ -1,15 +1,13 @@
 """How a step begins on a worker, and how its inputs get there: small ones with its Run, and others after it.
 
-Runs are sent in the order in which `begin` was called, to whichever workers and for whichever plans, however long the
-copies of inputs take: so gangs come in one order everywhere (worker/lanes.py).  Of an input of which a worker needs a
+Runs leave in the order in which `run_step` began, to whichever workers and for whichever plans, however long the copies
+of inputs take: so gangs come in one order everywhere (worker/lanes.py).  Of an input of which a worker needs a
 window, only that travels.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from wire.errors import ProtocolError
 from wire.exchange import off_loop
 from wire.limits import KIB
 from wire.link import Link
-from wire.messages import INLINE_BYTES_MAX, Feed, Message, PlanKey, Push, Ran, Run, Value
+from wire.messages import INLINE_BYTES_MAX, Feed, Push, Ran, Run, Value
 from wire.sharedmem import SharedDir
 
 from .dispatch import Fed
@@ -31,34 +29,18 @@ RUN_BYTES_MAX = 512 * KIB  # of feeds in one Run: a longer message would go by t
 Arrays = Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A step on one worker; `apart` has yet to be sent."""
+async def run_step(link: Link, run: Run, wanted: Iterable[Fed], inputs: Arrays, shared: SharedDir | None) -> Ran:
+    """Have a worker run a step: what it answers; its MeshError, or NodeLost.
 
-    link: Link
-    key: PlanKey
-    step: int
-    ran: asyncio.Task[Message]
-    apart: Sequence[Fed]
-    inputs: Arrays
-
-
-def begin(link: Link, key: PlanKey, step: int, wanted: Iterable[Fed], inputs: Arrays, committed: int = 0) -> Begun:
-    """Have the Run leave next.  To be called as soon as it is decided, and never from within a task that waited."""
+    To be awaited first of all in a task of its own, made as soon as the step is decided: tasks begin in the order in
+    which they were made.
+    """
     feeds, apart = with_run(wanted, inputs)
-    ran = asyncio.get_running_loop().create_task(link.request(Run(key, step, feeds, committed)))
-    return Begun(link, key, step, ran, apart, inputs)
-
-
-async def outcome(begun: Begun, shared: SharedDir | None) -> Ran:
-    """What the worker answers, once the other inputs were sent, too; its MeshError, or NodeLost."""
-    try:
-        await send_apart(begun, shared)
-        answer = await begun.ran
-    finally:
-        begun.ran.cancel()  # if it was not fed, it need not wait
+    with link.asking(Run(run.plan, run.step, feeds, run.committed)) as answering:
+        await send_apart(link, run, apart, inputs, shared)
+        answer = await answering
     if not isinstance(answer, Ran):
-        raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=begun.link.peer.name)
+        raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=link.peer.name)
     return answer
 
 
@@ -75,11 +57,11 @@ def with_run(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...], l
     return tuple(feeds), apart
 
 
-async def send_apart(begun: Begun, shared: SharedDir | None) -> None:
+async def send_apart(link: Link, run: Run, apart: Iterable[Fed], inputs: Arrays, shared: SharedDir | None) -> None:
     """Send what did not ride along: through shared memory, or as streams."""
-    link, key, step = begun.link, begun.key, begun.step
-    for part, slot, source in begun.apart:
-        array = given(source, begun.inputs)
+    key, step = run.plan, run.step
+    for part, slot, source in apart:
+        array = given(source, inputs)
         dtype = dtype_of(array).name
         whole = await off_loop(array.nbytes, np.ascontiguousarray, array)
         if array.nbytes <= INLINE_BYTES_MAX:

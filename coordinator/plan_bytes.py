@@ -1,13 +1,15 @@
 """Questions and plans as bytes, for the process that plans ahead and for keeping what it made.
 
 Both ends are the same version of this program, so a value is written as it is: the number of its class in `_CLASSES`
-and its fields.  A graph is its encoding, once however often it occurs.  To carry another class, add it to the row.
+and its fields.  A graph is its encoding, once however often it occurs.  What a device computes is long and the same in
+every question, so it is written and read once.  To carry another class, add it to the row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -46,15 +48,17 @@ _CLASSES: tuple[type[Any], ...] = (
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}
-_GRAPH, _TUPLE, _SET, _MAP = range(len(_CLASSES), len(_CLASSES) + 4)
+_GRAPH, _TUPLE, _SET, _MAP, _WORDS = range(len(_CLASSES), len(_CLASSES) + 5)
+WORDS_REMEMBERED = 64  # of devices
 
 
 def question_bytes(question: Asked) -> bytes:
     return _pack(question)
 
 
-def question_from(data: bytes) -> Asked:
-    question = _Unpacker(data).value
+def question_from(data: bytes, known: Iterable[WireGraph] = ()) -> Asked:
+    """The question; graphs that are `known` are not read again."""
+    question = _Unpacker(data, known=known).value
     assert isinstance(question, Question | SessionQuestion)
     return question
 
@@ -98,9 +102,27 @@ def _plain(value: Any, graphs: dict[bytes, int]) -> Any:
         case frozenset():
             return [_SET, *[_plain(each, graphs) for each in sorted(value)]]
         case Mapping():
-            return [_MAP, *[_plain(each, graphs) for pair in value.items() for each in pair]]
+            pairs = tuple(value.items())
+            if pairs and all(_says_words(*pair) for pair in pairs):
+                return [_WORDS, _words_bytes(pairs)]
+            return [_MAP, *[_plain(each, graphs) for pair in pairs for each in pair]]
     assert value is None or isinstance(value, str | int | float | bytes), f"{type(value).__name__} is not carried"
     return value
+
+
+def _says_words(name: Any, said: Any) -> bool:
+    """Whether it is of a mapping from names to words, as `dtypes_by_op` is."""
+    return type(name) is str and type(said) is tuple and all(type(each) is str for each in said)
+
+
+@lru_cache(WORDS_REMEMBERED)
+def _words_bytes(pairs: tuple[tuple[str, tuple[str, ...]], ...]) -> bytes:
+    return msgspec.msgpack.encode(pairs)
+
+
+@lru_cache(WORDS_REMEMBERED)
+def _words_from(data: bytes) -> Mapping[str, tuple[str, ...]]:
+    return dict(msgspec.msgpack.decode(data, type=tuple[tuple[str, tuple[str, ...]], ...]))
 
 
 class _Unpacker:
@@ -117,6 +139,8 @@ class _Unpacker:
         number = plain[0]
         if number == _GRAPH:
             return self._graphs[plain[1]]
+        if number == _WORDS:
+            return _words_from(plain[1])
         items = [self._made(each) for each in plain[1:]]
         if number < _GRAPH:
             return _CLASSES[number](*items)

@@ -12,6 +12,7 @@ import struct
 from typing import BinaryIO
 
 from wire.errors import MeshError
+from wire.graph import WireGraph
 from wire.launch import take_stdio
 
 from .plan_bytes import Asked, plan_bytes, question_from
@@ -25,8 +26,11 @@ def main() -> None:
     receive_fd, send_fd = take_stdio()
     _stand_back()
     with open(receive_fd, "rb") as asked, open(send_fd, "wb") as answers:
+        graphs: tuple[WireGraph, ...] = ()  # of the last question: the next one is often of the same
         while (data := _message(asked)) is not None:
-            answer = answer_of(question_from(data)) or b""
+            question = question_from(data, graphs)
+            graphs = (question.graph,)
+            answer = answer_of(question) or b""
             answers.write(LENGTH.pack(len(answer)) + answer)
             answers.flush()
 

@@ -1,8 +1,8 @@
 """Whoever answers the questions of `ahead.py` and of sessions about deaths to come: by default a process of its own.
 
 It takes no time from this one.  A thread would: planning is Python, so that every step of a call would wait for the
-interpreter, up to 5 ms each.  The process starts with the first question and ends some seconds after the last; a
-question that nobody wants any more ends it at once.
+interpreter, up to 5 ms each.  The process starts with the first question, or when one is about to come, and ends some
+seconds after the last; a question that nobody wants any more ends it at once.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import logging
 import subprocess
-from typing import Protocol
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
 
 from wire.launch import python_command
 
 from .plan_bytes import Asked, question_bytes
 from .planner_host import LENGTH, answer_of
 
+T = TypeVar("T")
 log = logging.getLogger("graph_mesh.coordinator")
 REST_S = 10.0  # without a question, after which the process ends
 _IDLE_PRIORITY = getattr(subprocess, "IDLE_PRIORITY_CLASS", 0)  # Windows; elsewhere the process sees to it
@@ -30,6 +32,10 @@ class Answerer(Protocol):
         """The plan as `plan_bytes.py` writes it, None if there is none; OSError or EOFError if nobody can tell."""
         ...
 
+    async def get_ready(self) -> None:
+        """A question is about to come; OSError if nobody could answer it."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -38,6 +44,9 @@ class AnswersHere:
 
     async def answer(self, question: Asked) -> bytes | None:
         return await asyncio.to_thread(answer_of, question)
+
+    async def get_ready(self) -> None:
+        return
 
     async def close(self) -> None:
         return
@@ -54,15 +63,11 @@ class PlannerProcess:
     async def answer(self, question: Asked) -> bytes | None:
         encoded = await asyncio.to_thread(question_bytes, question)
         async with self._turn:
-            if self._rest is not None:
-                self._rest.cancel()
-            try:
-                data = await self._exchange(encoded)
-            except BaseException:
-                await self.close()
-                raise
-            self._rest = asyncio.get_running_loop().call_later(REST_S, self._end)
-            return data or None
+            return await self._kept(self._exchange(encoded)) or None
+
+    async def get_ready(self) -> None:
+        async with self._turn:
+            await self._kept(self._started())
 
     async def close(self) -> None:
         """End the process, and whatever it is at."""
@@ -74,13 +79,29 @@ class PlannerProcess:
                 process.kill()
             await process.wait()
 
-    async def _exchange(self, data: bytes) -> bytes:
+    async def _kept(self, use: Awaitable[T]) -> T:
+        """Use the process, which then rests; one that could not be used to the end is closed."""
+        if self._rest is not None:
+            self._rest.cancel()
+        try:
+            found = await use
+        except BaseException:
+            await self.close()
+            raise
+        self._rest = asyncio.get_running_loop().call_later(REST_S, self._end)
+        return found
+
+    async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None:
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(
                 *python_command("coordinator.planner_host"), stdin=pipe, stdout=pipe, creationflags=_IDLE_PRIORITY
             )
-        told, heard = self._process.stdin, self._process.stdout
+        return self._process
+
+    async def _exchange(self, data: bytes) -> bytes:
+        process = await self._started()
+        told, heard = process.stdin, process.stdout
         assert told is not None and heard is not None
         told.write(LENGTH.pack(len(data)) + data)
         await told.drain()

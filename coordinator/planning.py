@@ -175,6 +175,11 @@ class Planning:
             log.warning("the process that plans ahead ended: %s", error)
             return None
 
+    async def get_ready(self) -> None:
+        """Questions of what is to come are about to be asked."""
+        with contextlib.suppress(OSError):  # which the first of them finds out again
+            await self._answerer.get_ready()
+
     async def described(
         self, plan: Plan, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""
     ) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from wire.messages import (
     Push,
     Relay,
     Revocations,
+    Run,
     Suspected,
 )
 from wire.protocol import Identity
@@ -61,7 +62,7 @@ from .ahead import Ahead
 from .config import CoordinatorConfig
 from .deploying import Deploying
 from .explain import as_error, disagreement, explain, in_quarantine, lost_node, nobody
-from .feeding import Begun, begin, outcome
+from .feeding import run_step
 from .guarding import Guarding
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
@@ -661,16 +662,13 @@ class Coordinator:
             return
         call.report.begins(action.generation)
         call.steps[action.generation] = action.step
-        wanted = deployment.feeds.get(action.node, ())
-        begun = begin(member.link, PlanKey(self.epoch, action.generation), action.step, wanted, call.inputs)
-        self._spawn(self._await_run(action, member, call, deployment, begun))
+        self._spawn(self._run(action, member, call, deployment))
 
-    async def _await_run(
-        self, action: ev.SendRun, member: Member, call: Call, deployment: Deployment, begun: Begun
-    ) -> None:
-        began_s = self._loop.time()
+    async def _run(self, action: ev.SendRun, member: Member, call: Call, deployment: Deployment) -> None:
+        began_s, run = self._loop.time(), Run(PlanKey(self.epoch, action.generation), action.step)
         try:
-            answer = await outcome(begun, self._shared)
+            wanted = deployment.feeds.get(action.node, ())
+            answer = await run_step(member.link, run, wanted, call.inputs, self._shared)
             took_s = self._loop.time() - began_s
             for output in answer.outputs:
                 if output.value.data is not None or output.value.shared:
@@ -768,7 +766,7 @@ class Coordinator:
     # -- telling people
 
     def _on_began(self, link: Link, body: Began) -> None:
-        if body.plan.epoch == self.epoch:
+        if body.plan.epoch == self.epoch and body.plan.generation in self._deployments:  # not a session's
             self._feed(ev.NodeBegan(body.plan.generation, body.step, link.peer.node_id))
         self._teller.progress("began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation)
 

@@ -22,7 +22,7 @@ from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, OutOfMemory
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
 from wire.limits import MIB
-from wire.messages import CancelStep, PlanKey, Ran, Snapshot, Snapshotted, Working
+from wire.messages import CancelStep, PlanKey, Ran, Run, Snapshot, Snapshotted, Working
 from wire.portions import Portions
 from wire.redundancy import copies_of
 from wire.sharedmem import SharedDir
@@ -34,7 +34,7 @@ from . import session_events as ev
 from .deploying import Deploying
 from .elastic import Arrays, Elastic, Given, Planned, arrays_of, bytes_of
 from .explain import as_error, explain
-from .feeding import Begun, begin, outcome
+from .feeding import run_step
 from .held import HeldTensors
 from .outputs import tensor_of
 from .plan import FromParam, FromState, Plan, Window
@@ -62,7 +62,7 @@ SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with
 FOUND_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan, when it is looked how fast workers were found to be
 AHEAD_PAUSE_S = 0.3  # before each plan that may never be needed: making its program slows this process down
 AHEAD_AFTER = 10  # times as long as the present plan took to be made: a small share of the time of all steps till then
-PLANNED_HERE_S = 0.05  # a plan that takes less is not worth another process
+PLANNED_HERE_S = 0.02  # a plan that takes less is not worth another process
 Contents = Mapping[FromState, bytes]
 Holders = Mapping[FromState, frozenset[str]]
 
@@ -297,9 +297,15 @@ class Session:
     def _do(self, actions: Iterable[ev.Action]) -> None:
         for action in actions:
             self._perform[type(action)](action)
-        if self._timer is not None:
-            self._timer.cancel()
-        due = self._machine.next_deadline()
+        self._tick_at(self._machine.next_deadline())
+
+    def _tick_at(self, due: float | None) -> None:
+        """Have a tick then, or before: a timer that is set already is left as it is, as every step puts it off."""
+        timer = self._timer
+        if timer is not None and due is not None and timer.when() <= due:
+            return
+        if timer is not None:
+            timer.cancel()
         self._timer = None if due is None else self._loop.call_at(due, self._tick)
 
     def _unread(self, request: int) -> None:
@@ -393,7 +399,7 @@ class Session:
         return plan
 
     async def _plan_ahead(self, program: Program, profiles: Profiles) -> Plan:
-        if self._planning_s < PLANNED_HERE_S:
+        if not self._plans_elsewhere:
             return await self._session_plan(program, profiles)
         data = await self._around.planning.answer_ahead(self._question(program, profiles))
         if data is None:
@@ -401,6 +407,11 @@ class Session:
         plan = await asyncio.to_thread(plan_from, data, program.graph, self._graphs)
         self._graphs = (plan.graph, *(part.graph for part in plan.parts))
         return plan
+
+    @property
+    def _plans_elsewhere(self) -> bool:
+        """Whether what is planned ahead takes so long that another process should do it."""
+        return self._elastic is not None and self._planning_s >= PLANNED_HERE_S
 
     def _question(self, program: Program, profiles: Profiles) -> SessionQuestion:
         kept = self._policy.copies, program.copies
@@ -458,6 +469,8 @@ class Session:
         if action.generation not in self.plans:
             self._let_gathered_go(deployment)
             return
+        if self._before is None and self._plans_elsewhere and len(action.nodes) > 1:
+            self._spawn(self._around.planning.get_ready())  # while all wait for the workers
         deployment.portions, deployment.program = planned.portions, planned.program
         plan = replace(
             plan, reasons=(*plan.reasons, *sentences(plan, self._around.profiles(action.nodes), self._policy.copies))
@@ -531,21 +544,16 @@ class Session:
         member = self._around.members.get(action.node)
         if action.number not in self._feeds:
             return  # it was rejected
-        inputs = self._inputs(action.number, deployment)
-        begun = None
-        if member is not None:
-            key, wanted = PlanKey(self._around.epoch(), action.generation), deployment.feeds.get(action.node, ())
-            begun = begin(member.link, key, action.step, wanted, inputs, action.committed)
-        self._spawn(self._run(action, deployment, member, begun))
+        self._spawn(self._run(action, deployment, member, self._inputs(action.number, deployment)))
 
-    async def _run(
-        self, action: ev.SendRun, deployment: _Deployment, member: Member | None, begun: Begun | None
-    ) -> None:
+    async def _run(self, action: ev.SendRun, deployment: _Deployment, member: Member | None, inputs: Arrays) -> None:
+        run = Run(PlanKey(self._around.epoch(), action.generation), action.step, committed=action.committed)
+        began_s = self._loop.time()
         try:
-            if member is None or begun is None:
+            if member is None:
                 raise NodeLost("the worker is gone")
-            began_s = self._loop.time()
-            answer = await outcome(begun, self._around.shared)
+            wanted = deployment.feeds.get(action.node, ())
+            answer = await run_step(member.link, run, wanted, inputs, self._around.shared)
             self.spans.append(Span.of(member.profile.name, action.number, began_s, self._loop.time(), answer))
             self._follow_pace(action, deployment, answer, self._loop.time() - began_s)
             for output in answer.outputs:
@@ -575,7 +583,7 @@ class Session:
             member.link.notify(CancelStep(PlanKey(self._around.epoch(), action.generation), action.step))
 
     def _tick(self) -> None:
-        working = {}
+        self._timer, working = None, {}
         for node, run in self.working.items():
             plan = self.plans[run.plan.generation].plan if run.plan.generation in self.plans else None
             if plan is not None and not run.preparing and run.part not in plan.ranks:

@@ -462,14 +462,22 @@ class SessionState:
         if step is None:
             return []
         step.ran.add(event.node)
-        return self._commit(now)
+        return self._commit_if_done(step, now)
 
     def _output_arrived(self, event: OutputArrived, now: float) -> list[Action]:
         step = self._step(event.generation, event.step)
         if step is None:
             return []
         step.outputs[event.slot] = event.value
-        return self._commit(now)
+        return self._commit_if_done(step, now)
+
+    def _commit_if_done(self, step: _Step, now: float) -> list[Action]:
+        return self._commit(now) if self._is_done(step) else []
+
+    def _is_done(self, step: _Step) -> bool:
+        """Whether everybody did it, and its outputs are here."""
+        assert self._plan is not None
+        return self._plan.nodes <= step.ran and len(step.outputs) >= self._plan.outputs
 
     def _commit(self, now: float) -> list[Action]:
         """Count the steps that are done, and what follows."""
@@ -485,9 +493,7 @@ class SessionState:
         """Steps count in order, once all have done them who are there; what was told before is not told again."""
         plan, actions = self._plan, list[Action]()
         assert plan is not None
-        while (step := plan.steps.get(self._done)) is not None:
-            if not plan.nodes <= step.ran or len(step.outputs) < plan.outputs:
-                break
+        while (step := plan.steps.get(self._done)) is not None and self._is_done(step):
             del plan.steps[self._done]
             self._patience.done(now, bool(plan.steps))
             if self._done == self._told:

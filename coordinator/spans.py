@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from operator import attrgetter
 
 from wire.messages import Ran
 
 SPANS_MAX = 50_000
-SUMMED = ("wait_s", "exchange_s", "readback_s", "encode_s", "sent_bytes")  # of PartRuns
+_SUMMED = attrgetter("wait_s", "exchange_s", "readback_s", "encode_s", "sent_bytes")  # of PartRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,13 @@ class Span:
 
     @classmethod
     def of(cls, worker: str, step: int, began_s: float, ended_s: float, answer: Ran) -> Span:
-        sums = {name: sum(getattr(each, name) for each in answer.parts) for name in SUMMED}
-        parts_s = array("d", (each.compute_s for each in answer.parts))
-        compute_s = max(0.0, sum(parts_s) - sums["readback_s"])
+        summed = zip((0.0, 0.0, 0.0, 0.0, 0), *map(_SUMMED, answer.parts), strict=True)
+        wait_s, exchange_s, readback_s, encode_s, sent_bytes = map(sum, summed)
+        parts_s = array("d", [each.compute_s for each in answer.parts])
+        compute_s = max(0.0, sum(parts_s) - readback_s)
         sizes = answer.bytes_in, answer.bytes_out
-        return cls(worker, step, began_s, ended_s, compute_s, sums.pop("wait_s"), *sizes, parts_s, **sums)
+        rest = exchange_s, readback_s, encode_s, sent_bytes
+        return cls(worker, step, began_s, ended_s, compute_s, wait_s, *sizes, parts_s, *rest)
 
     @property
     def rest_s(self) -> float:

@@ -139,15 +139,11 @@ class Stragglers:
         """Parts of a plan took so many seconds on one worker, with so many calls under way; what that changes, for
         people.  With none it was a trial, and is forgotten once the device is well.  Parts whose work depends on values
         say nothing; of ranks, who wait for each other, what they compute themselves counts."""
-        changes = []
-        for site in sorted({(plan.parts[part].node, plan.parts[part].device) for part in seconds}):
-            mine = {
-                part: took_s
-                for part, took_s in seconds.items()
-                if _site_of(plan.parts[part]) == site and not plan.parts[part].graph.work_varies
-            }
-            if not mine:
-                continue
+        changes, by_site = [], dict[Site, dict[int, float]]()
+        for part, took_s in seconds.items():
+            if not plan.parts[part].graph.work_varies:
+                by_site.setdefault(_site_of(plan.parts[part]), {})[part] = took_s
+        for site, mine in sorted(by_site.items()):
             before = self.slowness(site)
             self._judge(site, plan, mine, calls.bit_length())
             after = self.slowness(site)

@@ -326,6 +326,8 @@ def _argument(name: str, leaf: Any) -> Argument:
 
 def _checked(declared: Argument, leaf: Any) -> Any:
     """The argument as the graph takes it; InputError unless it is of the declared type."""
+    if isinstance(leaf, Handle) and leaf.type is declared.type:
+        return leaf
     if is_python_scalar(leaf):
         return _checked(declared, _scalar_as(declared, leaf))
     found = leaf_type(declared.name, leaf)

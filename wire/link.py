@@ -7,9 +7,10 @@ knows no sockets: `transport.py` gives it two connections to write to and hands 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from .errors import Cancelled, DeadlineExceeded, MeshError, NodeLost, ProtocolError, RemoteError
@@ -115,19 +116,29 @@ class Link:
         Raises the other side's MeshError, DeadlineExceeded after `timeout_s`, or NodeLost when the link ends.
         Cancelling the awaiting task tells the other side to stop.
         """
+        with self.asking(body) as answer:
+            timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._expire, answer, timeout_s)
+            try:
+                return await answer
+            finally:
+                if timer is not None:
+                    timer.cancel()
+
+    @contextlib.contextmanager
+    def asking(self, body: Message) -> Iterator[asyncio.Future[Message]]:
+        """A request that leaves at once: a future of its answer, as `request` has it.  The other side is told to stop
+        if the block ends before the answer came."""
         number = self._machine.request(self._encoded(body))
-        answer: asyncio.Future[Message] = self._loop.create_future()
-        self._answers[number] = answer
+        answer = self._answers[number] = self._loop.create_future()
         self._flush()
-        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._expire, answer, timeout_s)
         try:
-            return await answer
+            yield answer
         finally:
-            if timer is not None:
-                timer.cancel()
             if self._answers.pop(number, None) is not None:
                 self._machine.cancel(number)
                 self._flush()
+            elif answer.done() and not answer.cancelled():
+                answer.exception()  # whoever stopped for another reason need not hear of it
 
     def notify(self, body: Message) -> None:
         """Send a one-way message, at once where the socket takes it.  NodeLost when the link has ended."""

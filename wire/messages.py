@@ -214,7 +214,7 @@ class Run(Message, frozen=True, array_like=True, tag=True):
 
     plan: PlanKey
     step: Count
-    feeds: tuple[Feed, ...]
+    feeds: tuple[Feed, ...] = ()
     committed: Count = 0
 
 

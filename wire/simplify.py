@@ -30,6 +30,7 @@ from .types import Attrs, TensorType
 
 Evaluate = Callable[[WireGraph, Mapping[str, NDArray[Any]]], list[NDArray[Any]]]
 
+_SIMPLE, _IS_SIMPLE = "simple", "is_simple"  # what a graph has beside its fields: its simple form, or that it is one
 SMALL_BYTES = 256  # a constant of this size costs no more than the node that would make it
 
 
@@ -37,8 +38,21 @@ def simplify(graph: WireGraph, evaluate: Evaluate | None = None, limits: Limits 
     """`graph` with fewer nodes and the same outputs; inputs stay, params that nothing needs are gone.
 
     `evaluate(graph, inputs)` returns the outputs of a graph without inputs, as `worker.cpu.evaluate` does; without it
-    constants are not folded.
+    constants are not folded, and what came of a graph is remembered with it.
     """
+    if evaluate is not None or limits is not DEFAULT:
+        return _simplified(graph, evaluate, limits)
+    memory = vars(graph)
+    if _IS_SIMPLE not in memory:
+        if _SIMPLE not in memory:
+            memory[_SIMPLE] = _simplified(graph, None, limits)
+            vars(memory[_SIMPLE])[_IS_SIMPLE] = True
+        found: WireGraph = memory[_SIMPLE]
+        return found
+    return graph
+
+
+def _simplified(graph: WireGraph, evaluate: Evaluate | None, limits: Limits) -> WireGraph:
     roomy = replace(limits, graph_nodes_max=_UNBOUNDED)
     graph = _rewritten(prune(graph, roomy), evaluate, limits)
     while (pruned := prune(graph, roomy)) is not graph:  # bodies may read less than they did

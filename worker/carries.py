@@ -50,13 +50,14 @@ class Carries:
         """The slots of a part that wait for the step before."""
         return self.slots.get(part, frozenset()) if step else frozenset()
 
-    def add(self, step: int, output: Output, tensor: Kept) -> None:
-        """A carried output was made."""
+    def add(self, step: int, output: Output, tensor: Kept) -> bool:
+        """A carried output was made; whether it was promised, so that the next step, if it is here, has it already."""
         self._values.setdefault(step, {})[output] = tensor
         promised = self._promised.get(step, {})
-        promised.pop(output, None)
+        was_promised = promised.pop(output, None) is not None
         if not promised:
             self._promised.pop(step, None)
+        return was_promised
 
     def promise(self, step: int, output: Output, device: int, number: int) -> Kept | None:
         """A device is told to make a carried output, under this number.  What comes of it is as it was at an earlier

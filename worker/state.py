@@ -563,9 +563,9 @@ class WorkerState:
 
     def _carry(self, plan: Plan, number: int, output: Output, kept: ev.Kept, now: float) -> None:
         """It stays: for parts of this step, for the next one, and for whoever may have to go back to it."""
-        plan.carries.add(number, output, kept)
         self._lend(plan, number, plan.routes[output[0]][output[1]].near, kept, now)
-        self._lend(plan, number + 1, plan.carries.targets[output], kept, now)
+        if not plan.carries.add(number, output, kept):
+            self._lend(plan, number + 1, plan.carries.targets[output], kept, now)
 
     def _execute_failed(self, event: ev.ExecuteFailed, now: float) -> list[ev.Action]:
         on = next((index for index, device in enumerate(self._devices) if device.running == event.run), None)

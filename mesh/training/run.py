@@ -28,6 +28,7 @@ from .recipe import Recipe
 from .telling import Callback, History, StepReport
 
 AHEAD = 4  # steps that are fed before the first of them is waited for
+TAKEN = 2  # of them at once, so that threads wake each other half as often
 LOOK_S = 0.25  # between two looks at who is there
 WAIT_S = 0.1
 VETOES_MAX = 3
@@ -163,7 +164,8 @@ class Run:
         with _formation():
             self._under_way.append((self._formed.step(rows), rows))
         if len(self._under_way) >= AHEAD:
-            self._take()
+            while len(self._under_way) > AHEAD - TAKEN:
+                self._take()
 
     def _take(self) -> None:
         """The oldest step under way is done."""

@@ -68,6 +68,25 @@ async def test_it_ends_when_nobody_asks_and_begins_again(monkeypatch: pytest.Mon
         await process.close()
 
 
+async def test_it_may_be_had_ready_before_a_question_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = PlannerProcess()
+    try:
+        await process.get_ready()
+        child = process._process
+        assert child is not None and child.returncode is None
+        await process.get_ready()
+        assert await process.answer(question()) is not None
+        assert process._process is child, "the one that was had ready answered"
+        await process.close()
+        monkeypatch.setattr(planner_process, "REST_S", 0.05)
+        await process.get_ready()
+        child = process._process
+        assert child is not None
+        assert await asyncio.wait_for(child.wait(), 120.0) == 0, "it ends if no question comes"
+    finally:
+        await process.close()
+
+
 async def test_its_death_is_an_error_and_the_next_question_starts_another() -> None:
     process = PlannerProcess()
     try:

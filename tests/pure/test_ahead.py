@@ -204,6 +204,7 @@ def test_plans_and_questions_survive_as_bytes(seed: int) -> None:
     for strategy in FOR_ANY_GRAPH:
         question = Question(made, strategy, random_profiles(rng, 3))
         assert question_from(question_bytes(question)) == question
+        assert question_from(question_bytes(question), [made]).graph.nodes is made.nodes
         try:
             plan = question.answer()
         except PlacementError:

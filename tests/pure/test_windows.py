@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from support.profiles import device, near, worker
 
 from coordinator import dispatch
-from coordinator.feeding import RUN_BYTES_MAX, begin, given, outcome, with_run
+from coordinator.feeding import RUN_BYTES_MAX, given, run_step, with_run
 from coordinator.held import HeldTensors
 from coordinator.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
 from coordinator.plan_bytes import plan_bytes, plan_from
@@ -22,7 +24,7 @@ from wire.dtypes import F32
 from wire.errors import BlobMissing, NodeLost
 from wire.graph import GraphBuilder, WireGraph
 from wire.link import Link
-from wire.messages import INLINE_BYTES_MAX, Blob, FetchBlob, PlanKey, Push, Ran, Run
+from wire.messages import INLINE_BYTES_MAX, Blob, FetchBlob, Message, PlanKey, Push, Ran, Run
 from wire.types import TensorType
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -150,10 +152,13 @@ class Recorded:
         self.runs: list[tuple[int, int]] = []
         self.streams: list[int] = []
 
-    async def request(self, run: Run) -> Ran:
+    @contextlib.contextmanager
+    def asking(self, run: Run) -> Iterator[asyncio.Future[Message]]:
         self.runs.append((run.plan.generation, run.step))
-        await asyncio.sleep(0)
-        return Ran((), (), 0, 0)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Message] = loop.create_future()
+        loop.call_soon(answer.set_result, Ran((), (), 0, 0))
+        yield answer
 
     async def send_stream(self, header: Push, data: memoryview) -> None:
         await asyncio.sleep(0)
@@ -170,8 +175,8 @@ def test_runs_leave_every_node_in_the_order_in_which_they_were_begun_whatever_th
         for turn, (generation, step) in enumerate(order):
             for place, link in enumerate(links):
                 inputs = {"x": large if (turn + place) % 2 else small}
-                begun = begin(link, PlanKey(1, generation), step, [(0, 0, FromInput("x"))], inputs)
-                waiting.append(asyncio.create_task(outcome(begun, None)))
+                run = Run(PlanKey(1, generation), step)
+                waiting.append(asyncio.create_task(run_step(link, run, [(0, 0, FromInput("x"))], inputs, None)))
             await asyncio.sleep(0)
         await asyncio.gather(*waiting)
         assert all(link.runs == order for link in links)
@@ -182,23 +187,22 @@ def test_runs_leave_every_node_in_the_order_in_which_they_were_begun_whatever_th
 
 def test_a_step_that_could_not_be_fed_is_not_waited_for() -> None:
     class Broken(Recorded):
-        async def request(self, run: Run) -> Ran:
+        @contextlib.contextmanager
+        def asking(self, run: Run) -> Iterator[asyncio.Future[Message]]:
             try:
-                await asyncio.Event().wait()
+                yield asyncio.get_running_loop().create_future()
             finally:
                 self.runs.append((0, 0))
-            raise AssertionError("nobody answers")
 
         async def send_stream(self, header: Push, data: memoryview) -> None:
             raise NodeLost("the link ended")
 
     async def step() -> None:
         link: Any = Broken()
-        begun = begin(link, PlanKey(1, 1), 0, [(0, 0, FromInput("x"))], {"x": np.zeros(2**16, np.float32)})
-        await asyncio.sleep(0)
         with pytest.raises(NodeLost):
-            await outcome(begun, None)
-        await asyncio.sleep(0)
+            await run_step(
+                link, Run(PlanKey(1, 1), 0), [(0, 0, FromInput("x"))], {"x": np.zeros(2**16, np.float32)}, None
+            )
         assert link.runs == [(0, 0)], "the request was given up"
 
     asyncio.run(step())
