@@ -111,6 +111,11 @@ class Ahead:
     # -- helpers
 
     @property
+    def wanted(self) -> bool:
+        """Whether plans are made ahead at all."""
+        return self.nodes_min is not None
+
+    @property
     def busy(self) -> bool:
         """Whether there is anything to plan for."""
         return bool(self._expected)

@@ -175,6 +175,11 @@ class Planning:
             log.warning("the process that plans ahead ended: %s", error)
             return None
 
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether anything is planned before it is needed."""
+        return self._ahead.wanted
+
     async def get_ready(self) -> None:
         """Questions of what is to come are about to be asked."""
         with contextlib.suppress(OSError):  # which the first of them finds out again

@@ -411,7 +411,12 @@ class Session:
     @property
     def _plans_elsewhere(self) -> bool:
         """Whether what is planned ahead takes so long that another process should do it."""
-        return self._elastic is not None and self._planning_s >= PLANNED_HERE_S
+        return self._planning_s >= PLANNED_HERE_S
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether there are plans for the death of each worker before it dies."""
+        return self._elastic is not None and self._around.planning.plans_ahead
 
     def _question(self, program: Program, profiles: Profiles) -> SessionQuestion:
         kept = self._policy.copies, program.copies
@@ -469,7 +474,7 @@ class Session:
         if action.generation not in self.plans:
             self._let_gathered_go(deployment)
             return
-        if self._before is None and self._plans_elsewhere and len(action.nodes) > 1:
+        if self._before is None and self._looks_ahead and self._plans_elsewhere and len(action.nodes) > 1:
             self._spawn(self._around.planning.get_ready())  # while all wait for the workers
         deployment.portions, deployment.program = planned.portions, planned.program
         plan = replace(
@@ -523,7 +528,7 @@ class Session:
                 self._around.guarded(deployment.program, deployment.plan)
                 self._look(self._by_speed)  # what it goes by was wanted soon
             self.feed(ev.DeployDone(action.generation, action.node))
-            if self._elastic is not None and self._ahead is None:
+            if self._looks_ahead and self._ahead is None:
                 self._ahead = self._spawn(self._look_ahead(self._nodes))
                 self._ahead.add_done_callback(self._looked_ahead)
 

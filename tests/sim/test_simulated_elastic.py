@@ -18,6 +18,7 @@ from coordinator.plan_bytes import Asked
 from coordinator.planner_host import answer_of
 from coordinator.planner_process import AnswersHere
 from coordinator.profile import Profiles
+from coordinator.program import Program
 from coordinator.sessioning import Session
 from mesh import DistributedTrainer, Mesh, optim, tree
 from mesh.simulation.cluster import Cluster
@@ -154,6 +155,21 @@ def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeyp
     left = [sorted(worker.name for worker in question.profiles.workers) for question in asked]
     assert sorted(left[:WORKERS]) == [["sim-0", "sim-1"], ["sim-0", "sim-2"], ["sim-1", "sim-2"]]
     assert np.array_equal(flat(found), undisturbed(20))
+
+
+def test_no_death_is_planned_for_where_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, plan = list[int](), Session._session_plan
+
+    async def counted(session: Session, program: Program, profiles: Profiles) -> Plan:
+        planned.append(len(profiles.workers))
+        return await plan(session, program, profiles)
+
+    monkeypatch.setattr(Session, "_session_plan", counted)
+    for wanted, plans in ((False, [WORKERS]), (True, [WORKERS, *[WORKERS - 1] * WORKERS])):
+        del planned[:]
+        with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).plan_ahead(wanted).build() as mesh:
+            trainer().distribute(mesh).fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=20)
+        assert planned == plans
 
 
 def test_who_comes_late_catches_up_from_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
