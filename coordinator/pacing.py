@@ -17,6 +17,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from wire.dtypes import F32
 from wire.errors import MeshError
@@ -37,6 +38,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 
 TRIAL_S = 0.01  # of a device that is well: longer than a dispatch, and nothing to whoever waits
 TRIAL_LAYERS_MAX = 64
+PROGRAMS_REMEMBERED = 16
 WIDTHS = ((1.0, 32), (100.0, 128), (math.inf, 512))  # of its matrices, up to so many GFLOP/s
 RETRY_S_FIRST, RETRY_S_MAX = 15.0, 240.0
 
@@ -243,9 +245,14 @@ def _little_program(gflops: float) -> Program:
     """Matrix products that take TRIAL_S at so many GFLOP/s, of nothing that would have to be sent."""
     width = next(width for bound, width in WIDTHS if gflops <= bound)
     layers = math.ceil(TRIAL_S * gflops * 1e9 / (2 * width**3))
+    return _products(width, min(max(layers, 1), TRIAL_LAYERS_MAX))
+
+
+@lru_cache(PROGRAMS_REMEMBERED)
+def _products(width: int, layers: int) -> Program:
     made = GraphBuilder()
     value = first = made.add("iota", shape=(width, width), dtype=F32.name, axis=0)
-    for _ in range(min(max(layers, 1), TRIAL_LAYERS_MAX)):
+    for _ in range(layers):
         product = made.add("dot", value, first, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
         value = made.add("sin", product)
     total = made.add("reduce_sum", value, axes=(0, 1))

@@ -114,7 +114,7 @@ class Planning:
         it is `firm` that copies are kept, one that has room for them."""
         program, nodes = program_of(job), frozenset(nodes)
         if isinstance(job, Trial):
-            return trial_plan(job, self.profiles(nodes))
+            return await asyncio.to_thread(trial_plan, job, self.profiles(nodes))
         graph, strategy = program.graph, program.strategy
         profiles = self._question(graph, strategy, nodes, program.copies).profiles
         stays = await asyncio.to_thread(staying_plan, graph, profiles, strategy, *homes) if homes[0] else None
