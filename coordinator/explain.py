@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from wire.errors import DeviceLost, ExecuteFailed, MeshError, NodeLost
+from wire.errors import DeadlineExceeded, DeviceLost, ExecuteFailed, MeshError, NodeLost
 
 from . import dispatch
 from .health import Cause, HealthConfig, Transition
@@ -76,4 +76,35 @@ def disagreement(times: int) -> ExecuteFailed:
     return ExecuteFailed(
         f"workers disagreed about the answer {times} times",
         next_step="Add a worker: among three or more the one that is wrong is found",
+    )
+
+
+def stuck_step(took_s: float) -> MeshError:
+    """The error of a session whose step never ends; those before it took `took_s` at most."""
+    return DeadlineExceeded(
+        "a step of the session does not end, though its workers are there",
+        cause=f"steps before it took {took_s:.3g} s at most" if took_s else "it is the first",
+        next_step="See with mesh-coord status which worker hangs, and start that one again",
+    )
+
+
+def state_lost(error: MeshError | None, copies: str) -> NodeLost:
+    """The error of a session whose state is nowhere any more, for these copies of it."""
+    lost = NodeLost(
+        "the session's state died with its workers, and there is no copy of it",
+        cause=str(error or ""),
+        next_step="Open sessions with copies='buddy' or 'checkpoint', and buddies on machines that do not die together"
+        if copies == "none"
+        else "Make copies more often (every=), or keep them in this process: copies='checkpoint'",
+    )
+    lost.node = error.node if error else ""
+    return lost
+
+
+def not_to_be_had(error: MeshError | None) -> NodeLost:
+    """The error of who reads a state that only the workers of a plan have that has done no step yet."""
+    return NodeLost(
+        "who held the session's state beside its present workers is gone, and these can give it after their next step",
+        cause=str(error or ""),
+        next_step="Do a step, and ask again",
     )

@@ -92,7 +92,7 @@ class PlannerProcess:
         return found
 
     async def _started(self) -> asyncio.subprocess.Process:
-        if self._process is None:
+        if self._process is None or self._process.returncode is not None:
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(
                 *python_command("coordinator.planner_host"), stdin=pipe, stdout=pipe, creationflags=_IDLE_PRIORITY

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from wire.errors import InputError, PlacementError
+from wire.errors import InputError, MeshError, PlacementError
 from wire.graph import WireGraph
 from wire.redundancy import OF_CALLS, copies_of
 
@@ -164,16 +164,19 @@ class Planning:
 
     async def _answer_all(self) -> None:
         while (question := self._ahead.next(self._plans)) is not None:
-            if self._ahead.answered(question, await self.answer_ahead(question)):
+            data = None
+            with contextlib.suppress(MeshError):  # then it is planned for when it is needed
+                data = await self.answer_ahead(question)
+            if self._ahead.answered(question, data):
                 self._answered()
 
     async def answer_ahead(self, question: Asked) -> bytes | None:
-        """The plan as `plan_bytes.py` writes it, without haste; None if there is none, or nobody can tell."""
+        """The plan as `plan_bytes.py` writes it, without haste; None if there is none, MeshError if nobody can tell."""
         try:
             return await self._answerer.answer(question)
         except (OSError, EOFError) as error:
             log.warning("the process that plans ahead ended: %s", error)
-            return None
+            raise MeshError("the process that plans ahead ended", cause=str(error)) from None
 
     @property
     def plans_ahead(self) -> bool:
@@ -182,8 +185,10 @@ class Planning:
 
     async def get_ready(self) -> None:
         """Questions of what is to come are about to be asked."""
-        with contextlib.suppress(OSError):  # which the first of them finds out again
+        try:
             await self._answerer.get_ready()
+        except Exception as error:  # whoever asks finds it out again, and nothing depends on it before
+            log.warning("the process that plans ahead did not start: %s", error)
 
     async def described(
         self, plan: Plan, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""

@@ -63,6 +63,7 @@ FOUND_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan, when it is looke
 AHEAD_PAUSE_S = 0.3  # before each plan that may never be needed: making its program slows this process down
 AHEAD_AFTER = 10  # times as long as the present plan took to be made: a small share of the time of all steps till then
 PLANNED_HERE_S = 0.02  # a plan that takes less is not worth another process
+ASKED_SOON_S = 0.5  # one that takes more is asked for long after workers deployed: that process need not be ready
 Contents = Mapping[FromState, bytes]
 Holders = Mapping[FromState, frozenset[str]]
 
@@ -474,7 +475,8 @@ class Session:
         if action.generation not in self.plans:
             self._let_gathered_go(deployment)
             return
-        if self._before is None and self._looks_ahead and self._plans_elsewhere and len(action.nodes) > 1:
+        soon = self._plans_elsewhere and self._planning_s < ASKED_SOON_S
+        if self._before is None and self._looks_ahead and soon and len(action.nodes) > 1:
             self._spawn(self._around.planning.get_ready())  # while all wait for the workers
         deployment.portions, deployment.program = planned.portions, planned.program
         plan = replace(

@@ -30,16 +30,14 @@ from typing import Any
 from wire.errors import (
     BlobError,
     Cancelled,
-    DeadlineExceeded,
     DeviceLost,
     MeshError,
-    NodeLost,
     OutOfMemory,
     StaleGeneration,
 )
 from wire.redundancy import OF_SESSIONS, copies_of
 
-from .explain import nobody
+from .explain import nobody, not_to_be_had, state_lost, stuck_step
 from .profile import CLIENT
 from .session_copies import Copy, Taking
 from .session_events import (
@@ -316,7 +314,7 @@ class SessionState:
             return [*actions, *self._restart(None, now)]
         if self._alone_since_s is not None and self._nodes:
             return [*actions, *self._go_on(now)]
-        return actions
+        return [*actions, *self._read(now)]  # who brought a value may be gone
 
     def _better_plan(self, event: BetterPlan, now: float) -> list[Action]:
         plan = self._plan
@@ -351,7 +349,7 @@ class SessionState:
     def _go_on(self, now: float) -> list[Action]:
         """A new plan, from the newest copy there is."""
         if not self._copies:
-            return self._end(_state_lost(self._last_error, self.policy.copies))
+            return self._end(state_lost(self._last_error, self.policy.copies))
         copy = max(self._copies, key=lambda copy: (copy.value, copy.here))
         self._done = copy.value
         if not self._nodes:
@@ -397,7 +395,7 @@ class SessionState:
         told = StepStuck(plan.generation, stuck)
         if plan.ending:
             return [told, *self._restart(None, now)]
-        return [told, *self._fail(_stuck(self._patience.took_s), now)]
+        return [told, *self._fail(stuck_step(self._patience.took_s), now)]
 
     def _plan_made(self, event: PlanMade, now: float) -> list[Action]:
         plan = self._current(event.generation)
@@ -741,11 +739,14 @@ class SessionState:
                 del self._reads[request]
                 actions.append(GiveState(request, copy.contents, copy.where))
                 continue
-            read.begun = True
-            if copy is None:
-                actions += self._take(request)
+            if copy is None and self._done == plan.start:  # whoever else had what this plan began with is gone
+                if self._copies:
+                    return [*actions, *self._restart(None, now)]
+                del self._reads[request]
+                actions.append(RefuseState(request, not_to_be_had(self._last_error)))
                 continue
-            actions += self._keep(self._again(request, copy))
+            read.begun = True
+            actions += self._take(request) if copy is None else self._keep(self._again(request, copy))
         return [*actions, *self._issue(now)]
 
     # -- the end
@@ -774,26 +775,6 @@ class SessionState:
         self._parked_until_s = None
         rescuing = any(taking.purpose == "rescue" for taking in self._takings.values())
         return [] if rescuing or self._plan is not None or self._alone_since_s is not None else self._go_on(now)
-
-
-def _stuck(took_s: float) -> MeshError:
-    return DeadlineExceeded(
-        "a step of the session does not end, though its workers are there",
-        cause=f"steps before it took {took_s:.3g} s at most" if took_s else "it is the first",
-        next_step="See with mesh-coord status which worker hangs, and start that one again",
-    )
-
-
-def _state_lost(error: MeshError | None, copies: str) -> NodeLost:
-    lost = NodeLost(
-        "the session's state died with its workers, and there is no copy of it",
-        cause=str(error or ""),
-        next_step="Open sessions with copies='buddy' or 'checkpoint', and buddies on machines that do not die together"
-        if copies == "none"
-        else "Make copies more often (every=), or keep them in this process: copies='checkpoint'",
-    )
-    lost.node = error.node if error else ""
-    return lost
 
 
 __all__ = ["Policy", "SessionState"]

@@ -87,6 +87,19 @@ async def test_it_may_be_had_ready_before_a_question_comes(monkeypatch: pytest.M
         await process.close()
 
 
+async def test_one_that_died_before_it_was_asked_is_replaced() -> None:
+    process = PlannerProcess()
+    try:
+        await process.get_ready()
+        child = process._process
+        assert child is not None
+        child.kill()
+        await child.wait()
+        assert await process.answer(question()) is not None
+    finally:
+        await process.close()
+
+
 async def test_its_death_is_an_error_and_the_next_question_starts_another() -> None:
     process = PlannerProcess()
     try:

@@ -371,3 +371,60 @@ def test_a_step_that_all_who_are_left_have_done_counts() -> None:
     world.ask()
     world.settle()
     assert list(world.told) == [0, 1, 2]
+
+
+def test_a_read_is_answered_though_who_brought_the_value_died_beside_the_plan() -> None:
+    struck = 0
+    for seed in range(300):
+        world = World(seed, Policy("buddy", every=2, ahead=2), together=True)
+        world.do(4)
+        world.feed(ev.StateAsked(1))
+        bringing = [taking for taking in world.machine._takings.values() if taking.purpose == 1]
+        beside = {node for taking in bringing for node in taking.sources.values()} - {world.owner, CLIENT}
+        if not beside:
+            continue
+        struck += 1
+        world.kill(min(beside))
+        number = world.ask()
+        world.settle()
+        assert world.states[1] == 4 and world.told[number] == 4
+    assert struck >= 10
+
+
+@pytest.mark.parametrize("every", [2, 100])
+def test_a_read_of_what_only_a_plan_has_that_did_no_step_yet_ends_nothing(every: int) -> None:
+    struck = 0
+    for seed in range(100):
+        world = World(seed, Policy("buddy", every=every), together=True)
+        world.do(3)
+        world.feed(ev.BetterPlan())
+        while (plan := world.machine._plan) is None or not (plan.running and plan.start == 3):
+            if not world.step():
+                break
+        if plan is None or not plan.running or plan.start != 3:
+            continue
+        holders = {
+            node
+            for copy in world.machine._copies
+            if copy.value == 3
+            for nodes in copy.holders.values()
+            for node in nodes
+        }
+        if not holders or holders & {*plan.nodes, CLIENT}:
+            continue
+        struck += 1
+        for node in sorted(holders):
+            world.kill(node)
+        kept = bool(world.machine._copies)
+        world.feed(ev.StateAsked(1))
+        world.settle()
+        if kept:
+            assert world.states[1] == 3, "it was made again"
+        else:
+            assert isinstance(world.states[1], NodeLost)
+            world.do(1)
+            world.feed(ev.StateAsked(2))
+            world.settle()
+            assert world.told[3] == 3 and world.states[2] == 4
+        assert not world.ended
+    assert struck >= 5

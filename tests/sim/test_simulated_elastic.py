@@ -157,6 +157,30 @@ def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeyp
     assert np.array_equal(flat(found), undisturbed(20))
 
 
+def test_who_cannot_answer_once_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [EOFError("it was killed")]
+
+    async def answer(_: AnswersHere, question: Asked) -> bytes | None:
+        if failures:
+            raise failures.pop()
+        return answer_of(question)
+
+    monkeypatch.setattr(sessioning, "PLANNED_HERE_S", 0.0)
+    monkeypatch.setattr(AnswersHere, "answer", answer)
+    workers, found = list[int](), trainer()
+    with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).build() as mesh:
+
+        class Counting(Killing):
+            def on_step(self, report: StepReport) -> None:
+                super().on_step(report)
+                workers.append(len(report.shares))
+
+        counting = Counting(mesh, "sim-0", after=10)
+        found.distribute(mesh).fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=20, callbacks=[counting])
+    assert not failures and workers[-1] == WORKERS - 1
+    assert np.array_equal(flat(found), undisturbed(20))
+
+
 def test_no_death_is_planned_for_where_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     planned, plan = list[int](), Session._session_plan
 
