@@ -276,9 +276,15 @@ class Model:
                 assert alive or execute.run in host.stopped, "nobody stops it"
 
     def settle(self) -> None:
-        """Nothing is wanted any more, and all that was is done."""
+        """All that was wanted is done, and nothing is wanted any more."""
+        self.rest()
+        assert all(self.answers[request] == 1 for request in self.runs), "a step never gets its input"
         for key in list(self.plans):
             self.drop(key)
+        self.rest()
+
+    def rest(self) -> None:
+        """Hosts do all they were told."""
         while self.starting or any(host.told for host in self.hosts):
             for device in range(DEVICES):
                 self.work(device)
