@@ -101,7 +101,7 @@ def state_lost(error: MeshError | None, copies: str) -> NodeLost:
     return lost
 
 
-def not_to_be_had(error: MeshError | None) -> NodeLost:
+def not_readable_yet(error: MeshError | None) -> NodeLost:
     """The error of who reads a state that only the workers of a plan have that has done no step yet."""
     return NodeLost(
         "who held the session's state beside its present workers is gone, and these can give it after their next step",

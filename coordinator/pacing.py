@@ -38,7 +38,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 
 TRIAL_S = 0.01  # of a device that is well: longer than a dispatch, and nothing to whoever waits
 TRIAL_LAYERS_MAX = 64
-PROGRAMS_REMEMBERED = 16
+PROGRAMS_REMEMBERED = 16  # of trials: one for each width and number of layers
 WIDTHS = ((1.0, 32), (100.0, 128), (math.inf, 512))  # of its matrices, up to so many GFLOP/s
 RETRY_S_FIRST, RETRY_S_MAX = 15.0, 240.0
 

@@ -48,8 +48,8 @@ _CLASSES: tuple[type[Any], ...] = (
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}
-_GRAPH, _TUPLE, _SET, _MAP, _WORDS = range(len(_CLASSES), len(_CLASSES) + 5)
-WORDS_REMEMBERED = 64  # of devices
+_GRAPH, _TUPLE, _SET, _MAP, _TEXTS = range(len(_CLASSES), len(_CLASSES) + 5)
+TEXTS_REMEMBERED = 64  # mappings of texts, one per kind of device
 
 
 def question_bytes(question: Asked) -> bytes:
@@ -103,25 +103,25 @@ def _plain(value: Any, graphs: dict[bytes, int]) -> Any:
             return [_SET, *[_plain(each, graphs) for each in sorted(value)]]
         case Mapping():
             pairs = tuple(value.items())
-            if pairs and all(_says_words(*pair) for pair in pairs):
-                return [_WORDS, _words_bytes(pairs)]
+            if pairs and all(_is_named_texts(*pair) for pair in pairs):
+                return [_TEXTS, _texts_bytes(pairs)]
             return [_MAP, *[_plain(each, graphs) for pair in pairs for each in pair]]
     assert value is None or isinstance(value, str | int | float | bytes), f"{type(value).__name__} is not carried"
     return value
 
 
-def _says_words(name: Any, said: Any) -> bool:
-    """Whether it is of a mapping from names to words, as `dtypes_by_op` is."""
-    return type(name) is str and type(said) is tuple and all(type(each) is str for each in said)
+def _is_named_texts(name: Any, texts: Any) -> bool:
+    """Whether it is an item of a mapping from texts to tuples of texts, as `dtypes_by_op` is."""
+    return type(name) is str and type(texts) is tuple and all(type(each) is str for each in texts)
 
 
-@lru_cache(WORDS_REMEMBERED)
-def _words_bytes(pairs: tuple[tuple[str, tuple[str, ...]], ...]) -> bytes:
+@lru_cache(TEXTS_REMEMBERED)
+def _texts_bytes(pairs: tuple[tuple[str, tuple[str, ...]], ...]) -> bytes:
     return msgspec.msgpack.encode(pairs)
 
 
-@lru_cache(WORDS_REMEMBERED)
-def _words_from(data: bytes) -> Mapping[str, tuple[str, ...]]:
+@lru_cache(TEXTS_REMEMBERED)
+def _texts_from(data: bytes) -> Mapping[str, tuple[str, ...]]:
     return dict(msgspec.msgpack.decode(data, type=tuple[tuple[str, tuple[str, ...]], ...]))
 
 
@@ -139,8 +139,8 @@ class _Unpacker:
         number = plain[0]
         if number == _GRAPH:
             return self._graphs[plain[1]]
-        if number == _WORDS:
-            return _words_from(plain[1])
+        if number == _TEXTS:
+            return _texts_from(plain[1])
         items = [self._made(each) for each in plain[1:]]
         if number < _GRAPH:
             return _CLASSES[number](*items)

@@ -63,11 +63,11 @@ class PlannerProcess:
     async def answer(self, question: Asked) -> bytes | None:
         encoded = await asyncio.to_thread(question_bytes, question)
         async with self._turn:
-            return await self._kept(self._exchange(encoded)) or None
+            return await self._use(self._exchange(encoded)) or None
 
     async def get_ready(self) -> None:
         async with self._turn:
-            await self._kept(self._started())
+            await self._use(self._started())
 
     async def close(self) -> None:
         """End the process, and whatever it is at."""
@@ -79,7 +79,7 @@ class PlannerProcess:
                 process.kill()
             await process.wait()
 
-    async def _kept(self, use: Awaitable[T]) -> T:
+    async def _use(self, use: Awaitable[T]) -> T:
         """Use the process, which then rests; one that could not be used to the end is closed."""
         if self._rest is not None:
             self._rest.cancel()

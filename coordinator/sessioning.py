@@ -475,7 +475,7 @@ class Session:
         if action.generation not in self.plans:
             self._let_gathered_go(deployment)
             return
-        soon = self._plans_elsewhere and self._planning_s < ASKED_SOON_S
+        soon = PLANNED_HERE_S <= self._planning_s < ASKED_SOON_S
         if self._before is None and self._looks_ahead and soon and len(action.nodes) > 1:
             self._spawn(self._around.planning.get_ready())  # while all wait for the workers
         deployment.portions, deployment.program = planned.portions, planned.program

@@ -37,7 +37,7 @@ from wire.errors import (
 )
 from wire.redundancy import OF_SESSIONS, copies_of
 
-from .explain import nobody, not_to_be_had, state_lost, stuck_step
+from .explain import nobody, not_readable_yet, state_lost, stuck_step
 from .profile import CLIENT
 from .session_copies import Copy, Taking
 from .session_events import (
@@ -743,7 +743,7 @@ class SessionState:
                 if self._copies:
                     return [*actions, *self._restart(None, now)]
                 del self._reads[request]
-                actions.append(RefuseState(request, not_to_be_had(self._last_error)))
+                actions.append(RefuseState(request, not_readable_yet(self._last_error)))
                 continue
             read.begun = True
             actions += self._take(request) if copy is None else self._keep(self._again(request, copy))

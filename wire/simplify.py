@@ -43,13 +43,13 @@ def simplify(graph: WireGraph, evaluate: Evaluate | None = None, limits: Limits 
     if evaluate is not None or limits is not DEFAULT:
         return _simplified(graph, evaluate, limits)
     memory = vars(graph)
-    if _IS_SIMPLE not in memory:
-        if _SIMPLE not in memory:
-            memory[_SIMPLE] = _simplified(graph, None, limits)
-            vars(memory[_SIMPLE])[_IS_SIMPLE] = True
-        found: WireGraph = memory[_SIMPLE]
-        return found
-    return graph
+    if _IS_SIMPLE in memory:
+        return graph
+    if _SIMPLE not in memory:
+        memory[_SIMPLE] = _simplified(graph, None, limits)
+        vars(memory[_SIMPLE])[_IS_SIMPLE] = True
+    found: WireGraph = memory[_SIMPLE]
+    return found
 
 
 def _simplified(graph: WireGraph, evaluate: Evaluate | None, limits: Limits) -> WireGraph:
