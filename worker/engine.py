@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from wire.graph import WireGraph
-from wire.types import Attrs
+from wire.types import Attrs, TensorType
 
 Stopped = Callable[[], bool]
 
@@ -40,6 +40,11 @@ class Collectives(Protocol):
     @property
     def crowded(self) -> bool:
         """Whether the ranks of this machine leave no cores for threads of their own that move what they exchange."""
+        ...
+
+    def room(self, kind: TensorType) -> NDArray[Any] | None:
+        """Memory for a tensor that is a collective's operand, or part of one, where other ranks can read it: only in
+        this run, so no output may lie there.  None if there is none."""
         ...
 
     def start(self, op: str, attrs: Attrs, operand: NDArray[Any] | None, meanwhile: bool = True) -> Pending:

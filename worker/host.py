@@ -40,6 +40,7 @@ from .collectives.calling import Lines
 from .collectives.opening import ranks_of
 from .collectives.progress import Progress
 from .collectives.ranks import Ranks
+from .collectives.shelf import given_bytes
 from .devices import open_engine
 from .engine import Engine, Executable, Stopped, readback_s, takes_lent
 from .host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
@@ -135,6 +136,7 @@ class _Prepared:
     params: dict[int, tuple[bytes, TensorType]]  # input position -> key of the resident tensor
     gang: messages.RankOf | None = None
     ranks: tuple[tuple[str, ...], Ranks] | None = None  # the directories of its inboxes, and what maps them
+    shelf: tuple[memoryview, int] | None = None  # for collectives of one machine, and how much is for what it gives
 
 
 class Host:
@@ -335,11 +337,23 @@ class Host:
         if prepared.gang is None:
             return None
         if prepared.ranks is None or prepared.ranks[0] != message.inboxes:
-            own = str(self._shared.path)
-            opened = ranks_of(prepared.gang, own, message.inboxes, self._ring, self._progress, self._lines.line)
+            own, shelf = str(self._shared.path), self._shelf(prepared, prepared.gang, message.inboxes)
+            opened = ranks_of(prepared.gang, own, message.inboxes, self._ring, self._progress, self._lines.line, shelf)
             prepared.ranks = message.inboxes, opened
         prepared.ranks[1].begin(message.tag, stopped)
         return prepared.ranks[1]
+
+    def _shelf(self, prepared: _Prepared, gang: messages.RankOf, ranks: Sequence[str]) -> tuple[memoryview, int] | None:
+        """Where the ranks of one machine lay large tensors; without it these travel in letters."""
+        given = given_bytes(prepared.graph) if prepared.shelf is None and all(ranks) else 0
+        if given:
+            try:
+                memory = self._shared.allocate(given * (1 if gang.rank else 2), gang.shelf)
+            except OutOfMemory as error:
+                print(f"collectives copy more than they would: {error}", file=sys.stderr, flush=True)
+            else:
+                prepared.shelf = memory.buffer, given
+        return prepared.shelf
 
     def _check_left(self, inputs: tuple[messages.Input, ...]) -> None:
         """BlobMissing if a run before failed that should have left some of them.  Other ranks do not hear of this one:

@@ -20,7 +20,7 @@ from wire.graph import WireGraph
 from wire.levels import stages
 from wire.ops import COLLECTIVES
 from wire.throttle import Throttle
-from wire.types import Attrs
+from wire.types import Attrs, TensorType
 
 from .engine import (
     Collectives,
@@ -167,6 +167,9 @@ class _PacedCollectives:
     def crowded(self) -> bool:
         """What this engine waits for takes no core."""
         return False
+
+    def room(self, kind: TensorType) -> NDArray[Any] | None:
+        return self._inner.room(kind)
 
     def start(self, op: str, attrs: Attrs, operand: NDArray[Any] | None, meanwhile: bool = True) -> Pending:
         self._pace.until(next(self._left, 0))  # 0: inside a loop, whose turns are not counted one by one

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.ranks import in_threads, mailbox, on_wires, wires_in_memory
+from support.ranks import folded, in_threads, mailbox, on_wires, same, values, wires_in_memory
 
-from wire.dtypes import BF16, BOOL, DTYPES, F16, F32, I32, DType
+from wire.dtypes import DTYPES, F16, F32, I32, DType
 from wire.errors import (
     BlobCorrupt,
     Cancelled,
@@ -31,36 +30,6 @@ from worker.collectives.mailbox import Envelope, Inbox, Outbox
 from worker.collectives.running import REDUCTIONS
 
 Array = NDArray[Any]
-
-
-def values(n: int, shape: tuple[int, ...], dtype: DType = F32, seed: int = 0) -> list[Array]:
-    """One array per rank."""
-    random = np.random.default_rng(seed)
-    drawn = [random.standard_normal(shape) * 3 for _ in range(n)]
-    if dtype is BOOL:
-        return [each > 0 for each in drawn]
-    if dtype.kind in "iu":
-        return [np.abs(each * 40).astype(dtype.numpy) for each in drawn]
-    if dtype.kind == "c":
-        return [(each + 1j * random.standard_normal(shape)).astype(dtype.numpy) for each in drawn]
-    return [each.astype(dtype.numpy) for each in drawn]
-
-
-def folded(arrays: list[Array], reduction: str) -> Array:
-    """In the order of ranks; halves in f32."""
-    kind = arrays[0].dtype
-    wide = [each.astype(np.float32) if kind in (F16.numpy, BF16.numpy) else each for each in arrays]
-    with np.errstate(all="ignore"):
-        return np.asarray(reduce(REDUCTIONS[reduction], wide)).astype(kind)
-
-
-def same(results: list[Any], expected: Array | list[Array]) -> None:
-    """To the bit."""
-    for rank, result in enumerate(results):
-        wanted = expected[rank] if isinstance(expected, list) else expected
-        assert not isinstance(result, Exception), result
-        assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
-        assert np.ascontiguousarray(result).tobytes() == np.ascontiguousarray(wanted).tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)

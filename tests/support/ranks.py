@@ -12,16 +12,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import BF16, BOOL, F16, F32, DType
 from wire.errors import MeshError, from_fields
 from worker.collectives.connection import Connection
 from worker.collectives.group import Group
 from worker.collectives.lines import Line
 from worker.collectives.mailbox import LETTER_BYTES, LETTERS, Inbox, Outbox, Patience, lay_out, short_sleeps, size_of
+from worker.collectives.running import REDUCTIONS
 from worker.collectives.wires import Wire, Wires
+
+Array = NDArray[Any]
 
 Body = Callable[..., Any]  # (group, *arguments), at module level where ranks are processes
 HANGS_S = 240.0  # nothing here takes so long, however busy the machine
@@ -95,6 +102,36 @@ def mailbox(letters: int, letter_bytes: int) -> memoryview:
     buffer = memoryview(mmap.mmap(-1, size_of(letters, letter_bytes)))
     lay_out(buffer, letters, letter_bytes)
     return buffer
+
+
+def values(n: int, shape: tuple[int, ...], dtype: DType = F32, seed: int = 0) -> list[Array]:
+    """One array per rank."""
+    random = np.random.default_rng(seed)
+    drawn = [random.standard_normal(shape) * 3 for _ in range(n)]
+    if dtype is BOOL:
+        return [each > 0 for each in drawn]
+    if dtype.kind in "iu":
+        return [np.abs(each * 40).astype(dtype.numpy) for each in drawn]
+    if dtype.kind == "c":
+        return [(each + 1j * random.standard_normal(shape)).astype(dtype.numpy) for each in drawn]
+    return [each.astype(dtype.numpy) for each in drawn]
+
+
+def folded(arrays: list[Array], reduction: str) -> Array:
+    """In the order of ranks; halves in f32."""
+    kind = arrays[0].dtype
+    wide = [each.astype(np.float32) if kind in (F16.numpy, BF16.numpy) else each for each in arrays]
+    with np.errstate(all="ignore"):
+        return np.asarray(reduce(REDUCTIONS[reduction], wide)).astype(kind)
+
+
+def same(results: list[Any], expected: Array | list[Array]) -> None:
+    """To the bit."""
+    for rank, result in enumerate(results):
+        wanted = expected[rank] if isinstance(expected, list) else expected
+        assert not isinstance(result, Exception), result
+        assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+        assert np.ascontiguousarray(result).tobytes() == np.ascontiguousarray(wanted).tobytes()
 
 
 class Processes:

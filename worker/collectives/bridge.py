@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -67,6 +68,7 @@ class _Part:
     plan: PlanKey
     gang: Gang
     names: frozenset[str]
+    shelf: str  # the file of the host's own
 
 
 def name_of(plan: PlanKey, source: Member, to: Member) -> str:
@@ -97,8 +99,9 @@ class Bridge:
         others = [member for member in gang.members if member != me]
         names = {name_of(plan, *pair) for other in others for pair in ((me, other), (other, me))}
         for old in [number for number, part in self._parts.items() if (part.plan, part.gang) == (plan, gang)]:
-            del self._parts[old]  # of a host that is gone
-        self._parts[prepared] = _Part(plan, gang, frozenset(names))
+            remove(self._shared.path, self._parts.pop(old).shelf)  # of a host that is gone
+        shelf = secrets.token_hex(16)
+        self._parts[prepared] = _Part(plan, gang, frozenset(names), shelf)
         letter_bytes = letter_bytes_for(len(gang.members))
         for other in others:
             self._make(name_of(plan, me, other), other, me.device, letter_bytes)
@@ -109,7 +112,7 @@ class Bridge:
             None if other == me else RankPeer(name_of(plan, me, other), name_of(plan, other, me), self._called(other))
             for other in gang.members
         )
-        return RankOf(gang.axes, gang.sizes, gang.rank, peers, gang.bytes_per_s, gang.timeout_s)
+        return RankOf(gang.axes, gang.sizes, gang.rank, peers, gang.bytes_per_s, gang.timeout_s, shelf)
 
     def inboxes(self, prepared: int) -> tuple[str, ...]:
         """In whose directory the mailbox from each rank is; "" where it has to be carried.  ConnectFailed if a rank's
@@ -132,6 +135,7 @@ class Bridge:
         part = self._parts.pop(prepared, None)
         if part is None:
             return
+        remove(self._shared.path, part.shelf)
         used = {name for other in self._parts.values() for name in other.names}
         for name in part.names - used:
             copy = self._copies.pop(name, None)

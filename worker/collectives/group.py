@@ -23,6 +23,8 @@ from . import algorithms
 from .algorithms import FAR, SHARED, Path, Program, Send, piece_of, steps
 from .mailbox import Envelope, tagged
 from .running import OPERATION_CODES, REDUCTION_CODES, REDUCTIONS, Run
+from .shelf import TENSOR_BYTES_MIN
+from .shelves import reduced
 from .wires import Wire, Wires
 
 _HALVES = (F16, BF16)
@@ -62,14 +64,30 @@ class Group:
     # -- operations
 
     def all_reduce(self, array: NDArray[Any], reduction: str = "sum") -> NDArray[Any]:
-        """All ranks' arrays combined, element by element, on every rank."""
+        """All ranks' arrays combined, element by element, on every rank; where `wires` lay tensors it may be memory of
+        all ranks, which is read only and lasts for this step."""
         kind = _reducible(array, reduction)
+        if self._lies(kind) and (laid := self._reduced_on_shelves(array, kind, reduction)) is not None:
+            return laid
         name = self.algorithm or self._choice(array.nbytes, kind.dtype.kind in "biu")
         if name in algorithms.PARTIAL and kind.dtype in _HALVES:
             array = array.astype(np.float32)
         make = partial(algorithms.ALL_REDUCE[name], self.rank, self.size, array.size, self.shares or (1,) * self.size)
         made = self._perform("all_reduce", (name, array.size), make, kind, array, array.shape, reduction)
         return made.astype(kind.dtype.numpy, copy=False)
+
+    def _lies(self, kind: TensorType) -> bool:
+        """Whether a tensor is tried to be reduced on shelves: all ranks find the same."""
+        whole = self.size == len(self.wires.wires) + 1 > 1 and not self._bridged and not self.algorithm
+        return self.wires.lays and whole and kind.size_bytes >= TENSOR_BYTES_MIN and kind.dtype not in _HALVES
+
+    def _reduced_on_shelves(self, array: NDArray[Any], kind: TensorType, reduction: str) -> NDArray[Any] | None:
+        given, envelope = np.ascontiguousarray(array).reshape(-1), self._envelope("all_reduce", reduction, kind)
+        everybody = ((0, given.size, tuple(range(self.size)), 0, 0, False),)
+        run = Run(self.wires, self._wires, self.rank, envelope, given, given, None, everybody)
+        with np.errstate(all="ignore"):
+            made = reduced(run, self.wires, self.rank, self.size, given, REDUCTIONS[reduction])
+        return None if made is None else made.reshape(array.shape)
 
     def reduce_scatter(self, array: NDArray[Any], axis: int = 0, reduction: str = "sum") -> NDArray[Any]:
         """The own n-th, along `axis`, of all ranks' arrays combined; ShapeError where the axis does not divide."""

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.dtypes import BOOL, DTYPES, DType
-from wire.errors import BlobCorrupt
+from wire.errors import BlobCorrupt, BlobMissing
 from wire.limits import KIB, MIB
 
 LETTERS = 8  # what a rank may be ahead of another
@@ -154,6 +154,7 @@ class Outbox(_Ring):
     def __init__(self, buffer: memoryview) -> None:
         super().__init__(buffer)
         self.written: int = self._words[_WRITTEN]
+        self._lending = 0  # letters up to the last one that lends something
 
     def resume(self) -> None:
         """Go on where the ring stands: another end of the same process may have used it."""
@@ -175,6 +176,18 @@ class Outbox(_Ring):
         self._fence()
         self.written += 1
         self._words[_WRITTEN] = self.written
+
+    def say(self, envelope: bytes, said: bytes, lends: bool = False) -> None:
+        """Give a short letter to the reader; one that `lends` it something does so until it is released."""
+        self._payloads[self.written % self.letters][: len(said)] = said
+        self.publish(envelope, len(said))
+        if lends:
+            self._lending = self.written
+
+    @property
+    def lent(self) -> bool:
+        """Whether a letter that lends something is not released yet."""
+        return bool(self._lending > self._words[_READ])
 
     def fail(self, tag: int, error: bytes) -> None:
         """Tell the reader that this end gave up step `tag`, and why."""
@@ -202,11 +215,13 @@ class Outbox(_Ring):
 
 
 class Inbox(_Ring):
-    """The reading end."""
+    """The reading end; `open_file` maps another file of the writer's, which letters speak of."""
 
-    def __init__(self, buffer: memoryview) -> None:
+    def __init__(self, buffer: memoryview, open_file: Callable[[str], memoryview] | None = None) -> None:
         super().__init__(buffer)
         self.read: int = self._words[_READ]
+        self._open_file = open_file
+        self._file = "", memoryview(b"")  # the last one
 
     def resume(self) -> None:
         """As Outbox has it."""
@@ -227,6 +242,18 @@ class Inbox(_Ring):
     def payload(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The next letter's, to be read until it is released."""
         return self._typed(dtype)[self.read % self.letters]
+
+    def said(self, size_bytes: int) -> bytes:
+        """The first bytes of the next letter's."""
+        return bytes(self._payloads[self.read % self.letters][:size_bytes])
+
+    def file(self, name: str) -> memoryview:
+        """The file of the writer's that a letter spoke of.  BlobMissing if it is gone."""
+        if self._file[0] != name:
+            if self._open_file is None:
+                raise BlobMissing(f"a letter speaks of the file {name}, and there are none")
+            self._file = name, self._open_file(name)
+        return self._file[1]
 
     def release(self) -> None:
         """Done with the next letter."""

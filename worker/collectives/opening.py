@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from wire.sharedmem import share
 
@@ -12,6 +13,7 @@ from .lines import Line
 from .mailbox import LETTER_BYTES, Inbox, Outbox, short_sleeps
 from .progress import Progress
 from .ranks import Ranks
+from .shelf import Shelf
 from .wires import Wire, Wires
 
 
@@ -22,22 +24,28 @@ def ranks_of(
     ring: Callable[[], None],
     progress: Progress | None = None,
     line: Callable[[str], Line] | None = None,
+    shelf: tuple[memoryview, int] | None = None,
 ) -> Ranks:
     """Outboxes are in the directory `own`; the inbox from rank r is in `inboxes[r]`, or where that is "" in `own`, and
-    then the daemon carries both, unless there is a connection on the `line` beside the outbox.  BlobMissing where the
-    other end is gone."""
+    then the daemon carries both, unless there is a connection on the `line` beside the outbox.  `shelf` is the memory
+    of the gang's file of that name, and how much of it is for what this rank gives.  BlobMissing where the other end is
+    gone."""
     wires = {}
     for rank, (peer, directory) in enumerate(zip(gang.peers, inboxes, strict=True)):
         if peer is not None:
-            outbox, inbox = Outbox(share(own, peer.outbox)), Inbox(share(directory or own, peer.inbox))
+            outbox = Outbox(share(own, peer.outbox))
+            inbox = Inbox(share(directory or own, peer.inbox), partial(share, directory))
             beside = line(peer.outbox) if line is not None and not directory else None
             wires[rank] = Wire(outbox, inbox, peer.name, bridged=not directory, line=beside)
     letter_bytes = {wire.outbox.letter_bytes for wire in wires.values()}
     short_sleeps()
     ringing = ring if any(wire.bridged for wire in wires.values()) else _silence
     together = Wires(wires, ringing, letter_bytes=min(letter_bytes, default=LETTER_BYTES), deadline_s=gang.timeout_s)
-    here = 1 + sum(not wire.bridged for wire in wires.values())
-    return Ranks(together, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress, is_crowded(here))
+    readers = [wire.outbox for wire in wires.values() if not wire.bridged]
+    together.lays = True
+    if shelf is not None:
+        together.shelf = Shelf(gang.shelf, *shelf, readers)
+    return Ranks(together, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress, is_crowded(1 + len(readers)))
 
 
 def is_crowded(ranks: int) -> bool:

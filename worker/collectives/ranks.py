@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wire.errors import InputError, MeshError
 from wire.grids import Axes, Sizes, groups
-from wire.types import Attrs
+from wire.types import Attrs, TensorType
 
 from .algorithms import shares
 from .group import Group
@@ -70,6 +70,10 @@ class Ranks:
         """How long the part has waited in this step, for others or for what they send; for how much of that it copied
         what it sent itself; and how many bytes it sent."""
         return self._progress.waited_s, self._wires.packed_s, self._wires.sent_bytes
+
+    def room(self, kind: TensorType) -> Array | None:
+        """As Collectives.room (worker/engine.py) has it."""
+        return self._wires.shelf.room(kind) if self._wires.shelf is not None else None
 
     def start(self, op: str, attrs: Attrs, operand: Array | None, meanwhile: bool = True) -> Pending:
         """As Collectives.start (worker/engine.py) has it."""

@@ -91,6 +91,22 @@ class Run:
         self._changed |= wire.bridged
         self._used.add(to)
 
+    def say(self, to: int, said: bytes, lends: bool = False) -> None:
+        """A short letter to a rank of this machine; `lends` as Outbox.say has it."""
+        wire = self._wires[to]
+        assert wire is not None
+        outbox = wire.outbox
+        if outbox.full:
+            self._wait(lambda: not outbox.full, (to,), reading=True)
+        outbox.say(self._envelope, said, lends)
+
+    def hear(self, source: int) -> Inbox:
+        """The mailbox that has the next letter of a rank of this machine, to be released."""
+        letter = self._arrived(source, (source,))
+        self._came.add(source)
+        assert isinstance(letter, Inbox)
+        return letter
+
     def combine(self, start: int, stop: int, of: tuple[int, ...], own_start: int, own_stop: int, made: bool) -> None:
         out = self._made[start:stop]
         if self._posted:

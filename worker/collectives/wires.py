@@ -16,6 +16,7 @@ from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from .lines import Line
 from .mailbox import LETTER_BYTES, Inbox, Outbox, Patience
+from .shelf import Shelf
 
 
 @dataclass(slots=True)
@@ -42,6 +43,8 @@ class Wires:
     letter_bytes: int = LETTER_BYTES  # the same on all ranks: tensors are cut by it
     deadline_s: float = COLLECTIVE_TIMEOUT_S
     patience: Patience = field(default_factory=Patience)
+    lays: bool = False  # large tensors lie on shelves, if there is room: the same on all ranks
+    shelf: Shelf | None = None
     packed_s: float = 0.0  # in this step: values were copied into mailboxes
     sent_bytes: int = 0  # likewise, of values
 
@@ -49,6 +52,8 @@ class Wires:
         """A new step: tags grow, from 1."""
         self.tag, self.stopped = tag, stopped
         self.packed_s, self.sent_bytes = 0.0, 0
+        if self.shelf is not None:
+            self.shelf.begin()
         for wire in self.wires.values():
             wire.outbox.resume()
             wire.inbox.resume()

@@ -35,6 +35,7 @@ from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
 from .matrices import FACTORISATIONS, MATRICES
 from .process import keep_memory, one_thread
+from .rooms import INTO, in_rooms
 from .spare import spare
 from .structural import STRUCTURAL
 from .updates import Writing
@@ -52,7 +53,7 @@ IOTA_BYTES_MAX = 1 << 15  # of numbers that are kept instead of counted in every
 class _Call:
     """One numpy call: `frees` are the values no later call needs, and `over` the place of an operand among them that
     the result may be written over; -1: there is none.  `into`: an update that may be written into its first operand, if
-    that memory is this run's."""
+    that memory is this run's.  `room`: other ranks read the result, where there is memory for that."""
 
     kernel: Kernel
     node: Node
@@ -62,6 +63,7 @@ class _Call:
     strides: tuple[int, ...]  # of a canonical result
     over: int = -1
     into: bool = False
+    room: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ def compile_graph(graph: WireGraph, mine: Collection[int] | None = None) -> CpuE
     last_use = {held: index for index, node in computed for source in node.inputs for held in (source, same[source])}
     kept = {*flat.outputs, *(index for index, node in computed if node.op in LEAVES)}
     own = {index for place, index in enumerate(arguments) if index is not None and (mine is None or place in mine)}
-    spared = spare(flat, [index for index, _ in computed], own)
+    spared, in_room = spare(flat, [index for index, _ in computed], own), in_rooms(flat)
     calls: list[_Call | _Turn | _Meeting] = []
     constants = []
     for place, (index, node) in enumerate(computed):
@@ -211,7 +213,7 @@ def compile_graph(graph: WireGraph, mine: Collection[int] | None = None) -> CpuE
                 raise Unsupported(f"the cpu engine has no op {node.op!r}", op=node.op)
             over, into = _over(flat, index, frees), index in spared.updates
             kind = flat.types[index]
-            calls.append(_Call(kernel, node, kind, index, frees, _strides(kind), over, into))
+            calls.append(_Call(kernel, node, kind, index, frees, _strides(kind), over, into, index in in_room))
     return CpuExecutable(arguments, tuple(constants), tuple(calls), flat.outputs, _peak_bytes(flat, calls))
 
 
@@ -332,6 +334,8 @@ class _Run:
 
     def _perform(self, call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
         try:
+            if call.room and self.collectives and (room := self.collectives.room(call.result)) is not None:
+                return _canonical(INTO[call.node.op](call.node.attrs, operands, call.result, room))
             if call.over >= 0 and _is_alone(operands, call.over):
                 return np.asarray(IN_PLACE[call.node.op](*operands, out=operands[call.over]))
             if call.into and (found := self.writing.updated(call.node.op, call.node.attrs, operands)) is not None:

@@ -96,17 +96,21 @@ def _pad(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return result
 
 
-def _dot(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def concat(attrs: Attrs, operands: list[Array], out: TensorType, into: Array | None = None) -> Array:
+    return np.concatenate(operands, axis=attrs["axis"], out=into)
+
+
+def dot(attrs: Attrs, operands: list[Array], out: TensorType, into: Array | None = None) -> Array:
     left, right = operands
     if _narrow(out):
         left, right = left.astype(np.float32), right.astype(np.float32)
     a = _stacked(left, *_arrangement(left.shape, attrs["lhs_batch"], attrs["lhs_contract"], rows_stay=True))
     b = _stacked(right, *_arrangement(right.shape, attrs["rhs_batch"], attrs["rhs_contract"], rows_stay=False))
-    return np.asarray(_product(a, b).reshape(out.shape).astype(out.dtype.numpy, copy=False))
+    return np.asarray(_product(a, b, into).reshape(out.shape).astype(out.dtype.numpy, copy=False))
 
 
-def _product(a: Array, b: Array) -> Array:
-    """The products of matrices (n, rows, k) and (n, k, columns).
+def _product(a: Array, b: Array, into: Array | None) -> Array:
+    """The products of matrices (n, rows, k) and (n, k, columns), put into that memory if it is given and can be.
 
     BLAS takes a few rows by a large transposed matrix, as most models keep their weights, up to three times as fast the
     other way round.
@@ -114,7 +118,7 @@ def _product(a: Array, b: Array) -> Array:
     rows, size = a.shape[1], b.shape[1] * b.shape[2]
     if a.dtype == np.float32 and 2 <= rows <= FEW_ROWS and size >= LARGE_SIZE and b.strides[1] == b.itemsize:
         return np.asarray(np.matmul(b.swapaxes(1, 2), a.swapaxes(1, 2)).swapaxes(1, 2))
-    return np.asarray(np.matmul(a, b))
+    return np.asarray(np.matmul(a, b, out=None if into is None else into.reshape(*a.shape[:2], b.shape[2])))
 
 
 FEW_ROWS, LARGE_SIZE = 48, 1 << 17
@@ -248,11 +252,11 @@ STRUCTURAL: dict[str, Kernel] = {
     "broadcast": _broadcast,
     "slice": _slice,
     "pad": _pad,
-    "concat": lambda attrs, operands, out: np.concatenate(operands, axis=attrs["axis"]),
+    "concat": concat,
     "after": lambda attrs, operands, out: operands[0],
     **dict.fromkeys(("constraint", "transfer"), lambda attrs, operands, out: operands[0]),
     "reverse": lambda attrs, operands, out: np.flip(operands[0], attrs["axes"]),
-    "dot": _dot,
+    "dot": dot,
     "conv": conv,
     "gather": _gather,
     "scatter": _scatter,

@@ -1,0 +1,369 @@
+"""Shelves: large tensors reduced where they lie, by ranks that are threads or processes, and what goes wrong."""
+
+from __future__ import annotations
+
+import mmap
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.ranks import folded, mailbox, on_wires, same, values, wires_in_memory
+
+from wire.dtypes import BF16, DTYPES, F16, F32, F64
+from wire.errors import BlobCorrupt, BlobMissing, Cancelled, DeadlineExceeded, ExecuteFailed, ShapeError
+from wire.graph import GraphBuilder, WireGraph
+from wire.types import TensorType
+from worker.collectives.group import REDUCES, Group
+from worker.collectives.mailbox import Envelope, Inbox, Outbox
+from worker.collectives.ranks import Ranks
+from worker.collectives.running import REDUCTIONS
+from worker.collectives.shelf import ALIGNMENT, GIVEN_BYTES_MAX, TENSOR_BYTES_MIN, Shelf, given_bytes
+from worker.collectives.wires import Wires
+from worker.cpu import CpuEngine
+from worker.cpu.engine import KERNELS, compile_graph
+from worker.cpu.rooms import INTO, in_rooms
+from worker.engine import never
+
+Array = NDArray[Any]
+COUNT = TENSOR_BYTES_MIN // 4 + 3  # elements of an f32 that does not divide
+GIVEN = 64 * ALIGNMENT
+
+
+def shelved(n: int, given_bytes: int = GIVEN, without: Sequence[int] = (), letters: int = 8) -> list[Wires]:
+    """Each rank's mailboxes, large enough for offers, and its shelf, unless it is `without`."""
+    all_wires = wires_in_memory(n, letters)
+    files = {f"{rank:032x}": memoryview(mmap.mmap(-1, given_bytes * (1 if rank else 2))) for rank in range(n)}
+    for rank, (wires, (name, memory)) in enumerate(zip(all_wires, files.items(), strict=True)):
+        wires.lays = True
+        for wire in wires.wires.values():
+            wire.inbox._open_file = files.__getitem__
+        if rank not in without:
+            wires.shelf = Shelf(name, memory, given_bytes, [wire.outbox for wire in wires.wires.values()])
+    return all_wires
+
+
+def lies_on(array: Array, shelf: Shelf | None) -> bool:
+    assert shelf is not None
+    return np.shares_memory(array, np.frombuffer(shelf.buffer, np.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_every_reduction_is_that_by_letters_to_the_bit(dtype: Any) -> None:
+    count = TENSOR_BYTES_MIN // dtype.itemsize + 5
+    arrays, wires = values(3, (count,), dtype), shelved(3, GIVEN)
+    for tag, reduction in enumerate(sorted(by for by in REDUCTIONS if dtype.name in REDUCES[by]), 1):
+        results = on_wires(wires, lambda group, rank, by=reduction: group.all_reduce(arrays[rank], by), tag)
+        same(results, folded(arrays, reduction))
+        halves = dtype in (F16, BF16)
+        assert [lies_on(each, wires[0].shelf) for each in results] == [not halves] * 3
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_all_ranks_have_one_memory_for_a_result_and_cannot_write_to_it(n: int) -> None:
+    arrays, wires = values(n, (3, COUNT)), shelved(n, 128 * ALIGNMENT)
+    for tag in (1, 2, 3):
+        results = on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]), tag)
+        same(results, folded(arrays, "sum"))
+        assert len({each.__array_interface__["data"][0] for each in results}) == 1
+        assert not any(each.flags.writeable for each in results)
+
+
+def test_what_was_made_on_a_shelf_is_not_copied() -> None:
+    arrays, wires = values(2, (COUNT,)), shelved(2, 2 * ALIGNMENT * (1 + TENSOR_BYTES_MIN // ALIGNMENT))
+
+    def body(group: Group, rank: int) -> Any:
+        shelf = wires[rank].shelf
+        assert shelf is not None
+        given = shelf.room(TensorType((COUNT,), F32))
+        assert given is not None
+        given[...] = arrays[rank]
+        summed = group.all_reduce(given)
+        assert shelf.room(TensorType((COUNT,), F32)) is not None, "nothing was copied"
+        assert shelf.room(TensorType((COUNT,), F32)) is None, "and that was the last room"
+        return summed
+
+    for tag in (1, 2):
+        same(on_wires(wires, body, tag), folded(arrays, "sum"))
+
+
+@pytest.mark.parametrize("without", [(0,), (2,), (0, 1, 2)])
+def test_where_a_rank_has_no_shelf_all_go_on_with_letters(without: tuple[int, ...]) -> None:
+    arrays, wires = values(3, (COUNT,)), shelved(3, without=without)
+    results = on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]))
+    same(results, folded(arrays, "sum"))
+    assert all(each.flags.writeable for each in results)
+
+
+def test_what_finds_no_room_travels_in_letters() -> None:
+    """Four tensors where there is room for two, in every step."""
+    wires = shelved(2, 2 * ALIGNMENT * (1 + TENSOR_BYTES_MIN // ALIGNMENT))
+    given = [values(2, (COUNT,), seed=seed) for seed in range(4)]
+    for tag in (1, 2, 3):
+        results = on_wires(wires, lambda group, rank: [group.all_reduce(each[rank]) for each in given], tag)
+        for each, found in zip(given, zip(*results, strict=True), strict=True):
+            same([np.array(one) for one in found], folded(each, "sum"))
+        assert [[one.flags.writeable for one in rank] for rank in results] == [[False, False, True, True]] * 2
+
+
+def test_small_tensors_and_parts_of_a_gang_are_left_to_letters() -> None:
+    wires, small, large = shelved(3), values(3, (100,)), values(3, (COUNT,))
+    same(on_wires(wires, lambda group, rank: group.all_reduce(small[rank])), folded(small, "sum"))
+
+    def pair(group: Group, rank: int) -> Any:
+        return Group(wires[rank], range(2), rank).all_reduce(large[rank]) if rank < 2 else None
+
+    results = on_wires(wires, pair, 2)[:2]
+    same(results, folded(large[:2], "sum"))
+    assert all(each.flags.writeable for each in results)
+
+
+def test_nothing_is_put_where_somebody_may_read() -> None:
+    """Rank 1 gave a step up before it read what rank 0 lends."""
+    wires = shelved(2)
+    arrays = values(2, (COUNT,))
+    wires[0].begin(1, lambda: True)  # it tells, and is stopped
+    with pytest.raises(Cancelled):
+        Group(wires[0], range(2), 0).all_reduce(arrays[0])
+    wires[0].begin(2, never)
+    shelf = wires[0].shelf
+    assert shelf is not None
+    assert shelf.room(TensorType((COUNT,), F32)) is None, "rank 1 has not released it"
+    for tag in (3, 4):
+        results = on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]), tag)
+        same(results, folded(arrays, "sum"))
+    assert not results[0].flags.writeable, "in the end it has"
+
+
+def test_ranks_that_differ_raise_on_all() -> None:
+    wires = shelved(2)
+    results = on_wires(wires, lambda group, rank: group.all_reduce(np.zeros(COUNT + rank, np.float32)))
+    assert [type(each) for each in results] == [ShapeError, ShapeError]
+    results = on_wires(wires, lambda group, rank: group.all_reduce(np.zeros(COUNT if rank else 5, np.float32)), 2)
+    assert [type(each) for each in results] == [ShapeError, ShapeError]
+    arrays = values(2, (COUNT,))
+    same(on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]), 3), folded(arrays, "sum"))
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    wires = shelved(3)
+    for each in wires:
+        each.deadline_s = 0.05
+    arrays = values(3, (COUNT,))
+    results = on_wires(wires, lambda group, rank: None if rank == 2 else group.all_reduce(arrays[rank]))
+    assert results[2] is None
+    for each in results[:2]:
+        assert isinstance(each, DeadlineExceeded)
+        assert "rank 2" in str(each)
+        assert "rank 1" not in str(each)
+
+
+def test_offers_of_what_is_not_there_are_refused() -> None:
+    wires = shelved(2)
+    shelf = wires[1].shelf
+    assert shelf is not None
+    shelf.place_of = lambda array: GIVEN  # type: ignore[method-assign]
+    arrays = values(2, (COUNT,))
+    results = on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]))
+    assert all(isinstance(each, BlobCorrupt) for each in results), results
+    inbox = Inbox(mailbox(3, 64))
+    with pytest.raises(BlobMissing, match="there are none"):
+        inbox.file(f"{7:032x}")
+
+
+def test_steps_that_fail_at_any_point_leave_the_next_ones_right() -> None:
+    """A rank fails or is slow somewhere, thousands of times; whoever gets a result of a step gets the right one, unless
+    the step failed elsewhere."""
+    chance = random.Random(0)
+    n, sizes = 3, (COUNT, 2 * COUNT, 50, COUNT)
+    wires = shelved(n, 4 * ALIGNMENT * (1 + 2 * TENSOR_BYTES_MIN // ALIGNMENT))
+    laid = 0
+    for tag in range(1, 150):
+        given = [values(n, (size,), seed=tag * 10 + each) for each, size in enumerate(sizes)]
+        wanted = [folded(each, "sum") for each in given]
+        failing = (chance.randrange(n), chance.randrange(2 * len(sizes))) if chance.random() < 0.4 else (-1, -1)
+        naps = [[chance.random() * 1e-3 * (chance.random() < 0.2) for _ in sizes] for _ in range(n)]
+
+        def body(group: Group, rank: int) -> Any:
+            made = []
+            for place, each in enumerate(given):  # noqa: B023
+                shelf, mine = wires[rank].shelf, each[rank]
+                room = shelf.room(TensorType(mine.shape, F32)) if shelf and place % 2 else None
+                if room is not None:
+                    room[...] = mine
+                time.sleep(naps[rank][place])  # noqa: B023
+                if failing == (rank, place):  # noqa: B023
+                    raise ExecuteFailed("here")
+                made.append(group.all_reduce(mine if room is None else room))
+            return [np.array(each) for each in made], sum(not each.flags.writeable for each in made)
+
+        results = on_wires(wires, body, tag)
+        good = [each for each in results if not isinstance(each, Exception)]
+        if failing[0] < 0 or failing[1] >= len(sizes):
+            assert len(good) == n, results
+            for found, count in good:
+                same(found, wanted)
+                laid += count
+        else:
+            assert not good, "the last of a step's collectives is everybody's"
+            assert all(isinstance(each, ExecuteFailed) for each in results), results
+    assert laid > 400, "shelves were used"
+
+
+def test_ranks_of_a_shelf_may_be_far_apart_in_time() -> None:
+    """The first one is done with a step, and fills its shelf for the next one, while others still use the result."""
+    wires = shelved(3)
+    slow = threading.Event()
+
+    def body(group: Group, rank: int) -> Any:
+        found = []
+        for tag in range(2, 12):
+            made = group.all_reduce(np.full(COUNT, tag + rank, np.float32))
+            if rank == 2:
+                time.sleep(0.002)
+            found.append(bool(np.all(made == 3 * tag + 3)))
+            slow.set()
+            del made
+            wires[rank].begin(tag, never)
+            shelf = wires[rank].shelf
+            room = shelf.room(TensorType((COUNT,), F32)) if shelf else None
+            if room is not None:
+                room[...] = -1  # what the next one gives
+        return found
+
+    assert on_wires(wires, body) == [[True] * 10] * 3
+
+
+# -- what is made there ----------------------------------------------------------------------------------------
+
+
+def gradient_like() -> WireGraph:
+    """Two products that are summed over ranks; one of them is an output as well."""
+    builder = GraphBuilder()
+    x, y = (builder.input(name, (256, 256), F32) for name in "xy")
+    how = {"lhs_batch": (), "lhs_contract": (0,), "rhs_batch": (), "rhs_contract": (0,)}
+    first, second = builder.add("dot", x, y, **how), builder.add("dot", y, y, **how)
+    axes = {"axes": ("dp",), "sizes": (2,), "reduction": "sum"}
+    sums = [builder.add("all_reduce", builder.add("reshape", each, shape=(65536,)), **axes) for each in (first, second)]
+    return builder.build([builder.add("neg", sums[0]), builder.add("neg", sums[1]), second])
+
+
+def test_what_collectives_take_is_made_where_others_read_it_but_no_output() -> None:
+    graph = gradient_like()
+    found = in_rooms(graph)
+    assert [graph.nodes[index].op for index in found] == ["dot"]
+    assert graph.nodes[min(found)].inputs == (0, 1)
+    assert given_bytes(graph) == 2 * 65536 * 4
+    assert [call.room for call in compile_graph(graph).calls if call.node.op == "dot"] == [True, False]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_an_engine_gives_the_same_with_and_without_shelves(n: int) -> None:
+    graph, engine = gradient_like(), CpuEngine()
+    chance = np.random.default_rng(0)
+    given = [[chance.standard_normal((256, 256)).astype(np.float32) for _ in range(2)] for _ in range(n)]
+    made: dict[str, list[Any]] = {}
+    for name, wires in {"letters": wires_in_memory(n, 8, 1 << 16), "shelves": shelved(n, 2 << 20)}.items():
+        results: list[Any] = [None] * n
+
+        def work(rank: int, wires: list[Wires] = wires, results: list[Any] = results) -> None:
+            ranks = Ranks(wires[rank], ("dp",), (n,), rank)
+            executable = engine.compile(graph)
+            for tag in (1, 2, 3):
+                ranks.begin(tag, never)
+                results[rank] = engine.run(executable, given[rank], never, ranks)
+                ranks.end()
+
+        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(n)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+        made[name] = results
+    for letters, shelves in zip(made["letters"], made["shelves"], strict=True):
+        same(shelves, letters)
+
+
+def test_a_sum_that_is_an_output_is_no_memory_of_others() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", (COUNT,), F32)
+    total = builder.add("all_reduce", x, axes=("dp",), sizes=(2,), reduction="sum")
+    half = builder.add("slice", total, start=(0,), stop=(COUNT // 2,), step=(1,))
+    executable, wires = CpuEngine().compile(builder.build([total, half])), shelved(2)
+    results: list[Any] = [None, None]
+
+    def work(rank: int) -> None:
+        ranks = Ranks(wires[rank], ("dp",), (2,), rank)
+        ranks.begin(1, never)
+        results[rank] = CpuEngine().run(executable, [np.full(COUNT, rank + 1, np.float32)], never, ranks)
+        ranks.end()
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    for found in results:
+        assert [np.all(each == 3) for each in found] == [True, True]
+        assert not any(lies_on(each, wires[0].shelf) for each in found)
+
+
+def test_kernels_put_the_same_bits_into_given_memory() -> None:
+    chance = np.random.default_rng(0)
+    shapes: dict[str, list[tuple[Any, list[tuple[int, ...]], tuple[int, ...]]]] = {
+        "dot": [
+            (attrs(lhs=(0,), rhs=(0,)), [(300, 70), (300, 90)], (70, 90)),
+            (attrs(lhs=(1,), rhs=(0,)), [(40, 400), (400, 512)], (40, 512)),
+            (attrs(lhs=(1,), rhs=(1,)), [(40, 600), (512, 600)], (40, 512)),
+            (attrs(lhs=(2,), rhs=(1,), batch=(0,)), [(3, 20, 31), (3, 31, 9)], (3, 20, 9)),
+            (attrs(lhs=(0, 1), rhs=(0, 1)), [(8, 16, 30), (8, 16, 40)], (30, 40)),
+        ],
+        "concat": [({"axis": 0}, [(50, 4), (30, 4)], (80, 4)), ({"axis": 1}, [(5, 40), (5, 60)], (5, 100))],
+        "add": [({}, [(64, 65)] * 2, (64, 65))],
+        "mul": [({}, [(64, 65)] * 2, (64, 65))],
+    }
+    assert set(shapes) == set(INTO)
+    for op, cases in shapes.items():
+        for given, operands, shape in cases:
+            for dtype in (F32, F64):
+                arrays = [chance.standard_normal(each).astype(dtype.numpy) for each in operands]
+                kind = TensorType(shape, dtype)
+                room = np.full(shape, np.nan, dtype.numpy)
+                found = INTO[op](given, list(arrays), kind, room)
+                wanted = KERNELS[op](given, list(arrays), kind)
+                assert np.ascontiguousarray(found).tobytes() == np.ascontiguousarray(wanted).tobytes()
+                if operands != [(40, 600), (512, 600)]:  # which BLAS takes the other way round
+                    assert np.shares_memory(found, room)
+
+
+def attrs(lhs: tuple[int, ...], rhs: tuple[int, ...], batch: tuple[int, ...] = ()) -> Any:
+    return {"lhs_batch": batch, "lhs_contract": lhs, "rhs_batch": batch, "rhs_contract": rhs}
+
+
+def test_a_shelf_is_as_large_as_what_lies_there_and_no_larger() -> None:
+    def summed(*shapes: tuple[int, ...]) -> WireGraph:
+        builder = GraphBuilder()
+        given = [builder.input(f"x{at}", shape, F32) for at, shape in enumerate(shapes)]
+        how = {"axes": ("dp",), "sizes": (2,), "reduction": "sum"}
+        return builder.build([builder.add("all_reduce", each, **how) for each in given])
+
+    assert given_bytes(summed((100,), (TENSOR_BYTES_MIN // 4 - 1,))) == 0
+    assert given_bytes(summed((COUNT,), (100,), (COUNT,))) == 2 * ALIGNMENT * (1 + TENSOR_BYTES_MIN // ALIGNMENT)
+    assert given_bytes(summed((GIVEN_BYTES_MAX,), (COUNT,))) == GIVEN_BYTES_MAX
+
+
+def test_letters_that_lend_do_so_until_they_are_released() -> None:
+    buffer = mailbox(3, 64)
+    outbox, inbox = Outbox(buffer), Inbox(buffer)
+    envelope = Envelope(1, 0, 0, 1, F32, (4,)).pack()
+    outbox.say(envelope, b"first", lends=True)
+    outbox.say(envelope, b"second")
+    assert outbox.lent
+    assert inbox.said(5) == b"first"
+    inbox.release()
+    assert not outbox.lent
+    assert inbox.said(6) == b"second"
