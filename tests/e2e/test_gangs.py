@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
+from support.ranks import HANGS_S
 from support.tls import authority, credentials
 from support.worker_process import Coordinator, Fleet, gone, worker
 
@@ -53,11 +56,18 @@ def part_graph(shape: tuple[int, ...]) -> WireGraph:
 
 @pytest_asyncio.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with three_workers(tmp_path, apart="three") as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def three_workers(folder: Path, apart: str = "") -> AsyncIterator[Fleet]:
+    """All of one machine, but the one that is `apart`."""
     coordinator = Coordinator()
     async with AsyncExitStack() as stack:
         made = Fleet(coordinator)
         starting = [
-            stack.enter_async_context(worker(tmp_path, name, share_memory=name != "three"))
+            stack.enter_async_context(worker(folder, name, share_memory=name != apart))
             for name in ("one", "two", "three")
         ]
         made.workers = list(await asyncio.gather(*starting))
@@ -199,6 +209,50 @@ async def when_a_rank_dies_the_others_wait_until_the_plan_is_dropped(fleet: Flee
     with pytest.raises(MeshError):
         await waiting
     await with_others(fleet, arrays)
+
+
+async def test_gangs_of_one_machine_lay_large_tensors_on_shelves(tmp_path: Path) -> None:
+    async with three_workers(tmp_path) as fleet:
+        ranks = Ranks(fleet, PlanKey(1, 1), LARGE)
+        await ranks.deploy()
+        for step in range(3):
+            arrays = drawn(LARGE, step)
+            right(await ranks.run(step, arrays), arrays)
+        assert [shelves_of(each.process.pid) for each in fleet.workers] == [[2], [1], [1]]
+        await a_step_that_is_given_up_leaves_nothing_for_the_next_one(fleet)
+        for rank in (0, 2):  # who has the result, and who has not
+            (host,) = fleet.workers[rank].host_pids()
+            os.kill(host, signal.SIGKILL)
+            assert await gone(host)
+            step = await until_it_runs(ranks, 10 * (rank + 1), arrays)
+            right(await ranks.run(step, arrays), arrays)
+        assert [shelves_of(each.process.pid) for each in fleet.workers] == [[2], [1], [1]], "those of the dead are gone"
+        for link in fleet.links:
+            await link.request(Drop(ranks.plan))
+        assert [shelves_of(each.process.pid) for each in fleet.workers] == [[], [], []]
+
+
+async def until_it_runs(ranks: Ranks, step: int, arrays: list[NDArray[Any]]) -> int:
+    """The next step after one that all ranks did: a host that was killed is started again."""
+    async with asyncio.timeout(HANGS_S):
+        while True:
+            step += 1
+            every = [asyncio.create_task(ranks.run_rank(rank, step, array)) for rank, array in enumerate(arrays)]
+            await asyncio.wait(every, return_when=asyncio.FIRST_EXCEPTION)
+            for link in ranks.fleet.links:  # as a coordinator does
+                link.notify(CancelStep(ranks.plan, step))
+            done = await asyncio.gather(*every, return_exceptions=True)
+            if not any(isinstance(each, BaseException) for each in done):
+                return step + 1
+            assert all(isinstance(each, MeshError) for each in done if isinstance(each, BaseException)), done
+            await asyncio.sleep(0.2)
+
+
+def shelves_of(pid: int) -> list[int]:
+    """Of a worker, as multiples of what its ranks give in a step."""
+    given = -(-np.prod(LARGE) * 4 // 4096) * 4096
+    sizes = [path.stat().st_size for path in shared_folder(pid).iterdir() if path.is_file()]
+    return [size // given for size in sizes if size % given == 0 and size]
 
 
 async def with_others(fleet: Fleet, arrays: list[NDArray[Any]]) -> None:

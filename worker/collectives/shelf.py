@@ -25,6 +25,7 @@ from wire.types import TensorType
 from .mailbox import Outbox
 
 GIVEN_BYTES_MAX = 32 * MIB
+LAID = "all_reduce"  # the collective whose operands lie there
 TENSOR_BYTES_MIN = 64 * KIB  # a smaller one is sooner copied than told of
 ALIGNMENT = (
     4096  # bytes.  Pages: what is written a bit further in its page than what is read with it takes 1.4 times as long
@@ -87,7 +88,7 @@ class Shelf:
 def given_bytes(graph: WireGraph) -> int:
     """What a rank's part gives in a step that lies there; 0 if no tensor is large.  What loops exchange has what is
     left."""
-    operands = (graph.types[node.inputs[0]].size_bytes for node in graph.nodes if node.op == "all_reduce")
+    operands = (graph.types[node.inputs[0]].size_bytes for node in graph.nodes if node.op == LAID)
     return min(sum(_rounded(size) for size in operands if size >= TENSOR_BYTES_MIN), GIVEN_BYTES_MAX)
 
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from wire.dtypes import F32, F64
 from wire.graph import WireGraph
-from wire.ops import COLLECTIVES
 from wire.types import Attrs, TensorType
 
-from ..collectives.shelf import TENSOR_BYTES_MIN
+from ..collectives.shelf import LAID, TENSOR_BYTES_MIN
 from .elementwise import IN_PLACE, Array
 from .spare import reach
 from .structural import concat, dot
@@ -34,7 +33,7 @@ INTO: dict[str, IntoKernel] = {
 
 def in_rooms(graph: WireGraph) -> frozenset[int]:
     """The nodes whose results are made in such memory, if there is any."""
-    given = [source for node in graph.nodes if node.op in COLLECTIVES for source in node.inputs]
+    given = [source for node in graph.nodes if node.op == LAID for source in node.inputs]
     if not given:
         return frozenset()
     reached = reach(graph)
