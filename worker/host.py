@@ -276,6 +276,7 @@ class Host:
             if not self._resident[key].users:
                 self._unused[key] = None
         if found is not None and found.gang is not None:
+            remove(self._shared.path, found.gang.shelf)  # its daemon did, but perhaps before it was made
             gangs = [each.gang for each in self._prepared.values() if each.gang is not None]
             self._lines.keep({peer.outbox for gang in gangs for peer in gang.peers if peer is not None})
 
@@ -345,7 +346,7 @@ class Host:
 
     def _shelf(self, prepared: _Prepared, gang: messages.RankOf, ranks: Sequence[str]) -> tuple[memoryview, int] | None:
         """Where the ranks of one machine lay large tensors; without it these travel in letters."""
-        given = given_bytes(prepared.graph) if prepared.shelf is None and all(ranks) else 0
+        given = given_bytes(prepared.graph, len(ranks)) if prepared.shelf is None and all(ranks) else 0
         if given:
             try:
                 memory = self._shared.allocate(given * (1 if gang.rank else 2), gang.shelf)

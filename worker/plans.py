@@ -13,7 +13,7 @@ from wire.errors import InputError, MeshError, StaleGeneration
 from wire.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
 
 from .carries import Carries, Slot, wrong_with
-from .events import Action, Kept, Made, Prepare, Release, ReplyRan, Tensor, Unbind, UnpinBlobs, Use
+from .events import Action, Kept, Made, Prepare, Release, ReplyRan, Tensor, Unbind, UnpinBlobs, Unprepare, Use
 from .gangs import others_in, wrong_in_gang
 
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
@@ -146,6 +146,7 @@ class Plan:
     carries: Carries = field(default_factory=Carries)
     graphs: dict[bytes, bytes] = field(default_factory=dict)  # encodings, for an engine host that starts again
     prepared: dict[int, int] = field(default_factory=dict)  # part -> number
+    orphans: list[Unprepare] = field(default_factory=list)  # what hosts had prepared that are gone
     bytes_by_source: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
     unreached: set[str] = field(default_factory=set)  # workers that could not be dialled
     deployed_s: float = 0.0  # when its Deploy was answered

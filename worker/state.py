@@ -401,9 +401,7 @@ class WorkerState:
 
     def _drop(self, plan: Plan, error: MeshError, free: bool = False) -> list[ev.Action]:
         """Forget a plan, its weights too if they are to be freed; who waits for its deploy or steps gets `error`."""
-        actions: list[ev.Action] = []
-        for number in list(plan.steps):
-            actions += self._close_step(plan, number, error)
+        actions = [action for number in list(plan.steps) for action in self._close_step(plan, number, error)]
         del self._plans[plan.key]
         actions += [ev.Release(tensor) for tensor in plan.carries.end()]
         actions += [ev.DiscardBlobs(frozenset(plan.carries.blobs))] if plan.carries.blobs else []
@@ -415,7 +413,7 @@ class WorkerState:
             self._devices[plan.parts[part].device].preparing.discard(number)
             actions += plan.unbound(part, number) if free else []
             actions.append(ev.Unprepare(plan.parts[part].device, number))
-        return [*actions, *self._plans.unpin(plan.blobs - plan.waiting_blobs, plan)]
+        return [*actions, *plan.orphans, *self._plans.unpin(plan.blobs - plan.waiting_blobs, plan)]
 
     def _snapshot_asked(self, event: ev.SnapshotAsked, now: float) -> list[ev.Action]:
         plan = self._plans.get(event.plan) if self._ownership.by(event.node) else None
@@ -694,7 +692,8 @@ class WorkerState:
                 actions += self._fail_deploy(plan, error, now)
                 continue
             for part in lost:
-                del self._prepared[plan.prepared.pop(part)]
+                del self._prepared[number := plan.prepared.pop(part)]
+                plan.orphans.append(ev.Unprepare(event.device, number))
                 plan.waiting_parts.add(part)
             away = device.repair.away and any(part.device == event.device for part in plan.parts.values())
             if away or plan.carries.on(event.device):

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from support.worker_process import Coordinator, Fleet, gone, worker
 
 from wire.codec import tensor_bytes
 from wire.dtypes import F32
-from wire.errors import MeshError
+from wire.errors import DeviceLost, MeshError
 from wire.graph import GraphBuilder, WireGraph
 from wire.messages import (
     Began,
@@ -230,6 +230,62 @@ async def test_gangs_of_one_machine_lay_large_tensors_on_shelves(tmp_path: Path)
         for link in fleet.links:
             await link.request(Drop(ranks.plan))
         assert [shelves_of(each.process.pid) for each in fleet.workers] == [[], [], []]
+
+
+async def test_files_go_with_their_plan_whatever_becomes_of_the_hosts(tmp_path: Path) -> None:
+    async with three_workers(tmp_path) as fleet:
+        await the_host_was_killed_just_before(fleet)
+        await a_run_waits_in_the_hosts(fleet)
+
+
+async def the_host_was_killed_just_before(fleet: Fleet) -> None:
+    ranks = Ranks(fleet, PlanKey(1, 1), LARGE)
+    await ranks.deploy()
+    arrays = drawn(LARGE, 1)
+    right(await ranks.run(0, arrays), arrays)
+    (host,) = fleet.workers[0].host_pids()
+    os.kill(host, signal.SIGKILL)
+    assert await gone(host)
+    while fleet.workers[0].host_pids() in ([], [host]):  # its daemon knows, and begins another one
+        await asyncio.sleep(0.01)
+    await drop(fleet, ranks.plan)
+
+
+async def a_run_waits_in_the_hosts(fleet: Fleet) -> None:
+    ranks = Ranks(fleet, PlanKey(1, 1000), LARGE)
+    await ranks.deploy()
+    hosts = [pid for each in fleet.workers for pid in each.host_pids()]
+    assert len(hosts) == 3, "that of the first worker was started again"
+    for host in hosts:
+        os.kill(host, signal.SIGSTOP)
+    began = len(fleet.coordinator.of(Began))
+    runs = [asyncio.create_task(ranks.run_rank(rank, 0, array)) for rank, array in enumerate(drawn(LARGE, 2))]
+    await fleet.coordinator.until(lambda: len(fleet.coordinator.of(Began)) == began + 3)
+    await drop(fleet, ranks.plan, meanwhile=lambda: [os.kill(host, signal.SIGCONT) for host in hosts])
+    for ended in await asyncio.gather(*runs, return_exceptions=True):
+        assert isinstance(ended, MeshError)
+
+
+async def drop(fleet: Fleet, plan: PlanKey, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """A plan, of which no file is left then; after it the hosts do what they are told."""
+    for link in fleet.links:
+        await link.request(Drop(plan))
+    meanwhile()
+    async with asyncio.timeout(HANGS_S):
+        for generation in itertools.count(100 * plan.generation):
+            ranks = Ranks(fleet, PlanKey(plan.epoch, generation), (5, 7))
+            try:
+                await ranks.deploy()
+                break
+            except DeviceLost:  # until it is started again
+                await asyncio.sleep(0.1)
+    arrays = drawn((5, 7), 1)
+    right(await ranks.run(0, arrays), arrays)
+    for link in fleet.links:
+        await link.request(Drop(ranks.plan))
+    for each in fleet.workers:
+        left = {path.name for path in shared_folder(each.process.pid).iterdir()}
+        assert left <= {"blobs", "lock"}
 
 
 async def until_it_runs(ranks: Ranks, step: int, arrays: list[NDArray[Any]]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.ranks import folded, in_threads, mailbox, on_wires, same, values, wires_in_memory
+from support.ranks import assert_same, folded, in_threads, mailbox, on_wires, values, wires_in_memory
 
 from wire.dtypes import DTYPES, F16, F32, I32, DType
 from wire.errors import (
@@ -39,7 +39,7 @@ def test_every_reduction_of_every_dtype_that_has_it(dtype: DType) -> None:
     for tag, reduction in enumerate(REDUCTIONS, 1):
         results = on_wires(wires, lambda group, rank, by=reduction: group.all_reduce(arrays[rank], by), tag)
         if dtype.name in REDUCES[reduction]:
-            same(results, folded(arrays, reduction))
+            assert_same(results, folded(arrays, reduction))
         else:
             assert all(isinstance(each, DTypeError) for each in results)
 
@@ -52,9 +52,9 @@ def test_algorithms_agree_and_those_by_rank_to_the_bit(name: str, dtype: DType) 
         results = in_threads(n, lambda group, rank, arrays=arrays: group.all_reduce(arrays[rank]), algorithm=name)
         expected = folded(arrays, "sum")
         if name in BY_RANK or dtype is I32:
-            same(results, expected)
+            assert_same(results, expected)
         else:
-            same(results, results[0])
+            assert_same(results, results[0])
             np.testing.assert_allclose(
                 results[0].astype(np.float64),
                 expected.astype(np.float64),
@@ -67,17 +67,17 @@ def test_gathering_scattering_and_exchanging() -> None:
     n = 3
     arrays = values(n, (6, 2, 9))
     for axis in (0, 2, -1):
-        same(
+        assert_same(
             in_threads(n, lambda group, rank, axis=axis: group.all_gather(arrays[rank], axis)),
             np.concatenate(arrays, axis),
         )
-        same(
+        assert_same(
             in_threads(n, lambda group, rank, axis=axis: group.reduce_scatter(arrays[rank], axis)),
             np.split(folded(arrays, "sum"), n, axis),
         )
     for split, joined in ((0, 0), (0, 2), (2, 1)):
         parts = [np.split(each, n, split) for each in arrays]
-        same(
+        assert_same(
             in_threads(n, lambda group, rank, s=split, j=joined: group.all_to_all(arrays[rank], s, j)),
             [np.concatenate([parts[source][rank] for source in range(n)], joined) for rank in range(n)],
         )
@@ -87,11 +87,15 @@ def test_moving_from_rank_to_rank() -> None:
     n = 4
     arrays = values(n, (50, 3))
     ring = [(rank, (rank + 1) % n) for rank in range(n)]
-    same(in_threads(n, lambda group, rank: group.permute(arrays[rank], ring)), [arrays[rank - 1] for rank in range(n)])
+    assert_same(
+        in_threads(n, lambda group, rank: group.permute(arrays[rank], ring)), [arrays[rank - 1] for rank in range(n)]
+    )
     some = in_threads(n, lambda group, rank: group.permute(arrays[rank], [(0, 2), (3, 3)]))
-    same(some, [np.zeros_like(arrays[0]), np.zeros_like(arrays[0]), arrays[0], arrays[3]])
+    assert_same(some, [np.zeros_like(arrays[0]), np.zeros_like(arrays[0]), arrays[0], arrays[3]])
     for root in range(n):
-        same(in_threads(n, lambda group, rank, root=root: group.broadcast_from(arrays[rank], root)), arrays[root])
+        assert_same(
+            in_threads(n, lambda group, rank, root=root: group.broadcast_from(arrays[rank], root)), arrays[root]
+        )
     assert in_threads(n, lambda group, rank: group.barrier()) == [None] * n
 
 
@@ -106,7 +110,7 @@ def test_sending_and_receiving() -> None:
         group.send(got + 1, 0)
         return got
 
-    same(in_threads(2, both), [array + 1, array])
+    assert_same(in_threads(2, both), [array + 1, array])
 
 
 def test_what_can_be_known_at_once_is_refused_without_waiting() -> None:
@@ -162,7 +166,7 @@ def test_who_gives_up_ends_the_wait_of_all_and_the_next_step_is_clean() -> None:
         for result in on_wires(wires, one_fails, tag):
             assert isinstance(result, OutOfMemory)
             assert result.node == "b"
-    same(on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]), 5), folded(arrays, "sum"))
+    assert_same(on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]), 5), folded(arrays, "sum"))
 
 
 def test_missing_ranks_are_named_at_the_deadline() -> None:

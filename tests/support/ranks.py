@@ -125,7 +125,7 @@ def folded(arrays: list[Array], reduction: str) -> Array:
         return np.asarray(reduce(REDUCTIONS[reduction], wide)).astype(kind)
 
 
-def same(results: list[Any], expected: Array | list[Array]) -> None:
+def assert_same(results: list[Any], expected: Array | list[Array]) -> None:
     """To the bit."""
     for rank, result in enumerate(results):
         wanted = expected[rank] if isinstance(expected, list) else expected

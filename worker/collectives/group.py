@@ -23,7 +23,7 @@ from . import algorithms
 from .algorithms import FAR, SHARED, Path, Program, Send, piece_of, steps
 from .mailbox import Envelope, tagged
 from .running import OPERATION_CODES, REDUCTION_CODES, REDUCTIONS, Run
-from .shelf import TENSOR_BYTES_MIN
+from .shelf import is_laid
 from .shelves import reduced
 from .wires import Wire, Wires
 
@@ -79,7 +79,7 @@ class Group:
     def _lies(self, kind: TensorType) -> bool:
         """Whether a tensor is tried to be reduced on shelves: all ranks find the same."""
         whole = self.size == len(self.wires.wires) + 1 > 1 and not self._bridged and not self.algorithm
-        return self.wires.lays and whole and kind.size_bytes >= TENSOR_BYTES_MIN and kind.dtype not in _HALVES
+        return self.wires.lays and whole and is_laid(kind)
 
     def _reduced_on_shelves(self, array: NDArray[Any], kind: TensorType, reduction: str) -> NDArray[Any] | None:
         given, envelope = np.ascontiguousarray(array).reshape(-1), self._envelope("all_reduce", reduction, kind)

@@ -239,6 +239,11 @@ class Inbox(_Ring):
         """The next letter's, while the ring is not empty."""
         return bytes(self._envelopes[self.read % self.letters])
 
+    @property
+    def size_bytes(self) -> int:
+        """The next letter's, of a mailbox that its writer wrote itself."""
+        return self._words[_LENGTHS + self.read % self.letters]
+
     def payload(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The next letter's, to be read until it is released."""
         return self._typed(dtype)[self.read % self.letters]

@@ -100,12 +100,14 @@ class Ranks:
         self._progress.finish()
         if self._error is not None:
             raise self._error
+        self._wires.end()
 
     def fail(self, error: MeshError) -> None:
         """The part failed: all others hear why, and nothing of it goes on."""
         self._given_up = True
         self._progress.drop()
         self._wires.fail(error)
+        self._wires.end()
 
     def _group(self, axes: Axes) -> Group:
         found = self._groups.get(axes)

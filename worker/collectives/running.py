@@ -100,11 +100,12 @@ class Run:
             self._wait(lambda: not outbox.full, (to,), reading=True)
         outbox.say(self._envelope, said, lends)
 
-    def hear(self, source: int) -> Inbox:
-        """The mailbox that has the next letter of a rank of this machine, to be released."""
+    def hear(self, source: int, size_bytes: int) -> Inbox:
+        """The mailbox that has the next letter, so long, of a rank of this machine; it is to be released."""
         letter = self._arrived(source, (source,))
         self._came.add(source)
         assert isinstance(letter, Inbox)
+        self._check_size(source, letter.size_bytes, size_bytes)
         return letter
 
     def combine(self, start: int, stop: int, of: tuple[int, ...], own_start: int, own_stop: int, made: bool) -> None:
@@ -172,15 +173,21 @@ class Run:
         letter = self._arrived(source, of)
         self._came.add(source)
         if isinstance(letter, Inbox):
+            wire = self._wires[source]
+            if wire is not None and not wire.bridged:
+                self._check_size(source, letter.size_bytes, count * self._given.itemsize)
             return letter.payload(self._given.dtype)[:count], letter.release
         self._heard.add(source)
         self._line(source).took()
         size = count * self._given.itemsize
-        if letter.payload_bytes != size:
-            raise ProtocolError(f"{self._called(source)} sent {letter.payload_bytes} bytes, expected {size}")
+        self._check_size(source, letter.payload_bytes, size)
         values = letter.scratch()[:size].view(self._given.dtype) if place is None else place
         self._fill(source, letter, values.view(np.uint8).data)
         return values, letter.release
+
+    def _check_size(self, source: int, found: int, expected: int) -> None:
+        if found != expected:
+            raise ProtocolError(f"{self._called(source)} sent {found} bytes, expected {expected}")
 
     def _arrived(self, source: int, of: tuple[int, ...]) -> Inbox | Connection:
         """Where the next letter of this operation from a rank is, once it is there."""

@@ -11,6 +11,7 @@ It does not know groups, operations, nor who made the file.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.dtypes import BF16, F16
 from wire.graph import WireGraph
 from wire.limits import KIB, MIB
 from wire.types import TensorType
@@ -85,11 +87,17 @@ class Shelf:
         return first
 
 
-def given_bytes(graph: WireGraph) -> int:
-    """What a rank's part gives in a step that lies there; 0 if no tensor is large.  What loops exchange has what is
-    left."""
-    operands = (graph.types[node.inputs[0]].size_bytes for node in graph.nodes if node.op == LAID)
-    return min(sum(_rounded(size) for size in operands if size >= TENSOR_BYTES_MIN), GIVEN_BYTES_MAX)
+def is_laid(kind: TensorType) -> bool:
+    """Whether an operand may lie there: halves are combined in f32, and rounded once."""
+    return kind.size_bytes >= TENSOR_BYTES_MIN and kind.dtype not in (F16, BF16)
+
+
+def given_bytes(graph: WireGraph, ranks: int) -> int:
+    """What one of so many ranks gives in a step that lies there; 0 if no tensor is large.  What loops exchange has what
+    is left."""
+    whole = [node for node in graph.nodes if node.op == LAID and math.prod(node.attrs["sizes"]) == ranks]
+    kinds = [graph.types[node.inputs[0]] for node in whole]
+    return min(sum(_rounded(kind.size_bytes) for kind in kinds if is_laid(kind)), GIVEN_BYTES_MAX)
 
 
 def _rounded(size_bytes: int) -> int:

@@ -58,7 +58,7 @@ def reduced(run: Run, wires: Wires, rank: int, n: int, given: NDArray[Any], comb
         mine = _Offer(shelf.name, *(_NOWHERE if each is None else each for each in places))
     for to in others(rank, n):
         run.say(to, mine.pack(), lends=True)
-    inboxes = {source: run.hear(source) for source in others(rank, n)}
+    inboxes = {source: run.hear(source, _OFFER.size) for source in others(rank, n)}
     offers = {source: _Offer.unpack(inbox.said(_OFFER.size)) for source, inbox in inboxes.items()} | {rank: mine}
     if shelf is None or any(_NOWHERE in (each.given, each.made) for each in offers.values()):
         for inbox in inboxes.values():
@@ -79,7 +79,7 @@ def reduced(run: Run, wires: Wires, rank: int, n: int, given: NDArray[Any], comb
         run.say(to, b"")
         wires.sent_bytes += sum((regions[each][1] - regions[each][0]) * given.itemsize for each in (rank, to))
     for source in others(rank, n):
-        run.hear(source).release()
+        run.hear(source, 0).release()
     made.flags.writeable = False
     return made
 

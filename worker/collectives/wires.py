@@ -61,6 +61,10 @@ class Wires:
         if sum(line.begin(tag, outbox) for line, outbox in lines):
             self.ring()
 
+    def end(self) -> None:
+        """The step is over."""
+        self.stopped = lambda: False  # it held on to who began the step, who has these wires
+
     def fail(self, error: MeshError) -> None:
         """Tell everybody that this end gives the step up."""
         text = json.dumps({**error.to_fields(), "cause": error.cause[:500], "next_step": error.next_step[:500]})

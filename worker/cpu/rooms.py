@@ -1,6 +1,6 @@
 """Rooms: which results of a schedule are made where other ranks can read them, so that nobody copies them.
 
-That is memory for one run: what a collective takes, and no output is in.
+That is memory for one run: an output that is made there is copied.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from wire.dtypes import F32, F64
 from wire.graph import WireGraph
 from wire.types import Attrs, TensorType
 
-from ..collectives.shelf import LAID, TENSOR_BYTES_MIN
+from ..collectives.shelf import LAID, is_laid
 from .elementwise import IN_PLACE, Array
-from .spare import reach
 from .structural import concat, dot
 
 IntoKernel = Callable[[Attrs, list[Array], TensorType, Array], Array]
@@ -32,16 +31,19 @@ INTO: dict[str, IntoKernel] = {
 
 
 def in_rooms(graph: WireGraph) -> frozenset[int]:
-    """The nodes whose results are made in such memory, if there is any."""
-    given = [source for node in graph.nodes if node.op == LAID for source in node.inputs]
-    if not given:
-        return frozenset()
-    reached = reach(graph)
-    kept = frozenset[object]().union(*(reached[output] for output in graph.outputs))
-    wanted = frozenset[object]().union(*(reached[source] for source in given)) - kept
-    return frozenset(index for index in wanted if isinstance(index, int) and _fits(graph, index))
+    """The nodes whose results are made in such memory, if there is any: what collectives take as it is, and no output
+    is."""
+    given = {_made_by(graph, node.inputs[0]) for node in graph.nodes if node.op == LAID}
+    kept = {_made_by(graph, output) for output in graph.outputs}
+    return frozenset(index for index in given - kept if _fits(graph, index))
+
+
+def _made_by(graph: WireGraph, index: int) -> int:
+    while graph.nodes[index].op in ("reshape", "after"):
+        index = graph.nodes[index].inputs[0]
+    return index
 
 
 def _fits(graph: WireGraph, index: int) -> bool:
     kind = graph.types[index]
-    return graph.nodes[index].op in INTO and kind.dtype in (F32, F64) and kind.size_bytes >= TENSOR_BYTES_MIN
+    return graph.nodes[index].op in INTO and kind.dtype in (F32, F64) and is_laid(kind)

@@ -66,7 +66,7 @@ class _Uses:
 
     def __init__(self, graph: WireGraph, order: Sequence[int], mine: frozenset[int]) -> None:
         self.graph = graph
-        self._reach = reach(graph)
+        self._reach = _reach(graph)
         self._made = dict.fromkeys(range(len(graph.nodes)), -1)  # when; leaves are there from the beginning
         self._read: dict[int, float] = {}
         for when, index in enumerate(order):
@@ -97,8 +97,7 @@ class _Uses:
         )
 
 
-def reach(graph: WireGraph) -> Reach:
-    """Of every node the memory that its result may be in."""
+def _reach(graph: WireGraph) -> Reach:
     found: list[frozenset[Memory]] = []
     first = {each: group[0] for group in graph.siblings.values() for each in group}
     branches: dict[int, list[tuple[WireGraph, Reach]]] = {}
@@ -121,11 +120,11 @@ def reach(graph: WireGraph) -> Reach:
 def _inside(branch: WireGraph) -> tuple[WireGraph, Reach]:
     """A branch, and what its outputs reach: the places of its inputs, or memory of its own."""
     flat = inline_composites(branch)
-    reached = reach(flat)
+    reach = _reach(flat)
     names = [branch.nodes[index].attrs["name"] for index in (*branch.inputs, *branch.params)]
     places = {index: names.index(flat.nodes[index].attrs["name"]) for index in (*flat.inputs, *flat.params)}
     said: list[frozenset[Memory]] = [
-        frozenset(("operand", places[each]) if each in places else each for each in reached[output])
+        frozenset(("operand", places[each]) if each in places else each for each in reach[output])
         for output in flat.outputs
     ]
     return flat, said

@@ -110,15 +110,21 @@ def dot(attrs: Attrs, operands: list[Array], out: TensorType, into: Array | None
 
 
 def _product(a: Array, b: Array, into: Array | None) -> Array:
-    """The products of matrices (n, rows, k) and (n, k, columns), put into that memory if it is given and can be.
+    """The products of matrices (n, rows, k) and (n, k, columns), put into that memory if it is given.
 
     BLAS takes a few rows by a large transposed matrix, as most models keep their weights, up to three times as fast the
     other way round.
     """
     rows, size = a.shape[1], b.shape[1] * b.shape[2]
     if a.dtype == np.float32 and 2 <= rows <= FEW_ROWS and size >= LARGE_SIZE and b.strides[1] == b.itemsize:
-        return np.asarray(np.matmul(b.swapaxes(1, 2), a.swapaxes(1, 2)).swapaxes(1, 2))
+        turned = np.matmul(b.swapaxes(1, 2), a.swapaxes(1, 2)).swapaxes(1, 2)
+        return np.asarray(turned) if into is None else _put(turned, into)
     return np.asarray(np.matmul(a, b, out=None if into is None else into.reshape(*a.shape[:2], b.shape[2])))
+
+
+def _put(array: Array, into: Array) -> Array:
+    into.reshape(array.shape)[...] = array
+    return into
 
 
 FEW_ROWS, LARGE_SIZE = 48, 1 << 17

@@ -57,7 +57,8 @@ class Writing:
         taken, owned = set(self._foreign), []
         for place, array in enumerate(outputs):
             root = root_of(array)
-            if id(root) in taken or root.nbytes != array.nbytes or not array.flags.writeable:
+            borrowed = not root.flags.owndata and id(root) not in self._lent
+            if borrowed or id(root) in taken or root.nbytes != array.nbytes or not array.flags.writeable:
                 array = root = array.copy()
             elif id(root) in self._lent:
                 self._lent[id(root)].output = place
