@@ -1,6 +1,10 @@
-"""All-reduce of f32 among processes of this machine: by mailboxes, beside torch's gloo and OpenMPI in the same run.
+"""All-reduce of f32 among processes of this machine, beside torch's gloo and OpenMPI in the same run.
 
-    python bench/collectives.py [--tcp | --tls] [--torch PYTHON] [--mpi PYTHON] [--processes 4] [--rounds 5]
+    python bench/collectives.py [--tcp | --tls | --mailboxes] [--torch PYTHON] [--mpi PYTHON] [--rounds 5]
+
+Ours is what engine hosts of one machine do, a step per call: small tensors go through mailboxes, large ones are copied
+to where all can read them, as tensors that no collective made there are, and the result is read where it lies.  With
+`--mailboxes` all go through mailboxes, as in rank scripts.
 
 `--torch` is a Python that has torch, `--mpi` one that has mpi4py, with mpirun on the path; without them, they are left
 out.  Rounds alternate; in a round each of them starts its processes anew and does every size.  A figure is the median
@@ -55,6 +59,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithm", default="", help="of ours; chosen by size if not given")
+    parser.add_argument("--mailboxes", action="store_true", help="large tensors of ours too")
     parser.add_argument("--letters", type=int, default=0)
     parser.add_argument("--letter-kib", type=int, default=0)
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
@@ -125,11 +130,13 @@ def ours(chosen: argparse.Namespace) -> Figures:
     from support.ranks import Processes
 
     from worker.collectives.mailbox import LETTER_BYTES, LETTERS
+    from worker.collectives.shelf import GIVEN_BYTES_MAX
 
     base = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=base) as folder:
         letters, letter_bytes = chosen.letters or LETTERS, chosen.letter_kib * KIB or LETTER_BYTES
-        ranks = Processes(chosen.processes, Path(folder), letters, letter_bytes)
+        shelf = 0 if chosen.mailboxes or chosen.algorithm else GIVEN_BYTES_MAX
+        ranks = Processes(chosen.processes, Path(folder), letters, letter_bytes, shelf)
         try:
             return {size: slowest(ranks.ask(our_rank, size, rounds, chosen.algorithm)) for size, rounds in SIZES}
         finally:
@@ -142,8 +149,14 @@ def our_rank(group: Any, size: int, rounds: int, algorithm: str) -> list[float]:
     keep_memory()  # as engine hosts do
     group.algorithm = algorithm
     array = np.ones(size // 4, np.float32)
-    assert (group.all_reduce(array) == group.size).all()
-    return timed(group.barrier, lambda: group.all_reduce(array), rounds)
+
+    def reduce() -> Any:
+        wires = group.wires
+        wires.begin(wires.tag + 1, lambda: False)  # a result lasts for a step
+        return group.all_reduce(array)
+
+    assert (reduce() == group.size).all()
+    return timed(group.barrier, reduce, rounds)
 
 
 def ours_by_links(chosen: argparse.Namespace) -> Figures:

@@ -26,6 +26,7 @@ from worker.collectives.group import Group
 from worker.collectives.lines import Line
 from worker.collectives.mailbox import LETTER_BYTES, LETTERS, Inbox, Outbox, Patience, lay_out, short_sleeps, size_of
 from worker.collectives.running import REDUCTIONS
+from worker.collectives.shelf import Shelf
 from worker.collectives.wires import Wire, Wires
 
 Array = NDArray[Any]
@@ -137,16 +138,22 @@ def assert_same(results: list[Any], expected: Array | list[Array]) -> None:
 class Processes:
     """n ranks, each a process, over mailboxes that are files in `folder`; `ask` has all of them run a function.
 
-    Functions go by name, and arguments and results as Python literals, a line each.
+    Functions go by name, and arguments and results as Python literals, a line each.  With `given_bytes` each has a
+    shelf on which it gives so much.
     """
 
-    def __init__(self, n: int, folder: Path, letters: int = LETTERS, letter_bytes: int = LETTER_BYTES) -> None:
+    def __init__(
+        self, n: int, folder: Path, letters: int = LETTERS, letter_bytes: int = LETTER_BYTES, given_bytes: int = 0
+    ) -> None:
         for path in (_path(folder, i, j) for i in range(n) for j in range(n) if i != j):
             path.write_bytes(bytes(size_of(letters, letter_bytes)))
             lay_out(mapped(path), letters, letter_bytes)
+        for rank in range(n if given_bytes else 0):
+            with open(folder / _shelf(rank), "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, given_bytes * (1 if rank else 2))
         self.processes = [
             subprocess.Popen(
-                [sys.executable, __file__, str(rank), str(n), str(folder), str(letter_bytes)],
+                [sys.executable, __file__, str(rank), str(n), str(folder), str(letter_bytes), str(given_bytes)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -189,23 +196,33 @@ def _path(folder: Path, source: int, target: int) -> Path:
     return folder / f"{source}-{target}"
 
 
+def _shelf(rank: int) -> str:
+    return f"{rank:032x}"
+
+
 def mapped(path: Path) -> memoryview:
     """A file as writable memory."""
     with open(path, "r+b") as file:
         return memoryview(mmap.mmap(file.fileno(), 0))
 
 
-def _serve(rank: int, n: int, folder: Path, letter_bytes: int) -> None:
+def _serve(rank: int, n: int, folder: Path, letter_bytes: int, given_bytes: int) -> None:
     short_sleeps()
     ends = {
-        other: Wire(Outbox(mapped(_path(folder, rank, other))), Inbox(mapped(_path(folder, other, rank))))
+        other: Wire(
+            Outbox(mapped(_path(folder, rank, other))),
+            Inbox(mapped(_path(folder, other, rank)), lambda name: mapped(folder / name)),
+        )
         for other in range(n)
         if other != rank
     }
-    wires = Wires(ends, letter_bytes=letter_bytes)
-    for tag, line in enumerate(sys.stdin, 1):
+    wires = Wires(ends, letter_bytes=letter_bytes, lays=bool(given_bytes))
+    if given_bytes:
+        readers = [wire.outbox for wire in ends.values()]
+        wires.shelf = Shelf(_shelf(rank), mapped(folder / _shelf(rank)), given_bytes, readers)
+    for line in sys.stdin:
         file, name, arguments = ast.literal_eval(line)
-        wires.begin(tag, lambda: False)
+        wires.begin(wires.tag + 1, lambda: False)
         try:
             answer = (_function(file, name)(Group(wires, range(n), rank), *arguments), None)
         except MeshError as error:
@@ -220,4 +237,4 @@ def _function(file: str, name: str) -> Body:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    _serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

@@ -26,7 +26,7 @@ from wire.types import TensorType
 
 from .mailbox import Outbox
 
-GIVEN_BYTES_MAX = 32 * MIB
+GIVEN_BYTES_MAX = 64 * MIB
 LAID = "all_reduce"  # the collective whose operands lie there
 TENSOR_BYTES_MIN = 64 * KIB  # a smaller one is sooner copied than told of
 # Bytes: a page, since sums take 1.5 times as long if they are written a bit further in their page than they are read.
