@@ -30,7 +30,8 @@ class Pending(Protocol):
     """A collective under way."""
 
     def result(self) -> NDArray[Any]:
-        """What this rank gets, once it is done; raises what went wrong, on this rank or another."""
+        """What this rank gets, once it is done; raises what went wrong, on this rank or another.  It may be memory of
+        all ranks, which is read only and lasts for this run."""
         ...
 
 
@@ -43,8 +44,8 @@ class Collectives(Protocol):
         ...
 
     def room(self, kind: TensorType) -> NDArray[Any] | None:
-        """Memory for a tensor that is a collective's operand, or part of one, where other ranks can read it: only in
-        this run, so no output may lie there.  None if there is none."""
+        """Memory where other ranks can read a tensor that is to be a collective's operand; None if there is none.  It
+        lasts for this run, so an output that lies there has to be copied."""
         ...
 
     def start(self, op: str, attrs: Attrs, operand: NDArray[Any] | None, meanwhile: bool = True) -> Pending:

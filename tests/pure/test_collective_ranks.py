@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.rank_parts import by_ranks
-from support.ranks import wires_in_memory
+from support.ranks import at_once, wires_in_memory
 from support.spmd_cases import CASES, DTYPES
 
 from coordinator.collectives import sending_rates
@@ -168,11 +168,7 @@ def test_ranks_on_unequal_links_combine_unequal_shares_of_the_same_bits() -> Non
         results[rank] = ranks.start("all_reduce", attrs, arrays[rank]).result()
         ranks.end()
 
-    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
+    at_once(work, 3)
     expected = arrays[0] + arrays[1] + arrays[2]
     assert [results[rank].tobytes() for rank in range(3)] == [expected.tobytes()] * 3
 

@@ -67,13 +67,18 @@ def on_wires(wires: Sequence[Wires], body: Body, tag: int = 1, ranks: int = 0, *
             if hasattr(error, "to_fields"):
                 wires[rank].fail(error)
 
-    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(wires))]
+    at_once(work, len(wires))
+    return results
+
+
+def at_once(work: Callable[[int], None], n: int) -> None:
+    """`work(rank)` of so many ranks, each in a thread."""
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(n)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(HANGS_S)
     assert not any(thread.is_alive() for thread in threads), "ranks wait for each other"
-    return results
 
 
 def connect(wires: Sequence[Wires], pairs: Iterable[tuple[int, int]], number: int = 7) -> list[tuple[Line, Line]]:
