@@ -1,6 +1,6 @@
 """The names that users import: the one list of them, by which `__init__.py` imports each when it is first used."""
 
-from . import collectives, errors, neighbours, nn, numpy, optim, tree
+from . import collectives, errors, neighbours, nn, numpy, optim, training, tree
 from .aio import AsyncMesh
 from .array import Array
 from .client import Mesh
@@ -116,6 +116,7 @@ __all__ = [
     "to_device",
     "trace",
     "trace_full",
+    "training",
     "transfer_to",
     "tree",
     "value_and_grad",

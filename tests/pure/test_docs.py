@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 from support.documents import Document, document, documents, table
 from support.source import PACKAGES, ROOT, source_files
 
+import mesh
 from mesh import Mesh
 from mesh.commands import coord, exit_codes, worker
 
@@ -23,7 +27,24 @@ STATES = ("works", "partial", "planned")
 
 FOLDERS = (*PACKAGES, "tests", "docs", "script", "bench", "examples", ".ci")
 _PATH = re.compile(rf"(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*")
-_MODULE_NAME = re.compile(r"(?:mesh|wire|worker|coordinator)(?:\.\w+)+")
+_MODULE_NAME = re.compile(r"(?:wire|worker|coordinator)(?:\.\w+)+")
+_NAME_OF_MESH = re.compile(r"(mesh(?:\.[A-Za-z_]\w*)+)(?:\(.*\))?")
+_LOOKED_UP = """
+import os, sys
+import numpy
+import mesh
+for group in sys.argv[1:]:
+    child = os.fork()  # where nothing is imported that another group needs
+    if not child:
+        for name in group.split():
+            found = mesh
+            for part in name.split(".")[1:]:
+                found = getattr(found, part, None)
+            if found is None:
+                print(name, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
 
 
 @pytest.mark.parametrize("each", DOCUMENTS, ids=ids)
@@ -48,6 +69,30 @@ def test_files_that_are_named_exist(each: Document) -> None:
 def test_modules_and_what_is_in_them_exist(each: Document) -> None:
     missing = [name for name in each.names if _MODULE_NAME.fullmatch(name) and not _importable(name)]
     assert not missing, f"{each.path} names {', '.join(missing)}"
+
+
+def test_what_documents_call_mesh_is_there_after_import_mesh_alone() -> None:
+    """Each name is looked up where nothing was imported that another name needs."""
+    named = {name: each.path for each in DOCUMENTS for name in _names_of_mesh(each)}
+    assert len(named) > 60
+    roots: dict[str, list[str]] = {}
+    for name in named:
+        roots.setdefault(name.split(".")[1], []).append(name)
+    asked = subprocess.run(
+        [sys.executable, "-c", _LOOKED_UP, *[" ".join(names) for names in roots.values()]],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert not asked.stdout, "".join(f"{named[name]} has {name}\n" for name in asked.stdout.split())
+
+
+def test_what_an_example_calls_mesh_is_a_mesh_or_the_package() -> None:
+    wrong = []
+    for each in DOCUMENTS:
+        for block in each.code_blocks("python"):
+            of = Mesh if re.search(r"\bas mesh\b|^ *mesh = ", block, re.MULTILINE) else mesh
+            names = re.findall(r"(?<![\w.])mesh\.(\w+)", re.sub(r"^ *(from|import) .*$", "", block, flags=re.MULTILINE))
+            wrong += [f"{each.path} has mesh.{name}" for name in names if not hasattr(of, name)]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("each", DOCUMENTS, ids=ids)
@@ -181,6 +226,28 @@ def test_features_are_named_once() -> None:
     assert len(names) == len(set(names))
 
 
+def test_the_readme_says_of_all_that_is_not_there_that_it_is_not() -> None:
+    rows = [(feature, *state.partition(" ")[::2]) for feature, _, state, _ in table(FEATURES.text)]
+    wanted = [feature for feature, state, _ in rows if state == "planned"]
+    wanted += [f"in part: {feature} {note}" for feature, state, note in rows if state == "partial"]
+    _, _, section = document("README.md").section("What works, and what does not yet").partition("Does not work yet:")
+    assert _listed(section) == wanted
+
+
+def test_no_other_page_lacks_what_is_there() -> None:
+    planned = {feature for feature, _, state, _ in table(FEATURES.text) if state == "planned"}
+    pages = [each for each in DOCUMENTS if "What is not there" in each.headings()]
+    assert {each.path for each in pages} == {"docs/nn.md", "docs/inference.md"}
+    for each in pages:
+        found = _listed(each.section("What is not there"))
+        assert found, f"{each.path} lists nothing"
+        assert not (wrong := [item for item in found if item not in planned]), f"{each.path}: {wrong}"
+    titles = [f"{each.path}: {title}" for each in DOCUMENTS for title in each.headings()]
+    lists = [title for title in titles if re.search(r"not (yet|there|work)|missing", title, re.IGNORECASE)]
+    assert len(lists) == 3, f"a list of what is missing is called as those are that are checked here: {lists}"
+    assert "Limits" not in document("CHANGELOG.md").headings(), "what is not there is in docs/features.md"
+
+
 # -- decisions
 
 
@@ -228,11 +295,21 @@ def _identifiers(name: str) -> list[str]:
     return match[1].split(".") if match and "/" not in name else []
 
 
+def _names_of_mesh(each: Document) -> Iterator[str]:
+    """What a page's prose calls by a name that starts with mesh: a file (`mesh.svg`) is none."""
+    for name in each.names:
+        if (match := _NAME_OF_MESH.fullmatch(name)) and not name.endswith((".svg", ".py")):
+            yield match[1]
+
+
+def _listed(section: str) -> list[str]:
+    """The items of a section's list."""
+    return [line.removeprefix("* ").rstrip(";.") for line in section.splitlines() if line.startswith("* ")]
+
+
 def _importable(name: str) -> bool:
-    """Whether a dotted name is a module of ours, something in one, or (`mesh.run`) a method of a mesh object."""
+    """Whether a dotted name is a module of ours or something in one."""
     parts = name.split(".")
-    if len(parts) == 2 and parts[0] == "mesh" and hasattr(Mesh, parts[1]):
-        return True
     for count in range(len(parts), 0, -1):
         path = Path(*parts[:count])
         if (ROOT / path.with_suffix(".py")).is_file() or (ROOT / path).is_dir():
