@@ -122,13 +122,15 @@ class NodeRan:
 
 @dataclass(frozen=True, slots=True)
 class RunFailed:
-    """If an engine host died of it, `work` is what that was computing."""
+    """If an engine host died of it, `work` is what that was computing.  `culprit` is the node whose error it is, where
+    `node` waited for another one; "" for `node` itself."""
 
     generation: int
     step: int
     node: str
     error: MeshError
     work: frozenset[str] = frozenset()
+    culprit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

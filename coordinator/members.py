@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from wire.errors import InputError
+from wire.errors import InputError, MeshError
 from wire.messages import Joined
 from wire.protocol import Identity
 
@@ -27,6 +27,12 @@ def name_for(peer: Identity, members: Mapping[str, Member]) -> str:
         return peer.name
     stem = re.sub(r"-\d+$", "", peer.name)
     return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
+
+
+def culprit(error: MeshError, node: str, members: Mapping[str, Member]) -> str:
+    """The worker that an error names, which may be another one than `node`, who sent it and waited for that one."""
+    named = (each for each, member in members.items() if error.node in (each, each[:8], member.profile.name))
+    return next(named, node)
 
 
 def view_of(peer: Identity, name: str, joined: Joined) -> NodeView:

@@ -66,7 +66,7 @@ from .feeding import run_step
 from .guarding import Guarding
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
-from .members import PAUSED_BY, all_paused, lack_of, member_called, name_for, state_of, view_of
+from .members import PAUSED_BY, all_paused, culprit, lack_of, member_called, name_for, state_of, view_of
 from .opinions import Opinions
 from .outputs import tensor_of, type_of
 from .pacing import Lent, Pacing
@@ -677,7 +677,8 @@ class Coordinator:
             error = as_error("running failed", fault)
             self.prober.lost_between(action.node, error)
             work = explain(error, member.profile.name, action.node, deployment.plan)
-            self._feed(ev.RunFailed(action.generation, action.step, action.node, error, work))
+            whose = culprit(error, action.node, self._members)
+            self._feed(ev.RunFailed(action.generation, action.step, action.node, error, work, whose))
             return
         call.ran[action.generation, action.node] = answer
         self._teller.progress("ran", action.node, f"its parts of step {action.step}", action.generation)

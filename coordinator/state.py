@@ -586,7 +586,7 @@ class CoordinatorState:
         self._tell(now, f"generation {event.generation} step {event.step} failed on {event.node}: {event.error}")
         call = self._calls[plan.steps[event.step].call]
         self._blame(call, event.node, event.work)
-        elsewhere = self._short_of_memory([call], event.node, event.error)
+        elsewhere = self._short_of_memory([call], event.culprit or event.node, event.error)
         if event.error.retry or elsewhere:
             return self._fail_or_retry(plan, event.error, now, elsewhere)
         plan.steps[event.step].ran.add(event.node)  # it need not be told

@@ -301,6 +301,21 @@ def error_classes() -> dict[str, type[MeshError]]:
     return found
 
 
+_ABOUT_ITS_OWNER = (DeviceLost, PoisonTask, Cancelled)  # whoever raises one says it of itself
+
+
+def error_of_peer(error: MeshError, name: str) -> MeshError:
+    """The error of the node `name` for another one that waited for it: who passes it on lost no device, and nobody
+    stopped it.  Any other error keeps its class, and says whose it is."""
+    if not isinstance(error, _ABOUT_ITS_OWNER):
+        error.node = error.node or name
+        return error
+    where = error.node or name
+    told = NodeLost("a worker that this one waited for gave up", node=where, op=error.op, cause=str(error))
+    told.next_step = error.next_step
+    return told
+
+
 def from_fields(fields: dict[str, Any]) -> MeshError:
     """The error another process described; an unknown code becomes a plain RemoteError that keeps the text."""
     cls = error_classes().get(str(fields.get("code", "")), RemoteError)

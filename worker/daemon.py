@@ -25,7 +25,6 @@ from wire.dtypes import dtype_named
 from wire.errors import (
     LOG_LINES_MAX,
     ConnectFailed,
-    DeviceLost,
     MeshError,
     NotTrusted,
     ProtocolError,
@@ -89,16 +88,17 @@ from .collectives.bridge import Bridge
 from .collectives.introducing import calls_of
 from .combining import Combining
 from .config import WorkerConfig
-from .devices import BEST, selections
+from .devices import selections
 from .fetching import Fetching
 from .holders import Holders
 from .holding import Bounds
+from .hosting import Hosting
 from .lifelines import watch_parent
 from .lonely import tell_if_alone
 from .neighbours import Neighbours
 from .pausing import FINISHING, PAUSED, SERVING, PauseFiles, PauseWatch
 from .pushing import Pushing
-from .reports import devices_text, memory_bytes_of, ready_fields, report_of, without_ops
+from .reports import devices_text, memory_bytes_of, ready_fields, without_ops
 from .returning import Returning
 from .snapshotting import Snapshotting
 from .state import WorkerState
@@ -179,7 +179,10 @@ class Daemon:
         self._snapshotting = Snapshotting(self._store, str(self._shared.path), self._tell_host, self._feed)
         self._combining = Combining(self._store, holders, self._owner_id)
         stack.push_async_callback(self._close)
-        self._hosts: list[EngineHost] = []
+        self._hosting = Hosting(
+            config, surroundings, self._shared, self._kernel_dir, self._host_said, self._host_lost, self._host_back
+        )
+        self._hosts = self._hosting.hosts
         self._reports: tuple[DeviceReport, ...] = ()
         self._state: WorkerState | None = None
         self._ready = asyncio.Event()
@@ -229,7 +232,7 @@ class Daemon:
             ev.SendPush: self._pushing.send,
             ev.StopPush: self._pushing.stop,
             ev.SendBegan: self._send_began,
-            ev.StartHost: lambda action: self._spawn(self._restart_host(action.device)),
+            ev.StartHost: lambda action: self._spawn(self._hosting.restart(action.device)),
             ev.GiveUpDevice: self._give_up_device,
             ev.SendLeaving: self._send_leaving,
             ev.SendPaused: lambda action: self._notify(action.node, Paused(action.by)),
@@ -244,9 +247,9 @@ class Daemon:
             parse_address(peer)  # a wrong one must be known now
         if self._surroundings.signals:
             watch_signals(self._loop, self.leave)
-        hosts = await asyncio.gather(*(self._start_host(each) for each in selections(self._config.devices)))
+        await self._hosting.start(selections(self._config.devices))
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
-        await self._open_devices(hosts)
+        self._reports = await self._hosting.opened()
         bounds = Bounds(memory_bytes=self._config.memory_bytes or memory_bytes_of(self._reports))
         own = self._identity
         self._state = self._surroundings.machine(own.node_id, len(self._hosts), own.incarnation, bounds)
@@ -277,45 +280,6 @@ class Daemon:
         return await self._stopped
 
     # -- start and end
-
-    async def _start_host(self, selection: str) -> EngineHost:
-        host = self._new_host(selection)
-        self._hosts.append(host)
-        await host.start()
-        return host
-
-    def _new_host(self, selection: str) -> EngineHost:
-        stop = self._shared.allocate(hm.STOP_BYTES)
-        opening = hm.Open(
-            device=selection,
-            memory_bytes=self._config.memory_bytes,
-            cache_dir=str(self._kernel_dir),
-            measured_dir=str(self._config.measured_folder),
-            shared_dir=str(self._shared.path),
-            stop_file=stop.name,
-            parent_pid=os.getpid(),
-            beat_s=self._config.host_beat_s,
-            throttle=self._config.throttle,
-        )
-        return self._surroundings.host(opening, stop.buffer, self._config, self._host_said, self._host_lost)
-
-    async def _open_devices(self, hosts: list[EngineHost]) -> None:
-        """Wait until every host has its device; a selection that came up empty is left out."""
-        opened = await asyncio.gather(*(host.opened for host in hosts))
-        self._hosts, reports = [], []
-        for host, answer in zip(hosts, opened, strict=True):
-            if isinstance(answer, hm.OpenFailed):
-                error = from_fields(answer.error)
-                if host.selection != BEST:
-                    raise error
-                log.warning("the best adapter cannot be used, going on without it: %s", error)
-            elif answer.device is not None:
-                host.device = len(self._hosts)
-                self._hosts.append(host)
-                reports.append(report_of(host.device, answer.device))
-                continue
-            host.kill()
-        self._reports = tuple(reports)
 
     def _announce(self, port: int) -> None:
         address = next(iter(self._endpoint.identity.addresses), f"{shown(self._config.host)}:{port}")
@@ -719,6 +683,9 @@ class Daemon:
         try:
             gang = action.step + 1, self._bridge.inboxes(action.prepared)
         except MeshError as error:
+            for use in action.inputs:
+                if use.last:
+                    self._release(ev.Release(use.tensor))
             self._feed(ev.ExecuteFailed(action.run, error))
             return
         self._hosts[action.device].send(hm.ExecutePart(action.run, action.prepared, inputs, wanted, *gang))
@@ -759,21 +726,8 @@ class Daemon:
         self._snapshotting.lost(host.device, error)
         self._feed(ev.HostLost(host.device, error))
 
-    async def _restart_host(self, device: int) -> None:
-        """Put a new engine host in the place of a lost one."""
-        log.info("device %d: starting its engine host again", device)
-        host = self._new_host(self._hosts[device].selection)
-        host.device = device
-        self._hosts[device] = host
-        await host.start()
-        answer = await host.opened
-        if isinstance(answer, hm.Opened) and answer.device is not None:
-            log.info("device %d is back", device)
-            self._feed(ev.HostReady(device))
-            return
-        host.kill()
-        gone = DeviceLost(f"there is no {host.selection} now")
-        self._host_lost(host, from_fields(answer.error) if isinstance(answer, hm.OpenFailed) else gone)
+    def _host_back(self, device: int) -> None:
+        self._feed(ev.HostReady(device))
 
     def _give_up_device(self, action: ev.GiveUpDevice) -> None:
         log.error("device %d %s", action.device, action.reason)

@@ -99,13 +99,13 @@ class HostProcess(asyncio.SubprocessProtocol):
             self._forgotten += message.kept
             return
         if isinstance(message, ExecutePart | PreparePart | Export):
-            self._watchdog.asked(self._loop.time())
+            self._watchdog.asked(self._loop.time(), message.run if isinstance(message, ExecutePart) else 0)
         self._write(pack(message))
 
     def stop_run(self, run: int) -> None:
         """Have the child give up a run it may be computing; it answers it all the same."""
         self._stop_cell[:] = run.to_bytes(STOP_BYTES, "little")
-        self._watchdog.stopped(self._loop.time())
+        self._watchdog.stopped(self._loop.time(), run)
 
     def kill(self) -> None:
         """End the child, whatever it does; `on_lost` is not called."""

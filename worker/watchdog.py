@@ -1,7 +1,8 @@
 """Watchdog: when an engine host counts as hung.  Pure; whoever owns the host asks it once per beat.
 
 A host is hung when its process says nothing (it beats from a thread of its own, also while it computes), when one
-message takes it longer than any compile or part may, or when it was told to give up a run and did not.  Silence is
+message takes it longer than any compile or part may, or when it was told to give up a run, has begun with it, and goes
+on.  Silence is
 counted in checks, not timed: when the daemon itself slept, one check heard nothing, not ten.  So it is with the other
 two: what passed while nobody checked is taken off, for the host slept too.
 """
@@ -22,8 +23,8 @@ class Watchdog:
     silence_s: float
     part_s_max: float
     stop_s_max: float
-    _asked: deque[float] = field(default_factory=deque)  # when each message that awaits an answer was sent
-    _stop_asked_s: float | None = None
+    _asked: deque[tuple[int, float]] = field(default_factory=deque)  # what awaits an answer, and since when
+    _stopped: tuple[int, float] | None = None  # the last run that was to be given up: it is the only one that is told
     _heard: bool = False  # since the last check
     _silent_checks: int = 0
     _checked_s: float | None = None
@@ -33,13 +34,13 @@ class Watchdog:
         """Whether the host owes an answer."""
         return bool(self._asked)
 
-    def asked(self, now: float) -> None:
-        """A message that will be answered was sent."""
-        self._asked.append(now)
+    def asked(self, now: float, run: int = 0) -> None:
+        """A message that will be answered was sent: to do this run, or another one."""
+        self._asked.append((run, now))
 
-    def stopped(self, now: float) -> None:
-        """The host was told to give up what it runs."""
-        self._stop_asked_s = now
+    def stopped(self, now: float, run: int) -> None:
+        """The host was told to give this run up."""
+        self._stopped = run, now
 
     def heard(self) -> None:
         """Anything came from the host."""
@@ -47,11 +48,11 @@ class Watchdog:
 
     def answered(self, now: float) -> None:
         """The oldest message was answered; the host takes them one by one, so the next one begins now."""
-        self._heard, self._stop_asked_s = True, None
+        self._heard = True
         if self._asked:
             self._asked.popleft()
         if self._asked:
-            self._asked[0] = now
+            self._asked[0] = self._asked[0][0], now
 
     def check(self, now: float) -> str:
         """Why the host is hung, or "" if it is not."""
@@ -60,9 +61,13 @@ class Watchdog:
         self._heard = False
         if self._silent_checks * self.beat_s >= self.silence_s:
             return f"it was silent for {self.silence_s:g} s"
-        if self._asked and now - self._asked[0] > self.part_s_max:
+        if not self._asked:
+            return ""
+        run, since_s = self._asked[0]
+        if now - since_s > self.part_s_max:
             return f"a part took longer than {self.part_s_max:g} s"
-        if self._asked and self._stop_asked_s is not None and now - self._stop_asked_s > self.stop_s_max:
+        given_up, told_s = self._stopped or (0, now)
+        if run and run == given_up and now - max(since_s, told_s) > self.stop_s_max:
             return f"a run went on for {self.stop_s_max:g} s after it was cancelled"
         return ""
 
@@ -72,9 +77,10 @@ class Watchdog:
         away_s = 0.0 if checked_s is None else now - checked_s - self.beat_s
         if away_s <= self.beat_s:
             return
-        self._asked = deque(min(now, at_s + away_s) for at_s in self._asked)
-        if self._stop_asked_s is not None:
-            self._stop_asked_s = min(now, self._stop_asked_s + away_s)
+        self._asked = deque((run, min(now, at_s + away_s)) for run, at_s in self._asked)
+        if self._stopped is not None:
+            run, at_s = self._stopped
+            self._stopped = run, min(now, at_s + away_s)
 
 
 def loss_of(selection: str, reason: str, no_memory: bool = False) -> MeshError:

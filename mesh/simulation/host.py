@@ -122,7 +122,7 @@ class SimulatedHost:
         if self._over:
             return
         if isinstance(message, hm.ExecutePart | hm.PreparePart | hm.Export):
-            self._watchdog.asked(self._loop.time())
+            self._watchdog.asked(self._loop.time(), message.run if isinstance(message, hm.ExecutePart) else 0)
             self._check_later()
         self._waiting.append(message)
         self._next()
@@ -131,7 +131,7 @@ class SimulatedHost:
         """What runs is given up now and answered all the same."""
         self._stop_cell[:] = run.to_bytes(hm.STOP_BYTES, "little")
         self._stopped = run
-        self._watchdog.stopped(self._loop.time())
+        self._watchdog.stopped(self._loop.time(), run)
         if self._busy is not None and run == self._running and not self._hangs:
             self._busy.cancel()
             self._busy = self._loop.call_later(ANSWER_S, self._done)

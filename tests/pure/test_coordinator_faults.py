@@ -253,3 +253,9 @@ def test_a_call_without_memory_is_tried_elsewhere_twice_then_fails(nodes: str) -
         drive.deployed(plan.generation, tuple(sorted(plan.nodes)))
     assert isinstance(error_of(actions), OutOfMemory)
     assert generation == min(len(nodes), 3)
+
+
+def test_a_worker_that_waited_for_one_without_memory_may_go_on_with_the_call() -> None:
+    drive = running(*ABC)
+    actions = drive(s.RunFailed(1, 0, "a", OutOfMemory("too large", node="b"), culprit="b"))
+    assert [plan.nodes for plan in of(s.MakePlan, actions)] == [frozenset("ac")]

@@ -133,8 +133,8 @@ def dog() -> Watchdog:
 
 def test_what_passed_while_the_machine_slept_counts_for_nothing() -> None:
     each = dog()
-    each.asked(0.0)
-    each.stopped(1.0)
+    each.asked(0.0, run=7)
+    each.stopped(1.0, run=7)
     for tenth in range(10):
         each.heard()
         assert each.check(1.0 + tenth / 2) == ""
@@ -165,10 +165,27 @@ def test_a_part_may_take_so_long_from_when_it_begins(after_s: float, hung: bool)
 
 def test_a_run_that_goes_on_after_it_was_cancelled_is_a_hang() -> None:
     host = dog()
-    host.asked(0.0)
-    host.stopped(1.0)
+    host.asked(0.0, run=7)
+    host.stopped(1.0, run=7)
     host.heard()
     assert host.check(11.0) == ""
     assert "after it was cancelled" in host.check(11.1)
     host.answered(11.2)
     assert host.check(100.0) == ""
+
+
+@pytest.mark.parametrize(("compiles_s", "why", "hung_s"), [(None, "a part took", 60.5), (40.0, "cancelled", 50.5)])
+def test_a_run_behind_a_compile_that_is_cancelled_does_not_count_against_the_compile(
+    compiles_s: float | None, why: str, hung_s: float
+) -> None:
+    host, now, hung = dog(), 0.0, ""
+    host.asked(0.0)
+    host.asked(0.0, run=8)
+    host.stopped(0.0, run=8)
+    while not hung:
+        now += host.beat_s
+        host.heard()
+        if now == compiles_s:
+            host.answered(now)
+        hung = host.check(now)
+    assert why in hung and now == hung_s

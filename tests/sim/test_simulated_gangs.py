@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
+import pytest
 
 import mesh.numpy as mnp
 from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
+from wire.errors import DeviceLost, OutOfMemory
+from worker.engine import Engine
 
 GRID = Grid((3,), ("dp",))
 X = np.random.default_rng(3).standard_normal((12, 16)).astype(np.float32)
@@ -49,3 +53,34 @@ def test_a_death_in_the_middle_is_survived_and_replays() -> None:
     results, transcripts = zip(*(with_a_death(seed) for seed in (1, 1, 2)), strict=True)
     assert set(results) == {right}
     assert transcripts[0] == transcripts[1]
+
+
+class _Bad:
+    """An engine that fails in every part of a gang, so that the other ranks wait for it in vain."""
+
+    def __init__(self, engine: Engine, error: Callable[[str], Exception]) -> None:
+        self._engine, self._error = engine, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run(self, executable: Any, inputs: Any, stopped: Any = None, ranks: Any = None) -> Any:
+        if ranks is not None:
+            raise self._error("the test's device")
+        return self._engine.run(executable, inputs, stopped)
+
+
+@pytest.mark.parametrize("error", [DeviceLost, OutOfMemory])
+def test_what_is_wrong_with_the_device_of_one_rank_is_no_fault_of_the_others(error: Callable[[str], Exception]) -> None:
+    with Mesh.builder().mesh("sim").simulate(4).build() as mesh:
+        expected = mesh.run(program, X, mode="off")
+        there, devices = mesh.simulation, mesh.simulation._cluster.devices
+        there.kill("sim-2")
+        devices[2].wrap = lambda engine: cast(Engine, _Bad(engine, error))
+        there.wait(1)
+        there.start("sim-2")
+        there.wait(5)
+        for found, right in zip(mesh.run(program, X, strategy=Ranks()), expected, strict=True):
+            assert np.asarray(found).tobytes() == np.asarray(right).tobytes()
+        assert set(mesh.report().workers) == {"sim-0", "sim-1", "sim-3"}
+        assert [device.lost for device in devices if device is not devices[2]] == [0, 0, 0]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import Cancelled, DeadlineExceeded, MeshError, from_fields
+from wire.errors import Cancelled, DeadlineExceeded, MeshError, error_of_peer, from_fields
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from .lines import Line
@@ -93,6 +93,4 @@ class Wires:
 
 def _theirs(told: bytes, name: str) -> MeshError:
     """The error of a rank that gave up, for one that waited for it."""
-    error = from_fields(json.loads(told))
-    error.node = error.node or name
-    return error
+    return error_of_peer(from_fields(json.loads(told)), name)
