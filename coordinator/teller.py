@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
 from wire.reports import Event, RelayReport
@@ -11,19 +12,28 @@ from .program import Program
 from .records import Call, Deployment
 from .report import NodeView, worker_report
 
+log = logging.getLogger("graph_mesh.coordinator")
+
 EVENTS_MAX = 256
+Watcher = Callable[[Event], None]
 PROGRESS = frozenset({"began", "ran"})  # of every call: told, and not kept, where they would crowd out all others
 
 
 class Teller:
-    """Tells of the workers that are `known`, to the calls in progress and to `watchers`.  Made on the event loop."""
+    """Tells of the workers that are `known`, to the calls in progress and to `watchers`.  Made on the event loop.
+
+    Watchers are programs of users.  They hear of an event once whoever told of it is through with it, so that no work
+    waits for them, and what they raise is logged, once per kind of error: it is nobody else's.
+    """
 
     def __init__(self, known: Mapping[str, NodeView], calls: Mapping[int, Call]) -> None:
         self.events: list[Event] = []
-        self.watchers: list[Callable[[Event], None]] = []
+        self.watchers: list[Watcher] = []
         self._known = known
         self._calls = calls
-        self._now = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
+        self._raised: set[tuple[Watcher, type[Exception]]] = set()
 
     def tell(self, kind: str, node: str, text: str, generation: int = 0) -> None:
         """Tell of an event; `kind` is one of those of `Event`."""
@@ -35,7 +45,15 @@ class Teller:
         for call in self._calls.values():
             call.report.events.append(event)
         for watcher in self.watchers:
+            self._loop.call_soon(self._show, watcher, event)
+
+    def _show(self, watcher: Watcher, event: Event) -> None:
+        try:
             watcher(event)
+        except Exception as error:
+            if (watcher, type(error)) not in self._raised:
+                self._raised.add((watcher, type(error)))
+                log.exception("what watches the mesh failed at an event %r; it hears of the next", event.kind)
 
     def progress(self, kind: str, node: str, text: str, generation: int) -> None:
         """Events of every ordinary call: told only where somebody watches, or where something went wrong before."""

@@ -169,7 +169,10 @@ class AsyncMesh:
         return Report.of(self._last.report())
 
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `watcher` with every event (joined, suspect, dead, planned, ...) from now on, as plain data."""
+        """Call `watcher` with every event (joined, suspect, dead, planned, ...) from now on, as plain data.
+
+        What it raises is logged, once per kind of error, and changes nothing: it hears of the next event all the same.
+        """
         check_function(watcher, "what watches a mesh")
         self._backend.watch(watcher)
 

@@ -238,6 +238,7 @@ class Mesh:
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
         """Call `watcher`, on the mesh's thread, with every event (joined, suspect, dead, planned, ...) from now on.
 
+        What it raises is logged, once per kind of error, and changes nothing: it hears of the next event all the same.
         ConfigError if the workers belong to a coordinator elsewhere.
         """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -70,7 +71,10 @@ class LoopThread:
         self._thread.join()
 
     def _serve(self) -> None:
-        self._loop.run_forever()
+        with contextlib.suppress(SystemExit):  # of a watcher, say: it ends this thread, and no other
+            self._loop.run_forever()
+        with self._lock:
+            self._stopped = True
         self._loop.run_until_complete(_cancel_all())
         self._loop.close()
 

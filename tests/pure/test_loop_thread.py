@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -53,6 +54,27 @@ def test_what_still_waits_when_it_stops_cleans_up_and_ends() -> None:
     loop.stop()
     asking.join(30)
     assert cleaned.is_set() and len(ended) == 1
+
+
+def test_a_call_that_exits_its_thread_leaves_nobody_waiting() -> None:
+    loop = LoopThread(asyncio.new_event_loop())
+    began = threading.Event()
+
+    async def forever() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    def leave() -> None:
+        assert began.wait(30)
+        loop.soon(sys.exit, 1)
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    with pytest.raises(ConfigError, match="closed"):
+        loop.wait(forever())
+    leaving.join(30)
+    assert loop.stopped
+    loop.stop()
 
 
 def test_many_threads_that_ask_while_it_stops_all_come_back() -> None:

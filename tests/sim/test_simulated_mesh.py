@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,29 @@ def test_a_worker_that_is_cut_off_is_suspected_dies_and_returns() -> None:
         assert {node.name: node.state for node in mesh.nodes}["sim-2"] == "healthy"
     kinds = [kind for kind, node in seen if node == "sim-2"]
     assert kinds.index("suspect") < kinds.index("dead") < kinds.index("healthy")
+
+
+def test_a_watcher_that_raises_keeps_nobody_from_going_on(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(event: Mapping[str, Any]) -> None:
+        seen.append(event["kind"])
+        raise {"dead": KeyError, "suspect": ValueError}.get(event["kind"], TypeError)("a bug of its author")
+
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        seen, after = list[str](), list[str]()
+        mesh.watch(broken)
+        mesh.watch(lambda event: after.append(event["kind"]))
+        mesh.simulation.kill("sim-0")
+        mesh.simulation.silence("sim-1")
+        mesh.simulation.wait(3)
+        mesh.simulation.heal()
+        mesh.simulation.start("sim-0")
+        job = mesh.submit(tower, X, mode="on")
+        np.testing.assert_array_equal(job.result(), mesh.run(tower, X, mode="off"))
+        mesh.simulation.wait(5)
+        assert [node.state for node in mesh.nodes] == ["healthy", "healthy"]
+    assert seen == after and seen.count("dead") == 2 and seen.count("healthy") >= 2
+    told = [record for record in caplog.records if "watches the mesh" in record.message]
+    assert [record.exc_info and record.exc_info[0] for record in told] == [KeyError, ValueError, TypeError], "once each"
 
 
 def test_no_worker_left_is_an_error_after_virtual_seconds() -> None:
