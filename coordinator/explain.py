@@ -88,6 +88,15 @@ def stuck_step(took_s: float) -> MeshError:
     )
 
 
+def stuck_at_first(node: str) -> MeshError:
+    """The error of a session for which a worker does not get ready: it compiles, or does something else, for ever."""
+    return DeadlineExceeded(
+        "a worker does not get ready for the session: it takes far too long to compile, or for what it did before",
+        node=node,
+        next_step="See with mesh-coord status which worker hangs, and start that one again",
+    )
+
+
 def state_lost(error: MeshError | None, copies: str) -> NodeLost:
     """The error of a session whose state is nowhere any more, for these copies of it."""
     lost = NodeLost(

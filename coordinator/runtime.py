@@ -495,7 +495,9 @@ class Coordinator:
                     found = self._deployments.get(generation)
                     if found is not None and step != dispatch.PREPARING:
                         self._pacing.late(found, part, took_s, len(self._calls))
-            elif node in was - self._state.stuck:
+            if node in self._state.stuck:
+                self.sessions.stuck(node)
+            elif node in was:
                 self._tell("unstuck", node, "it goes on")
 
     def _judge(self, decisions: Sequence[Decision]) -> None:

@@ -99,10 +99,27 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeStuck:
+    """A worker is there, and does not get on with something else."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """A worker has been compiling a part for so many seconds by now."""
+
+    node: str
+    generation: int
+    part: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PlanMade:
     """`nodes` are those the plan uses, `owners` which of them make each piece, `outputs` how many outputs come back;
     `seconds` what a step is predicted to take, infinity where that depends on values.  `roomless`: workers have no room
-    for each other's copies."""
+    for each other's copies.  `prepare_s` is what each part should take to compile."""
 
     generation: int
     nodes: frozenset[str]
@@ -110,6 +127,7 @@ class PlanMade:
     outputs: int
     seconds: float = 0.0
     roomless: bool = False
+    prepare_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +306,9 @@ class Ended:
 
 
 Event = (
-    NodesChanged | BetterPlan | StepAsked | StateAsked | StateUnasked | CloseAsked | ForgetFirst | PlanMade
-    | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed | OutputArrived | SnapshotDone | KeepDone
-    | CopyFailed | ChecksMade | ChecksFailed | Tick
+    NodesChanged | BetterPlan | StepAsked | StateAsked | StateUnasked | CloseAsked | ForgetFirst | NodeStuck
+    | Preparing | PlanMade | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed | OutputArrived
+    | SnapshotDone | KeepDone | CopyFailed | ChecksMade | ChecksFailed | Tick
 )  # fmt: skip
 Action = (
     MakePlan | SendDeploy | SendRun | StopStep | StepStuck | SendDrop | ForgetPlan | TakeSnapshot | MakeChecks | Keep

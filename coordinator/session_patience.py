@@ -3,12 +3,13 @@
 A worker may live, answer every heartbeat and never end its part: a shader that hangs, a machine that swaps.  It is
 given up by how long steps took so far, but for work that depends on values.  Whoever gives up too soon does one step
 twice, so the next time it waits for twice as long; without it a session waits until the worker itself ends its host
-(`worker/watchdog.py`), ten minutes.
+(`worker/watchdog.py`), ten minutes.  So it is with a part that a worker compiles, by what that should take.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 FIRST_S = 30.0  # the first step of a plan: caches are cold
@@ -16,8 +17,11 @@ FIRST_PREDICTED = 20.0  # times what it should take, in addition: predictions ar
 STEP_S_MIN = 10.0  # later ones: a busy machine may cost as much
 STEP_OBSERVED = 10.0  # times the longest of late
 MOVE_S_MIN, MOVE_OBSERVED = 1.0, 3.0  # the same while a better plan waits for it
+PREPARE_S_MIN = 60.0  # to compile one part; a GPU's driver may need tens of seconds
+PREPARE_EXPECTED = 10.0  # times what its compilation should take
 FADING = 0.8  # of what a step took, with every step after it
 DOUBLED_MAX = 6
+AVOIDED_S = 300.0
 ASLEEP_S = 1.0  # whoever looks so much too late was held up itself, and so may have been what it waits for
 
 
@@ -71,6 +75,12 @@ class Patience:
         """For how long for the step under way."""
         return 0.0 if self._since_s is None else now - self._since_s
 
+    def compiles_too_long(self, seconds: float, expected_s: float) -> bool:
+        """Whether a part that should take so long to compile is to be given up."""
+        over = seconds > compile_s_max(expected_s) * (1 << min(self.given_up, DOUBLED_MAX))
+        self.given_up += over
+        return over
+
     def is_over(self, now: float, moving: bool) -> bool:
         """Whether the step under way is to be given up; one who asks far too late gives it more time instead."""
         due_s = self.due_s(moving)
@@ -81,3 +91,30 @@ class Patience:
             return False
         self.given_up += not moving
         return True
+
+
+class Avoided:
+    """Workers that were stuck, and are planned without for a while: they may come to themselves."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._until_s)
+
+    def add(self, nodes: Iterable[str], now: float) -> None:
+        """Plan without these from now on."""
+        self._until_s.update(dict.fromkeys(nodes, now + AVOIDED_S))
+
+    def clear(self) -> None:
+        """They are needed after all."""
+        self._until_s.clear()
+
+    def others(self, nodes: frozenset[str], now: float) -> frozenset[str]:
+        """Those of these nodes that are not avoided; none if all are."""
+        return nodes - {node for node, until_s in self._until_s.items() if until_s > now}
+
+
+def compile_s_max(expected_s: float) -> float:
+    """How long a part may be compiled that should take so long."""
+    return max(PREPARE_S_MIN, PREPARE_EXPECTED * expected_s)

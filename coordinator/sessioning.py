@@ -122,7 +122,14 @@ class Sessions:
                 others.append(run)
             else:
                 session.working[node] = run
+                if run.preparing:
+                    session.feed(ev.Preparing(node, run.plan.generation, run.part, run.seconds))
         return others
+
+    def stuck(self, node: str) -> None:
+        """A worker does not get on with what is no session's."""
+        for session in list(self._open):
+            session.feed(ev.NodeStuck(node))
 
     def _with(self, generation: int) -> Session | None:
         return next((session for session in self._open if generation in session.plans), None)
@@ -489,7 +496,8 @@ class Session:
         step_s = math.inf if any(part.graph.work_varies for part in plan.parts) else plan.seconds
         outputs = dispatch.output_count(plan)
         roomless = plan.unkept is not None
-        self.feed(ev.PlanMade(action.generation, dispatch.nodes(plan), plan.owners, outputs, step_s, roomless))
+        made = dispatch.nodes(plan), plan.owners, outputs, step_s, roomless, dispatch.prepare_seconds(plan)
+        self.feed(ev.PlanMade(action.generation, *made))
 
     async def _gather(self, deployment: _Deployment) -> None:
         """The new plan cuts the state in another way than the old one, so all of it passes here."""

@@ -27,17 +27,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import (
-    BlobError,
-    Cancelled,
-    DeviceLost,
-    MeshError,
-    OutOfMemory,
-    StaleGeneration,
-)
+from wire.errors import BlobError, Cancelled, DeviceLost, MeshError, OutOfMemory, StaleGeneration
 from wire.redundancy import OF_SESSIONS, copies_of
 
-from .explain import nobody, not_readable_yet, state_lost, stuck_step
+from .explain import nobody, not_readable_yet, state_lost, stuck_at_first, stuck_step
 from .profile import CLIENT
 from .session_copies import Copy, Taking
 from .session_events import (
@@ -63,10 +56,12 @@ from .session_events import (
     MakePlan,
     NodeRan,
     NodesChanged,
+    NodeStuck,
     OutputArrived,
     Piece,
     PlanFailed,
     PlanMade,
+    Preparing,
     RefuseState,
     Reject,
     Resolve,
@@ -83,13 +78,13 @@ from .session_events import (
     TakeSnapshot,
     Tick,
 )
-from .session_patience import Patience
+from .session_patience import Avoided, Patience
 
 ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
 PARK_S = 0.05  # doubled with every further failure: what fails at once is not hammered
 PARK_S_MAX = 1.0
 COPY_TRIES = 3  # plans that could not get the pieces of a copy, before it counts as lost
-AVOIDED_S = 300.0  # a worker that was stuck in a step: it may come to itself
+COMPILES_LOST_MAX = 3  # each may take the ten minutes after which a worker ends a device that hangs
 READS_MAX = 5  # how often a value is asked for that nobody could give
 
 
@@ -121,6 +116,7 @@ class _Plan:
     nodes: frozenset[str] = frozenset()
     owners: dict[Piece, set[str]] = field(default_factory=dict)
     outputs: int = 0
+    prepare_s: Mapping[int, float] = field(default_factory=dict)  # what each part should take to compile
     deployed: set[str] = field(default_factory=set)
     running: bool = False
     ending: bool = False  # a better one follows soon
@@ -158,8 +154,9 @@ class SessionState:
         self._through_here = False  # some worker cannot fetch from another: copies pass through this process
         self._unchecked = 0  # copies in a row that could not be checked
         self._attempts = 0
+        self._compiles_lost = 0  # devices that were lost while they compiled, without a step between
         self._patience = Patience()
-        self._avoided: dict[str, float] = {}  # workers that were stuck, and until when
+        self._avoided = Avoided()
         self._alone_since_s: float | None = None
         self._parked_until_s: float | None = None
         self._last_error: MeshError | None = None
@@ -176,6 +173,8 @@ class SessionState:
             PlanFailed: self._plan_failed,
             DeployDone: self._deploy_done,
             DeployFailed: self._deploy_failed,
+            Preparing: self._preparing,
+            NodeStuck: self._preparing,
             NodeRan: self._node_ran,
             RunFailed: self._run_failed,
             OutputArrived: self._output_arrived,
@@ -362,10 +361,8 @@ class SessionState:
             return self._keep(self._again("rescue", copy))
         generation = self._generation()
         self._plan = _Plan(generation, copy.value)
-        self._avoided = {
-            node: until_s for node, until_s in self._avoided.items() if until_s > now and node in self._nodes
-        }
-        return [MakePlan(generation, self._nodes - self._avoided.keys() or self._nodes, copy.contents, copy.where)]
+        nodes = self._avoided.others(self._nodes, now) or self._nodes
+        return [MakePlan(generation, nodes, copy.contents, copy.where)]
 
     def _fail(self, error: MeshError, now: float) -> list[Action]:
         """What the plan could not do may be done by another; a first failure is acted on at once."""
@@ -391,7 +388,7 @@ class SessionState:
         """The step under way does not end: do it again, if it can be told who is stuck without these."""
         under_way, least_s = (plan.generation, self._done - plan.start), self._patience.waited_s(now) / 2
         stuck = frozenset(node for node, (*at, took_s) in working.items() if (*at,) == under_way and took_s >= least_s)
-        self._avoided.update(dict.fromkeys(stuck & self._nodes, now + AVOIDED_S))
+        self._avoided.add(stuck, now)
         told = StepStuck(plan.generation, stuck)
         if plan.ending:
             return [told, *self._restart(None, now)]
@@ -404,6 +401,7 @@ class SessionState:
         if not event.nodes <= self._nodes:
             return [*self._drop_plan(), *self._go_on(now)]
         plan.nodes, plan.outputs, self._roomless = event.nodes, event.outputs, event.roomless
+        plan.prepare_s = event.prepare_s
         self._patience.planned(event.seconds)
         plan.owners = {piece: set(owners) for piece, owners in event.owners.items()}
         return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
@@ -412,7 +410,10 @@ class SessionState:
         plan = self._current(event.generation)
         if plan is None:
             return []
-        return self._fail(event.error, now) if event.error.retry else self._end(event.error)
+        needed = bool(self._avoided) and not event.error.retry  # it may be that it takes those after all
+        if needed:
+            self._avoided.clear()
+        return self._fail(event.error, now) if event.error.retry or needed else self._end(event.error)
 
     def _deploy_done(self, event: DeployDone, now: float) -> list[Action]:
         plan = self._current(event.generation)
@@ -431,7 +432,25 @@ class SessionState:
         if isinstance(event.error, BlobError):  # what it was to begin with is not to be had
             self._through_here = True
             return [*self._blame_copy(plan.start), *self._fail(event.error, now)]
-        return self._fail(event.error, now) if event.error.retry else self._end(event.error)
+        if isinstance(event.error, DeviceLost):
+            self._avoided.add((event.node,), now)
+            self._compiles_lost += bool(event.error.part)  # that is named where compiling it may have been why
+        hopeless = not event.error.retry or self._compiles_lost >= COMPILES_LOST_MAX
+        return self._end(event.error) if hopeless else self._fail(event.error, now)
+
+    def _preparing(self, event: Preparing | NodeStuck, now: float) -> list[Action]:
+        """Whoever is stuck while the others wait is done without, if there are others; else its worker ends it."""
+        plan = self._plan
+        if plan is None or event.node not in plan.nodes - plan.deployed:
+            return []
+        if not self._avoided.others(self._nodes - {event.node}, now):
+            return []
+        if isinstance(event, Preparing):
+            expected_s = plan.prepare_s.get(event.part, 0.0)
+            if event.generation != plan.generation or not self._patience.compiles_too_long(event.seconds, expected_s):
+                return []
+        self._avoided.add((event.node,), now)
+        return [StepStuck(plan.generation, frozenset({event.node})), *self._fail(stuck_at_first(event.node), now)]
 
     # -- steps
 
@@ -498,7 +517,7 @@ class SessionState:
                 actions.append(Resolve(self._done, step.outputs))
                 self._told += 1
             self._done += 1
-            self._attempts = 0
+            self._attempts = self._compiles_lost = 0
         return actions
 
     def _run_failed(self, event: RunFailed, now: float) -> list[Action]:

@@ -64,6 +64,7 @@ from .events import (
     Working,
 )
 from .explain import nobody
+from .session_patience import compile_s_max
 
 ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up as poisonous
 PARK_S = 0.05  # doubled with every further failure while no node changed: a link that fails at once is not hammered
@@ -73,8 +74,6 @@ STUCK_S_MIN = 2.0  # a part is never stuck before; a busy machine or a cold cach
 STUCK_OBSERVED = 2.0  # times the longest that the part took of late: a straggler is worth a second try
 FADING = 0.8  # of what a part took, with every run after it
 STUCK_PREDICTED = 20.0  # times what it should take: the first time, predictions are rough
-PREPARE_S_MIN = 60.0  # for one part; a GPU's driver may need tens of seconds
-PREPARE_EXPECTED = 10.0  # times what its compilation should take
 STOPPED_S = 5.0  # a part that goes on for nobody should have noticed by then
 POISON_NODES = 3
 NO_MEMORY_MAX = 2  # how often a call that ran out of memory is tried elsewhere
@@ -316,7 +315,7 @@ class CoordinatorState:
     def _allowed_s(self, generation: int, step: int, part: int) -> float:
         plan = self._plans.get(generation)
         if step == PREPARING:
-            return max(PREPARE_S_MIN, PREPARE_EXPECTED * (plan.prepare_s.get(part, 0.0) if plan else 0.0))
+            return compile_s_max(plan.prepare_s.get(part, 0.0) if plan else 0.0)
         return STOPPED_S if plan is None or step not in plan.steps else max(STUCK_S_MIN, plan.expected_s.get(part, 0.0))
 
     def _waits_for(self, generation: int, step: int | None, node: str) -> bool:

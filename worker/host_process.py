@@ -99,7 +99,8 @@ class HostProcess(asyncio.SubprocessProtocol):
             self._forgotten += message.kept
             return
         if isinstance(message, ExecutePart | PreparePart | Export):
-            self._watchdog.asked(self._loop.time(), message.run if isinstance(message, ExecutePart) else 0)
+            run = message.run if isinstance(message, ExecutePart) else 0
+            self._watchdog.asked(self._loop.time(), run, brief=isinstance(message, Export))
         self._write(pack(message))
 
     def stop_run(self, run: int) -> None:

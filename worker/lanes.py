@@ -88,6 +88,11 @@ class Lane:
         plan, part = self.asked[number]
         return Working(plan, 0, part, seconds, preparing=True)
 
+    @property
+    def busy_since_s(self) -> float | None:
+        """When the host began with what it does now; None for one that owes nothing."""
+        return None if self._now is None else self.since_s
+
     def start(self, run: int, inputs: tuple[Use, ...], now: float) -> None:
         """The host is asked to run a part."""
         if self._now is None:

@@ -21,14 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from wire.errors import (
-    Cancelled,
-    DeviceLost,
-    GraphError,
-    MeshError,
-    NodeLost,
-    StaleGeneration,
-)
+from wire.errors import Cancelled, DeviceLost, GraphError, MeshError, NodeLost, StaleGeneration
 from wire.messages import Began, Deploy, Done, MissingGraphs, PartRun, PlanKey, Working
 from wire.timeouts import SILENT
 
@@ -676,7 +669,8 @@ class WorkerState:
         """What it held is gone: its run fails, and what waits for tensors it kept.  What else is queued waits for the
         new host, if that begins at once; else its plans are dropped, so that others are made without it."""
         device = self._devices[event.device]
-        device.repair.lost(now, last=all(each.repair.given_up for each in self._devices if each is not device))
+        last = all(each.repair.given_up for each in self._devices if each is not device)
+        device.repair.lost(now, last, device.busy_since_s)
         self._tell(now, f"device {event.device} lost, the {device.repair.losses}. time: {event.error}")
         device.preparing.clear()
         device.asked.clear()

@@ -16,6 +16,13 @@ from wire.errors import DeviceLost, MeshError, OutOfMemory
 
 
 @dataclass(slots=True)
+class _Asked:
+    since_s: float  # when it was sent, or the host began with it, if that is known
+    run: int
+    brief: bool
+
+
+@dataclass(slots=True)
 class Watchdog:
     """Times in seconds.  `check` is to be called every `beat_s`, from the opening of the device on."""
 
@@ -23,7 +30,7 @@ class Watchdog:
     silence_s: float
     part_s_max: float
     stop_s_max: float
-    _asked: deque[tuple[int, float]] = field(default_factory=deque)  # what awaits an answer, and since when
+    _asked: deque[_Asked] = field(default_factory=deque)  # what awaits an answer
     _stopped: tuple[int, float] | None = None  # the last run that was to be given up: it is the only one that is told
     _heard: bool = False  # since the last check
     _silent_checks: int = 0
@@ -34,9 +41,9 @@ class Watchdog:
         """Whether the host owes an answer."""
         return bool(self._asked)
 
-    def asked(self, now: float, run: int = 0) -> None:
-        """A message that will be answered was sent: to do this run, or another one."""
-        self._asked.append((run, now))
+    def asked(self, now: float, run: int = 0, brief: bool = False) -> None:
+        """A message that will be answered was sent: to do this run, or another one, which may be `brief`."""
+        self._asked.append(_Asked(now, run, brief))
 
     def stopped(self, now: float, run: int) -> None:
         """The host was told to give this run up."""
@@ -52,7 +59,7 @@ class Watchdog:
         if self._asked:
             self._asked.popleft()
         if self._asked:
-            self._asked[0] = self._asked[0][0], now
+            self._asked[0].since_s = now
 
     def check(self, now: float) -> str:
         """Why the host is hung, or "" if it is not."""
@@ -63,11 +70,12 @@ class Watchdog:
             return f"it was silent for {self.silence_s:g} s"
         if not self._asked:
             return ""
-        run, since_s = self._asked[0]
-        if now - since_s > self.part_s_max:
+        first = self._asked[0]
+        if now - first.since_s > self.part_s_max:
             return f"a part took longer than {self.part_s_max:g} s"
         given_up, told_s = self._stopped or (0, now)
-        if run and run == given_up and now - max(since_s, told_s) > self.stop_s_max:
+        in_its_way = first.brief or first.run == given_up  # others, and compilations, may take their time
+        if given_up and in_its_way and now - max(first.since_s, told_s) > self.stop_s_max:
             return f"a run went on for {self.stop_s_max:g} s after it was cancelled"
         return ""
 
@@ -77,7 +85,8 @@ class Watchdog:
         away_s = 0.0 if checked_s is None else now - checked_s - self.beat_s
         if away_s <= self.beat_s:
             return
-        self._asked = deque((run, min(now, at_s + away_s)) for run, at_s in self._asked)
+        for each in self._asked:
+            each.since_s = min(now, each.since_s + away_s)
         if self._stopped is not None:
             run, at_s = self._stopped
             self._stopped = run, min(now, at_s + away_s)

@@ -122,7 +122,8 @@ class SimulatedHost:
         if self._over:
             return
         if isinstance(message, hm.ExecutePart | hm.PreparePart | hm.Export):
-            self._watchdog.asked(self._loop.time(), message.run if isinstance(message, hm.ExecutePart) else 0)
+            run = message.run if isinstance(message, hm.ExecutePart) else 0
+            self._watchdog.asked(self._loop.time(), run, brief=isinstance(message, hm.Export))
             self._check_later()
         self._waiting.append(message)
         self._next()

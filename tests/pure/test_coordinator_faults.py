@@ -6,6 +6,7 @@ import pytest
 from support.coordinator_machine import Driver, of
 
 from coordinator import state as s
+from coordinator.session_patience import PREPARE_S_MIN
 from wire.errors import DeviceLost, MeshError, NodeLost, OutOfMemory, PoisonTask
 
 LOST = NodeLost("gone")
@@ -82,7 +83,7 @@ def test_one_quick_run_does_not_shorten_the_patience_by_much() -> None:
 
 
 def test_a_compilation_has_a_minute_or_ten_times_what_it_should_take() -> None:
-    for expected_s, patience_s in ((0.5, s.PREPARE_S_MIN), (20.0, 200.0)):
+    for expected_s, patience_s in ((0.5, PREPARE_S_MIN), (20.0, 200.0)):
         drive = Driver(*ABC)
         drive(s.CallSubmitted(1, "job"))
         drive(s.PlanMade(1, frozenset(ABC), 1, {}, {0: expected_s}))

@@ -8,9 +8,17 @@ import pytest
 from support.session_world import PIECES
 
 from coordinator import session_events as ev
-from coordinator.session_patience import FIRST_S, MOVE_S_MIN, STEP_OBSERVED, STEP_S_MIN, Patience
-from coordinator.sessions import AVOIDED_S, Policy, SessionState
-from wire.errors import NodeLost
+from coordinator.session_patience import (
+    AVOIDED_S,
+    FIRST_S,
+    MOVE_S_MIN,
+    PREPARE_S_MIN,
+    STEP_OBSERVED,
+    STEP_S_MIN,
+    Patience,
+)
+from coordinator.sessions import COMPILES_LOST_MAX, Policy, SessionState
+from wire.errors import DeviceLost, NodeLost, PlacementError
 
 
 def test_it_goes_by_what_steps_took_of_late() -> None:
@@ -70,3 +78,76 @@ def test_a_worker_that_is_stuck_is_planned_without_for_a_while(whole: bool) -> N
     (again,) = machine.handle(ev.Tick(), machine.next_deadline())
     assert again.nodes == {"a", "b"}
     machine.validate()
+
+
+class _Deploying:
+    """A session whose plan is being compiled."""
+
+    def __init__(self, *nodes: str, prepare_s: float = 0.0) -> None:
+        numbers = iter(range(1, 100))
+        self.machine = SessionState(Policy(every=100), set(nodes), lambda: next(numbers), 5.0)
+        self.prepare_s = prepare_s
+        self.planned(self.machine.begin(0.0))
+
+    def planned(self, actions: list[ev.Action]) -> None:
+        """The plan that was asked for is there."""
+        (plan,) = [each for each in actions if isinstance(each, ev.MakePlan)]
+        self.generation, self.nodes = plan.generation, plan.nodes
+        owners = {piece: frozenset(self.nodes) for piece in PIECES}
+        made = ev.PlanMade(self.generation, frozenset(self.nodes), owners, 0, 0.1, False, {0: self.prepare_s})
+        self.machine.handle(made, 0.0)
+
+    def compiles(self, node: str, seconds: float) -> list[ev.Action]:
+        found = self.machine.handle(ev.Preparing(node, self.generation, 0, seconds), seconds)
+        self.machine.validate()
+        return found
+
+
+@pytest.mark.parametrize(("expected_s", "patience_s"), [(0.5, PREPARE_S_MIN), (20.0, 200.0)])
+def test_a_worker_that_compiles_too_long_is_planned_without_and_the_next_one_has_twice_the_time(
+    expected_s: float, patience_s: float
+) -> None:
+    session = _Deploying("a", "b", "c", prepare_s=expected_s)
+    assert session.compiles("a", patience_s) == []
+    stuck, *actions = session.compiles("a", patience_s + 0.1)
+    assert stuck == ev.StepStuck(session.generation, frozenset({"a"}))
+    session.planned(actions)
+    assert session.nodes == {"b", "c"}
+    assert session.compiles("b", 2 * patience_s) == [] != session.compiles("b", 2 * patience_s + 0.1)
+
+
+def test_a_worker_that_is_stuck_with_something_else_is_planned_without_at_once() -> None:
+    session = _Deploying("a", "b")
+    stuck, *actions = session.machine.handle(ev.NodeStuck("a"), 0.5)
+    assert stuck == ev.StepStuck(session.generation, frozenset({"a"}))
+    session.planned(actions)
+    assert session.nodes == {"b"} and session.machine.handle(ev.NodeStuck("b"), 0.6) == []
+
+
+def test_the_last_worker_may_compile_for_as_long_as_its_daemon_lets_it() -> None:
+    assert _Deploying("a").compiles("a", 1e6) == []
+
+
+def test_whoever_loses_its_device_compiling_is_avoided_and_after_some_times_the_session_ends() -> None:
+    session, lost = _Deploying("a", "b", "c", "d"), DeviceLost("a part took longer than 600 s", part="0")
+    tried = ""
+    for node in "abcd":
+        tried += node
+        actions = session.machine.handle(ev.DeployFailed(session.generation, node, lost), 0.0)
+        if any(isinstance(each, ev.Ended) for each in actions):
+            break
+        due_s = session.machine.next_deadline()
+        actions += session.machine.handle(ev.Tick(), due_s) if due_s is not None else []
+        session.planned(actions)
+        assert node not in session.nodes
+    assert len(tried) == COMPILES_LOST_MAX and ev.Ended(lost) in actions
+
+
+def test_where_there_is_no_plan_without_those_that_were_stuck_they_are_tried_again() -> None:
+    session = _Deploying("a", "b")
+    _, *actions = session.compiles("a", PREPARE_S_MIN + 1)
+    session.planned(actions)
+    assert session.nodes == {"b"}
+    session.machine.handle(ev.PlanFailed(session.generation, PlacementError("a grid of 2 needs 2")), 100.0)
+    session.planned(session.machine.handle(ev.Tick(), session.machine.next_deadline()))
+    assert session.nodes == {"a", "b"}

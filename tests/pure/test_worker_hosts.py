@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.worker_machine import (
     COORD,
@@ -23,6 +25,7 @@ from support.worker_machine import (
 from wire.errors import DeviceLost, NodeLost
 from wire.messages import Deployed, PlanKey, Source, Target
 from worker import events as ev
+from worker.repair import LOSSES_MAX, WITHIN_S, Repair
 from worker.watchdog import Watchdog
 
 GONE = DeviceLost("the engine host of cpu is gone: it was ended by signal 9")
@@ -124,6 +127,23 @@ def test_a_host_that_says_its_device_is_gone_gets_nothing_more_until_it_is_back(
     assert of(ev.Execute, drive(ev.PartPrepared(prepare.prepared, 0.1, True)))
 
 
+# -- losses
+
+
+@pytest.mark.parametrize("hung_s", [0.0, 2 * WITHIN_S])
+@pytest.mark.parametrize(("between_s", "given_up"), [(1.0, True), (WITHIN_S / 4, True), (WITHIN_S + 1, False)])
+def test_losses_come_together_by_how_long_the_host_did_well_between_them(
+    hung_s: float, between_s: float, given_up: bool
+) -> None:
+    repair, now = Repair(), 0.0
+    for _ in range(LOSSES_MAX):
+        since_s = now + between_s
+        now = since_s + hung_s
+        repair.lost(now, last=False, since_s=since_s)
+        repair.back()
+    assert repair.given_up is given_up
+
+
 # -- the watchdog
 
 
@@ -174,18 +194,27 @@ def test_a_run_that_goes_on_after_it_was_cancelled_is_a_hang() -> None:
     assert host.check(100.0) == ""
 
 
-@pytest.mark.parametrize(("compiles_s", "why", "hung_s"), [(None, "a part took", 60.5), (40.0, "cancelled", 50.5)])
-def test_a_run_behind_a_compile_that_is_cancelled_does_not_count_against_the_compile(
-    compiles_s: float | None, why: str, hung_s: float
+@pytest.mark.parametrize(
+    ("first", "ends_s", "why", "hung_s"),
+    [
+        ({}, None, "a part took", 60.5),
+        ({}, 40.0, "cancelled", 50.5),
+        ({"run": 7}, None, "a part took", 60.5),
+        ({"run": 7}, 40.0, "cancelled", 50.5),
+        ({"brief": True}, None, "cancelled", 10.5),
+    ],
+)
+def test_a_run_that_is_cancelled_behind_something_counts_against_that_only_if_it_is_brief(
+    first: dict[str, Any], ends_s: float | None, why: str, hung_s: float
 ) -> None:
     host, now, hung = dog(), 0.0, ""
-    host.asked(0.0)
+    host.asked(0.0, **first)
     host.asked(0.0, run=8)
     host.stopped(0.0, run=8)
     while not hung:
         now += host.beat_s
         host.heard()
-        if now == compiles_s:
+        if now == ends_s:
             host.answered(now)
         hung = host.check(now)
     assert why in hung and now == hung_s

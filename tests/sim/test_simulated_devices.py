@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from support.simulated import simulate
 
 from coordinator.program import Program
-from coordinator.state import PREPARE_S_MIN, STUCK_S_MIN
+from coordinator.session_patience import PREPARE_S_MIN
+from coordinator.state import STUCK_S_MIN
 from mesh.node import node_from
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device

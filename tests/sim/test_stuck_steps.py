@@ -10,6 +10,7 @@ import pytest
 from support.training import batch, first_state, train
 
 import mesh.numpy as mnp
+from coordinator.session_patience import PREPARE_S_MIN
 from mesh import DistributedTrainer, Mesh, tree
 from mesh.config import MeshConfig
 from mesh.simulation.host import Device
@@ -17,6 +18,7 @@ from mesh.simulation.loop import VirtualLoop
 from mesh.training import Callback, StepReport
 
 STEPS, BEFORE = 13, 8
+SETTLED_S = 15.0  # what a mesh takes to come together, and a plan, on the virtual clock
 GFLOPS = 1e-3  # so that a step takes 20 ms
 
 
@@ -130,3 +132,20 @@ def test_ranks_that_wait_for_one_that_hangs_do_the_step_again() -> None:
         found = fitted(mesh)
         assert victim.lost and mesh.simulation.now_s < 200
     assert np.array_equal(found, fitted(None))
+
+
+def _decay(state: Any, x: Any) -> Any:
+    return {"w": state["w"] * 0.9 + x}, mnp.sum(state["w"] + x)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_session_goes_on_without_a_worker_that_does_not_end_compiling(before: bool) -> None:
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        devices, began_s = mesh.simulation._cluster.devices, mesh.simulation.now_s
+        devices[0].stuck = True
+        if before:  # it hangs in a call, and what the session asks of it waits behind that
+            assert mesh.run(_decay, {"w": np.ones(1000, np.float32)}, np.float32(2), strategy="pipeline")[1] == 3000
+        with mesh.session(_decay, {"w": np.ones(999, np.float32)}, np.float32(2), strategy="pipeline") as session:
+            assert session.step(np.float32(2)).result(10 * PREPARE_S_MIN) == 2997
+        assert mesh.simulation.now_s - began_s < PREPARE_S_MIN + SETTLED_S
+        assert devices[0].lost == 0, "it may end yet"
