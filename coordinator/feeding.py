@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wire.codec import tensor_bytes
 from wire.dtypes import dtype_of
 from wire.errors import ProtocolError
-from wire.exchange import off_loop
+from wire.exchange import off_loop, share_with
 from wire.limits import KIB
 from wire.link import Link
 from wire.messages import INLINE_BYTES_MAX, Feed, Push, Ran, Run, Value
@@ -67,8 +67,7 @@ async def send_apart(link: Link, run: Run, apart: Iterable[Fed], inputs: Arrays,
         if array.nbytes <= INLINE_BYTES_MAX:
             link.notify(Push(key, step, part, slot, Value(dtype, array.shape, tensor_bytes(whole).tobytes())))
         elif link.same_host and shared is not None:
-            name = await off_loop(array.nbytes, shared.write, [tensor_bytes(whole)])
-            link.bytes_sent["shared"] += array.nbytes
+            name = await share_with(link, shared, tensor_bytes(whole))
             link.notify(Push(key, step, part, slot, Value(dtype, array.shape, None, name)))
         else:
             await link.send_stream(Push(key, step, part, slot, Value(dtype, array.shape)), tensor_bytes(whole))

@@ -23,6 +23,7 @@ from .allowed import LOOPBACK_ONLY, Allowed
 from .certificates import Member
 from .errors import Busy, ConfigError, ConnectFailed, MeshError, NodeLost, NotTrusted, ProtocolError
 from .frames import Hello, decode, is_chunk
+from .handed import Handed
 from .identity import member_id
 from .limits import DEFAULT, KIB, Limits
 from .link import Handler, Link
@@ -47,6 +48,7 @@ from .sharedmem import readable
 log = logging.getLogger("graph_mesh.transport")
 
 CLOSE_TIMEOUT_S = 0.2  # how long a closing handshake may take before the socket is dropped
+CLEAR_S = 1.0  # between two looks at whether processes have died that were told to take files
 FULL_S = 0.002  # a socket that takes a frame only after so long was full
 _CHANCE = random.SystemRandom().random  # Python's own numbers are the program's, which may have seeded them
 TURN_BYTES = 256 * KIB  # bulk bytes written before other work on the loop gets its turn
@@ -121,6 +123,8 @@ class Endpoint:
         self.allowed = allowed  # what it may listen on, dial and announce
         self.chance = chance
         self.links: dict[str, Link] = {}
+        self.handed = Handed()
+        self._clearing: asyncio.TimerHandle | None = None
         self._carrier = carrier
         self._admit = admit
         self._pairing = Pairing(identity.node_id)
@@ -166,6 +170,8 @@ class Endpoint:
     async def close(self) -> None:
         """Say goodbye on every link and stop listening."""
         self._closing = True
+        if self._clearing is not None:
+            self._clearing.cancel()
         for link_id in list(self._awaited):
             self._gone(link_id)
         for link in list(self.links.values()):
@@ -180,6 +186,17 @@ class Endpoint:
         self._pairing.gone(link.link_id)
         if self.links.get(link.peer.node_id) is link:
             del self.links[link.peer.node_id]
+        if link.same_host:
+            self._clear_handed()
+
+    def _clear_handed(self) -> None:
+        """Remove what dead processes were told to take, and look again while one lives to which there is no link."""
+        if self._clearing is not None:
+            self._clearing.cancel()
+            self._clearing = None
+        linked = {link.peer.shared_memory for link in self.links.values()}
+        if self.handed.clear(linked) and not self._closing:
+            self._clearing = asyncio.get_running_loop().call_later(CLEAR_S, self._clear_handed)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that ends by itself; `close` waits for it."""

@@ -21,7 +21,7 @@ from .errors import BlobCorrupt, BlobMissing, MeshError, NodeLost, OutOfMemory, 
 from .graph import check_type
 from .limits import DEFAULT, MIB
 from .messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, NamedValue
-from .sharedmem import SharedDir, take
+from .sharedmem import SharedDir, new_name, remove, take
 from .transport import Link
 from .types import TensorType
 
@@ -32,6 +32,31 @@ T = TypeVar("T")
 async def off_loop(size_bytes: int, work: Callable[..., T], *args: Any) -> T:
     """Run `work` here if it handles little, in a thread if it would hold up the loop."""
     return work(*args) if size_bytes <= OFF_LOOP_BYTES else await asyncio.to_thread(work, *args)
+
+
+async def share_with(link: Link, shared: SharedDir, data: memoryview) -> str:
+    """Write a file for the other end of a link: its name, to be told at once.  NodeLost if the link has ended, and
+    OutOfMemory; there is no file then, nor if this is cancelled."""
+    name = new_name()
+
+    def unwanted(writing: asyncio.Task[str]) -> None:
+        if not writing.cancelled() and writing.exception() is None:
+            remove(shared.path, name)
+
+    if data.nbytes <= OFF_LOOP_BYTES:
+        shared.write([data], name)
+    else:
+        writing = asyncio.ensure_future(asyncio.to_thread(shared.write, [data], name))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:  # the thread writes on
+            writing.add_done_callback(unwanted)
+            raise
+    if link.closed:
+        remove(shared.path, name)
+        raise NodeLost(f"the link to {link.peer.name} has ended", node=link.peer.name)
+    link.hand(str(shared.path), name, data.nbytes)
+    return name
 
 
 def room_for(size_bytes: int) -> memoryview:
@@ -67,9 +92,7 @@ class BlobExchange:
         if data.nbytes <= INLINE_BYTES_MAX:
             return Blob(data.nbytes, data.tobytes())
         if link.same_host and self._shared is not None:
-            name = await off_loop(data.nbytes, self._shared.write, [data])
-            link.bytes_sent["shared"] += data.nbytes
-            return Blob(data.nbytes, None, name)
+            return Blob(data.nbytes, None, await share_with(link, self._shared, data))
         task = asyncio.get_running_loop().create_task(self._stream(link, asked, data))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)

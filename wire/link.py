@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from .errors import Cancelled, DeadlineExceeded, MeshError, NodeLost, ProtocolError, RemoteError
+from .handed import Handed
 from .messages import Message, decode_message, encode_message
 from .protocol import (
     BULK,
@@ -74,6 +75,7 @@ class Owner(Protocol):
 
     identity: Identity
     handler: Handler
+    handed: Handed
 
     def unlinked(self, link: Link) -> None:
         """The link ended."""
@@ -109,6 +111,11 @@ class Link:
         return f"<Link to {self.peer.role} {self.peer.name}{' (closed)' if self.closed else ''}>"
 
     # -- what callers use
+
+    def hand(self, directory: str, name: str, size_bytes: int) -> None:
+        """Note that the other end is told of a file of shared memory, which it takes from `directory`."""
+        self.bytes_sent["shared"] += size_bytes
+        self._owner.handed.add(self.peer.shared_memory, directory, name)
 
     async def request(self, body: Message, timeout_s: float | None = None) -> Message:
         """Ask and wait for the answer.

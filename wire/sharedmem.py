@@ -2,7 +2,8 @@
 
 Every node has one directory (on /dev/shm where that exists and is large enough, else the temporary folder).  A sender
 writes a file and names it in a message; the receiver maps it, unlinks it and owns it from then on, so nobody frees a
-file twice and nothing is left when a process dies: `SharedDir.sweep` removes the directories of the dead.
+file twice.  Nothing is left when a process dies: what its directory holds goes with the next directory that any process
+of this user makes (`SharedDir.sweep`), and what others had named to it they remove themselves (`handed.py`).
 
 Names come from other processes: a directory must be of our making (its name, its owner, mode 0700), a file's name is
 hexadecimal and never a link, so no peer can make us open or delete anything else.
@@ -59,7 +60,8 @@ class SharedDir:
 
     @classmethod
     def create(cls, base: Path | None = None) -> SharedDir:
-        """A new directory in `base` (chosen if None), which `close` removes."""
+        """A new directory in `base` (chosen if None), which `close` removes.  Those of dead processes go first."""
+        SharedDir.sweep(base)
         folder = base or _base()
         path = folder / f"graph-mesh-{secrets.token_hex(16)}"
         try:
@@ -75,9 +77,10 @@ class SharedDir:
         _check_dir(str(path))
         return cls(path, None)
 
-    def write(self, chunks: Iterable[bytes | bytearray | memoryview]) -> str:
-        """A new file of these bytes, one after the other; its name.  OutOfMemory if they do not fit."""
-        name, handle = self._new_file(os.O_WRONLY)
+    def write(self, chunks: Iterable[bytes | bytearray | memoryview], name: str = "") -> str:
+        """A new file of these bytes, one after the other, named so or by chance: its name.  OutOfMemory if they do not
+        fit."""
+        name, handle = self._new_file(os.O_WRONLY, name)
         try:
             for chunk in chunks:
                 _write_all(handle, memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b""))
@@ -107,7 +110,7 @@ class SharedDir:
         names = [self.write(chunks)]
         try:
             while len(names) < copies:
-                names.append(secrets.token_hex(16))
+                names.append(new_name())
                 os.link(self._file(names[0]), self._file(names[-1]), follow_symlinks=False)
         except OSError as error:
             for name in names:
@@ -116,7 +119,7 @@ class SharedDir:
         return tuple(names)
 
     def _new_file(self, mode: int, name: str = "") -> tuple[str, int]:
-        name = name or secrets.token_hex(16)
+        name = name or new_name()
         try:
             return name, os.open(self._file(name), mode | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
         except FileNotFoundError:
@@ -158,6 +161,11 @@ class SharedDir:
                 shutil.rmtree(path, ignore_errors=True)
                 removed += not path.exists()
         return removed
+
+
+def new_name() -> str:
+    """A name that no file has."""
+    return secrets.token_hex(16)
 
 
 def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True) -> memoryview:

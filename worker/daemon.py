@@ -149,7 +149,6 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self._folder = state_folder.claim(config.state_base, config.wanted_name)
         stack.callback(self._folder.lock.release)
-        SharedDir.sweep()
         self._shared = SharedDir.create()
         stack.callback(self._shared.close)
         cache = config.cache_folder(self._folder.name)

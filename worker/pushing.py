@@ -13,6 +13,7 @@ from wire.endpoint import Endpoint
 from wire.errors import MeshError
 from wire.link import Link
 from wire.messages import Push, Value
+from wire.sharedmem import remove
 
 from . import events as ev
 from .tensors import bytes_of, push_header_of
@@ -39,9 +40,9 @@ class Pushing:
         match tensor:
             case ev.Inline(dtype, shape, data):
                 value = Value(dtype, shape, data)
-            case ev.SharedFile(dtype, shape, _, name) if link.same_host:
+            case ev.SharedFile(dtype, shape, directory, name) if link.same_host:
                 value = Value(dtype, shape, None, name)
-                link.bytes_sent["shared"] += ev.size_bytes_of(tensor)
+                link.hand(directory, name, ev.size_bytes_of(tensor))
             case _:
                 self._send_apart(partial(_stream, link), action)
                 return
@@ -58,7 +59,14 @@ class Pushing:
             task.cancel()
 
     def _send_apart(self, send: Send, action: ev.SendPush) -> None:
-        self._apart[action.push] = asyncio.get_running_loop().create_task(self._push(send, action))
+        task = self._apart[action.push] = asyncio.get_running_loop().create_task(self._push(send, action))
+        task.add_done_callback(partial(self._over, action))
+
+    def _over(self, action: ev.SendPush, _: object) -> None:
+        """Also of a push that was stopped before it began: nobody else has its file."""
+        self._apart.pop(action.push, None)
+        if isinstance(action.tensor, ev.SharedFile):
+            remove(action.tensor.directory, action.tensor.name)
 
     async def _push(self, send: Send, action: ev.SendPush) -> None:
         try:
@@ -67,8 +75,6 @@ class Pushing:
             self._feed(ev.PushFailed(action.push, error))
         else:
             self._feed(ev.PushSent(action.push))
-        finally:
-            self._apart.pop(action.push, None)
 
 
 async def _stream(link: Link, action: ev.SendPush) -> None:

@@ -40,7 +40,7 @@ class Returning:
                 value = Value(tensor.dtype, tensor.shape, tensor.data)
             elif isinstance(tensor, ev.SharedFile) and link is not None and link.same_host:
                 value = Value(tensor.dtype, tensor.shape, None, tensor.name)
-                link.bytes_sent["shared"] += ev.size_bytes_of(tensor)
+                link.hand(tensor.directory, tensor.name, ev.size_bytes_of(tensor))
             else:
                 self._send(link, action, position, tensor)
             outputs.append(Output(position, value))

@@ -120,8 +120,6 @@ def _begin(settings: RankSettings) -> World:
     from .group import Group, Neighbours  # reaches the runtime, which programs without ranks do not need
     from .passports import passport
 
-    if settings.size > 1:
-        SharedDir.sweep()  # what ranks of before left
     host = settings.hosts[settings.rank] if settings.hosts else ""
     meeting = Meeting(Path(settings.meeting).absolute(), settings.rank, host)
     several = len({*settings.hosts}) > 1

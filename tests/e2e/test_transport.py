@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from support.links import Recorder, node
+from support.waiting import until
 
+from wire.endpoint import CLEAR_S
 from wire.errors import (
     Busy,
     Cancelled,
@@ -34,10 +36,12 @@ from wire.errors import (
     VersionMismatch,
     WrongMesh,
 )
+from wire.exchange import share_with
 from wire.limits import DEFAULT, KIB, MIB, Limits
 from wire.link import Link
 from wire.messages import AskNodes, BlobStream, Done, LogLines, Message, PlanGraph, TailLog
 from wire.protocol import Identity
+from wire.sharedmem import SharedDir
 from wire.transport import UNLINKED_MAX, Endpoint
 
 pytestmark = pytest.mark.asyncio
@@ -454,16 +458,7 @@ async def test_a_message_the_handler_blames_ends_the_link_with_its_reason(mesh: 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_killed_peer_is_lost_at_once(mesh: Mesh, number: int) -> None:
-    folder = Path(__file__).parent.parent
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(folder / "support" / "echo_node.py"),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder.parent, folder)))},
-    )
-    try:
-        assert process.stdout is not None
-        port = int(await process.stdout.readline())
+    async with echo_process() as (process, port):
         a = await mesh.node("a")
         link = await a.dial("127.0.0.1", port)
         assert await link.request(Done()) == Done()
@@ -475,7 +470,61 @@ async def test_a_killed_peer_is_lost_at_once(mesh: Mesh, number: int) -> None:
                 await asking
         lost, error = await handler(a).unlinked.get()
         assert lost is link and isinstance(error, NodeLost) and not a.links
+
+
+async def test_what_a_killed_peer_did_not_take_is_removed_and_what_a_living_one_may_take_stays(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    async with echo_process(str(tmp_path)) as (process, port):
+        own = SharedDir.create(tmp_path)
+        a = await mesh.node("a", shared_memory=str(own.path))
+        link = await a.dial("127.0.0.1", port)
+        taken, *files = [own.path / await share_with(link, own, memoryview(bytes(size))) for size in (1, 2, 2 * MIB)]
+        taken.unlink()
+        process.send_signal(signal.SIGSTOP)
+        link.close("it seems dead")
+        with pytest.raises(NodeLost):
+            await share_with(link, own, memoryview(b"abc"))
+        await asyncio.sleep(1.5 * CLEAR_S)
+        assert set(files) == {path for path in own.path.iterdir() if path.name != "lock"}, "it may read on"
+        process.kill()
+        await until(lambda: not any(path.exists() for path in files), TIMEOUT_S)
+        assert [path.name for path in own.path.iterdir()] == ["lock"]
+        (dead,) = set(tmp_path.iterdir()) - {own.path}
+        await process.wait()
+        SharedDir.create(tmp_path).close()
+        assert not dead.exists() and own.path.exists(), "whoever begins removes what the dead left, and no more"
+        own.close()
+
+
+async def test_a_file_whose_writing_was_given_up_is_removed(mesh: Mesh, tmp_path: Path) -> None:
+    own = SharedDir.create(tmp_path)
+    there, _ = await mesh.pair()
+    for _ in range(3):
+        writing = asyncio.create_task(share_with(there, own, memoryview(bytes(8 * MIB))))
+        await asyncio.sleep(0)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+    await until(lambda: [path.name for path in own.path.iterdir()] == ["lock"], TIMEOUT_S)
+    own.close()
+
+
+@contextlib.asynccontextmanager
+async def echo_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """A node of its own process, and its port."""
+    folder = Path(__file__).parent.parent
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(folder / "support" / "echo_node.py"),
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder.parent, folder)))},
+    )
+    try:
+        assert process.stdout is not None
+        yield process, int(await process.stdout.readline())
     finally:
-        if process.returncode is None and number != signal.SIGKILL:
+        if process.returncode is None:
             process.kill()
         await process.wait()

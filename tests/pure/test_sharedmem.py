@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.links import Recorder, node
+from support.waiting import until
 
 from wire import sharedmem
 from wire.errors import BlobCorrupt, BlobMissing, ProtocolError
+from wire.handed import LOOK_EVERY, Handed
+from wire.messages import PlanKey
 from wire.sharedmem import SharedDir, readable, remove, take
+from wire.transport import Endpoint
+from worker import events as ev
+from worker.pushing import Pushing
+from worker.tensors import bytes_of
 
 
 def test_a_taken_file_belongs_to_the_taker(tmp_path: Path) -> None:
@@ -58,3 +66,45 @@ def test_a_directory_that_is_being_made_is_not_swept(tmp_path: Path, monkeypatch
     assert made.write([b"abc"]) and SharedDir.sweep(tmp_path) == 0
     made.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_told_to_the_living_stays_and_what_they_took_is_not_remembered(tmp_path: Path) -> None:
+    own, living, dead = SharedDir.create(tmp_path), SharedDir.create(tmp_path), SharedDir.create(tmp_path)
+    handed, left = Handed(), []
+    for number in range(3 * LOOK_EVERY):
+        for taker in (living, dead):
+            name = own.write([b"abc"])
+            handed.add(str(taker.path), str(own.path), name)
+            if number % LOOK_EVERY:
+                take(own.path, name, 3)
+            else:
+                left.append((taker, name))
+    held = sum(len(files) for files in handed._files.values())
+    assert len(left) <= held <= len(left) + LOOK_EVERY + 1, "what was taken is forgotten"
+    assert handed.clear(), "they live, and no link says how they are"
+    assert not handed.clear({str(living.path), str(dead.path)})
+    dead.close()
+    assert handed.clear() and {name for taker, name in left if taker is living} == files_of(own)
+    living.close()
+    assert not handed.clear() and not files_of(own)
+    own.close()
+
+
+async def test_a_push_that_was_stopped_before_it_began_leaves_no_file(tmp_path: Path) -> None:
+    own, sent = SharedDir.create(tmp_path), []
+
+    async def relay(action: ev.SendPush) -> None:
+        sent.append(bytes_of(action.tensor))
+
+    pushing = Pushing(Endpoint(node("a"), Recorder()), relay, sent.append)
+    for number in range(2):
+        tensor = ev.SharedFile("u8", (3,), str(own.path), own.write([b"abc"]))
+        pushing.send(ev.SendPush(number, "elsewhere", PlanKey(1, 1), 0, 0, 0, tensor))
+    pushing.stop(ev.StopPush(1))
+    await until(lambda: not pushing._apart, 30)
+    assert sent == [b"abc", ev.PushSent(0)] and not files_of(own)
+    own.close()
+
+
+def files_of(directory: SharedDir) -> set[str]:
+    return {path.name for path in directory.path.iterdir()} - {"lock"}

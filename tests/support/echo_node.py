@@ -1,13 +1,19 @@
-"""A node of its own process, to be killed: prints its port, answers a request with itself, and TailLog never."""
+"""A node of its own process, to be killed: prints its port, answers a request with itself, and TailLog never.
+
+Called with a folder it has a directory of shared files there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from pathlib import Path
 
 from support.links import Recorder, node
 
 from wire.link import Link
 from wire.messages import Message, TailLog
+from wire.sharedmem import SharedDir
 from wire.transport import Endpoint
 
 
@@ -19,7 +25,8 @@ class Echo(Recorder):
 
 
 async def main() -> None:
-    endpoint = Endpoint(node("echo"), Echo())
+    shared = str(SharedDir.create(Path(sys.argv[1])).path) if sys.argv[1:] else ""
+    endpoint = Endpoint(node("echo", shared_memory=shared), Echo())
     print(await endpoint.listen(port=0), flush=True)
     await asyncio.Event().wait()
 
