@@ -27,6 +27,7 @@ from .arguments import check_function
 from .backend import Backend, Started, Stateful, Work
 from .builder import MeshBuilder
 from .building import HERE, building
+from .calls import taken
 from .compiled import Compiled, CompiledFunction, handle_of
 from .config import MeshConfig
 from .elastic import Elastic
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from .simulation.cluster import Cluster
 
 REPLAY_BYTES = 64 << 20  # of feeds, held for a state that nobody copies
+OWN = ("strategy", "mode", "copies")  # what calls take for themselves
+OWN_OF_COMPILE = (*OWN, "name", "cache", "build_dir")
+OWN_OF_SESSIONS = (*OWN, "every", "ahead")
 
 
 class AsyncMesh:
@@ -94,13 +98,16 @@ class AsyncMesh:
     async def plan(
         self,
         fn: Callable[..., Any] | WireGraph,
+        /,
         *args: Any,
         strategy: str | Strategy = "auto",
         copies: str | None = None,
         what_if_dies: str = "",
+        **named: Any,
     ) -> PlanPreview:
         """What would go where and why, before a byte moves; and what would follow from the death of a worker."""
         self._check_open()
+        args = taken(fn, args, named, (*OWN, "what_if_dies"))
         graph = self.form(fn, args, strategy, "on", copies).graph
         text, kept = text_of(strategy), self._copies_of(copies)
         return PlanPreview(await self._backend.plan(graph, text, kept, what_if_dies))
@@ -108,17 +115,21 @@ class AsyncMesh:
     async def run(
         self,
         fn: Callable[..., Any] | WireGraph,
+        /,
         *args: Any,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
+        **named: Any,
     ) -> Any:
-        """`fn(*args)` on the mesh; the arguments are those of `Mesh.run`."""
+        """`fn(*args, **named)` on the mesh; the arguments are those of `Mesh.run`."""
+        args = taken(fn, args, named, OWN)
         return await self._call(self.form(fn, args, strategy, mode, copies), args)
 
     async def compile(
         self,
         fn: Callable[..., Any] | WireGraph,
+        /,
         *examples: Any,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
@@ -126,25 +137,29 @@ class AsyncMesh:
         name: str = "",
         cache: bool = True,
         build_dir: str | Path | None = None,
+        **named: Any,
     ) -> Callable[..., Any]:
         """`Mesh.compile`, with an async callable for arguments of the examples' shapes and dtypes."""
         function = self.function(fn, strategy, mode, copies, name, cache, build_dir)
-        function.form_for(examples)
+        function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
-        async def compiled(*args: Any) -> Any:
-            return await self._await(*function.bind(args))
+        async def compiled(*args: Any, **named: Any) -> Any:
+            return await self._await(*function.bind(taken(fn, args, named)))
 
         return compiled
 
     async def submit(
         self,
         fn: Callable[..., Any] | WireGraph,
+        /,
         *args: Any,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
+        **named: Any,
     ) -> AsyncJob:
         """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
+        args = taken(fn, args, named, OWN)
         form = self.form(fn, args, strategy, mode, copies)
         return AsyncJob(form, self.start(form, *form.bind_copies(args)))
 
@@ -152,14 +167,17 @@ class AsyncMesh:
         self,
         step_fn: Callable[..., Any],
         state: Any,
+        /,
         *examples: Any,
         copies: str = "",
         every: int = 10,
         ahead: int | None = None,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
+        **named: Any,
     ) -> AsyncSession:
         """Call `step_fn(state, *args) -> (state, outputs)` again and again; arguments are those of `Mesh.session`."""
+        examples = taken(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
         return self.open_session(self.stepping(step_fn, state, examples, strategy, mode), copies, every, ahead, mode)
 
     def report(self) -> Report:

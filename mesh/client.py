@@ -25,10 +25,11 @@ from wire.graph import WireGraph
 from wire.portions import Portions
 from wire.strategies import Strategy
 
-from .aio import AsyncMesh
+from .aio import OWN, OWN_OF_COMPILE, OWN_OF_SESSIONS, AsyncMesh
 from .arguments import items, said
 from .backend import Running, Started, Work
 from .builder import MeshBuilder
+from .calls import taken
 from .compiled import Compiled
 from .config import MeshConfig
 from .elastic import Elastic
@@ -84,38 +85,45 @@ class Mesh:
     def plan(
         self,
         fn: Callable[..., Any] | WireGraph,
+        /,
         *args: Any,
         strategy: str | Strategy = "auto",
         copies: str | None = None,
         what_if_dies: str = "",
+        **named: Any,
     ) -> PlanPreview:
         """What would go where and why, before a byte moves; and what would follow from the death of the worker of that
         name: the plan then, the weights that move, from where, and in what time (`PlanPreview.what_if_dies`)."""
-        planned = self._async.plan(fn, *args, strategy=strategy, copies=copies, what_if_dies=what_if_dies)
+        planned = self._async.plan(fn, *args, strategy=strategy, copies=copies, what_if_dies=what_if_dies, **named)
         return self._loop.wait(planned)
 
     def run(
         self,
         fn: Callable[..., Any] | WireGraph,
+        /,
         *args: Any,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
+        **named: Any,
     ) -> Any:
-        """`fn(*args)` on the mesh.
+        """`fn(*args, **named)` on the mesh.
 
         `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker), "auto"
         (what the cost model finds fastest) or a DeviceMap, which says itself what is where.  `mode` says where: "on"
         needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers, and "local" is "off" for
         graphs that are this process's alone: a collective inside, or another device, is a GraphError.  `copies` says
         what workers keep of each other's params (docs/redundancy.md): "replica", "buddy", "coded", "coded K of N" or
-        "checkpoint", which leaves them to this process; None is what the mesh was built with.
+        "checkpoint", which leaves them to this process; None is what the mesh was built with.  An argument of `fn` that
+        has one of these names is given by its place.
         """
+        args = taken(fn, args, named, OWN)
         return self._call(self._async.form(fn, args, strategy, mode, copies), args)
 
     def compile(
         self,
         fn: Callable[..., Any] | WireGraph,
+        /,
         *examples: Any,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
@@ -123,6 +131,7 @@ class Mesh:
         name: str = "",
         cache: bool = True,
         build_dir: str | Path | None = None,
+        **named: Any,
     ) -> Callable[..., Any]:
         """A callable for arguments of the examples' shapes and dtypes; others are traced when they come.
 
@@ -131,22 +140,25 @@ class Mesh:
         In `build_dir` each graph is written as NAME-HASH.wire, which `mesh-coord plan` and `submit` take, and as text.
         """
         function = self._async.function(fn, strategy, mode, copies, name, cache, build_dir)
-        function.form_for(examples)
+        function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
-        def compiled(*args: Any) -> Any:
-            return self._wait(*function.bind(args))
+        def compiled(*args: Any, **named: Any) -> Any:
+            return self._wait(*function.bind(taken(fn, args, named)))
 
         return compiled
 
     def submit(
         self,
         fn: Callable[..., Any] | WireGraph,
+        /,
         *args: Any,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
+        **named: Any,
     ) -> Job:
         """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
+        args = taken(fn, args, named, OWN)
         form = self._async.form(fn, args, strategy, mode, copies)
         return Job(form, self._started(form, *form.bind_copies(args)))
 
@@ -170,12 +182,14 @@ class Mesh:
         self,
         step_fn: Callable[..., Any],
         state: Any,
+        /,
         *examples: Any,
         copies: str = "",
         every: int = 10,
         ahead: int | None = None,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
+        **named: Any,
     ) -> Session:
         """Call `step_fn(state, *args) -> (state, outputs)` again and again, with a state that stays on the workers.
 
@@ -185,6 +199,7 @@ class Mesh:
         a value of the state of its own (None: 2 of a large state, up to 8 of a small one).  `strategy` and
         `mode` as for `run`.
         """
+        examples = taken(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
         stepping = self._async.stepping(step_fn, state, examples, strategy, mode)
         return self.open_session(stepping, copies, every, ahead, mode)
 
@@ -334,13 +349,13 @@ class Session:
         """What its mesh has of it."""
         return self._async.running
 
-    def step(self, *args: Any) -> Step:
+    def step(self, *args: Any, **named: Any) -> Step:
         """Begin one step.  Several may be under way: they are done in the order of these calls.
 
         The arguments are copied.  A step that fails for good leaves the state as it was, and those that were asked for
         after it are Cancelled; NodeLost if the state is lost.
         """
-        inputs = self._async.stepping.bind(args)
+        inputs = self._async.stepping.bind(self._async.stepping.taken(args, named))
         return Step(_Waiter(self._mesh, lambda: self._async.begin(inputs)))
 
     def state(self) -> Any:

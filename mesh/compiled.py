@@ -16,6 +16,7 @@ from wire.types import TensorType
 
 from .backend import Work
 from .building import Building
+from .calls import apart
 from .handle import Handle
 from .model import Model
 from .trace import Bound, Kind, Part, Parts, Traced, leaf_type, named_arguments, trace_full
@@ -61,7 +62,7 @@ class Compiled:
         if isinstance(fn, WireGraph):
             return Compiled(building.built(fn), strategy, building.mode, copies=copies)
         if isinstance(fn, Model):
-            graph = building.built(fn.graph(fn.given(args)))
+            graph = building.built(fn.graph(fn.given(*apart(args))))
             return Compiled(graph, strategy, building.mode, model=fn, copies=copies)
         traced = trace_full(fn, *args)
         return Compiled(building.built(traced.graph), strategy, building.mode, traced, copies=copies)
@@ -70,7 +71,7 @@ class Compiled:
         """The inputs and the work of a call; InputError naming the argument that does not fit."""
         if self._model is not None:
             params = {name: self._model.handles[name] for name in self.graph.param_types}
-            return self.bind_named({**self._model.dynamic(self._model.given(args)), **params})
+            return self.bind_named({**self._model.dynamic(self._model.given(*apart(args))), **params})
         if self._traced is None:
             return self.bind_named(_by_name(self.graph, args))
         return self._taken(self._traced.bind(*args))
@@ -150,7 +151,7 @@ class CompiledFunction:
         if isinstance(self._fn, WireGraph):
             return self._form(None, args)
         if isinstance(self._fn, Model):
-            return self._form(self._fn.key(self._fn.given(args)), args)
+            return self._form(self._fn.key(self._fn.given(*apart(args))), args)
         return self._form(_kinds(self._parts_of(args)), args)
 
     def bind(self, args: tuple[Any, ...]) -> tuple[Compiled, dict[str, NDArray[Any]], Work]:
@@ -198,13 +199,17 @@ def handle_of(array: Any, name: str = "") -> Handle:
 
 
 def _by_name(graph: WireGraph, args: tuple[Any, ...]) -> dict[str, Any]:
-    """Arguments of a graph: one dict by name, or positional in the order of its inputs, then params."""
+    """Arguments of a graph: one dict by name, or positional in the order of its inputs, then params, and by name."""
     names = [*graph.input_types, *graph.param_types]
-    if len(args) == 1 and isinstance(args[0], Mapping):
-        return dict(args[0])
-    if len(args) != len(names):
-        raise InputError(f"the graph takes {len(names)} inputs ({', '.join(names)}), got {len(args)}")
-    return dict(zip(names, args, strict=True))
+    given, named = apart(args)
+    if len(given) == 1 and isinstance(given[0], Mapping):
+        return {**given[0], **named}
+    if len(given) > len(names) or (len(given) < len(names) and not named):
+        raise InputError(f"the graph takes {len(names)} inputs ({', '.join(names)}), got {len(given)}")
+    placed = dict(zip(names, given, strict=False))
+    if twice := placed.keys() & named.keys():
+        raise InputError(f"the input {min(twice)!r} is given twice")
+    return {**placed, **named}
 
 
 def _fixed(name: str, value: Any, kind: TensorType) -> NDArray[Any]:

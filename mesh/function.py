@@ -30,10 +30,11 @@ from wire.errors import InputError
 
 from . import tree
 from .array import Array, value_array
+from .calls import called, positional, taken
 from .compiled import CompiledFunction
 from .expression import computable
 from .realise import current_evaluator
-from .trace import Part, positional
+from .trace import Part
 
 SIZES: tuple[int, ...] = tuple(1 << power for power in range(31))
 
@@ -54,10 +55,10 @@ class Function:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """The result as Arrays with values; errors as for `mesh.trace` and `Mesh.run`."""
-        args = positional(self._fn, args, keywords)
+        args = (positional if self._buckets else taken)(self._fn, args, keywords)
         leaves = tree.leaves(args)
         if any(isinstance(leaf, Array) and not computable(leaf.tensor) for leaf in leaves):
-            return self._fn(*args)
+            return called(self._fn, args)
         outputs = self._buckets.call(self._run, args) if self._buckets else self._run(args)
         return tree.map(value_array, outputs)
 

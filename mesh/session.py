@@ -38,13 +38,13 @@ class AsyncSession:
         self._remembered: dict[int, NDArray[Any]] = {}
         self._closing: asyncio.Future[None] | None = None
 
-    def step(self, *args: Any) -> asyncio.Future[Any]:
+    def step(self, *args: Any, **named: Any) -> asyncio.Future[Any]:
         """Do one step; what it tells, in time.  Several may be under way: they are done in the order of these calls.
 
         The arguments are copied.  A step that fails for good leaves the state as it was, and those that were asked for
         after it are Cancelled; NodeLost if the state is lost.
         """
-        return self.begin(self.stepping.bind(args)).outputs
+        return self.begin(self.stepping.bind(self.stepping.taken(args, named))).outputs
 
     async def state(self) -> Any:
         """The state after all steps asked for until now, with numpy arrays as its leaves."""

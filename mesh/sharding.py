@@ -26,6 +26,7 @@ from wire.sharding.pricing import Rates
 from . import tree
 from .arguments import integer, said
 from .array import Array, apply
+from .calls import positional
 from .grid import Grid, PartitionSpec, check_grid
 from .shard_map import inside_ranks
 from .trace import trace_full
@@ -107,8 +108,8 @@ class AutoSharding:
 
 
 def auto_sharding(
-    fn: Callable[..., Any], grid: Grid, *examples: Any, rates: Rates | None = None, memory_bytes: int | None = None,
-    tries_max: int = TRIES_MAX,
+    fn: Callable[..., Any], grid: Grid, /, *examples: Any, rates: Rates | None = None,
+    memory_bytes: int | None = None, tries_max: int = TRIES_MAX, **named: Any,
 ) -> AutoSharding:  # fmt: skip
     """Which layouts of its arguments make `fn` quickest on the grid, by bytes sent and operations of each rank.
 
@@ -122,7 +123,7 @@ def auto_sharding(
         integer(memory_bytes, "memory_bytes", 0)
     if rates is not None and not isinstance(rates, Rates):
         raise InputError(f"{said(rates)} are no rates of a rank", next_step="Make them: wire.sharding.Rates(...)")
-    traced = trace_full(fn, *examples)
+    traced = trace_full(fn, *positional(fn, examples, named))
     found = choose(traced.graph, Axes(grid.names, grid.sizes), rates, None, memory_bytes, tries_max)
     specs = [PartitionSpec(*found.specs[each.name]) if each.name in found.specs else PartitionSpec()
              for each in traced.arguments]  # fmt: skip

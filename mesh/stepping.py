@@ -25,8 +25,10 @@ from wire.simplify import simplify
 from wire.types import TensorType
 
 from . import tree
+from .arguments import check_function
 from .array import Array
 from .backend import Work
+from .calls import apart, check_call, taken
 from .compiled import handle_of
 from .handle import Handle
 from .numpy import reshape
@@ -65,6 +67,10 @@ class Stepping:
         self, fn: Callable[..., Any], state: Any, examples: Sequence[Any], strategy: str, copies: str = "checkpoint"
     ) -> None:
         found, self._structure = tree.flatten_with_paths(state)
+        check_function(fn, "what a session calls")
+        given, named = apart(examples)
+        check_call(fn, (state, *given), named)
+        self._fn = fn
         if not found:
             raise InputError("the state has no tensors", next_step="Use mesh.compile: such a function has no state")
         self._leaves = [_Leaf(path, _handle(path, leaf)) for path, leaf in found]
@@ -113,6 +119,10 @@ class Stepping:
     def state_bytes(self) -> int:
         """Of what is carried."""
         return sum(self._leaves[index].first.type.size_bytes for index in self._by_name.values())
+
+    def taken(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a step as one tuple, as `bind` takes them."""
+        return taken(self._fn, (None, *args), named)[1:] if named else tuple(args)
 
     def bind(self, args: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """The inputs of a step, copies of the arguments; InputError naming the one that does not fit."""
@@ -196,10 +206,10 @@ class Stepping:
     def _trace(self, fn: Callable[..., Any], examples: Sequence[Any]) -> Traced:
         """The graph from the leaves as the workers have them to outputs, what is told, and what is carried."""
 
-        def step(state: list[Any], *args: Any) -> Any:
+        def step(state: list[Any], *args: Any, **named: Any) -> Any:
             own = [reshape(value, leaf.first.type.shape) if leaf.pad else value
                    for leaf, value in zip(self._leaves, state, strict=True)]  # fmt: skip
-            following, outputs = self._called(fn, own, args)
+            following, outputs = self._called(fn, own, args, named)
             padded = [
                 reshape(value, leaf.padded.type.shape) if leaf.pad else value
                 for leaf, value in zip(self._leaves, following, strict=True)
@@ -213,9 +223,11 @@ class Stepping:
         step.__name__ = getattr(fn, "__name__", "step")
         return trace_full(step, [leaf.padded for leaf in self._leaves], *examples)
 
-    def _called(self, fn: Callable[..., Any], own: list[Any], args: Sequence[Any]) -> tuple[list[Array], Any]:
+    def _called(
+        self, fn: Callable[..., Any], own: list[Any], args: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[list[Array], Any]:
         """The leaves of the next state, and the outputs; InputError where the state changes its form."""
-        result = fn(tree.unflatten(self._structure, own), *args)
+        result = fn(tree.unflatten(self._structure, own), *args, **named)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError("a step function returns two things: the next state, and what it tells")
         leaves, structure = tree.flatten(tree.ordered(result[0], self._structure))

@@ -31,10 +31,11 @@ from .arguments import said
 from .array import Array, argument, handle_array
 from .assemble import assemble
 from .backend import Work
+from .calls import apart, called, check_call, taken
 from .closures import check_kept, warn_of_constants, watching_chance
 from .expression import Tensor, traced_argument, tracing
 from .handle import Handle
-from .numpy.promotion import as_numpy, asarray, is_python_scalar, to_dtype
+from .numpy.promotion import as_numpy, asarray, is_array_like, is_python_scalar, to_dtype
 from .realise import current_evaluator
 from .tree import Tree
 from .typed import Typed
@@ -143,7 +144,8 @@ class Traced:
     handles: Mapping[str, Handle] = field(default_factory=dict)
 
     def bind(self, *args: Any) -> Bound:
-        """The inputs and params of a call; InputError naming the argument whose structure, shape or dtype differs."""
+        """The inputs and params of a call, whose arguments are as `calls.taken` has them; InputError naming the one
+        whose structure, shape or dtype differs."""
         leaves, structure = tree.flatten(args)
         if structure != self.in_tree:
             raise InputError(f"the arguments differ in structure: traced with {self.in_tree}, called with {structure}")
@@ -179,21 +181,23 @@ class Traced:
         return tree.unflatten(self.out_tree, outputs)
 
 
-def trace(fn: Callable[..., Any], *examples: Any) -> WireGraph:
-    """The graph of `fn` called with arguments like `examples`.
+def trace(fn: Callable[..., Any], /, *examples: Any, **named: Any) -> WireGraph:
+    """The graph of `fn` called with arguments like `examples` and `named`.
 
     Errors are raised where they arise in `fn`: GraphErrors of shapes and dtypes, and InputError where it asks for the
     value of a traced array, or an argument or result is not an array.
     """
-    return trace_full(fn, *examples).graph
+    return trace_full(fn, *examples, **named).graph
 
 
-def trace_full(fn: Callable[..., Any], *examples: Any) -> Traced:
+def trace_full(fn: Callable[..., Any], /, *examples: Any, **named: Any) -> Traced:
     """As `trace`, with what is needed to call the graph like the function."""
     if not callable(fn):
         raise InputError(
             f"{said(fn)} is no function", next_step="Functions are traced; graphs and models are run as are"
         )
+    examples = taken(fn, examples, named)
+    check_call(fn, *apart(examples))
     arguments, in_tree = named_arguments(fn, examples)
     with tracing():
         tracers = [
@@ -201,7 +205,7 @@ def trace_full(fn: Callable[..., Any], *examples: Any) -> Traced:
         ]
         declared = [tracer.tensor for tracer in tracers]  # before `fn`, which may give the names to other tensors
         with watching_chance(fn):
-            result = fn(*tree.unflatten(in_tree, tracers))
+            result = called(fn, tree.unflatten(in_tree, tracers))
     found, out_tree = tree.flatten_with_paths(result)
     outputs = [_output(path, leaf) for path, leaf in found]
     output_names = [path or OUTPUT for path, _ in found]
@@ -221,27 +225,10 @@ def named_arguments(fn: Callable[..., Any], examples: Sequence[Any]) -> tuple[tu
     return tuple([_argument(name, leaf) for name, leaf in zip(names, leaves, strict=True)]), in_tree
 
 
-def positional(fn: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
-    """`args` and `keywords` as one row of arguments by place; InputError for a keyword that has no place in it."""
-    if not keywords:
-        return args
-    places = [p for p in inspect.signature(fn).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    names = [p.name for p in places]
-    for name in keywords:
-        if name not in names[len(args) :]:
-            why = "is given twice" if name in names else f"has no place among its arguments ({', '.join(names)})"
-            raise InputError(f"the argument {name!r} of {getattr(fn, '__name__', 'the function')} {why}")
-    filled = []
-    for place in places[len(args) : 1 + max(map(names.index, keywords))]:
-        value = keywords.get(place.name, place.default)
-        if value is inspect.Parameter.empty:
-            raise InputError(f"the argument {place.name!r} of {getattr(fn, '__name__', 'the function')} is missing")
-        filled.append(value)
-    return (*args, *filled)
-
-
-def evaluate(fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)` computed as one graph, by the mesh in use or in this process; the leaves are numpy arrays."""
+def evaluate(fn: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    """`fn(*args, **named)` computed as one graph, by the mesh in use or in this process; the leaves are numpy
+    arrays."""
+    args = taken(fn, args, named)
     traced = trace_full(fn, *args)
     bound = traced.bind(*args)
     inputs = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in bound.inputs.items()}
@@ -286,7 +273,8 @@ def graph_of(
 
 def argument_names(fn: Callable[..., Any], in_tree: Tree) -> list[str]:
     """The name of every leaf of the arguments: the parameter's name and the path below it."""
-    roots = _parameter_names(fn, len(in_tree.children))
+    by_name = [child for child in in_tree.children if child.kind is tree.Keywords]
+    roots = _parameter_names(fn, len(in_tree.children) - len(by_name)) + [""] * len(by_name)
     return [
         tree.join(root, path) for root, child in zip(roots, in_tree.children, strict=True) for path in tree.paths(child)
     ]
@@ -305,6 +293,9 @@ def leaf_type(name: str, leaf: Any) -> TensorType:
         return asarray(leaf).type
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return TensorType(tuple(leaf.shape), _known_dtype(name, leaf.dtype))
+    if is_array_like(leaf) and not isinstance(leaf, type):
+        array = as_numpy(leaf, f"the argument {name!r}")
+        return TensorType(array.shape, _known_dtype(name, array.dtype))
     raise InputError(
         f"the argument {name!r} is a {type(leaf).__name__}, not an array",
         next_step="Close over it (functools.partial), or mark the dataclass field with metadata={'static': True}",

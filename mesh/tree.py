@@ -48,6 +48,11 @@ class Tree:
 LEAF = Tree(None)
 
 
+class Keywords(dict[str, Any]):
+    """The arguments that a call gives by name, the last of its tuple of arguments: a dict, and not an argument that is
+    one."""
+
+
 def flatten(value: Any) -> tuple[list[Any], Tree]:
     """The leaves of `value` in order, and its structure."""
     leaves: list[Any] = []
@@ -187,6 +192,12 @@ def _is_leaf_class(cls: type) -> bool:
 
 _NODES: tuple[_Container, ...] = (
     _Container(lambda cls: cls is type(None), lambda cls: cls, lambda value: ((), (), ()), lambda tree, children: None),
+    _Container(
+        lambda cls: cls is Keywords,
+        lambda cls: cls,
+        lambda value: (tuple(value), list(value.values()), ()),
+        lambda tree, children: Keywords(zip(tree.keys, children, strict=True)),
+    ),
     _Container(
         lambda cls: issubclass(cls, OrderedDict),
         lambda cls: OrderedDict,

@@ -21,6 +21,7 @@ from wire.errors import Cancelled, InputError, MeshError, QueueFull
 from .. import tree
 from ..aio import AsyncMesh
 from ..backend import Started, Work
+from ..calls import apart
 from ..model import Model
 from .batching import Batcher, Waiting
 from .slots import bucket
@@ -102,7 +103,7 @@ class Answering:
     def _taken(self, args: Sequence[Any]) -> tuple[Any, int, Any]:
         """A copy of the arguments, the number of their rows, and what others must share to go with them."""
         if isinstance(self._model, Model):
-            given: Any = {name: np.array(value) for name, value in self._model.given(args).items()}
+            given: Any = {name: np.array(value) for name, value in self._model.given(*apart(args)).items()}
         else:
             self._check_fits(args)
             given = tree.map(np.array, tuple(args))
@@ -130,7 +131,8 @@ class Answering:
         except (TypeError, ValueError):  # a builtin without one
             return
         try:
-            signature.bind(*args)
+            given, named = apart(args)
+            signature.bind(*given, **named)
         except TypeError as error:
             raise InputError(
                 f"the function takes {signature}, got {len(args)} inputs", cause=str(error),

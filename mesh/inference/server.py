@@ -20,6 +20,7 @@ from typing import Any
 from wire.errors import ConfigError, InputError
 
 from ..aio import AsyncMesh
+from ..calls import taken
 from ..client import Mesh
 from ..load import load
 from ..model import Model
@@ -85,7 +86,7 @@ class AsyncInferenceServer:
             use = "InferenceServer is for a mesh.Mesh" if isinstance(mesh, Mesh) else "Use AsyncMesh.connect()"
             raise InputError(f"AsyncInferenceServer serves on a mesh.AsyncMesh, got {mesh!r:.60}", next_step=use)
         self._mesh = mesh
-        self._models: dict[str, _Served] = {}
+        self.models: dict[str, _Served] = {}
         self._loading: set[str] = set()
         self._closed = False
 
@@ -99,23 +100,25 @@ class AsyncInferenceServer:
         if not isinstance(name, str) or not name:
             raise InputError(f"a model's name is a str, got {name!r}")
         options_of = chosen(Options, options, "load_model")
-        if name in self._models or name in self._loading:
+        if name in self.models or name in self._loading:
             raise InputError(f"a model is called {name!r} already", next_step="Unload it first, or choose another name")
         self._loading.add(name)
         try:
             found = await asyncio.to_thread(_loaded, model)
             self._check_open()
-            self._models[name] = _Served(self._mesh, found, options_of)
+            self.models[name] = _Served(self._mesh, found, options_of)
         finally:
             self._loading.discard(name)
 
     @spelt
-    async def infer(self, name: str, *inputs: Any) -> Any:
-        """What the model makes of the inputs, as `Mesh.run` gives it.  Cancel the task to want it no more.
+    async def infer(self, name: str, /, *inputs: Any, **named: Any) -> Any:
+        """What the model makes of the inputs, by place or by name, as `Mesh.run` gives it.  Cancel the task to want it
+        no more.
 
         QueueFull at once if too many requests wait; InputError for a model that is not loaded.
         """
-        return await self._served(name).answering.ask(inputs)
+        served = self._served(name)
+        return await served.answering.ask(taken(served.model, inputs, named))
 
     @spelt
     def generate(self, name: str, prompt: Prompt, **request: Any) -> Reply:
@@ -128,20 +131,20 @@ class AsyncInferenceServer:
     @spelt
     def loaded_models(self) -> tuple[LoadedModel, ...]:
         """All of them, by name."""
-        return tuple([served.told(name) for name, served in sorted(self._models.items())])
+        return tuple([served.told(name) for name, served in sorted(self.models.items())])
 
     @spelt
     async def unload_model(self, name: str) -> None:
         """Cancel what is asked of a model, and free what it has on the workers."""
         served = self._served(name)
-        del self._models[name]
+        del self.models[name]
         await served.close()
 
     async def close(self) -> None:
         """Unload all."""
         self._closed = True
-        while self._models:
-            await self._models.popitem()[1].close()
+        while self.models:
+            await self.models.popitem()[1].close()
 
     async def __aenter__(self) -> AsyncInferenceServer:
         return self
@@ -151,9 +154,9 @@ class AsyncInferenceServer:
 
     def _served(self, name: str) -> _Served:
         self._check_open()
-        found = self._models.get(name) if isinstance(name, str) else None
+        found = self.models.get(name) if isinstance(name, str) else None
         if found is None:
-            known = ", ".join(sorted(self._models)) or "none"
+            known = ", ".join(sorted(self.models)) or "none"
             raise InputError(f"no model is called {name!r}", next_step=f"Loaded: {known}")
         return found
 
@@ -182,12 +185,12 @@ class InferenceServer:
         self._mesh.wait(self._async.load_model(name, model, **options))
 
     @spelt
-    def infer(self, name: str, *inputs: Any) -> Any:
-        """What the model makes of the inputs, as `Mesh.run` gives it.
+    def infer(self, name: str, /, *inputs: Any, **named: Any) -> Any:
+        """What the model makes of the inputs, by place or by name, as `Mesh.run` gives it.
 
         QueueFull at once if too many requests wait; InputError for a model that is not loaded.
         """
-        return self._mesh.wait(self._async.infer(name, *inputs))
+        return self._mesh.wait(self._async.infer(name, *inputs, **named))
 
     @spelt
     def generate(self, name: str, prompt: Prompt, *, stream: bool = False, **request: Any) -> Any:
@@ -239,7 +242,7 @@ class _Served:
 
     def __init__(self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options) -> None:
         self._mesh = mesh
-        self._model = model
+        self.model = model
         self._options = options
         batched = options.batched
         if batched is None:
@@ -253,9 +256,9 @@ class _Served:
 
     def begin(self, prompt: Prompt, request: Request) -> Reply:
         """Go on with a prompt in the batch that has least to do."""
-        if not isinstance(self._model, Model):
+        if not isinstance(self.model, Model):
             raise InputError("a function does not generate text")
-        folder = text_of(self._model).folder
+        folder = text_of(self.model).folder
         if isinstance(prompt, str) and self._tokenizer is None:
             self._tokenizer = Tokenizer(folder)
         if not self._generating:
@@ -263,7 +266,7 @@ class _Served:
             queue = -(-int(options.queue) // int(options.replicas))
             self._generating = [
                 Generating(
-                    self._mesh, self._model, slots=int(options.max_batch), queue=queue,
+                    self._mesh, self.model, slots=int(options.max_batch), queue=queue,
                     chunk=int(options.chunk), strategy=options.strategy, mode=options.mode, copies=options.copies,
                 )
                 for _ in range(options.replicas)
@@ -273,7 +276,7 @@ class _Served:
 
     def told(self, name: str) -> LoadedModel:
         """What it does now."""
-        weights = self._model.params.values() if isinstance(self._model, Model) else ()
+        weights = self.model.params.values() if isinstance(self.model, Model) else ()
         texts, steps = (sum(getattr(each, what) for each in self._generating) for what in ("active", "steps"))
         waiting = self.answering.waiting + sum(each.waiting for each in self._generating)
         size = sum(weight.nbytes for weight in weights)

@@ -165,7 +165,7 @@ def _all_scalars(value: Any) -> bool:
 def as_numpy(value: Any, what: str) -> np.ndarray[Any, np.dtype[Any]]:
     """The memory of any library's array, in this machine's byte order; InputError if it does not give it away."""
     try:
-        array = np.asarray(value)
+        array = np.asarray(np.from_dlpack(value) if _by_dlpack_alone(value) else value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:  # on a device, sparse, of a dtype of its own
         raise InputError(
             f"{what} is a {type(value).__name__} that does not become a numpy array",
@@ -173,6 +173,17 @@ def as_numpy(value: Any, what: str) -> np.ndarray[Any, np.dtype[Any]]:
             next_step="Make it a plain array in this computer's memory first",
         ) from error
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def is_array_like(value: Any) -> bool:
+    """Whether it is an array of some library: one that numpy can have by any of its protocols."""
+    return any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__dlpack__"))
+
+
+def _by_dlpack_alone(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and not any(
+        hasattr(value, name) for name in ("__array__", "__array_interface__")
+    )
 
 
 def _convert(value: Any, dtype: DType, weak: bool) -> Array:
@@ -210,7 +221,7 @@ def _as_array(value: Any) -> Array:
     if isinstance(value, range):
         bounds = (value[0], value[-1]) if value else (0, 0)
         return value_array(np.array(value, _integer_dtype(min(bounds), max(bounds)).numpy))
-    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+    if is_array_like(value):
         return value_array(as_numpy(value, "it"))
     if _is_buffer(value):
         return value_array(np.asarray(memoryview(value)))

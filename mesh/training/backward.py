@@ -27,7 +27,7 @@ from .. import tree
 from ..array import Array
 from ..client import Mesh
 from ..stepping import Stepping
-from .data import Cursor, Rows, Shares, padded, rows_of
+from .data import Cursor, Rows, Shares, batch_of, padded, rows_of
 from .formation import Alone, Formed, Together, live_workers, stages_for
 from .gradients import in_turn, interleaved, of_rows, step_key
 from .recipe import Recipe
@@ -69,6 +69,7 @@ class Gradients:
                 "gradients that stay are sums as they are: neither of shards, nor compressed, nor of a scaled loss",
                 next_step="Leave out deterministic, compression and precision='f16'",
             )
+        batch = batch_of(batch)
         self._rows = rows_of(batch)
         self._shares = Shares.of(recipe, 1, self._rows)
         workers = live_workers(mesh)
@@ -103,6 +104,7 @@ class Gradients:
 
     def add(self, batch: Any) -> float:
         """Add those of another batch, of at most as many rows as the first; the mean of its loss."""
+        batch = batch_of(batch)
         if rows_of(batch) > self._rows:
             raise InputError(f"a batch of {rows_of(batch)} rows comes after one of {self._rows}")
         self.loss = self._step(self._arguments(batch, 1))
@@ -129,7 +131,7 @@ class Gradients:
 
 
 def _arguments(shares: Shares, batch: Any, keeps: int) -> tuple[Any, Any, Any]:
-    rows, weights = padded(Rows(tree.map(np.asarray, batch), rows_of(batch), Cursor()), shares)
+    rows, weights = padded(Rows(batch, rows_of(batch), Cursor()), shares)
     return rows, weights, np.int32(keeps)
 
 

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.dtypes import dtype_of
 from wire.errors import InputError
 from wire.portions import Portions, ends_of
 
 from .. import tree
 from ..handle import Handle
+from ..numpy.promotion import as_numpy, is_array_like
 from .recipe import Recipe
 
 
@@ -102,12 +104,13 @@ class ArrayData:
         handles = [isinstance(leaf, Handle) for leaf in leaves]
         if not leaves or (any(handles) and not all(handles)):
             raise InputError("data are arrays, or handles that mesh.put gave, and not both")
-        lengths = {(leaf.type.shape if isinstance(leaf, Handle) else np.shape(leaf))[:1] for leaf in leaves}
+        data = data if all(handles) else arrays_of(data, "the data")
+        lengths = {(leaf.type.shape if isinstance(leaf, Handle) else leaf.shape)[:1] for leaf in tree.leaves(data)}
         if len(lengths) != 1 or () in lengths or (0,) in lengths:
             raise InputError(f"data have one number of rows, and some, got {sorted(lengths)}")
         self.count: int = next(iter(lengths))[0]
         self.resident = data if all(handles) else None
-        self._data = data if self.resident is not None else tree.map(np.asarray, data)
+        self._data = data
         self.batch_size = min(batch_size, self.count)
         self._shuffle, self._seed = shuffle, seed
         self.steps = self.count // self.batch_size if drop_last else -(-self.count // self.batch_size)
@@ -129,7 +132,7 @@ class ArrayData:
 
 
 class BatchData:
-    """An iterable of batches, iterated anew for every epoch; the first one is the largest."""
+    """An iterable of batches (a list, torch's DataLoader), iterated anew for every epoch; the first is the largest."""
 
     resident = None
     steps: int | None = None
@@ -137,38 +140,70 @@ class BatchData:
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
-        first = next(iter(batches), None)
-        if first is None or iter(batches) is batches:
-            raise InputError("data that are batches can be iterated again and again, and are some")
-        self.batch_size = rows_of(first)
+        begun = iter(batches)
+        if begun is batches:
+            raise InputError(
+                f"data are a {type(batches).__name__}, which can be iterated once: every epoch iterates them anew, "
+                "and so do steps that are done again after a death",
+                next_step="Give list(...) of it, or an object whose __iter__ begins anew, as a DataLoader's does",
+            )
+        first = next(begun, _END)
+        if first is _END:
+            raise InputError(f"data are a {type(batches).__name__} without a single batch")
+        self.batch_size = rows_of(batch_of(first, 1))
 
     def epoch(self, cursor: Cursor) -> Iterator[Rows]:
         """The steps that are left of the cursor's epoch."""
         found = itertools.islice(self._batches, cursor.batch, None)
-        batch = next(found, None)
+        given = next(found, _END)
         place = cursor.batch
-        while batch is not None:
-            following = next(found, None)
+        while given is not _END:
+            following = next(found, _END)
             place += 1
+            batch = batch_of(given, place)
             count = rows_of(batch)
             if count > self.batch_size:
                 raise InputError(f"batch {place} has {count} rows, and the first {self.batch_size}")
-            after = Cursor(cursor.epoch, place) if following is not None else Cursor(cursor.epoch + 1)
-            yield Rows(tree.map(np.asarray, batch), count, after)
-            batch = following
+            after = Cursor(cursor.epoch, place) if following is not _END else Cursor(cursor.epoch + 1)
+            yield Rows(batch, count, after)
+            given = following
 
 
 Data = ArrayData | BatchData
+_END = object()
 
 
 def data_of(data: Any, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> Data:
     """Arrays by their rows, a list or anything else to iterate by its batches."""
     leaves = [] if isinstance(data, list) else tree.leaves(data)
-    if leaves and all(isinstance(leaf, Handle) or hasattr(leaf, "__array__") for leaf in leaves):
+    if leaves and all(isinstance(leaf, Handle) or is_array_like(leaf) for leaf in leaves):
         return ArrayData(data, batch_size, shuffle, seed, drop_last)
     if isinstance(data, Iterable):
         return BatchData(data)
     raise InputError(f"{type(data).__name__} is no data", next_step="Pass arrays, or something to iterate of batches")
+
+
+def batch_of(given: Any, place: int = 0) -> Any:
+    """A batch as numpy arrays, a list of them as a tuple: so does torch's DataLoader give what it was given as one.
+
+    InputError naming what is no array.
+    """
+    batch = tuple(given) if type(given) is list else given
+    return arrays_of(batch, f"batch {place}" if place else "the batch")
+
+
+def arrays_of(value: Any, what: str) -> Any:
+    """A pytree of arrays of any library as one of numpy's."""
+    found, structure = tree.flatten_with_paths(value)
+    return tree.unflatten(structure, [_array(leaf, f"{path!r} of {what}" if path else what) for path, leaf in found])
+
+
+def _array(leaf: Any, what: str) -> NDArray[Any]:
+    array = as_numpy(leaf, what)
+    if array.dtype.kind in "OSUMm":
+        raise InputError(f"{what}: a {type(leaf).__name__} is no array of numbers")
+    dtype_of(array)
+    return array
 
 
 def rows_of(batch: Any) -> int:

@@ -16,6 +16,7 @@ from wire.errors import InputError, ShapeError
 from .. import numpy as mnp
 from .. import random, tree
 from ..array import Array
+from ..calls import check_call
 from ..control import cond, scan
 from ..numpy.promotion import asarray
 from ..optim.optimiser import wide
@@ -112,6 +113,14 @@ def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any,
 
     def called(own: Any) -> Array:
         given = own if type(own) is tuple else (own,)
+        try:
+            check_call(recipe.loss, (params, *given), keyed)
+        except InputError as error:
+            raise InputError(
+                f"the loss does not take a batch of {len(given)}: {error.message}",
+                next_step="It is called loss(params, *batch); arrays are given as a tuple, fit((x, y)), and a list is "
+                "of batches",
+            ) from None
         told = recipe.loss(params, *given, **keyed)
         if told is None or isinstance(told, (tuple, list, dict)):
             raise InputError(f"a loss is one array, and this function gives a {type(told).__name__}")

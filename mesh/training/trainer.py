@@ -111,8 +111,10 @@ class DistributedTrainer:
     ) -> History:
         """Train for so many epochs more, or `steps` at most; what happened.
 
-        `data` are arrays of rows, or handles of them (`mesh.put`: then only places are sent), in any pytree but
-        a list; a list, or what else can be iterated, is of batches.  A step takes `batch_size` rows, whoever is there.
+        `data` are arrays of rows, or handles of them (`Mesh.put`: then only places are sent), in any pytree but a list.
+        A list, or what else can be iterated again and again, such as torch's DataLoader, is of batches: each a tuple or
+        list of arrays, another pytree of them, or one array.  Arrays are those of any library.  A step takes
+        `batch_size` rows, whoever is there.
 
         With a folder `checkpoint` it goes on from the newest one there up to `epochs` in all, and writes one after
         `every` steps, at the end, and when there are fewer than `min_nodes` workers, for which it waits.  `copies` are

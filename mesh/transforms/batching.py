@@ -14,6 +14,7 @@ from wire.errors import InputError
 from .. import numpy as mnp
 from .. import tree
 from ..array import Array
+from ..calls import check_call
 from .flat import Flat, parameter_names, same_structure
 from .vmap import batch, repeated
 
@@ -29,6 +30,7 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
 
     @wraps(fn)
     def mapped(*args: Any, **keywords: Any) -> Any:
+        check_call(fn, args, keywords)
         flat = Flat(
             lambda *given: fn(*given[:-1], **given[-1]),
             (*args, keywords),

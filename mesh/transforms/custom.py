@@ -17,7 +17,7 @@ from wire.errors import InputError, UnknownOp
 from .. import numpy as mnp
 from .. import tree
 from ..array import Array
-from ..trace import positional
+from ..calls import positional
 from .flat import Flat, as_array, fitting, same_structure, zeros_for_none
 from .inner import Inner, captured_by, marked, run, run_like
 from .jvp import Tangents

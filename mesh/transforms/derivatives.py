@@ -10,7 +10,7 @@ derivative is None.  Cotangents of complex numbers are not conjugated (docs/tran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -19,6 +19,7 @@ from wire.errors import InputError
 from .. import numpy as mnp
 from .. import tree
 from ..array import Array
+from ..calls import apart, check_call, taken
 from .flat import Flat, arrays_in, fitting, parameter_names, same_structure, zeros_for_none
 from .inner import Inner, run_like
 from .jvp import forward, forward_of
@@ -146,9 +147,11 @@ def hessian(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
 
 
 def _of_arguments(
-    fn: Function, argnums: int | Sequence[int], args: Sequence[Any], keywords: dict[str, Any], has_aux: bool
+    fn: Function, argnums: int | Sequence[int], args: Sequence[Any], keywords: Mapping[str, Any], has_aux: bool
 ) -> Flat:
     """`fn` as a function of some of its arguments."""
+    args, keywords = apart(taken(fn, args, keywords))
+    check_call(fn, args, keywords)
     given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for place in given:
         if not -len(args) <= place < len(args):

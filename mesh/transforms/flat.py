@@ -12,6 +12,7 @@ from wire.errors import InputError
 
 from .. import tree
 from ..array import Array, literal, strong
+from ..calls import apart, called, check_call
 from ..handle import Handle
 from ..numpy.creation import zeros_like
 from ..numpy.promotion import asarray, cast, is_python_scalar
@@ -20,7 +21,7 @@ from ..tree import Tree
 
 
 class Flat:
-    """`fn` as a function of the leaves of its first arguments.
+    """`fn` as a function of the leaves of its first arguments, which are as `calls.taken` has them.
 
     `keywords` are part of it.  With `has_aux` it returns a pair, and only the first of it counts.  `out_tree` and
     `aux_tree` are known once it was called; `names` are for errors, and `roots` the arguments' own.
@@ -35,12 +36,13 @@ class Flat:
         roots: Sequence[str] = (),
     ) -> None:
         leaves, self.in_tree = tree.flatten(tuple(args))
-        roots = roots or parameter_names(fn, len(args))
-        self.names = [
+        given, by_name = apart(args)
+        check_call(fn, given, {**by_name, **(keywords or {})})
+        self.names = argument_names(fn, self.in_tree) if not roots else [
             tree.join(root, path)
             for root, child in zip(roots, self.in_tree.children, strict=True)
             for path in tree.paths(child)
-        ]
+        ]  # fmt: skip
         self.arrays = [as_array(leaf, name) for leaf, name in zip(leaves, self.names, strict=True)]
         self._fn = partial(fn, **keywords) if keywords else fn
         self._has_aux = has_aux
@@ -49,7 +51,7 @@ class Flat:
 
     def __call__(self, *leaves: Array) -> list[Array]:
         """The leaves of the result, then those of aux."""
-        result = self._fn(*tree.unflatten(self.in_tree, leaves))
+        result = called(self._fn, tree.unflatten(self.in_tree, leaves))
         aux = ()
         if self._has_aux:
             if not isinstance(result, tuple) or len(result) != 2:

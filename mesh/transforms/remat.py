@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import tree
 from ..array import Array, apply
-from ..trace import positional
+from ..calls import taken
 from .flat import Flat
 from .inner import Inner, captured_by, marked, run_like
 from .jvp import Tangents, forward_of
@@ -26,7 +26,7 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fn)
     def function(*args: Any, **keywords: Any) -> Any:
-        flat = Flat(fn, positional(fn, args, keywords))
+        flat = Flat(fn, taken(fn, args, keywords))
         inner = run_like(flat, flat.arrays, flat.names)
         captured = captured_by(inner)
         mark = _Remat(inner.taking(captured))
