@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,11 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import COMES_TRUE_S, PATIENT_S, RUN_S, until_by_the_same_plan, until_they_work
+from support.commands import COMES_TRUE_S, PATIENT_S, RUN_S, until_by_the_same_plan, until_they_work, wait_for
 from support.worker_process import is_alive
 
 import mesh.numpy as mnp
+from coordinator.runtime import Coordinator
 from mesh import AsyncMesh, Handle, Mesh, errors, grad, remat, trace, value_and_grad, vmap
+from wire.link import Link
+from wire.messages import Beat, Message
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(0, 1, 24, dtype=np.float32).reshape(8, 3)
@@ -82,6 +86,24 @@ def test_a_report_says_who_did_what_and_where_weights_came_from(two: Mesh) -> No
     assert report.weight_bytes_moved == 256 * 256 * 4
     until_by_the_same_plan(two, lambda: two.run(layer, x, held, strategy="single"))
     assert two.report().weight_bytes_moved == 0, "weights are sent once"
+
+
+@pytest.mark.parametrize("beat_s", [0.1, 0.2])
+def test_heartbeats_come_at_the_interval_that_was_set(beat_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the coordinator hears them; the promise is half more or half less."""
+    heard_s: list[float] = []
+    taken = Coordinator.on_notify
+
+    def on_notify(self: Coordinator, link: Link, body: Message) -> None:
+        if isinstance(body, Beat):
+            heard_s.append(time.monotonic())
+        taken(self, link, body)
+
+    monkeypatch.setattr(Coordinator, "on_notify", on_notify)
+    with Mesh.builder().mesh("beats").local(1, "cpu").heartbeat(beat_s).build():
+        wait_for(lambda: len(heard_s) > 10)
+    mean_s = (heard_s[10] - heard_s[0]) / 10
+    assert 0.5 * beat_s <= mean_s <= 1.5 * beat_s
 
 
 # -- calls

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.commands import PATIENT_S, daemon, environment, wait_for
 from support.multicast import needs_multicast
+from support.promised import within
 from support.waiting import until
 
 from mesh import Mesh, errors
@@ -24,6 +25,7 @@ from wire.identity import identity_here
 from wire.interfaces import Interface
 
 APPEAR_S = 60.0
+FOUND_S = 5.0  # promised
 WORKER = ("worker", "--port", "0", "--device", "cpu")
 
 
@@ -103,9 +105,11 @@ def test_a_worker_that_comes_later_joins_and_one_that_exits_is_dead(mesh: str, t
     with Mesh.builder().mesh(mesh).discover(wait_s=0.1, min_nodes=0).build() as found:
         assert found.nodes == ()
         with daemon(*WORKER, "--mesh", mesh, "--name", "late", env=env, log=tmp_path / "log") as worker:
-            wait_for(lambda: [node.state for node in found.nodes] == ["healthy"])
-            worker.stop(signal.SIGTERM)
-            wait_for(lambda: [node.state for node in found.nodes] == ["dead"])
+            with within(FOUND_S, "a worker that came is found"):
+                wait_for(lambda: [node.state for node in found.nodes] == ["healthy"])
+            with within(FOUND_S, "a worker that exits is gone"):
+                worker.stop(signal.SIGTERM)
+                wait_for(lambda: [node.state for node in found.nodes] == ["dead"])
 
 
 async def test_a_list_of_addresses_is_a_finder_too() -> None:

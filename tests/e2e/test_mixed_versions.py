@@ -1,0 +1,135 @@
+"""A mesh of two versions of graph-mesh: the worker and the client of an older release beside today's, as processes.
+
+The older release speaks an older minor version of the protocol and lacks or has other rows of many ops, `dot` and
+`add` among them.  So it is a member, it gets parts of ops that both have, and no others.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.commands import PATIENT_S, ROOT, RUN_S, Daemon, daemon, environment
+
+import mesh.numpy as mnp
+from mesh import Auto, Mesh, errors
+from wire.versions import PROTOCOL
+
+OLDER = ("1.0",)
+X = np.linspace(-3, 3, 512, dtype=np.float32).reshape(8, 64)
+W = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+
+OLDER_CLIENT = """
+import sys
+import numpy as np
+import mesh.numpy as mnp
+from mesh import Mesh, errors
+from wire.versions import PROTOCOL, text
+
+x = np.load(sys.argv[2])
+with Mesh.builder().mesh("mixed").node(sys.argv[1]).build() as mesh:
+    np.save(sys.argv[3], mesh.run(lambda x: mnp.maximum(mnp.exp2(x), mnp.floor(x)), x))
+    assert list(mesh.report().workers) == ["newer"]
+    try:
+        mesh.run(lambda x: x @ x.T, x)
+    except errors.PlacementError as refused:
+        print(text(PROTOCOL), refused.op.split()[0])
+"""
+
+
+def shared_ops(x: Any) -> Any:
+    """Only ops whose rows both versions have."""
+    return mnp.maximum(mnp.exp2(x), mnp.floor(x))
+
+
+def expected_of_shared_ops() -> Any:
+    return np.maximum(np.exp2(X), np.floor(X))
+
+
+def newer_ops(x: Any) -> Any:
+    return shared_ops(x) @ W
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Two workers on loopback, `older` and `newer`; the last test that has them kills `newer`."""
+
+    older: Daemon
+    newer: Daemon
+    packages: Path
+
+    def mesh(self) -> Mesh:
+        builder = Mesh.builder().mesh("mixed").node(self.older.address).node(self.newer.address)
+        return builder.node_timeout(PATIENT_S).build()
+
+
+@pytest.fixture(params=OLDER, scope="module")
+def packages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the older release's packages."""
+    folder = tmp_path_factory.mktemp("older")
+    with tarfile.open(ROOT / "tests" / "older" / f"protocol-{request.param}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mixed(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
+    folder = tmp_path_factory.mktemp("mixed")
+    with ExitStack() as stack:
+        words = ("--device", "cpu", "--mesh", "mixed", "--no-mdns")
+
+        def started(name: str, source: Path) -> Daemon:
+            env = environment(folder / name, PYTHONPATH=str(source))
+            log = folder / f"{name}.log"
+            return stack.enter_context(daemon("worker", "--name", name, *words, env=env, log=log))
+
+        yield Mixed(started("older", packages), started("newer", ROOT), packages)
+
+
+def test_parts_of_ops_that_both_versions_have_run_on_both_and_others_on_the_newer_worker(mixed: Mixed) -> None:
+    with mixed.mesh() as mesh:
+        assert {node.name: node.state for node in mesh.nodes} == {"older": "healthy", "newer": "healthy"}
+        found = mesh.run(shared_ops, X, strategy=Auto(use_all=True))
+        assert sorted(mesh.report().workers) == ["newer", "older"]
+        np.testing.assert_array_equal(found, expected_of_shared_ops())
+        found = mesh.run(newer_ops, X, strategy="pipeline")
+        assert list(mesh.report().workers) == ["newer"]
+        np.testing.assert_allclose(found, expected_of_shared_ops() @ W, rtol=1e-5, atol=1e-4)
+
+
+def test_an_older_client_works_with_a_newer_worker(mixed: Mixed, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    words = [mixed.newer.address, str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
+    env = environment(tmp_path / "client", PYTHONPATH=str(mixed.packages))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", OLDER_CLIENT, *words],
+        env=env, capture_output=True, text=True, timeout=RUN_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    version, op = done.stdout.split()
+    assert version in OLDER and op == "dot"
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), expected_of_shared_ops())
+
+
+def test_the_older_worker_takes_over_what_it_can_and_the_rest_is_refused_by_op(mixed: Mixed) -> None:
+    with mixed.mesh() as mesh:
+        mesh.run(shared_ops, X, strategy=Auto(use_all=True))
+        mixed.newer.process.kill()
+        found = mesh.run(shared_ops, X)
+        assert list(mesh.report().workers) == ["older"]
+        np.testing.assert_array_equal(found, expected_of_shared_ops())
+        with pytest.raises(errors.PlacementError) as refused:
+            mesh.run(newer_ops, X)
+        assert refused.value.op == "dot (node 5)"
+
+
+def test_there_is_an_older_release_of_every_minor_version() -> None:
+    assert tuple(f"{PROTOCOL[0]}.{minor}" for minor in range(PROTOCOL[1])) == OLDER
