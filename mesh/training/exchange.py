@@ -2,7 +2,8 @@
 
 Gradients of one dtype are laid end to end, the last params first since the backward pass has these first, and cut into
 buckets of `bucket_bytes`: one collective each, which leaves as soon as its own part is there.  A tensor that would fill
-a quarter of a bucket is not copied next to others, but is sent from where it is.
+a quarter of a bucket is not copied next to others, but is sent from where it is.  What was computed in a narrow
+precision travels in it.
 
 Compression keeps what it did not send, per rank, and adds it to the next gradient (error feedback: Seide et al., 2014;
 Karimireddy et al., 2019).  Deterministic training exchanges shards in place of sums, and adds these in one binary tree
@@ -101,6 +102,22 @@ def summed(recipe: Recipe, gradients: Any, memory: Any) -> tuple[Any, Any]:
     results = [mnp.reshape(_joined([piece for _, piece in sorted(made[index], key=lambda each: each[0])]), leaf.shape)
                for index, leaf in enumerate(leaves)]  # fmt: skip
     return tree.unflatten(structure, results), _joined(kept)[None] if kept else memory
+
+
+def narrowed(recipe: Recipe, gradients: Any, scale: Any) -> Any:
+    """Gradients as they travel: as narrow as they were computed, and `scale` times as large, as they were then, so
+    that nothing is lost where a rank's gradient is one batch's."""
+    if recipe.narrow is None:
+        return gradients
+    return tree.map(lambda each: mnp.astype(each if scale is None else each * scale, recipe.narrow), gradients)
+
+
+def widened(recipe: Recipe, gradients: Any, params: Any, scale: Any) -> Any:
+    """What `narrowed` made of gradients, in the dtypes of the params again."""
+    if recipe.narrow is None:
+        return gradients
+    wide = tree.map(lambda each, param: mnp.astype(each, param.dtype), gradients, params)
+    return wide if scale is None else tree.map(lambda each: each / scale, wide)
 
 
 def combined(stacked: Any, blocks: Sequence[Blocks], shards: int) -> Any:

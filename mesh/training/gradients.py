@@ -24,7 +24,6 @@ from ..transforms.batching import vmap
 from ..transforms.derivatives import value_and_grad
 from .recipe import Recipe
 
-KINDS = {"f16": "float16", "bf16": "bfloat16"}
 Found = tuple[Array, Any]  # a loss, and the gradients
 
 
@@ -152,10 +151,11 @@ def _total(losses: Array, weights: Array) -> Array:
 
 
 def _cast(recipe: Recipe, values: Any) -> Any:
-    kind = KINDS.get(recipe.precision)
-    if kind is None:
+    if recipe.narrow is None:
         return values
-    return tree.map(lambda leaf: mnp.astype(leaf, kind) if asarray(leaf).type.dtype.kind == "f" else leaf, values)
+    return tree.map(
+        lambda leaf: mnp.astype(leaf, recipe.narrow) if asarray(leaf).type.dtype.kind == "f" else leaf, values
+    )
 
 
 def _parts(rows: Any, turns: int) -> Any:

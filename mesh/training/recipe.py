@@ -14,7 +14,7 @@ from wire.errors import InputError
 
 from ..optim import Optimiser
 
-PRECISIONS = ("f32", "f16", "bf16")
+PRECISIONS = {"f32": None, "f16": "float16", "bf16": "bfloat16"}  # the dtype of computations; None is the params' own
 SCALE_FIRST, SCALE_MAX = 2.0**16, 2.0**24
 SCALE_STEPS = 2000  # steps in a row without an overflow, after which the scale doubles (Micikevicius et al., 2018)
 
@@ -37,10 +37,10 @@ Compression = str | TopK | None
 class Recipe:
     """`loss(params, *batch)` gives one loss per row of the batch, or a number, which has to be the mean over rows.
 
-    `accumulate` batches make one step.  Of `precision` are computations, weights stay as they are.  `clip` bounds the
-    global norm of gradients.  `shards` above 0 are how many parts a batch always has, whoever computes them.
-    `bucket_bytes` is what travels at once.  `staged`: the parts of a step go through stages, and with `updates` the
-    weights change after each of them.
+    `accumulate` batches make one step.  Of `precision` are computations and what data-parallel ranks exchange; weights
+    stay as they are.  `clip` bounds the global norm of gradients.  `shards` above 0 are how many parts a batch always
+    has, whoever computes them.  `bucket_bytes` is what travels at once.  `staged`: the parts of a step go through
+    stages, and with `updates` the weights change after each of them.
     """
 
     loss: Callable[..., Any]
@@ -67,7 +67,9 @@ class Recipe:
         if self.clip is not None and not (isinstance(self.clip, (int, float, np.number)) and self.clip > 0):
             raise InputError(f"clip bounds the norm of gradients by a number above 0, not {self.clip!r}")
         if self.precision not in PRECISIONS:
-            raise InputError(f"precision={self.precision!r} is not known", next_step=f"Choose one of {PRECISIONS}")
+            raise InputError(
+                f"precision={self.precision!r} is not known", next_step=f"Choose one of {', '.join(PRECISIONS)}"
+            )
         if self.compression not in (None, "f16", "int8") and not isinstance(self.compression, TopK):
             raise InputError(
                 f"compression={self.compression!r} is not known", next_step="Choose 'f16', 'int8' or TopK(share)"
@@ -90,6 +92,11 @@ class Recipe:
                 "the schedule 'pipedream' changes each stage's weights before the norm of all gradients is known",
                 next_step="Leave out clip, or choose schedule='1f1b'",
             )
+
+    @property
+    def narrow(self) -> str | None:
+        """The dtype of computations that are narrower than the params; None if they are not."""
+        return PRECISIONS[self.precision]
 
     @property
     def scales(self) -> bool:

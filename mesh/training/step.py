@@ -81,7 +81,9 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool, unl
             mine = mnp.arange(ranks, dtype="int32") == rank
             told = mnp.concatenate([found[0][None], mnp.where(mine, flag, 0.0)])
             if recipe.compression is None:  # what is told comes first, and so is in the bucket that leaves last
-                (told, gradients), unsent = exchange.summed(recipe, (told, found[1]), unsent)
+                sent = exchange.narrowed(recipe, found[1], factor)
+                (told, gradients), unsent = exchange.summed(recipe, (told, sent), unsent)
+                gradients = exchange.widened(recipe, gradients, state["params"], factor)
             else:
                 told = collectives.all_reduce(told, exchange.AXIS)
                 gradients, unsent = exchange.summed(recipe, found[1], unsent)

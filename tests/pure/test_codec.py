@@ -13,6 +13,7 @@ import msgpack
 import numpy as np
 import pytest
 from support.golden import square_sum
+from support.promised import WORK_MARGIN, processor_s
 from support.random_graphs import big_graph, random_graph
 from support.tampering import Fields, nested
 
@@ -227,6 +228,38 @@ def test_what_is_wrong_has_a_typed_error(what: str, fields: Fields, error: type[
     with pytest.raises(error) as caught:
         decode_graph(fields.pack())
     assert type(caught.value) is error or error is GraphError
+
+
+LARGE = big_graph(10_000)
+LARGE_FIELDS = Fields.of(LARGE)
+ACCEPTED_S, REFUSED_S = 0.025, 0.015  # promised per 10,000 nodes
+
+LATE: list[tuple[str, Fields]] = [  # what is wrong is in the last nodes, so that everything before is read
+    ("a cycle of one", LARGE_FIELDS.but(inputs=[*LARGE_FIELDS.inputs[:-1], 0])),
+    ("an input before the first node", LARGE_FIELDS.but(inputs=[*LARGE_FIELDS.inputs[:-1], 1 << 30])),
+    ("arities that sum past any limit", LARGE_FIELDS.but(arities=[0xFFFFFFFF] * len(LARGE))),
+    ("an op code past its table", LARGE_FIELDS.but(ops=[*LARGE_FIELDS.ops[:-1], 99])),
+    ("an attr code past its table", LARGE_FIELDS.but(attrs=[*LARGE_FIELDS.attrs[:-1], 1 << 30])),
+    ("an output past the nodes", LARGE_FIELDS.but(outputs=[len(LARGE)] * len(LARGE_FIELDS.outputs))),
+    ("an arity the op does not have", LARGE_FIELDS.but(ops=[*LARGE_FIELDS.ops[:-1], LARGE_FIELDS.ops[0]])),
+]
+
+
+def test_a_large_graph_is_accepted_in_the_time_that_is_promised() -> None:
+    data = LARGE.encoded
+    took_s = processor_s(lambda: decode_graph(data, expected_hash=LARGE.hash))
+    assert took_s <= ACCEPTED_S * WORK_MARGIN
+
+
+@pytest.mark.parametrize(("what", "fields"), LATE, ids=[row[0] for row in LATE])
+def test_a_large_hostile_graph_is_refused_in_the_time_that_is_promised(what: str, fields: Fields) -> None:
+    data = fields.pack()
+
+    def refused() -> None:
+        with pytest.raises(GraphError):
+            decode_graph(data)
+
+    assert processor_s(refused) <= REFUSED_S * WORK_MARGIN
 
 
 def test_a_body_that_does_not_fit_its_operands_is_refused() -> None:

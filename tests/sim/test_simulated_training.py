@@ -256,9 +256,10 @@ def test_a_step_with_nan_is_skipped_on_all_and_the_rest_counts() -> None:
 
 
 @cache
-def compressed(compression: Any) -> tuple[float, int]:
+@cache
+def exchanging(**wishes: Any) -> tuple[float, int]:
     """The last loss of two workers, and what they exchange in a step."""
-    found = DistributedTrainer(loss, first_state()["layers"], optimizer=optim.sgd(0.3), compression=compression)
+    found = DistributedTrainer(loss, first_state()["layers"], optimizer=optim.sgd(0.3), **wishes)
     heard = Mischief({})
     with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
         found.distribute(mesh).fit(mesh.put((X, Y)), epochs=60, batch_size=53, shuffle=False, callbacks=[heard])
@@ -267,9 +268,16 @@ def compressed(compression: Any) -> tuple[float, int]:
 
 @pytest.mark.parametrize("compression", ["f16", "int8", TopK(0.1)])
 def test_compressed_gradients_reach_the_loss_of_whole_ones(compression: Any) -> None:
-    (whole, whole_bytes), (small, small_bytes) = compressed(None), compressed(compression)
+    (whole, whole_bytes), (small, small_bytes) = exchanging(), exchanging(compression=compression)
     assert small < 1.05 * whole
     assert small_bytes < 0.6 * whole_bytes
+
+
+@pytest.mark.parametrize("precision", ["f16", "bf16"])
+def test_narrow_computations_reach_the_loss_of_wide_ones_and_send_half_the_bytes(precision: str) -> None:
+    (wide, wide_bytes), (narrow, narrow_bytes) = exchanging(), exchanging(precision=precision)
+    assert abs(narrow - wide) < 0.02 * wide
+    assert narrow_bytes < 0.6 * wide_bytes
 
 
 @pytest.mark.parametrize("precision", ["f16", "bf16"])
