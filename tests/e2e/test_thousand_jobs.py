@@ -348,6 +348,13 @@ def test_a_thousand_jobs_leave_nothing(kind: str) -> None:
     assert not wrong_in(count), told
 
 
+@pytest.mark.long
+def test_ten_thousand_runs_of_a_mesh_leave_nothing() -> None:
+    count, told = run_kind(LOCAL, 10_000)
+    print(f"\n{told}")
+    assert not wrong_in(count), told
+
+
 def main(jobs: int, kinds: list[str]) -> int:
     failed = 0
     for kind in kinds or ALL:

@@ -82,6 +82,21 @@ def test_a_call_takes_what_was_predicted_within_a_factor_of_two(
     assert 0.5 <= predicted_s / took_s <= 2.0
 
 
+@pytest.mark.long
+def test_a_job_of_a_minute_ends_with_its_answer(throttled: Mesh) -> None:
+    def minute(x: Any) -> Any:
+        for _ in range(230):
+            x = mnp.tanh(x @ x) + x
+        return x
+
+    began_s = time.monotonic()
+    found = throttled.run(minute, SQUARES[0], strategy="single")
+    assert time.monotonic() - began_s > 60.0
+    report = throttled.report()
+    assert len(report.generations) == 1, "it was not taken for stuck"
+    np.testing.assert_array_equal(found, throttled.run(minute, SQUARES[0], mode="off"))
+
+
 def test_of_three_workers_the_report_names_the_one_that_died_and_what_the_others_did(throttled: Mesh) -> None:
     """The last test here: one worker is killed in the middle of its part."""
     pids = {node.name: node.pid for node in throttled.nodes}

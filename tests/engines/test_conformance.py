@@ -44,7 +44,7 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
     "wgsl": _wgsl,
     "wgsl-minimum": lambda folder: _wgsl(folder, WEBGPU_MINIMUM),
 }
-SAMPLED = {"wgsl": 24, "wgsl-minimum": 8}  # about so many cases of an op are in the default run
+SAMPLED = {"wgsl": 12, "wgsl-minimum": 6}  # about so many cases of an op are in the default run
 MARKED = [name if name == "cpu" else pytest.param(name, marks=needs_adapter) for name in ENGINES]
 WGSL = [name for name in MARKED if name != "cpu"]
 

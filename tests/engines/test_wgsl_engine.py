@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from support.values import special
 import mesh
 import mesh.numpy as mnp
 from mesh import nn
-from wire.dtypes import F32
+from wire.dtypes import F32, I32
 from wire.errors import CompileFailed, ConfigError, DeviceLost, ExecuteFailed, InputError, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph
 from wire.ops import EXACT, OPS
@@ -435,6 +436,31 @@ def test_other_limits_are_another_key(tmp_path: Path) -> None:
         assert not fresh.compile(doubled(16)).from_cache
         fresh.close()
     assert len(list(tmp_path.rglob("*.json"))) == 3
+
+
+def test_every_part_of_the_key_makes_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph with its shapes and dtypes, the version of the lowering, the adapter and its driver; not the name."""
+    import worker.wgsl.engine as wgsl
+
+    def cached(graph: WireGraph, **adapter: str) -> bool:
+        fresh = opened(cache_dir=tmp_path)
+        monkeypatch.setattr(fresh._device, "adapter", replace(fresh._device.adapter, **adapter))
+        found = fresh.compile(graph).from_cache
+        fresh.close()
+        return found
+
+    def negated(dtype: Any) -> WireGraph:
+        builder = GraphBuilder()
+        return builder.build([builder.add("neg", builder.input("x", (16,), dtype))])
+
+    for graph in (doubled(16), doubled(17), negated(F32), negated(I32)):
+        assert not cached(graph)
+        assert cached(replace(graph, name="another"))
+    for adapter in ({"name": "another"}, {"backend": "another"}, {"driver": "another"}):
+        assert not cached(doubled(16), **adapter)
+        assert cached(doubled(16), **adapter)
+    monkeypatch.setattr(wgsl, "VERSION", wgsl.VERSION + 1)
+    assert not cached(doubled(16))
 
 
 # -- the device -------------------------------------------------------------------------------------------
