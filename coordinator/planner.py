@@ -26,6 +26,7 @@ from .placement import named, placed
 from .plan import Candidate, Edge, Part, Plan, WorkerShare
 from .profile import Profiles
 from .ranks import plan_ranks
+from .reproducible import alike, told
 from .room import replicas_kept, share_of, weights_kept, with_copies
 from .shares import plan_shares
 from .splitting import Carries, counts, rates_of, split
@@ -76,15 +77,24 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carr
     asked = strategy_of(strategy)
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
-    whole = graph = simplify(graph)
+    if asked.reproducible:
+        return told(_made(simplify(graph), alike(profiles), asked.plain, carries, asked.reproducible), asked, profiles)
+    return _made(simplify(graph), profiles, asked, carries)
+
+
+def _made(graph: WireGraph, profiles: Profiles, asked: Strategy, carries: Carries, reproducible: bool = False) -> Plan:
+    whole = graph
     if isinstance(asked, Split):
         return _split(graph, profiles, asked, carries)
     if isinstance(asked, Pipeline) and (found := _in_stages(graph, profiles, asked, carries)) is not None:
         return found
     if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
-        graph = simplify(partition(graph, rates=rates_of(profiles)))
+        graph = simplify(partition(graph, rates=None if reproducible else rates_of(profiles)))
+        whole = graph if reproducible else whole
+    if not graph.has_spmd and isinstance(asked, Auto):
+        return _cheapest(graph, profiles, asked, carries, not reproducible)
     if not graph.has_spmd:
-        return _cheapest(graph, profiles, asked, carries) if isinstance(asked, Auto) else _whole(graph, profiles, asked)
+        return _whole(graph, profiles, asked)
     return _with_all(_apart(graph, whole, profiles, asked, carries), profiles, asked)
 
 
@@ -113,14 +123,16 @@ def _with_all(plan: Plan, profiles: Profiles, asked: Strategy) -> Plan:
     return plan
 
 
-def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, carries: Carries) -> Plan:
+def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, carries: Carries, splits: bool) -> Plan:
     """The cheapest of all that may be done with a program."""
     drafts = Drafts(profiles, asked)
-    add_all(drafts, graph, profiles, asked, carries)
+    add_all(drafts, graph, profiles, asked, carries, splits)
     return drafts.best()
 
 
-def add_all(drafts: Drafts, graph: WireGraph, profiles: Profiles, asked: Auto, carries: Carries = ()) -> None:
+def add_all(
+    drafts: Drafts, graph: WireGraph, profiles: Profiles, asked: Auto, carries: Carries = (), splits: bool = True
+) -> None:
     """Every plan of a program without ranks that may be the best one; PlacementError if not even one can be made."""
     refusal = None
     try:
@@ -128,7 +140,8 @@ def add_all(drafts: Drafts, graph: WireGraph, profiles: Profiles, asked: Auto, c
         drafts.add(whole_name(plan), plan)
     except PlacementError as error:
         refusal = error
-    add_splits(drafts, graph, profiles, asked.use_all, carries)
+    if splits:
+        add_splits(drafts, graph, profiles, asked.use_all, carries)
     if refusal is not None:
         if not drafts.made:
             raise refusal

@@ -29,6 +29,7 @@ class DeviceProfile:
     memory_bytes: int
     dtypes_by_op: Mapping[str, tuple[str, ...]] = field(hash=False, default_factory=dict)
     slower: float = 1.0  # than measured; the figures say so already
+    arithmetic: str = ""  # what rounds there: devices of one engine for which this is the same have the same bits
 
     def supports(self, op: str, dtypes: Sequence[str]) -> bool:
         """Whether it computes `op` where result and operands have these dtypes."""
@@ -112,6 +113,11 @@ class Profiles:
         both_near = all(node == CLIENT or node in self.near for node in (source, target))
         return SAME_HOST if both_near else LAN
 
+    def arithmetic(self, node: str, device: int) -> str:
+        """What rounds on a device, "" where that is not known."""
+        workers = (each for each in self.workers if each.node_id == node)
+        return next((each.devices[device].arithmetic for each in workers if device < len(each.devices)), "")
+
     def exchange_factor(self, nodes: Iterable[str]) -> float:
         """How many times as long as priced collectives among these take."""
         return max((self.exchanging.get(node, 1.0) for node in nodes), default=1.0)
@@ -190,4 +196,5 @@ def _device(report: DeviceReport) -> DeviceProfile:
         report.dispatch_s,
         report.memory_bytes,
         report.dtypes_by_op,
+        arithmetic=report.driver,
     )

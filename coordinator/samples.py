@@ -3,10 +3,10 @@
 A worker may be wrong and not know it: a device that flips bits, a library that miscomputes.  `audited` adds to a plan,
 for one of its parts, a part on each of two other workers that takes the same inputs *and* the outputs of the audited
 part, computes the latter anew and counts where they differ: a graph like any other, whose answer is one number.  Two
-cpu engines must agree to the bit, others within the op table's tolerances, added up along the way; what may be anything
-between such (`likeness.py`) they do not compare.  What is built on an output is computed from the one that was claimed.
-A large matrix product that leaves its part is not computed again but checked (R. Freivalds 1977): C r = A (B r) for
-random signs r costs a column, not a matrix.
+cpu engines that round alike must agree to the bit, others within the op table's tolerances, added up along the way;
+what may be anything between such (`likeness.py`) they do not compare.  What is built on an output is computed from the
+one that was claimed.  A large matrix product that leaves its part is not computed again but checked (R. Freivalds
+1977): C r = A (B r) for random signs r costs a column, not a matrix.
 
 With both auditors against it the audited worker was wrong; an auditor alone with its view was.  That is the third vote.
 Where there is one auditor only, its doubt makes the call run again and blames nobody.
@@ -48,10 +48,13 @@ def audited(plan: Plan, variant: int, profiles: Profiles) -> Plan:
     others = [worker for worker in profiles.workers if worker.node_id != part.node]
     turn = variant // len(alone) % max(len(others), 1)
     parts: list[Part] = []
+    rounds = profiles.arithmetic(part.node, part.device)
     for worker in (*others[turn:], *others[:turn]):
         index = len(plan.parts) + len(parts)
         device_order = sorted(worker.devices, key=lambda device: device.engine != part.engine)
-        found = next(filter(None, (_audit_part(part, index, worker.node_id, each) for each in device_order)), None)
+        found = next(
+            filter(None, (_audit_part(part, rounds, index, worker.node_id, each) for each in device_order)), None
+        )
         if found is not None and len(parts) < AUDITORS:
             parts.append(found)
     if not parts:
@@ -71,8 +74,10 @@ def audited(plan: Plan, variant: int, profiles: Profiles) -> Plan:
     )
 
 
-def _audit_part(part: Part, index: int, node: str, device: DeviceProfile) -> Part | None:
-    graph = audit_graph(part.graph, exact=part.engine == device.engine == "cpu")
+def _audit_part(part: Part, rounds: str, index: int, node: str, device: DeviceProfile) -> Part | None:
+    """The audit on a device; what is audited `rounds` so."""
+    exact = part.engine == device.engine == "cpu" and rounds == device.arithmetic
+    graph = audit_graph(part.graph, exact)
     if graph is None:
         return None
     if not all(device.supports(*need) for number in range(len(graph.nodes)) for need in needs(graph, number)):

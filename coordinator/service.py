@@ -210,7 +210,8 @@ class JobService:
 
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
         graph, copies = decode_graph(body.graph), copies_of(body.copies, OF_CALLS).text
-        return Planned(json.dumps(await self._coordinator.preview(graph, body.strategy, copies, body.dies)))
+        strategy = self._coordinator.config.strategy_of(body.strategy)
+        return Planned(json.dumps(await self._coordinator.preview(graph, strategy, copies, body.dies)))
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)
@@ -384,10 +385,11 @@ class JobService:
 
     async def _receive(self, link: Link, graph: WireGraph, body: SubmitJob) -> _Work:
         """The program and inputs of a job, everything fetched from the client and checked against the graph."""
+        strategy = self._coordinator.config.strategy_of(body.strategy)
         inputs = await self._receiving.values(link, body.inputs, graph.input_types)
         params = await self._receiving.params(link, body.params, graph)
         consts = await self._receiving.consts(link, graph)
-        return _Work(graph, body.strategy, inputs, params, consts, copies_of(body.copies, OF_CALLS).text)
+        return _Work(graph, strategy, inputs, params, consts, copies_of(body.copies, OF_CALLS).text)
 
     # -- values on their way out
 

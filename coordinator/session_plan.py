@@ -18,7 +18,7 @@ from wire.graph import WireGraph
 from wire.ops import LEAVES
 from wire.redundancy import copies_of
 from wire.simplify import simplify
-from wire.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Split, Strategy, strategy_of
+from wire.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Single, Split, Strategy, strategy_of
 
 from .candidates import Drafts, add_splits, needs_ranks, whole_name
 from .cost import CostModel, Prediction
@@ -27,6 +27,7 @@ from .parts import edges_of, output_source, param_places, parts_of
 from .plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window, WorkerShare
 from .planner import make_plan
 from .profile import Profiles
+from .reproducible import alike, told
 from .room import with_copies
 from .session_room import OWN_SHARE, session_kept
 from .staying import NOWHERE, STAYS, Homes, cuts, proposals_max
@@ -75,11 +76,18 @@ class SessionQuestion:
 def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful) -> Plan:
     """The plan for the steps of a session; PlacementError if nothing fits, or nothing that has the state in place."""
     graph = simplify(graph)
-    refusal = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     asked = strategy_of(strategy)
+    if asked.reproducible and profiles.workers:
+        return told(_made(graph, alike(profiles), asked, state), asked, profiles)
+    return _made(graph, profiles, asked, state)
+
+
+def _made(graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful) -> Plan:
+    refusal = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+    strategy = asked.plain.text
     if isinstance(asked, Auto) and profiles.workers and not needs_ranks(graph):
         return _cheapest(graph, profiles, asked, state)
-    for tried in _tried(strategy, len(profiles.workers)):
+    for tried in _tried(asked.text, len(profiles.workers)):
         budgets = profiles
         for _ in range(BUDGETS_TRIED_MAX if isinstance(asked, Pipeline) else 1):
             try:
@@ -108,10 +116,11 @@ def staying_session(graph: WireGraph, profiles: Profiles, strategy: str, state: 
     """A plan that leaves whole tensors of the state, and weights, where their `homes` are, for what follows a death;
     None where there is none like that."""
     graph = simplify(graph)
-    whole = strategy in STAYS and not graph.has_spmd and not needs_ranks(graph)
+    asked = strategy_of(strategy)
+    whole = asked.plain.text in STAYS and not graph.has_spmd and not needs_ranks(graph)
     if not (whole and homes and profiles.workers):
         return None
-    plan = Together(graph, profiles, state).staying(strategy, homes)
+    plan = Together(graph, alike(profiles) if asked.reproducible else profiles, state).staying(strategy, homes)
     return None if plan is None else _counted(plan)
 
 
@@ -133,7 +142,8 @@ def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, state: Stateful
                 drafts.have(whole_name(shared), shared)
         except PlacementError as error:
             refusals.append(error)
-    add_splits(drafts, graph, profiles, asked.use_all, state.carries)
+    if not asked.reproducible:
+        add_splits(drafts, graph, profiles, asked.use_all, state.carries)
     if refusals and not drafts.made:
         raise refusals[-1]
     return drafts.best()
@@ -150,7 +160,7 @@ def _tried(strategy: str, workers: int) -> Iterator[str]:
 
 def meanwhile(graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful, lacking: PlacementError) -> Plan:
     """A plan for as long as there are too few workers for what was asked, which says so: of fewer stages, or of one."""
-    count, strategy = len(profiles.workers), "single"
+    count, strategy = len(profiles.workers), Single(reproducible=asked.reproducible).text
     if isinstance(asked, Pipeline) and count > 1:
         data = min(asked.data, count // 2)
         strategy = replace(asked, stages=min(asked.stages, count // data), data=data).text

@@ -83,7 +83,7 @@ class SessionService:
         coordinator.unlinked.append(self._client_gone)
 
     async def _open(self, link: Link, body: OpenSession) -> SessionOpened:
-        graph = decode_graph(body.graph)
+        graph, strategy = decode_graph(body.graph), self._coordinator.config.strategy_of(body.strategy)
         if body.copies:
             copies_of(body.copies, OF_SESSIONS)
         params = await self._receiving.params(link, body.params, graph)
@@ -97,7 +97,7 @@ class SessionService:
             self._coordinator.hold(address, array)
         addresses = [address for address, _ in held]
         try:
-            program = Program(graph, {name: (at, kinds[name]) for name, (at, _) in params.items()}, body.strategy)
+            program = Program(graph, {name: (at, kinds[name]) for name, (at, _) in params.items()}, strategy)
             state_bytes = sum(kinds[carry.name].size_bytes for carry in body.carries)
             ahead = body.ahead or ahead_for(state_bytes)
             carries = tuple((carry.name, carry.output) for carry in body.carries)

@@ -363,9 +363,8 @@ class Session:
         other = (await self._planned(nodes, ahead=not waiting)).plan
         profiles = self._profiles(self._around.usable())
         now_s, then_s = as_it_runs(now, profiles), as_it_runs(other, profiles)
-        wider = (self._program.strategy != "auto" or self._elastic is not None) and len(dispatch.nodes(other)) > len(
-            dispatch.nodes(now)
-        )
+        named = strategy_of(self._program.strategy).plain.text != "auto"
+        wider = (named or self._elastic is not None) and len(dispatch.nodes(other)) > len(dispatch.nodes(now))
         better = BETTER if self._elastic is None else BETTER_IN_PLACE
         if self.plan is now and (wider or then_s < better * now_s):
             self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)

@@ -14,12 +14,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from wire.graph import WireGraph
 from wire.simplify import simplify
+from wire.strategies import strategy_of
 
 from .cost import CostModel, Prediction
 from .memory import memory_by_site, missing
 from .parts import edges_of, output_source, param_places, parts_of
 from .plan import Plan, WorkerShare
 from .profile import Profiles
+from .reproducible import alike
 
 Homes = Mapping[str, Collection[str]]  # param -> the workers that have it
 NOWHERE: Homes = {}
@@ -38,9 +40,10 @@ def staying_plan(
     """
     graph = simplify(graph)
     whole = not graph.has_spmd and all(node.op != "constraint" for node in graph.nodes)
-    if not (homes and whole and strategy in STAYS):
+    asked = strategy_of(strategy)
+    if not (homes and whole and asked.plain.text in STAYS):
         return None
-    model = CostModel(graph, profiles)
+    model = CostModel(graph, alike(profiles) if asked.reproducible else profiles)
     assignment, lost = _at_home(model, homes)
     has = {unit: _having(model, unit, kept) for unit in lost}
     sizes, able = [_bytes(model, [unit]) or 1 for unit in lost], [model.able[unit] for unit in lost]

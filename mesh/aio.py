@@ -50,8 +50,9 @@ OWN_OF_SESSIONS = (*OWN, "every", "ahead")
 class AsyncMesh:
     """A mesh used from the event loop it was made on.  Close it, or use it as an async context manager."""
 
-    def __init__(self, backend: Backend, copies: str = "checkpoint") -> None:
+    def __init__(self, backend: Backend, copies: str = "checkpoint", reproducible: bool = False) -> None:
         self._backend = backend
+        self._reproducible = reproducible
         self._copies = copies  # of params, where a call does not say
         self._loop = asyncio.get_running_loop()
         self._last: Started | None = None
@@ -67,7 +68,7 @@ class AsyncMesh:
         """Connect to everything in `config`; ConnectFailed names every node that failed."""
         from .connect import connect
 
-        return AsyncMesh(await connect(config), config.copies)
+        return AsyncMesh(await connect(config), config.copies, config.reproducible)
 
     @property
     def simulation(self) -> Cluster:
@@ -77,6 +78,11 @@ class AsyncMesh:
         if not isinstance(self._backend, Simulated):
             raise ConfigError("this mesh is real", next_step="Build it with .simulate(n)")
         return self._backend.cluster
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether every plan has the same bits (`MeshBuilder.reproducible`)."""
+        return self._reproducible
 
     async def nodes(self) -> tuple[Node, ...]:
         """Every worker, by name, with its present state."""
@@ -109,7 +115,7 @@ class AsyncMesh:
         self._check_open()
         args = taken(fn, args, named, (*OWN, "what_if_dies"))
         graph = self.form(fn, args, strategy, "on", copies).graph
-        text, kept = text_of(strategy), self._copies_of(copies)
+        text, kept = text_of(strategy, self._reproducible), self._copies_of(copies)
         return PlanPreview(await self._backend.plan(graph, text, kept, what_if_dies))
 
     async def run(
@@ -221,7 +227,7 @@ class AsyncMesh:
         copies: str | None = None,
     ) -> Compiled:
         """`fn` traced for these arguments.  Done anew each time: what `fn` refers to may have changed."""
-        return Compiled.of(fn, args, text_of(strategy), building(mode), self._copies_of(copies))
+        return Compiled.of(fn, args, text_of(strategy, self._reproducible), building(mode), self._copies_of(copies))
 
     def function(
         self,
@@ -235,7 +241,7 @@ class AsyncMesh:
     ) -> CompiledFunction:
         """`fn` traced once per shapes and dtypes."""
         how = building(mode, name, cache, build_dir)
-        return CompiledFunction(fn, text_of(strategy), how, self._copies_of(copies))
+        return CompiledFunction(fn, text_of(strategy, self._reproducible), how, self._copies_of(copies))
 
     def _copies_of(self, copies: str | None) -> str:
         return self._copies if copies is None else copies_of(copies, OF_CALLS).text
@@ -250,7 +256,8 @@ class AsyncMesh:
         copies: str | None = None,
     ) -> Stepping:
         """A step function traced for this state and these arguments; `copies` are those of what no step changes."""
-        how, made = building(mode), Stepping(fn, state, examples, text_of(strategy), self._copies_of(copies))
+        how, asked = building(mode), text_of(strategy, self._reproducible)
+        made = Stepping(fn, state, examples, asked, self._copies_of(copies))
         how.built(made.work.graph)
         return made
 
@@ -267,7 +274,7 @@ class AsyncMesh:
         """Begin a session, on the loop; with `others` it has other steps for other numbers of workers."""
         check_choices(copies, every, ahead)
         self._check_open()
-        if mode in HERE or (mode == "auto" and not self._backend.live()):
+        if self._is_here(mode):
             return AsyncSession(stepping, Here(stepping))
         state = Stateful(stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead, replay_bytes)
         return AsyncSession(stepping, self._backend.session(stepping.work, state, others))
@@ -285,7 +292,7 @@ class AsyncMesh:
     def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:
         """Begin a call, on the loop."""
         self._check_open()
-        if form.mode in HERE or (form.mode == "auto" and not self._backend.live()):
+        if self._is_here(form.mode):
             started = _start_here(self._loop, work, inputs)
             self._here.add(started.outputs)
             started.outputs.add_done_callback(self._here.discard)
@@ -310,6 +317,10 @@ class AsyncMesh:
                 raise Cancelled("the mesh was closed") from None
             started.cancel()
             raise
+
+    def _is_here(self, mode: str) -> bool:
+        """Whether this process computes: it may round otherwise than workers that are to come."""
+        return mode in HERE or (mode == "auto" and not self._reproducible and not self._backend.live())
 
     def _check_open(self) -> None:
         if self._closing is not None:

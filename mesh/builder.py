@@ -122,6 +122,17 @@ class MeshBuilder:
             raise ConfigError(f"plan_ahead is True or False, not {wanted!r}")
         return self._with(plan_ahead=wanted)
 
+    def reproducible(self, wanted: bool = True) -> MeshBuilder:
+        """Only plans of which all have the same bits, whoever is there and whatever dies (docs/planning.md).
+
+        Programs are cut at nodes and never split, by cpu engines that round alike, and nothing is computed in this
+        process because no worker is there.  What cannot keep bits is an InputError that says what can: strategies that
+        split, training without `deterministic`, servers that batch requests, texts and coded layers.
+        """
+        if not isinstance(wanted, bool):
+            raise ConfigError(f"reproducible is True or False, not {wanted!r}")
+        return self._with(reproducible=wanted)
+
     def copies(self, policy: str) -> MeshBuilder:
         """What workers keep of each other's params where a call does not say: "replica", "buddy", "coded",
         "coded K of N", or "checkpoint", the default, which leaves them to this process (docs/redundancy.md)."""

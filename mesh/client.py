@@ -71,6 +71,11 @@ class Mesh:
         return Simulation(self._async.simulation, self._loop)
 
     @property
+    def reproducible(self) -> bool:
+        """Whether every plan has the same bits (`MeshBuilder.reproducible`)."""
+        return self._async.reproducible
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """Every worker, by name, with its present state."""
         return self._loop.wait(self._async.nodes())

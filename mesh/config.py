@@ -55,6 +55,7 @@ class MeshConfig:
     audit: float = 0.0
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
     plan_ahead: bool = True
+    reproducible: bool = False  # only plans of which all have the same bits (docs/planning.md)
     copies: str = "checkpoint"  # of params (wire/redundancy.py)
 
 

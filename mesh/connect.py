@@ -62,6 +62,7 @@ async def connect(config: MeshConfig) -> Backend:
         default_name(),
         health,
         audit=config.audit,
+        reproducible=config.reproducible,
         plan_ahead=config.plan_ahead,
         collective_timeout_s=config.collective_timeout_s,
     )
@@ -130,6 +131,7 @@ async def _as_member(mesh: str, config: MeshConfig) -> tuple[Backend | None, Mes
                 f"{host}:{port} is a coordinator with workers of its own, so it cannot be mixed with other nodes",
                 next_step="Name it alone, or name its workers instead",
             )
+        remote.reproducible = config.reproducible
         return remote, None
     return None, refused
 

@@ -67,7 +67,7 @@ class Embedded:
         return self.coordinator.live
 
     async def plan(self, graph: WireGraph, strategy: str, copies: str, dies: str = "") -> Mapping[str, Any]:
-        return await self.coordinator.preview(graph, strategy, copies, dies)
+        return await self.coordinator.preview(graph, self.coordinator.config.strategy_of(strategy), copies, dies)
 
     def hold(self, handle: Handle) -> None:
         held = self._held.get(id(handle))
@@ -127,10 +127,11 @@ class Embedded:
     def _program(self, work: Work) -> Program:
         program = self._programs.get(work)
         if program is None:
+            strategy = self.coordinator.config.strategy_of(work.strategy)
             for handle in work.bindings.values():
                 self.hold(handle)
             bindings = {name: (handle.address, handle.type) for name, handle in work.bindings.items()}
-            program = self._programs[work] = Program(work.graph, bindings, work.strategy, work.copies)
+            program = self._programs[work] = Program(work.graph, bindings, strategy, work.copies)
             for address, array in work.graph.blobs.items():
                 self.coordinator.hold(address, array)
                 finalize(program, self._soon, self.coordinator.release, address)

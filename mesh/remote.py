@@ -13,6 +13,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -60,6 +61,7 @@ from wire.messages import (
 )
 from wire.protocol import Identity
 from wire.sharedmem import SharedDir
+from wire.strategies import text_of
 from wire.transport import STARTED, Endpoint
 
 from .backend import Others, Running, Started, Stateful, Work
@@ -95,6 +97,7 @@ class Remote:
         self._link: Link | None = None
         self._address: tuple[str, int] = ("", 0)
         self._dialling = asyncio.Lock()
+        self.reproducible = False  # whether nothing else is asked for
         self._farewell = False  # the coordinator said goodbye, or we did: the link does not come back
 
     @staticmethod
@@ -165,7 +168,8 @@ class Remote:
     async def plan(
         self, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""
     ) -> Mapping[str, Any]:
-        return told((await self._ask(PlanGraph(graph.encoded, strategy, copies, dies), Planned)).plan)
+        asked = PlanGraph(graph.encoded, self._text_of(strategy), copies, dies)
+        return told((await self._ask(asked, Planned)).plan)
 
     def hold(self, handle: Handle) -> None:
         return  # its tensor goes along with every job that names it
@@ -183,7 +187,8 @@ class Remote:
 
     def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
         assert others is None, "only where the coordinator is in this process"
-        return RemoteSession(self._open(), self._exchange, self._offered, _named, work, state)
+        asked = replace(work, strategy=self._text_of(work.strategy))
+        return RemoteSession(self._open(), self._exchange, self._offered, _named, asked, state)
 
     def attend(self, started: Started) -> None:
         return
@@ -202,6 +207,9 @@ class Remote:
         await self._endpoint.close()
         self._shared.close()
 
+    def _text_of(self, strategy: str) -> str:
+        return text_of(strategy, self.reproducible)
+
     # -- jobs
 
     async def submit(
@@ -212,7 +220,7 @@ class Remote:
 
         A job that is not detached ends with this client.
         """
-        offered = dict(graph.blobs)
+        offered, strategy = dict(graph.blobs), self._text_of(strategy)
         values = [tuple([_named(name, array, offered) for name, array in side.items()]) for side in (inputs, params)]
         name = job or secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
         message = SubmitJob(graph.encoded, values[0], values[1], strategy, detach, graph.name, name, copies)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from .errors import InputError
@@ -22,11 +22,35 @@ from .schedules import SCHEDULES
 _RANGE = re.compile(r"(?P<stem>.*?)\.?(?P<first>\d+)\.\.(?P<stop>\d+)")
 
 
+@dataclass(frozen=True, slots=True)
 class Strategy:
-    """Base of all; `text` is its form in messages, and `strategy_of` the way back."""
+    """Base of all; `text` is its form in messages, and `strategy_of` the way back.
 
-    __slots__ = ()
+    With `reproducible` a program has only plans whose results have the same bits, whichever workers there are
+    (docs/planning.md, "The last bits of results"); `other_bits` says why a strategy has no such plans, "" where it has.
+    """
+
+    reproducible: bool = field(default=False, kw_only=True)
     word: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if type(self.reproducible) is not bool:
+            raise InputError(f"reproducible is True or False, not {self.reproducible!r}")
+        if self.reproducible and self.other_bits:
+            raise InputError(
+                f"the strategy {self.word!r} is not reproducible: {self.other_bits}",
+                next_step="Choose 'auto', 'single' or 'pipeline', train with DistributedTrainer(deterministic=N), or "
+                "leave out reproducible",
+            )
+
+    @property
+    def other_bits(self) -> str:
+        return ""
+
+    @property
+    def plain(self) -> Strategy:
+        """The same one without `reproducible`."""
+        return replace(self, reproducible=False) if self.reproducible else self
 
     @property
     def text(self) -> str:
@@ -47,6 +71,7 @@ class Auto(Strategy):
     word = "auto"
 
     def __post_init__(self) -> None:
+        Strategy.__post_init__(self)
         if type(self.use_all) is not bool:
             raise InputError(f"use_all is True or False, not {self.use_all!r}")
 
@@ -83,6 +108,13 @@ class Pipeline(Strategy):
             raise InputError(f"schedule={self.schedule!r} is not known", next_step=f"Choose one of {names}")
         if self.data > self.micro_batches:
             raise InputError(f"{self.micro_batches} micro-batches leave some of {self.data} copies without work")
+        Strategy.__post_init__(self)
+
+    @property
+    def other_bits(self) -> str:
+        if SCHEDULES[self.schedule].updates:
+            return "how stale weights are follows the number of stages"
+        return "copies of stages add up gradients in an order that follows their number" if self.data > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +134,7 @@ class Split(Strategy):
     axis: ClassVar[str]
 
     def __post_init__(self) -> None:
+        Strategy.__post_init__(self)
         if type(self.ranks) is not int or not (self.ranks == 0 or 2 <= self.ranks <= RANKS_MAX):
             raise InputError(f"a program is split over 2 to {RANKS_MAX} ranks, or 0 for any number, not {self.ranks!r}")
 
@@ -112,6 +145,10 @@ class Split(Strategy):
     def divides(self, ranks: int) -> bool:
         """Whether so many ranks make such a grid."""
         return ranks >= 2
+
+    @property
+    def other_bits(self) -> str:
+        return "the last bits of a product follow its shapes, and these follow the number of ranks"
 
 
 RANKS_MAX = 4096
@@ -224,6 +261,7 @@ class DeviceMap(Strategy):
     word = "placed"
 
     def __post_init__(self) -> None:
+        Strategy.__post_init__(self)
         if not isinstance(self.rows, tuple) or not all(isinstance(row, Row) for row in self.rows):
             raise InputError("a device map has rows, made by layer() and layers()", next_step="Begin with DeviceMap()")
 
@@ -244,12 +282,13 @@ class DeviceMap(Strategy):
         for other in self.rows:
             if row.meets(other):
                 raise InputError(f"layers {row} overlap layers {other}", next_step="Give every layer one worker")
-        return DeviceMap((*self.rows, row))
+        return replace(self, rows=(*self.rows, row))
 
     @property
     def text(self) -> str:
         rows = [[row.name, row.worker, row.first, row.stop] for row in self.rows]
-        return f"{self.word} {json.dumps(rows, separators=(',', ':'))}"
+        given = {"rows": rows, "reproducible": True} if self.reproducible else rows
+        return f"{self.word} {json.dumps(given, separators=(',', ':'))}"
 
     def row_of(self, param: str) -> int | None:
         """Which row a param is in, None for none."""
@@ -267,9 +306,13 @@ STRATEGIES = tuple(word for word, kind in _ALL.items() if kind is not DeviceMap)
 FOR_ANY_GRAPH = tuple(each.word for each in (Auto, Single, Pipeline))
 
 
-def text_of(strategy: str | Strategy) -> str:
-    """The text form of a strategy, or of one's name; InputError if there is none like that."""
-    return (strategy if isinstance(strategy, Strategy) else strategy_of(strategy)).text
+def text_of(strategy: str | Strategy, reproducible: bool = False) -> str:
+    """The text form of a strategy, or of one's name; InputError if there is none like that.
+
+    With `reproducible` that of the same strategy for plans of which all have the same bits, InputError if not all have.
+    """
+    asked = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
+    return (replace(asked, reproducible=True) if reproducible else asked).text
 
 
 def strategy_of(text: object) -> Strategy:
@@ -287,10 +330,12 @@ def strategy_of(text: object) -> Strategy:
 
 
 def _device_map(rest: str) -> DeviceMap:
-    made = DeviceMap()
     try:
-        rows = [Row(str(name), str(worker), int(first), int(stop)) for name, worker, first, stop in json.loads(rest)]
-    except (ValueError, TypeError):
+        given = json.loads(rest)
+        made = DeviceMap(reproducible=isinstance(given, dict) and given["reproducible"])
+        listed = given["rows"] if isinstance(given, dict) else given
+        rows = [Row(str(name), str(worker), int(first), int(stop)) for name, worker, first, stop in listed]
+    except (ValueError, TypeError, KeyError):
         raise InputError(f"{rest[:200]!r} is no device map", next_step="Make one with DeviceMap()") from None
     for row in rows:
         made = made._with(row)

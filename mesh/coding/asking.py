@@ -46,6 +46,11 @@ class Coding:
     ) -> None:  # fmt: skip
         if not hasattr(mesh, "nodes"):
             raise InputError(f"shares are on the workers of a Mesh, not of {said(mesh)}")
+        if mesh.reproducible:
+            raise InputError(
+                "coded layers are not reproducible: which k of the n shares answer first decides how their sums round",
+                next_step="Run the layers as they are, or build the mesh without reproducible",
+            )
         self.mesh = mesh
         self.code = Code(integer(n, "the number of shares"), integer(k, "the number of blocks"))
         check_number(tolerance, "the tolerance of answers", 0.0)

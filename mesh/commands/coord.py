@@ -22,7 +22,7 @@ from wire.limits import MIB
 from wire.logs import start_logging
 from wire.messages import JobReport
 from wire.redundancy import OF_CALLS, copies_of
-from wire.strategies import STRATEGIES, Auto
+from wire.strategies import STRATEGIES, Auto, text_of
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from ..preview import PlanPreview
@@ -188,6 +188,8 @@ def _graph_argument(made: argparse.ArgumentParser) -> None:
     made.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="a free dimension of a model")
     made.add_argument("--strategy", default="auto", choices=STRATEGIES, help="how to place it")
     made.add_argument("--use-all", action="store_true", help="give every worker work, though fewer were faster")
+    same = "only a plan of which any other one has the same bits, whoever is there and whatever dies"
+    made.add_argument("--reproducible", action="store_true", help=same)
     kept = f"what workers keep of each other's params: {', '.join(OF_CALLS)}, or 'coded K of N'"
     made.add_argument("--copies", default="checkpoint", type=_copies, metavar="POLICY", help=kept)
 
@@ -225,6 +227,8 @@ def _serve_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--audit", type=float, default=0.0, metavar="FRACTION", help=audits)
     ahead = "do not plan for the death of each worker before one dies"
     made.add_argument("--no-plan-ahead", dest="plan_ahead", action="store_false", help=ahead)
+    same = "only plans of which all have the same bits; what cannot have them is refused"
+    made.add_argument("--reproducible", action="store_true", help=same)
     waits = f"how long the ranks of a program wait for each other (default {COLLECTIVE_TIMEOUT_S:g})"
     made.add_argument("--collective-timeout", type=float, default=COLLECTIVE_TIMEOUT_S, metavar="S", help=waits)
     made.add_argument("--keep-results", default="24h", metavar="TIME", help="how long jobs are kept once over")
@@ -307,7 +311,7 @@ def _strategy(options: Options) -> str:
     """The text of what was asked for; ConfigError for a strategy that does not choose how many workers there are."""
     if options.use_all and options.strategy != Auto.word:
         raise ConfigError(f"--use-all and --strategy {options.strategy}", next_step="Leave out one of them")
-    return Auto(options.use_all).text if options.use_all else str(options.strategy)
+    return text_of(Auto(options.use_all) if options.use_all else options.strategy, options.reproducible)
 
 
 async def _show_sent(options: Options, remote: Remote, sending: asyncio.Future[str], size_bytes: int) -> None:

@@ -53,8 +53,9 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     name = node_name(options) or "coordinator"
     ranks_s = check_collective_timeout(options.collective_timeout)
     config = CoordinatorConfig(
-        mesh, name, health, audit=audit, plan_ahead=options.plan_ahead, collective_timeout_s=ranks_s
-    )
+        mesh, name, health, audit=audit, plan_ahead=options.plan_ahead, collective_timeout_s=ranks_s,
+        reproducible=options.reproducible,
+    )  # fmt: skip
     limits = JobLimits(keep_s=parse_duration(options.keep_results))
     folder = coordinator_folder(mesh, config.name, options.state_dir)
     keeper, found = await asyncio.to_thread(Keeper.open, folder / "jobs", time.time_ns() // 1000)

@@ -91,6 +91,12 @@ class Generating:
         strategy: str = "auto", mode: str = "auto", copies: str | None = None,
     ) -> None:  # fmt: skip
         self._text = text_of(model)
+        if mesh.reproducible:
+            raise InputError(
+                "texts are not reproducible on a mesh: how many go on together, and how much of one is read at a time, "
+                "is in the shapes that the last bits follow",
+                next_step="Generate without a mesh, or build one without reproducible",
+            )
         self._mesh = mesh
         self._strategy = strategy
         self._copies = copies

@@ -42,8 +42,8 @@ class Options:
 
     A language model has `replicas` running batches of `max_batch` texts, which fill the stages of a pipeline, and reads
     prompts in pieces of `chunk` tokens.  `batched` says whether the first axis of inputs and outputs is one of rows
-    that do not depend on each other; None: as the model's file says.  `copies` of the weights are kept by workers as
-    for `Mesh.run`.
+    that do not depend on each other; None: as the model's file says, and False on a mesh that is reproducible.
+    `copies` of the weights are kept by workers as for `Mesh.run`.
     """
 
     max_batch: int = 8
@@ -245,8 +245,14 @@ class _Served:
         self.model = model
         self._options = options
         batched = options.batched
+        if batched and mesh.reproducible:
+            raise InputError(
+                "requests that are computed together are not reproducible: the last bits of one follow how many others "
+                "are beside it",
+                next_step="Leave out batched, or build the mesh without reproducible",
+            )
         if batched is None:
-            batched = is_batched(model) if isinstance(model, Model) else True
+            batched = (is_batched(model) if isinstance(model, Model) else True) and not mesh.reproducible
         self.answering = Answering(
             mesh, model, rows_max=int(options.max_batch), wait_s=options.max_wait_ms / 1e3, queue=int(options.queue),
             batched=batched, strategy=options.strategy, mode=options.mode, copies=options.copies,

@@ -57,6 +57,7 @@ async def connect_simulated(config: MeshConfig, spec: SimulateSpec) -> Simulated
         "simulation",
         health,
         audit=config.audit,
+        reproducible=config.reproducible,
         plan_ahead=config.plan_ahead,
         collective_timeout_s=config.collective_timeout_s,
     )

@@ -27,6 +27,7 @@ from .backward import Gradients
 from .checkpoint import Checkpoints, filled
 from .data import Cursor, data_of
 from .recipe import Compression, Recipe
+from .reproducible import check_reproducible
 from .run import Run, Wishes
 from .step import first_state
 from .telling import Callback, History, Progress
@@ -39,7 +40,7 @@ class DistributedTrainer:
 
     It gives one loss per row, or the mean over rows, which costs more where rows do not come out even.  A loss with an
     argument `key` gets a key of its own for every step and part.  `deterministic` is True, or the number of shards that
-    every batch has: the weights are then the same to the bit for any number of workers.
+    every batch has: the weights are then the same to the bit for any number of workers of one type of processor.
     """
 
     def __init__(
@@ -84,9 +85,14 @@ class DistributedTrainer:
         return self._step
 
     def distribute(self, mesh: Mesh | None) -> DistributedTrainer:
-        """Use the workers of a mesh; None: this process.  Returns the trainer."""
+        """Use the workers of a mesh; None: this process.  Returns the trainer.
+
+        InputError if the mesh is reproducible, and the weights would follow how many workers there are.
+        """
         if mesh is not None and not isinstance(mesh, Mesh):
             raise InputError(f"a trainer uses a Mesh, not a {type(mesh).__name__}", next_step="Build it with build()")
+        if mesh is not None and mesh.reproducible:
+            check_reproducible(self.recipe, self._strategy)
         self._mesh = mesh
         return self
 

@@ -23,7 +23,9 @@ from support.faults import EventTap, tower
 from support.meanwhile import meanwhile
 
 import mesh.numpy as mnp
-from mesh import Mesh, errors
+from mesh import Auto, Mesh, errors
+from wire.dtypes import F32
+from wire.ops import tolerance_for
 from wire.timeouts import NODE_TIMEOUT_S
 
 WITHIN_S = 120.0  # no outcome may take longer, whatever happens to the links
@@ -248,6 +250,21 @@ def test_a_link_that_was_reset_comes_back_and_its_worker_gets_work(site: Site, h
         wait_for(lambda: both_work(site, mesh, held), WITHIN_S)
 
 
+def within_rounding(found: NDArray[Any], expected: NDArray[Any]) -> None:
+    """What `auto` may split by rows: WIDTH products in another order, in each of the layers, whose outputs are below 1
+    and whose weights keep an error's size."""
+    rule = tolerance_for("dot", F32)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=len(WEIGHTS) * rule.rtol)
+
+
+COMPARED: dict[str, Callable[[NDArray[Any], NDArray[Any]], None]] = {
+    "pipeline": np.testing.assert_array_equal,
+    "single": np.testing.assert_array_equal,
+    Auto(reproducible=True).text: np.testing.assert_array_equal,
+    "auto": within_rounding,
+}
+
+
 def both_work(site: Site, mesh: Mesh, held: Any) -> bool:
     """A call is right; whether all were there for it and had work."""
     states = {node.name: node.state for node in mesh.nodes}
@@ -290,10 +307,10 @@ def test_any_weather_on_the_links(site: Site, seed: int, seconds: float) -> None
         with weather(proxies, rng):
             end_s = time.monotonic() + seconds
             while time.monotonic() < end_s or not right:
-                strategy = rng.choice(("pipeline", "single", "auto"))
+                strategy, compare = rng.choice(tuple(COMPARED.items()))
                 job = mesh.submit(tower, held, X, strategy=strategy, mode="on")
                 try:
-                    np.testing.assert_array_equal(job.result(timeout_s=WITHIN_S), site.expected)
+                    compare(job.result(timeout_s=WITHIN_S), site.expected)
                     right += 1
                 except errors.DeadlineExceeded:
                     raise AssertionError(f"a call hung, after {[proxy.schedule for proxy in proxies]}") from None

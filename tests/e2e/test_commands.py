@@ -20,10 +20,11 @@ from support.commands import PATIENT_S, Daemon, command, daemon, environment, no
 
 import mesh.numpy as mnp
 from coordinator.health import HealthConfig
-from mesh import trace
+from mesh import Auto, trace
 from mesh.commands import exit_codes
 from mesh.commands.coord import parser
 from mesh.commands.flags import node_timeout_s
+from wire.strategies import strategy_of
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(0, 1, 24, dtype=np.float32).reshape(8, 3)
@@ -127,6 +128,11 @@ def test_a_plan_is_shown_before_a_byte_moves(served: Served) -> None:
     assert {part["worker"] for part in data["what_if_dies"]["plan"]["parts"]} == {"two"}
     texts = {each.text for each in ElementTree.parse(served.folder / "plan.svg").iter() if each.text}
     assert {"one, device 0", "two, device 0"} <= texts
+    data = json.loads(served.ask("plan", "g.wire", "--use-all", "--reproducible", "--json").stdout)
+    assert strategy_of(data["strategy"]) == Auto(use_all=True, reproducible=True)
+    assert data["reasons"][0].startswith("reproducible: excluded are data, tensor")
+    refused = served.ask("plan", "g.wire", "--strategy", "data", "--reproducible")
+    assert refused.returncode != 0 and "'data' is not reproducible" in refused.stderr
     refused = served.ask("plan", "g.wire", "--use-all", "--strategy", "single")
     assert refused.returncode != 0 and "Leave out one of them" in refused.stderr
 

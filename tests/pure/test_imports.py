@@ -142,6 +142,7 @@ PURE = (
     "wire/redundancy.py",
     "coordinator/groups.py",
     "coordinator/redundancy.py",
+    "coordinator/reproducible.py",
     "coordinator/staying.py",
     "coordinator/room.py",
     "coordinator/session_room.py",

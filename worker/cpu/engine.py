@@ -1,7 +1,8 @@
 """CpuEngine: a part compiled to a list of numpy calls with every tensor freed after its last use.
 
-Any cut of a graph gives the same bits: every kernel computes from operands of one layout (`_canonical`), so that
-numpy's choice of inner loop and order of summation follows from shapes alone, and BLAS runs on one thread.
+Any cut of a graph gives the same bits on one type of processor: every kernel computes from operands of one layout
+(`_canonical`), so that numpy's choice of inner loop and order of summation follows from shapes alone, and BLAS runs on
+one thread.  What splits a tensor changes shapes, and may change last bits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..lending import Lent
 from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
 from .matrices import FACTORISATIONS, MATRICES
-from .process import keep_memory, one_thread
+from .process import arithmetic, keep_memory, one_thread
 from .rooms import INTO, in_rooms
 from .spare import spare
 from .structural import STRUCTURAL
@@ -123,7 +124,7 @@ class CpuEngine:
             engine="cpu",
             adapter=cpu_model(),
             backend="cpu",
-            driver=f"numpy {np.__version__}",
+            driver=arithmetic(),
             software=True,
             memory_bytes=memory_bytes or available_bytes(),
             limits={},

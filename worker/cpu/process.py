@@ -1,4 +1,4 @@
-"""How this process uses the machine: one BLAS thread, and memory that stays."""
+"""How this process uses the machine: one BLAS thread, memory that stays, and what rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import platform
 from functools import cache
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h
 _KEPT_BYTES = 1 << 30
@@ -35,3 +35,26 @@ def keep_memory() -> None:
             (_M_TOP_PAD, 1 << 26),
         ):
             mallopt(option, value)
+
+
+@cache
+def arithmetic() -> str:
+    """What rounds in this process, by name: engines of one name have the same bits; of different ones they may differ.
+
+    Such as "numpy 2.4.6 X86_V3, openblas 0.3.31 Haswell, glibc 2.36 x86_64".
+    """
+    import numpy as np
+
+    loaded = [each for each in threadpool_info() if each["user_api"] == "blas"]
+    numpys = [each for each in loaded if "numpy" in each["filepath"]] or loaded  # scipy brings one of its own
+    of_blas = " ".join(f"{each['internal_api']} {each['version']} {each.get('architecture', '')}" for each in numpys)
+    of_numpy = f"numpy {np.__version__} {instructions()}".strip()
+    return ", ".join(filter(None, (of_numpy, of_blas, f"{' '.join(platform.libc_ver())} {platform.machine()}".strip())))
+
+
+def instructions() -> str:
+    """The newest vector instructions that numpy chooses loops by here, "" for those that it was built for."""
+    from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # numpy.show_runtime only prints it
+
+    found = [name for name in _multiarray_umath.__cpu_dispatch__ if _multiarray_umath.__cpu_features__[name]]
+    return found[-1] if found else ""
