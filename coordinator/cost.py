@@ -110,7 +110,7 @@ class CostModel:
         self.operands = [tuple({place[i] for i in nodes[n].inputs if i in place}) for n in self.units]
         self.leaves = [tuple({i for i in nodes[n].inputs if i not in place}) for n in self.units]
         self.out_bytes = [sum(graph.types[index].size_bytes for index in members) for members in self.members]
-        self.inside = [inside(nodes[index]) for index in self.units]
+        self.inside = [inside(graph, index) for index in self.units]
         self.consumers: list[list[int]] = [[] for _ in self.units]
         for unit, operands in enumerate(self.operands):
             for operand in operands:

@@ -1,15 +1,16 @@
 """The working set of a graph: the most bytes of results that are alive at once while its nodes run in order.
 
-What is inside a node counts while the node runs: a branch that is taken, or a turn of a loop.  Siblings are made
-together.
+What is inside a node counts while the node runs: a branch that is taken, a turn of a loop, or what its kernel copies.
+Siblings are made together.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from wire.graph import Node, WireGraph
+from wire.graph import WireGraph
 from wire.ops import CONTROL, inner_graphs
+from wire.scratch import scratch_bytes
 
 DUPLICATED = frozenset({"input", "param", "const", "iota"})  # held or made anew by whoever uses them
 
@@ -27,14 +28,17 @@ def working_set(graph: WireGraph) -> int:
     for index, node in enumerate(graph.nodes):
         if node.op not in DUPLICATED and index not in later:
             alive += sum(graph.types[each].size_bytes for each in graph.siblings.get(index, (index,)))
-            most = max(most, alive + inside(node))
+            most = max(most, alive + inside(graph, index))
             alive -= freed_by.get(index, 0)
     return most
 
 
-def inside(node: Node) -> int:
-    """What a branch or a loop needs besides its operands and results.  A composite is taken to be one kernel."""
-    return max(map(_of_inner, inner_graphs(node.op, node.attrs))) if node.op in CONTROL else 0
+def inside(graph: WireGraph, index: int) -> int:
+    """What a node needs besides its operands and results.  A composite is taken to be one kernel."""
+    op, inputs, attrs = graph.nodes[index]
+    if op in CONTROL:
+        return max(map(_of_inner, inner_graphs(op, attrs)))
+    return scratch_bytes(op, attrs, [graph.types[source] for source in inputs], graph.types[index])
 
 
 @lru_cache(maxsize=1024)

@@ -167,6 +167,7 @@ PURE = (
     "wire/prune.py",
     "wire/matrix_rules.py",
     "wire/rules.py",
+    "wire/scratch.py",
     "wire/sharding/asking.py",
     "wire/sharding/assignment.py",
     "wire/sharding/auto.py",

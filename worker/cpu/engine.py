@@ -26,6 +26,7 @@ from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMe
 from wire.graph import GraphBuilder, Node, WireGraph, const_value
 from wire.levels import meets, stages
 from wire.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, MULTIPLE, OPS
+from wire.scratch import scratch_bytes
 from wire.types import TensorType
 from wire.unroll import unroll
 
@@ -398,12 +399,16 @@ def _canonical(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting]) -> int:
-    """The most bytes of results that are alive at once, inside branches and loops as well."""
+    """The most bytes of results that are alive at once, inside branches and loops as well, and of what kernels copy."""
     alive = peak = 0
     for call in calls:
         made = graph.siblings[call.outputs[0][0]] if isinstance(call, _Turn) else (call.index,)
         graphs = call.graphs.values() if isinstance(call, _Turn) else ()
         inner = max((each.memory_bytes for each in graphs), default=0)
+        if isinstance(call, _Call):
+            inner = scratch_bytes(
+                call.node.op, call.node.attrs, [graph.types[i] for i in call.node.inputs], call.result
+            )
         alive += sum(graph.types[index].size_bytes for index in made if graph.nodes[index].op != "after")
         peak = max(peak, alive + inner)
         alive -= sum(graph.types[index].size_bytes for index in call.frees if graph.nodes[index].op != "after")

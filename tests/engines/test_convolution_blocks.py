@@ -1,0 +1,111 @@
+"""Convolutions too large for one block of windows, by JAX's answers; and what they need besides their operands."""
+
+import math
+import tracemalloc
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from wire.dtypes import F16, F32, DType
+from wire.graph import GraphBuilder, WireGraph
+from wire.scratch import BLOCK_BYTES, scratch_bytes
+from worker.cpu.engine import compile_graph, evaluate, run
+
+jax = pytest.importorskip("jax", reason="JAX is not installed (the extra `jax`)")
+
+
+class Conv(NamedTuple):
+    """What is split into blocks, the shapes, and what differs from a plain conv."""
+
+    split: str
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    more: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    groups: int = 1
+
+    @property
+    def attrs(self) -> dict[str, tuple[int, ...]]:
+        none, once = (0,) * (len(self.x) - 2), (1,) * (len(self.x) - 2)
+        return {"stride": once, "low": none, "high": none, "lhs_dilation": once, "rhs_dilation": once, **self.more}
+
+    def graph(self, dtype: DType = F32) -> WireGraph:
+        builder = GraphBuilder()
+        x, w = builder.input("x", self.x, dtype), builder.input("w", self.w, dtype)
+        return builder.build([builder.add("conv", x, w, groups=self.groups, **self.attrs)])
+
+    def expected(self, x: Any, w: Any) -> Any:
+        attrs = self.attrs
+        return jax.lax.conv_general_dilated(
+            x, w, attrs["stride"], list(zip(attrs["low"], attrs["high"], strict=True)), attrs["lhs_dilation"],
+            attrs["rhs_dilation"], feature_group_count=self.groups,
+        )  # fmt: skip
+
+
+AROUND = {"low": (1, 2), "high": (2, 1)}
+CONVS = (
+    Conv("samples", (300, 64, 5, 6), (7, 64, 3, 3), AROUND),
+    Conv("samples whose kernels are images", (300, 20, 12, 12), (7, 20, 11, 10), AROUND),
+    Conv("groups", (1, 700, 40, 40), (700, 1, 3, 3), AROUND, 700),
+    Conv("groups of kernels like images", (1, 700, 40, 40), (1400, 1, 39, 38), AROUND, 700),
+    Conv("lines", (2, 24, 70, 70), (5, 24, 5, 5), {**AROUND, "stride": (1, 2)}),
+    Conv("a line", (1, 2, 9000), (3, 2, 300), {"low": (7,)}),
+    Conv("a plane", (1, 8, 3, 60, 70), (2, 8, 2, 9, 9), {"high": (1, 2, 0)}),
+    Conv("channels", (2, 600, 9, 9), (3, 600, 3, 3), AROUND),
+    Conv("taps of one channel", (3, 3, 90, 90), (4, 3, 81, 80), {**AROUND, "rhs_dilation": (1, 1)}),
+    Conv("taps that lie apart", (2, 2, 171, 172), (3, 2, 84, 83), {**AROUND, "rhs_dilation": (2, 2)}),
+    Conv("phases", (2, 40, 33, 35), (6, 40, 5, 4), {**AROUND, "lhs_dilation": (3, 2)}),
+    Conv("phases a stride apart", (2, 40, 61, 60), (6, 40, 3, 4), {**AROUND, "lhs_dilation": (3, 2), "stride": (2, 2)}),
+    Conv("phases of kernels like images", (20, 2, 60, 60), (3, 2, 100, 99), {**AROUND, "lhs_dilation": (2, 2)}),
+    Conv("phases of some taps", (2, 40, 50, 50), (6, 40, 4, 5), {"lhs_dilation": (4, 3), "rhs_dilation": (2, 3)}),
+)
+by_split = pytest.mark.parametrize("conv", CONVS, ids=lambda conv: conv.split)
+
+
+def whole(shape: tuple[int, ...], seed: int, dtype: DType = F32) -> Any:
+    """Small whole numbers: every sum of products is exact, in whatever order."""
+    return np.random.default_rng(seed).integers(-3, 4, shape).astype(dtype.numpy)
+
+
+@by_split
+def test_blocks_are_put_together(conv: Conv) -> None:
+    x, w = whole(conv.x, 0), whole(conv.w, 1)
+    (found,) = evaluate(conv.graph(), {"x": x, "w": w})
+    assert 4 * found[0, 0].size * found.shape[0] * math.prod(conv.w[1:]) * conv.groups > BLOCK_BYTES
+    assert np.array_equal(found, conv.expected(x, w))
+
+
+@pytest.mark.parametrize("dtype", [F16, F32], ids=lambda dtype: dtype.name)
+@by_split
+def test_no_more_memory_is_taken_than_was_said(conv: Conv, dtype: DType) -> None:
+    graph = conv.graph(dtype)
+    executable, given = compile_graph(graph), [whole(conv.x, 0, dtype), whole(conv.w, 1, dtype)]
+    tracemalloc.start()
+    try:
+        run(executable, given)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    small_bytes = 1 << 16  # objects that are no arrays
+    assert peak_bytes <= executable.memory_bytes + small_bytes
+    node, kind = graph.nodes[graph.outputs[0]], graph.types[graph.outputs[0]]
+    scratch = scratch_bytes("conv", node.attrs, [graph.types[source] for source in node.inputs], kind)
+    assert executable.memory_bytes == kind.size_bytes + scratch
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_weights_that_are_no_numbers_meet_the_zeros_of_a_dilated_array(value: float) -> None:
+    conv = Conv("", (1, 2, 7, 5), (3, 2, 3, 3), {**AROUND, "lhs_dilation": (2, 3)})
+    x, w = whole(conv.x, 0), whole(conv.w, 1)
+    w[1, 0, 2, 0] = value
+    (found,) = evaluate(conv.graph(), {"x": x, "w": w})
+    expected = evaluate(Conv("", (1, 2, 13, 13), conv.w, AROUND).graph(), {"x": _spread(x), "w": w})
+    assert np.array_equal(found, expected[0], equal_nan=True) and np.isnan(found).any() and not np.isnan(found).all()
+
+
+def _spread(x: Any) -> Any:
+    wide = np.zeros((1, 2, 13, 13), np.float32)
+    wide[:, :, ::2, ::3] = x
+    return wide
