@@ -7,7 +7,6 @@ not know what the content is.  Methods wait for the disk, so they are called in 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import shutil
 import threading
@@ -15,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from wire import mapping
 from wire.codec import hash_bytes
 from wire.disk import Disk
 from wire.errors import BlobCorrupt, BlobMissing
@@ -77,7 +77,7 @@ class Contents:
         try:
             with open(path, "rb") as file:
                 length = file.seek(0, 2)
-                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if length else b"")
+                data = mapping.viewed(file.fileno(), length)
         except OSError as error:
             raise BlobMissing(f"content of a job is missing: {path}", cause=str(error), next_step=_AGAIN) from None
         if length != size_bytes or hash_bytes(data) != address:

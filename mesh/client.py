@@ -114,6 +114,7 @@ class Mesh:
     ) -> Any:
         """`fn(*args, **named)` on the mesh.
 
+        The results are numpy arrays of the caller's own: they may be written to, and nothing else changes with them.
         `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker), "auto"
         (what the cost model finds fastest) or a DeviceMap, which says itself what is where.  `mode` says where: "on"
         needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers, and "local" is "off" for

@@ -24,6 +24,7 @@ from coordinator.sessions import Policy
 from wire.credentials import Credentials
 from wire.graph import WireGraph
 from wire.identity import identity_here
+from wire.open_files import allow_open_files
 from wire.portions import Portions
 from wire.reports import Event
 from wire.sharedmem import SharedDir
@@ -154,6 +155,7 @@ class Embedded:
 
 async def start_coordinator(config: CoordinatorConfig, credentials: Credentials | None = None) -> Coordinator:
     """A coordinator on this loop that listens to nobody yet: of the members of its mesh, or of this machine alone."""
+    allow_open_files()
     shared = await asyncio.to_thread(SharedDir.create)
     node_id = credentials.node_id if credentials else ""
     identity = identity_here("coordinator", config.mesh, config.name, shared, node_id)

@@ -110,7 +110,7 @@ class BlobExchange:
             if not isinstance(answer, Blob) or answer.size_bytes != size_bytes:
                 raise ProtocolError(f"the answer for blob {blob.hex()[:16]} is not {size_bytes} bytes of content")
             if answer.data is not None:
-                data = memoryview(answer.data)
+                data = memoryview(bytearray(answer.data))
             elif answer.shared:
                 data = take(link.peer.shared_memory, answer.shared, size_bytes)
                 link.bytes_received["shared"] += size_bytes
@@ -128,7 +128,7 @@ class BlobExchange:
         kind = TensorType(value.shape, dtype_named(value.dtype))
         check_type(kind, DEFAULT)
         if value.data is not None:
-            return tensor_from(value.data, kind)
+            return tensor_from(bytearray(value.data), kind)
         if value.blob is None:
             raise ProtocolError(f"the value {value.name!r} has neither data nor an address", node=link.peer.name)
         return tensor_from(await self.fetch(link, value.blob, kind.size_bytes), kind)

@@ -15,7 +15,6 @@ doubles, by 0.5 MiB at once, when some thousand names have come and gone.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import re
 import secrets
@@ -28,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import mapping
 from .disk import WRITING
 from .errors import BlobCorrupt, BlobMissing, ConfigError, OutOfMemory, ProtocolError
 from .limits import MIB
@@ -40,7 +40,6 @@ _DIR_NAME = re.compile(r"graph-mesh-[0-9a-f]{32}")
 _FILE_NAME = re.compile(r"[0-9a-f]{32}")
 _LOCK = "lock"
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,9 @@ class SharedDir:
         """A new file of `size_bytes` zeros to write into, named so or by chance.  OutOfMemory if it has no room."""
         name, handle = self._new_file(os.O_RDWR, name)
         try:
-            if size_bytes == 0:
-                return Segment(name, memoryview(bytearray()))
-            _reserve(handle, size_bytes)
-            return Segment(name, memoryview(mmap.mmap(handle, size_bytes)))
+            if size_bytes:
+                _reserve(handle, size_bytes)
+            return Segment(name, mapping.shared(handle, size_bytes))
         except OSError as error:
             _unlink(self._file(name))
             raise OutOfMemory(f"{size_bytes} bytes do not fit into shared memory", cause=str(error)) from None
@@ -169,9 +167,10 @@ def new_name() -> str:
 
 
 def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True) -> memoryview:
-    """Map another process's file of exactly `size_bytes`, read-only, and own it from then on.
+    """The bytes of another process's file of exactly `size_bytes`, as memory of our own: writable, and nobody else's.
 
-    With `unlink` false the file stays for whoever takes it next.  The memory is freed with the last view of it.
+    With `unlink` false the file stays for whoever takes it next.  The memory is freed with the last view of it, and no
+    file stays open for it.
     Raises ProtocolError for names that are not of our making, BlobMissing, BlobCorrupt for another size, OutOfMemory
     where it cannot be mapped.
     """
@@ -184,7 +183,7 @@ def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True)
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
             raise BlobCorrupt(f"shared file {name} has {found.st_size} bytes, expected {size_bytes}")
-        view = memoryview(_map(handle, size_bytes)) if size_bytes else memoryview(b"")
+        view = mapping.copied(handle, size_bytes)
     except OSError as error:
         raise OutOfMemory(f"{size_bytes} bytes of shared memory cannot be mapped", cause=str(error)) from None
     finally:
@@ -205,7 +204,7 @@ def share(directory: str | Path, name: str) -> memoryview:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or not found.st_size:
             raise BlobCorrupt(f"shared file {name} is no file, or empty")
-        return memoryview(mmap.mmap(handle, found.st_size))
+        return mapping.shared(handle, found.st_size)
     except OSError as error:
         raise OutOfMemory(f"shared file {name} cannot be mapped", cause=str(error)) from None
     finally:
@@ -272,12 +271,6 @@ def _base() -> Path:
         if space.f_frsize * space.f_blocks >= MEMORY_BYTES_MIN and os.access(MEMORY_FOLDER, os.W_OK):
             return MEMORY_FOLDER
     return Path(tempfile.gettempdir())
-
-
-def _map(handle: int, size_bytes: int) -> mmap.mmap:
-    if _POPULATE:  # one call instead of a fault per page
-        return mmap.mmap(handle, size_bytes, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
-    return mmap.mmap(handle, size_bytes, access=mmap.ACCESS_READ)
 
 
 def _reserve(handle: int, size_bytes: int) -> None:

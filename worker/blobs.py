@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import mmap
 import os
 import re
 import time
@@ -23,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from wire import mapping
 from wire.codec import hash_bytes
 from wire.errors import BlobError, BlobMissing, ConfigError
 from wire.exchange import off_loop
@@ -250,9 +250,7 @@ def _is_sound(path: str, blob: bytes, size_bytes: int) -> bool:
 
 def _map(path: str) -> memoryview:
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return mapping.viewed(file.fileno(), os.fstat(file.fileno()).st_size)
 
 
 def _remove_if_abandoned(path: Path) -> None:

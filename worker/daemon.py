@@ -71,6 +71,7 @@ from wire.messages import (
     TailLog,
     Value,
 )
+from wire.open_files import allow_open_files
 from wire.protocol import Identity
 from wire.redial import stay_linked
 from wire.sharedmem import SharedDir, remove
@@ -122,6 +123,7 @@ LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
 async def run_worker(config: WorkerConfig, surroundings: Surroundings = REAL) -> int:
     """Serve until told to stop; the exit code: 0 drained, 3 no device is left.  MeshError if it cannot start."""
     ring = start_logging(config.verbosity, config.log_json)
+    allow_open_files()
     hold_buffers()
     try:
         while True:

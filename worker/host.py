@@ -11,7 +11,6 @@ gone.  Started by `host_process.py`, which sends an Open message first.
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
 import threading
@@ -26,11 +25,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from wire import mapping
 from wire.codec import decode_graph, tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
 from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, MeshError, OutOfMemory
 from wire.graph import WireGraph
 from wire.launch import take_stdio
+from wire.open_files import allow_open_files
 from wire.sharedmem import SharedDir, remove, take
 from wire.throttle import parse_throttle
 from wire.types import TensorType
@@ -52,8 +53,7 @@ EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that 
 EXECUTABLES_BYTES_MAX = 512 << 20  # of their code and constants: drivers keep megabytes of a kernel
 READ_BYTES = 1 << 20
 UNUSED_MAX = 512  # resident tensors kept after their last use, as far as memory allows
-MAPPED_BYTES_MIN = 1 << 20  # content is mapped, which costs an open file each; what is smaller is read
-OPEN_FILES = 10_240  # wanted; systems begin with 256 or 1024, and a model may have more weights than that
+MAPPED_BYTES_MIN = 1 << 20  # content is mapped; what is smaller is read
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
     opening = next(incoming)
     assert isinstance(opening, messages.Open), "the daemon opens a device first"
     _die_with_parent()
-    _allow_open_files()
+    allow_open_files()
     threading.Thread(target=_watch, args=(channel, opening), name="watch", daemon=True).start()
     try:
         engine = open_engine(opening.device, Path(opening.cache_dir), opening.memory_bytes)
@@ -476,22 +476,10 @@ def _map_tensor(path: str, kind: TensorType) -> NDArray[Any]:
             if size_bytes != kind.size_bytes:
                 raise BlobMissing(f"{kind} needs {kind.size_bytes} bytes, the blob has {size_bytes}")
             mapped = size_bytes >= MAPPED_BYTES_MIN
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if mapped else file.read()
+            data = mapping.viewed(file.fileno(), size_bytes) if mapped else file.read()
     except OSError as error:
         raise BlobMissing("a blob's file cannot be read", cause=str(error)) from None
     return tensor_from(data, kind)
-
-
-def _allow_open_files() -> None:
-    """Raise this process's own limit of open files, as far as the system lets it."""
-    try:
-        import resource
-    except ImportError:  # Windows: mappings hold no files
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _die_with_parent() -> None:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from support.commands import PATIENT_S, until_by_the_same_plan, until_they_work
 from support.endless import endless
@@ -20,6 +21,10 @@ from support.worker_process import children
 
 import mesh.numpy as mnp
 from mesh import AsyncMesh, Mesh, errors, trace
+from wire.mapping import READ_BYTES_MAX
+from wire.messages import INLINE_BYTES_MAX
+from wire.open_files import WANTED
+from worker.host import MAPPED_BYTES_MIN
 
 X = np.full((512, 512), 0.01, np.float32)
 SOON_S = 120.0  # for what takes milliseconds
@@ -227,15 +232,44 @@ def test_a_watcher_that_asks_its_own_mesh_is_told_and_not_stuck(two: Mesh) -> No
     assert said[0].startswith("a watcher cannot wait for its own mesh")
 
 
-def test_an_engine_host_needs_no_open_file_for_every_tensor_it_holds() -> None:
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """This process, and those that it starts, begin with a low limit of open files: the highest it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    yield min(WANTED[0], hard if hard != resource.RLIM_INFINITY else WANTED[0])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_every_process_has_room_for_files_and_needs_none_for_every_tensor_it_holds(few_files: int) -> None:
     with Mesh.builder().mesh("files").local(1, "cpu").node_timeout(PATIENT_S).build() as mesh:
         (host,) = children(mesh.nodes[0].pid)
+        for pid in (os.getpid(), mesh.nodes[0].pid, host):
+            assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] == few_files
         resource.prlimit(host, resource.RLIMIT_NOFILE, (64, 64))
+        large = mesh.put([np.full(MAPPED_BYTES_MIN // 4, number, np.float32) for number in range(70)])
+        assert mesh.run(lambda tree: sum(tree), large)[0] == 35 * 69
         for number in range(80):
             held = mesh.put(np.full((8,), number, np.float32))
             np.testing.assert_array_equal(mesh.run(lambda x: x + 1, held), np.full(8, number + 1))
         many = mesh.put([np.full((8,), number, np.float32) for number in range(600)])
         np.testing.assert_array_equal(mesh.run(lambda tree: sum(tree), many), np.full(8, 599 * 300))
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("size_bytes", [8, INLINE_BYTES_MAX + 8, READ_BYTES_MAX, READ_BYTES_MAX + 8])
+def test_results_are_the_callers_own_whatever_their_size(two: Mesh, mode: str, size_bytes: int) -> None:
+    x = np.ones(size_bytes // 8, np.float64)
+    program = two.compile(lambda x: (x + 1, x, x + 2), x, mode=mode)
+    program(x)
+    files, held = psutil.Process().num_fds(), []
+    for _ in range(8):
+        first, same, other = program(x)
+        first += 1
+        same -= 1
+        held += [first, same, other]
+        assert first[0] == other[0] == 3 and same[0] == 0 and x[0] == 1
+    assert psutil.Process().num_fds() <= files + 4, "a copy that is on its way may have a file open, and no other"
 
 
 def test_a_submitted_job_has_the_values_its_arguments_had_then(two: Mesh) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 from support.links import Recorder, node
 from support.waiting import until
 
-from wire import sharedmem
+from wire import mapping, sharedmem
 from wire.errors import BlobCorrupt, BlobMissing, ProtocolError
 from wire.handed import LOOK_EVERY, Handed
+from wire.mapping import READ_BYTES_MAX
 from wire.messages import PlanKey
 from wire.sharedmem import SharedDir, readable, remove, take
 from wire.transport import Endpoint
@@ -38,6 +42,46 @@ def test_what_went_away_with_its_process_is_missing_and_need_not_be_removed(tmp_
     remove(made.path, name)
     with pytest.raises(BlobMissing, match="is gone"):
         take(made.path, name, 3)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, READ_BYTES_MAX, READ_BYTES_MAX + 1])
+def test_what_was_taken_is_the_takers_own_and_holds_no_open_file(tmp_path: Path, size_bytes: int) -> None:
+    own, process = SharedDir.create(tmp_path), psutil.Process()
+    data, files = os.urandom(size_bytes), process.num_fds()
+    names = own.write_copies([data], 12)
+    taken = [take(own.path, name, size_bytes) for name in names[:10]]
+    taken += [take(own.path, names[10], size_bytes, unlink=False) for _ in range(2)]
+    places = [own.allocate(size_bytes) for _ in range(10)]
+    assert process.num_fds() == files
+    for number, view in enumerate(taken):
+        view[:1] = bytes([number])[: view.nbytes]
+    assert [bytes(view) for view in taken] == [bytes([n])[:size_bytes] + data[1:] for n in range(12)]
+    assert bytes(take(own.path, names[11], size_bytes)) == data, "nobody else sees what is written"
+    for place in places:
+        place.buffer[:] = data
+        assert bytes(take(own.path, place.name, size_bytes)) == data
+    own.close()
+
+
+def test_mapped_memory_is_given_back_with_the_last_view_of_it(tmp_path: Path) -> None:
+    path, process = tmp_path / "file", psutil.Process()
+    path.write_bytes(bytes(8 << 20))
+
+    def mapped() -> int:
+        return sum(each.path == str(path) for each in process.memory_maps(grouped=False))
+
+    with path.open("r+b") as file:
+        views = [make(file.fileno(), 8 << 20) for make in (mapping.copied, mapping.viewed, mapping.shared)]
+    arrays = [np.frombuffer(view, np.uint8)[1:] for view in views]
+    assert mapped() == 3 and [view.readonly for view in views] == [False, True, False]
+    views[2][0] = 7
+    assert views[1][0] == 7
+    del views
+    assert mapped() == 3
+    del arrays
+    assert mapped() == 0
+    with path.open("rb") as file, pytest.raises(OSError, match="Permission denied"):
+        mapping.shared(file.fileno(), 8 << 20)
 
 
 @pytest.mark.parametrize("name", ["", "lock", "../secret", "a" * 31, "A" * 32, "0" * 33, "/etc/passwd"])

@@ -1,0 +1,98 @@
+"""Files as memory, without an open file each: a process may hold more of them than it may have files open.
+
+Python's `mmap` keeps a descriptor of every mapping for as long as it lives (from 3.13 on it need not), and its mappings
+are either read-only or written to the file.  So memory is mapped with the system's own call, and a copy can be writable
+and yet cost nothing before somebody writes.  A mapping ends with the last view of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+READ_BYTES_MAX = 4 << 20  # a copy of so much is made as quickly as pages are mapped
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def copied(handle: int, size_bytes: int) -> memoryview:
+    """An open file's first bytes as memory of our own, writable; the file does not change with it.  OSError."""
+    if size_bytes > READ_BYTES_MAX:
+        return _mapped(handle, size_bytes, private=True, writable=True, populate=True)
+    data = np.empty(size_bytes, np.uint8).data
+    with open(handle, "rb", buffering=0, closefd=False) as file:
+        at = 0
+        while at < size_bytes:
+            read = file.readinto(data[at:])
+            if not read:
+                raise OSError(f"the file ends after {at} bytes of {size_bytes}")
+            at += read
+    return data
+
+
+def viewed(handle: int, size_bytes: int) -> memoryview:
+    """An open file's first bytes, read-only: what somebody writes into the file is seen.  OSError."""
+    return _mapped(handle, size_bytes, private=False, writable=False, populate=False)
+
+
+def shared(handle: int, size_bytes: int) -> memoryview:
+    """An open file's first bytes as memory of all processes that have them so.  OSError."""
+    return _mapped(handle, size_bytes, private=False, writable=True, populate=False)
+
+
+def _mapped(handle: int, size_bytes: int, private: bool, writable: bool, populate: bool) -> memoryview:
+    if not size_bytes:
+        return memoryview(bytearray())
+    if sys.platform == "win32":  # which counts no handles
+        access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return memoryview(mmap.mmap(handle, size_bytes, access=access))
+    flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable and not private else 0)
+    if populate:  # one call instead of a fault per page; of pages that may be written it would make copies
+        flags |= getattr(mmap, "MAP_POPULATE", 0)
+    system = _system()
+    address = system.mmap(None, size_bytes, protection, flags, handle, 0)
+    if address == _FAILED:
+        raise _error()
+    region = _Region(address, size_bytes, writable, system.munmap)
+    if private and system.mprotect(address, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE):
+        raise _error()
+    return np.asarray(region).data
+
+
+class _Region:
+    """Mapped memory as numpy takes it; arrays of it keep it."""
+
+    def __init__(self, address: int, size_bytes: int, writable: bool, unmap: Callable[[int, int], object]) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size_bytes,),
+            "data": (address, not writable),
+        }
+        self._end = address, size_bytes
+        self._unmap = unmap
+
+    def __del__(self) -> None:
+        self._unmap(*self._end)
+
+
+@cache
+def _system() -> Any:
+    """The system's calls."""
+    size, address, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+    system = ctypes.CDLL(None, use_errno=True)
+    system.mmap.restype, system.mmap.argtypes = address, (address, size, number, number, number, ctypes.c_long)
+    system.munmap.argtypes, system.mprotect.argtypes = (address, size), (address, size, number)
+    return system
+
+
+def _error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
