@@ -105,7 +105,7 @@ from .snapshotting import Snapshotting
 from .state import WorkerState
 from .surroundings import REAL, EngineHost, Surroundings
 from .suspend import SleepWatch
-from .tensors import host_input_of, is_here, made_of, tensor_of
+from .tensors import host_inputs_of, is_here, made_of, tensor_of
 
 if TYPE_CHECKING:
     from wire.discovery import Announcer
@@ -199,6 +199,7 @@ class Daemon:
         self._failures: dict[str, str] = {}  # why an address was not reached when it was last dialled
         self._coordinator: Identity | None = None  # whose worker this is, or was last
         self._arriving: dict[int, str] = {}  # id of a stream's buffer -> name of its file
+        self._written: dict[int, list[str]] = {}  # by device: inputs in files for the part it was given last
         self._ticker: asyncio.TimerHandle | None = None
         self._beater: asyncio.TimerHandle | None = None
         self._beats = 0
@@ -679,10 +680,10 @@ class Daemon:
         self._hosts[action.device].send(hm.Unprepare(action.prepared))
 
     def _execute(self, action: ev.Execute) -> None:
-        inputs = tuple(host_input_of(use) for use in action.inputs)
         wanted = tuple(hm.Wanted(wish.keep, wish.copies) for wish in action.outputs)
         try:
             gang = action.step + 1, self._bridge.inboxes(action.prepared)
+            inputs, self._written[action.device] = host_inputs_of(action.inputs, self._shared)
         except MeshError as error:
             for use in action.inputs:
                 if use.last:
@@ -725,6 +726,8 @@ class Daemon:
         log.error("device %d: %s", host.device, error)
         error.log_lines = tuple(self._log_lines)[-LOG_LINES_MAX:]
         self._snapshotting.lost(host.device, error)
+        for name in self._written.pop(host.device, ()):
+            remove(self._shared.path, name)
         self._feed(ev.HostLost(host.device, error))
 
     def _host_back(self, device: int) -> None:

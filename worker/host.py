@@ -398,7 +398,7 @@ class Host:
         try:
             if message.kept not in self._kept:
                 raise BlobMissing("that tensor is not kept any more")
-            output = self._deliver(self._kept.get(message.kept), messages.Wanted(0, 1))
+            output = self._deliver(self._kept.get(message.kept), messages.Wanted(0, 1), INLINE_BYTES_MAX)
         except Exception as error:
             return messages.Exported(message.number, None, self._as_mesh_error(error).to_fields())
         return messages.Exported(message.number, output)
@@ -415,9 +415,11 @@ class Host:
             if isinstance(each, Lent) and each.output is not None
         ]
         made: list[messages.Output] = []
+        room_bytes = messages.INLINE_TOTAL_BYTES_MAX
         try:
             for result, wish in zip(results, wanted, strict=True):
-                made.append(self._deliver(result, wish))
+                made.append(self._deliver(result, wish, room_bytes))
+                room_bytes -= len(made[-1].data or b"")
         except BaseException:
             for wish in wanted:
                 self._kept.drop(wish.keep)
@@ -430,14 +432,15 @@ class Host:
             self._kept.gave(number, each, keep) if keep else each.take_back()
         return tuple(made)
 
-    def _deliver(self, array: NDArray[Any], wanted: messages.Wanted) -> messages.Output:
+    def _deliver(self, array: NDArray[Any], wanted: messages.Wanted, room_bytes: int) -> messages.Output:
+        """An output; its bytes ride along if they are few and there is room for them."""
         if wanted.keep:
             self._kept.add(wanted.keep, array)
         dtype = dtype_of(array).name
         if not wanted.copies:
             return messages.Output(dtype, array.shape, None, (), wanted.keep)
         data = tensor_bytes(array)
-        if data.nbytes <= INLINE_BYTES_MAX:
+        if data.nbytes <= min(INLINE_BYTES_MAX, room_bytes):
             return messages.Output(dtype, array.shape, data.tobytes(), (), wanted.keep)
         files = self._shared.write_copies([data], wanted.copies)
         return messages.Output(dtype, array.shape, None, files, wanted.keep)

@@ -1,8 +1,9 @@
 """What the daemon and an engine host say to each other over the host's stdin and stdout.
 
 Each message is a msgspec Struct as a msgpack array, preceded by its length as 4 little-endian bytes.  Tensors up to
-`INLINE_BYTES_MAX` ride along; larger ones are files of the daemon's shared-memory directory, or stay in the host under
-a number.  To add a message, add a class and name it in `ToHost` or `FromHost`; both ends are always the same version.
+`INLINE_BYTES_MAX` ride along, those of one message up to `INLINE_TOTAL_BYTES_MAX`; others are files of the daemon's
+shared-memory directory, or stay in the host under a number.  To add a message, add a class and name it in `ToHost` or
+`FromHost`; both ends are always the same version.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from wire.timeouts import COLLECTIVE_TIMEOUT_S
 from .engine import EngineInfo, Measured
 
 T = TypeVar("T")
-MESSAGE_BYTES_MAX = 64 * MIB  # the largest graph and all the inline tensors of a part fit well within
+MESSAGE_BYTES_MAX = 64 * MIB  # the largest graph, or the inline tensors of a part and what is said of them, fit well in
+INLINE_TOTAL_BYTES_MAX = 16 * MIB
 STOP_BYTES = 8
 _LENGTH = struct.Struct("<I")
 

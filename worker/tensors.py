@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from wire.errors import ProtocolError
+from collections.abc import Sequence
+
+from wire.errors import OutOfMemory, ProtocolError
 from wire.link import Link
 from wire.messages import Push, Value
-from wire.sharedmem import check_name, take
+from wire.sharedmem import SharedDir, check_name, remove, take
 
 from . import events as ev
-from .host_messages import Input, Output
+from .host_messages import INLINE_TOTAL_BYTES_MAX, Input, Output
 
 
 def is_here(value: Value) -> bool:
@@ -46,8 +48,26 @@ def bytes_of(tensor: ev.Tensor) -> memoryview:
     return take(tensor.directory, tensor.name, ev.size_bytes_of(tensor))
 
 
-def host_input_of(use: ev.Use) -> Input:
-    """How an engine host is told of an input."""
+def host_inputs_of(uses: Sequence[ev.Use], shared: SharedDir) -> tuple[tuple[Input, ...], list[str]]:
+    """How an engine host is told of a part's inputs: what does not fit into the message is written to files of their
+    own, which are also given by name; OutOfMemory, and then there are none."""
+    inputs, files, room_bytes = list[Input](), list[str](), INLINE_TOTAL_BYTES_MAX
+    try:
+        for use in uses:
+            given = _host_input_of(use)
+            if given.data is not None and len(given.data) > room_bytes:
+                files.append(shared.write([given.data]))
+                given = Input(use.position, given.dtype, given.shape, True, None, str(shared.path), files[-1])
+            room_bytes -= len(given.data or b"")
+            inputs.append(given)
+    except OutOfMemory:
+        for name in files:
+            remove(shared.path, name)
+        raise
+    return tuple(inputs), files
+
+
+def _host_input_of(use: ev.Use) -> Input:
     tensor = use.tensor
     match tensor:
         case ev.Inline(dtype, shape, data):

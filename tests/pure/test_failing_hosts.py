@@ -17,11 +17,16 @@ from wire.codec import hash_array
 from wire.dtypes import F32
 from wire.errors import BlobMissing, DeviceLost, OutOfMemory, from_fields
 from wire.graph import GraphBuilder
+from wire.messages import INLINE_BYTES_MAX
 from wire.sharedmem import SharedDir, take
+from wire.types import TensorType
+from worker import events as ev
 from worker import host_messages as hm
 from worker.cpu import CpuEngine
 from worker.engine import Engine
 from worker.host import Host
+from worker.host_messages import INLINE_TOTAL_BYTES_MAX
+from worker.tensors import host_inputs_of
 
 SIDE = 512  # a tensor is over the megabyte from which files are mapped, and over what travels in a message
 WEIGHT = np.arange(SIDE * SIDE, dtype=np.float32).reshape(SIDE, SIDE)
@@ -92,6 +97,47 @@ class Story:
 
     def left(self) -> tuple[list[str], list[int]]:
         return sorted(path.name for path in self.shared.path.iterdir()), sorted(self.host._kept)
+
+
+def test_many_small_tensors_fit_into_a_message_or_go_by_files(tmp_path: Path) -> None:
+    count, kind = 1100, TensorType((INLINE_BYTES_MAX // 4,), F32)  # 72 MB each way, and a message holds 64 MiB
+    builder = GraphBuilder()
+    inputs = [builder.input(f"x{number}", kind.shape, F32) for number in range(count)]
+    graph = builder.build([builder.add("neg", x) for x in inputs])
+    shared = SharedDir.create(tmp_path)
+    host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
+    host.handle(hm.PreparePart(1, graph.hash, graph.encoded, count, count, (), {}, False))
+    data = [np.full(kind.shape, number, np.float32).tobytes() for number in range(count)]
+    uses = [ev.Use(number, ev.Inline("f32", kind.shape, each), True) for number, each in enumerate(data)]
+    given, files = host_inputs_of(uses, shared)
+    asked = hm.pack(hm.ExecutePart(1, 1, given, (hm.Wanted(0, 2),) * count))
+    answer = host.handle(hm.unpack_to_host(asked[4:]))
+    assert isinstance(answer, hm.Executed)
+    assert max(len(asked), len(hm.pack(answer))) < INLINE_TOTAL_BYTES_MAX + 200 * count < hm.MESSAGE_BYTES_MAX
+    assert not any((shared.path / name).exists() for name in files), "they are taken"
+    for number, output in enumerate(answer.outputs):
+        copies = [take(shared.path, name, kind.size_bytes) for name in output.files] or [output.data]
+        assert all((np.frombuffer(copy, np.float32) == -number).all() for copy in copies)
+    assert [path.name for path in shared.path.iterdir()] == ["lock"]
+    shared.close()
+
+
+def test_inputs_for_which_there_is_no_room_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedDir.create(tmp_path)
+    use = ev.Use(0, ev.Inline("u8", (INLINE_BYTES_MAX,), bytes(INLINE_BYTES_MAX)), True)
+    write, wrote = SharedDir.write, list[str]()
+
+    def full(directory: SharedDir, *given: Any) -> str:
+        if len(wrote) == 3:
+            raise OutOfMemory("shared memory is full")
+        wrote.append(write(directory, *given))
+        return wrote[-1]
+
+    monkeypatch.setattr(SharedDir, "write", full)
+    with pytest.raises(OutOfMemory):
+        host_inputs_of([use] * (INLINE_TOTAL_BYTES_MAX // INLINE_BYTES_MAX + 4), shared)
+    assert len(wrote) == 3 and [path.name for path in shared.path.iterdir()] == ["lock"]
+    shared.close()
 
 
 def descriptors() -> int:
