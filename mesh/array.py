@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, Union
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wire.dtypes import DType, dtype_of
+from wire.dtypes import C64, C128, F32, F64, DType, dtype_of
 from wire.errors import DTypeError, InputError, ShapeError
 from wire.graph import Node, infer
 from wire.types import NO_ATTRS, Attrs, TensorType
@@ -428,6 +428,7 @@ class Array(Typed):
         return tensor.value
 
 
+WIDER = {F32: F64, C64: C128}  # what holds the floats of Python, for their default dtypes
 KINDS = "buifc"  # of dtypes; a value can be stored as any later kind
 API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 OPERANDS = (Array, Handle, np.ndarray, np.generic, bool, int, float, complex, list, tuple)
@@ -440,14 +441,17 @@ def apply(op: str, *inputs: Array, **attrs: Any) -> Array:
     operands = tuple([array.tensor for array in inputs])
     result = infer(Node(op, (), attributes), [operand.type for operand in operands])
     weak = bool(operands) and all(operand.weak for operand in operands)
-    return Array(Tensor(Expression(op, operands, attributes), result, weak))
+    wide = _widened(op, operands, attributes, result) if weak else None
+    return Array(Tensor(Expression(op, operands, attributes), result, weak, None, wide))
 
 
 def literal(value: Any, dtype: DType, weak: bool = False) -> Array:
     """A constant that is part of the program: a Python scalar or a small table of numbers."""
-    array = np.array(value, dtype.numpy)
+    with np.errstate(over="ignore"):  # too large for a float dtype: infinite, as in any other arithmetic
+        array = np.array(value, dtype.numpy)
     array.flags.writeable = False
-    return Array(Tensor(Expression("const", (), NO_ATTRS), TensorType(array.shape, dtype), weak, array))
+    wide = literal(value, WIDER[dtype], True).tensor if weak and dtype in WIDER else None
+    return Array(Tensor(Expression("const", (), NO_ATTRS), TensorType(array.shape, dtype), weak, array, wide))
 
 
 def value_array(value: NDArray[Any], shared: bool = False) -> Array:
@@ -471,10 +475,15 @@ def handle_array(handle: Handle) -> Array:
     return Array(Tensor(Expression("param", (), NO_ATTRS, handle), handle.type))
 
 
-def argument(kind: str, name: str, type: TensorType, weak: bool = False) -> Array:
-    """A traced argument: it has a type and a name but no value; `kind` is "input" or "param"."""
+def argument(kind: str, name: str, type: TensorType, weak: bool = False, widens: bool = False) -> Array:
+    """A traced argument: it has a type and a name but no value; `kind` is "input" or "param".
+
+    One that `widens` is a Python float, which is passed as f64 where the function needs that.
+    """
     attrs = Attrs({"name": name, "shape": type.shape, "dtype": type.dtype.name})
-    return Array(Tensor(Expression(kind, (), attrs), type, weak))
+    wider = TensorType(type.shape, WIDER[type.dtype]) if widens and type.dtype in WIDER else None
+    wide = argument(kind, name, wider, True).tensor if wider else None
+    return Array(Tensor(Expression(kind, (), attrs), type, weak, None, wide))
 
 
 def renamed(array: Array) -> Array:
@@ -494,9 +503,24 @@ def weakened(array: Array, weak: bool) -> Array:
     tensor, expression = array.tensor, array.tensor.expression
     if tensor.weak == weak:
         return array
+    wide = tensor.wide
+    if weak and expression is not None:
+        wide = _widened(expression.op, expression.inputs, expression.attrs, tensor.type)
     if traced_argument(tensor) is not None:  # an argument is known by its Tensor, and a copy would be no argument
         expression = Expression("cast", (tensor,), Attrs({"dtype": tensor.type.dtype.name}))
-    return Array(Tensor(expression, tensor.type, weak, tensor.value))
+    return Array(Tensor(expression, tensor.type, weak, tensor.value, wide if weak else None))
+
+
+def _widened(op: str, operands: Sequence[Tensor], attrs: Attrs, type: TensorType) -> Tensor | None:
+    """What `op` gives of the same Python numbers at their full precision; None where that is no other."""
+    dtype = WIDER.get(type.dtype)
+    if dtype is None or op == "bitcast":  # whose bits are of the dtype itself
+        return None
+    wider = tuple([operand.wide or operand for operand in operands])
+    if op != "cast" and any(operand.type.dtype in WIDER for operand in wider):
+        return None
+    attributes = Attrs({**attrs, "dtype": dtype.name}) if op == "cast" else attrs
+    return Tensor(Expression(op, wider, attributes), TensorType(type.shape, dtype), True)
 
 
 def _writeable(array: NDArray[Any]) -> bool:

@@ -29,7 +29,7 @@ DEPTH = 2  # how far into the attributes of objects
 
 def check_kept(fn: Callable[..., Any], arguments: Sequence[Tensor]) -> None:
     """InputError if `fn`, which was just traced, left a traced array in a variable that outlives the trace."""
-    mine = {id(tensor) for tensor in arguments}
+    mine = {id(each) for tensor in arguments for each in (tensor, tensor.wide)}
     for name, value in _referred(fn):
         if isinstance(value, Array) and any(id(node) in mine for node in pending([value.tensor])):
             raise InputError(

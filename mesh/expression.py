@@ -50,9 +50,11 @@ class Tensor:
     """Exactly one of `expression` and `value` is there, or both for a literal.
 
     Tensors are numbered as they are made (`born`), so what was made earlier cannot depend on what was made later.
+    What is made of Python's floats alone is f32 as long as it stands alone, but a Python float has 64 bits: `wide` is
+    the same in f64 (complex: c128), for a dtype that holds more than f32.
     """
 
-    __slots__ = ("__weakref__", "born", "expression", "type", "value", "weak")
+    __slots__ = ("__weakref__", "born", "expression", "type", "value", "weak", "wide")
 
     def __init__(
         self,
@@ -60,11 +62,13 @@ class Tensor:
         type: TensorType,
         weak: bool = False,
         value: NDArray[Any] | None = None,
+        wide: Tensor | None = None,
     ) -> None:
         self.expression = expression
         self.type = type
         self.weak = weak  # made of Python scalars only: adapts to the dtype it meets
         self.value = value
+        self.wide = wide
         self.born = next(_BIRTHS)
 
 

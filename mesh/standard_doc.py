@@ -78,7 +78,7 @@ DIFFERENCES: dict[str, str] = {
     "unique_values": "in order",
     "arange": "int32 or float32 by default",
     "linspace": "float32 by default",
-    "asarray": "Python numbers and lists become bool, int32 (int64 where a number needs it), float32 or complex64",
+    "asarray": "Python numbers and lists become bool, int32 (or int64, uint64 where needed), float32 or complex64",
     "astype": "from complex to real raises: take `real`, `imag` or `abs`",
     "conj": "of real arrays too",
     "imag": "of real arrays zeros",
@@ -144,6 +144,11 @@ What holds for all of it:
 
 * Default dtypes are float32, int32 and complex64; indices and counts are int32. An integer array with a float array
   takes the float's dtype (the standard leaves that open). Beside the standard's dtypes there are float16 and bfloat16.
+* A Python number takes the dtype of the array it meets, at full precision: `x * 0.1` with a float64 `x` multiplies by
+  0.1, and so does a traced function that is called with 0.1. So do functions of Python numbers alone (`mnp.sqrt(0.1)`,
+  `mnp.where(mask, 0.1, 0.2)`), which are float32 where they meet no array. A list beside an array is an array of its
+  default dtype as far as the result's dtype goes, but its numbers keep their 64 bits in a float64 result. An integer
+  that a dtype cannot hold raises.
 * Arrays are lazy: a function gives an array with a shape and a dtype at once, and its values when somebody looks.
   Wrong shapes and dtypes raise at the call.
 * There are no views: a part of an array is an array of its own. `x[key] = v` and `x += y` give the name `x`, which is

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from wire.dtypes import DType, dtype_of, promote
 from wire.errors import DTypeError, InputError
 from wire.graph import GraphBuilder, WireGraph
-from wire.types import TensorType
+from wire.types import Attrs, TensorType
 from wire.verify import check_bound
 
 from . import tree
@@ -33,7 +33,7 @@ from .assemble import assemble
 from .backend import Work
 from .calls import apart, called, check_call, taken
 from .closures import check_kept, warn_of_constants, watching_chance
-from .expression import Tensor, traced_argument, tracing
+from .expression import Expression, Tensor, pending, traced_argument, tracing
 from .handle import Handle
 from .numpy.promotion import as_numpy, asarray, is_array_like, is_python_scalar, to_dtype
 from .realise import current_evaluator
@@ -201,7 +201,8 @@ def trace_full(fn: Callable[..., Any], /, *examples: Any, **named: Any) -> Trace
     arguments, in_tree = named_arguments(fn, examples)
     with tracing():
         tracers = [
-            argument("param" if each.by_handle else "input", each.name, each.type, each.weak) for each in arguments
+            argument("param" if each.by_handle else "input", each.name, each.type, each.weak, each.weak)
+            for each in arguments
         ]
         declared = [tracer.tensor for tracer in tracers]  # before `fn`, which may give the names to other tensors
         with watching_chance(fn):
@@ -210,9 +211,26 @@ def trace_full(fn: Callable[..., Any], /, *examples: Any, **named: Any) -> Trace
     outputs = [_output(path, leaf) for path, leaf in found]
     output_names = [path or OUTPUT for path, _ in found]
     check_kept(fn, declared)
+    arguments, declared = _widened(arguments, declared, outputs)
     graph, handles = graph_of(declared, outputs, output_names, getattr(fn, "__name__", ""))
     warn_of_constants(fn, graph)
     return Traced(graph, in_tree, out_tree, arguments, handles)
+
+
+def _widened(
+    arguments: Sequence[Argument], declared: Sequence[Tensor], outputs: Sequence[Array]
+) -> tuple[tuple[Argument, ...], list[Tensor]]:
+    """The arguments with those Python numbers in 64 bits that the outputs need so; what is narrower is made of them."""
+    needed = {id(tensor) for tensor in pending([array.tensor for array in outputs])}
+    given: list[tuple[Argument, Tensor]] = []
+    for each, tensor in zip(arguments, declared, strict=True):
+        wide = tensor.wide
+        if wide is None or id(wide) not in needed:
+            given.append((each, tensor))
+            continue
+        tensor.expression = Expression("cast", (wide,), Attrs({"dtype": tensor.type.dtype.name}))
+        given.append((replace(each, type=wide.type), wide))
+    return tuple([each for each, _ in given]), [tensor for _, tensor in given]
 
 
 def named_arguments(fn: Callable[..., Any], examples: Sequence[Any]) -> tuple[tuple[Argument, ...], Tree]:

@@ -69,9 +69,12 @@ def isreal(x: Operand) -> Array:
 
 def sign(z: Array) -> Array:
     """z / |z|, 0 at 0."""
-    size = elementwise.abs(z)
+    large = isinf(z)
+    ends = [elementwise.where(elementwise.isinf(x), elementwise.copysign(1, x), x * 0) for x in _parts(z)]
+    near = elementwise.where(large, _made(*ends), z)
+    size = elementwise.abs(near)
     whole = elementwise.where(elementwise.equal(size, 0), 1, size)
-    return _made(*(elementwise.divide(part, whole) for part in _parts(z)))
+    return _made(*(elementwise.divide(part, whole) for part in _parts(near)))
 
 
 def squared_size(z: Array) -> Array:
@@ -126,7 +129,10 @@ def sinh(z: Array) -> Array:
 
 
 def cosh(z: Array) -> Array:
-    return elementwise.cos(_times_i(z))
+    x, y = _parts(z)
+    real_part, imag_part = _parts(elementwise.cos(_times_i(z)))
+    known = elementwise.logical_and(elementwise.isnan(x), elementwise.equal(y, 0))
+    return _made(real_part, elementwise.where(known, y, imag_part))
 
 
 def acos(z: Array) -> Array:
@@ -187,8 +193,8 @@ def atan(z: Array) -> Array:
 
 # -- helpers ----------------------------------------------------------------------------------------------
 
-_SQUARED = {8: 1e4, 16: 1e8}  # beyond, z*z + 1 is z*z to the precision of parts of so many bytes together
-_INVERTED = {8: 1e8, 16: 1e16}  # beyond, atanh(z) is 1/z and a quarter turn
+_SQUARED = 1e8  # beyond, z*z + 1 is z*z to the precision of f64
+_INVERTED = 1e16  # beyond, atanh(z) is 1/z and a quarter turn
 
 
 def _parts(z: Array) -> tuple[Array, Array]:
@@ -214,9 +220,9 @@ def _over_i(z: Array) -> Array:
     return _made(y, apply("neg", x))
 
 
-def _beyond(z: Array, bounds: dict[int, float]) -> tuple[Array, Array]:
-    """Where a part of z is beyond its bound, and z with a half for what is: infinities too, which formulas make NaN."""
-    far = [elementwise.greater(elementwise.abs(part), bounds[z.type.dtype.itemsize]) for part in _parts(z)]
+def _beyond(z: Array, bound: float) -> tuple[Array, Array]:
+    """Where a part of z is beyond the bound, and z with a half for what is: infinities too, which formulas make NaN."""
+    far = [elementwise.greater(elementwise.abs(part), bound) for part in _parts(z)]
     large = elementwise.logical_or(*far)
     return large, elementwise.where(large, 0.5, z)
 

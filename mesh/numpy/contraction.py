@@ -77,7 +77,7 @@ def tensordot(x1: Operand, x2: Operand, axes: int | Sequence[Sequence[int]] = 2)
 
 def outer(x1: Operand, x2: Operand) -> Array:
     """The products of every element of x1 with every element of x2, both flattened."""
-    left, right = manipulation.ravel(x1), manipulation.ravel(x2)
+    left, right = (manipulation.ravel(array) for array in operands(x1, x2))
     return elementwise.multiply(manipulation.expand_dims(left, 1), right)
 
 
@@ -103,7 +103,7 @@ def einsum(subscripts: str, *arrays: Operand) -> Array:
 
     Several operands are multiplied pairwise, the pair with the smallest product first.
     """
-    given = operands(*[asarray(array) for array in arrays])
+    given = operands(*arrays)
     terms, kept = _parse(subscripts, given)
     pending = [_diagonals(array, labels) for array, labels in zip(given, terms, strict=True)]
     for label in {label for term in pending for label in term.labels}:

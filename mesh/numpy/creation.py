@@ -7,15 +7,15 @@ graph that makes large ones stays small.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from wire.dtypes import C64, C128, F32, F64, I32, PARTS, DType, promote
+from wire.dtypes import BF16, F16, F32, F64, I32, PARTS, DType, promote
 from wire.errors import InputError
 
-from ..array import Array, Operand, apply, renamed, value_array
+from ..array import Array, Operand, apply, renamed, strong, value_array
 from ..devices import check_device
 from . import elementwise, manipulation, promotion
 from .manipulation import Shape, broadcast_to, to_shape
@@ -69,17 +69,19 @@ def empty_like(x: Operand, dtype: Any = None, *, device: Any = None) -> Array:
 def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None, *, device: Any = None) -> Array:
     """start, start + step, ... below stop (above it for a negative step); arange(n) counts from 0.
 
-    int32 if all bounds are integers, else float32, unless given.
+    int32 (int64 or uint64 where a number needs it) if all bounds are integers, else float32, unless given.
     """
     check_device(device)
     first, last = (0, start) if stop is None else (start, stop)
+    natural = _natural((first, last, step))
+    first, last, step = (_number(each, "arange") for each in (first, last, step))
     if step == 0:
         raise InputError("arange needs a step other than 0")
-    count = max(math.ceil((last - first) / step), 0)
-    natural, _ = common_dtype([first, last, step])
     wanted = natural if dtype is None else to_dtype(dtype)
-    counter = natural if natural.kind == "f" else wanted
-    steps = _iota((count,), 0, counter)
+    if wanted.kind in "iu" and all(float(each).is_integer() for each in (first, last, step)):
+        first, last, step = int(first), int(last), int(step)
+    counter = F64 if wanted.kind in "iu" and isinstance(first + last + step, float) else wanted
+    steps = _iota((_count(first, last, step),), 0, counter)
     return cast(_affine(steps, step, first), wanted)
 
 
@@ -91,15 +93,13 @@ def linspace(
     if num < 0:
         raise InputError(f"linspace needs a count of 0 or more, got {num}")
     first, last = inexact(start, stop)
-    if dtype is not None and to_dtype(dtype) in (F64, C64, C128):
-        wider = promote(first.type.dtype, to_dtype(dtype))
-        first, last = cast(first, wider), cast(last, wider)
-    gaps = num - 1 if endpoint else num
     wanted = first.type.dtype if dtype is None else to_dtype(dtype)
+    if wanted not in (F16, BF16, F32):  # those of 64 bits, and integers, which are read off numbers of 64 bits
+        wider = promote(first.type.dtype, wanted if wanted.kind in "fc" else F64)
+        first, last = cast(first, wider), cast(last, wider)
     steps = _iota((num,), 0, PARTS.get(first.type.dtype, first.type.dtype))
     steps = manipulation.reshape(steps, (num,) + (1,) * max(first.ndim, last.ndim))
-    share = elementwise.divide(steps, max(gaps, 1))
-    result = elementwise.add(first, elementwise.multiply(share, elementwise.subtract(last, first)))
+    result = _spaced(strong(first), strong(last), steps, max(num - 1 if endpoint else num, 1))
     if endpoint and num > 1:
         result = elementwise.where(elementwise.equal(steps, num - 1), last, result)
     return cast(result, wanted) if wanted.kind in "fc" else cast(elementwise.floor(result), wanted)
@@ -108,21 +108,22 @@ def linspace(
 def eye(n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
     """Ones on diagonal k of a matrix of zeros, float32 by default."""
     check_device(device)
-    rows, cols = _row_and_col((n_rows, n_rows if n_cols is None else n_cols))
-    return cast(elementwise.equal(elementwise.add(rows, k), cols), to_dtype(dtype or F32))
+    shape = (n_rows, n_rows if n_cols is None else n_cols)
+    rows, cols = _row_and_col(shape)
+    return cast(elementwise.equal(elementwise.add(rows, _within(k, shape)), cols), to_dtype(dtype or F32))
 
 
 def tril(x: Operand, k: int = 0) -> Array:
     """x with 0 above diagonal k of its last two axes."""
-    return _triangle(x, lambda rows, cols: elementwise.greater_equal(elementwise.add(rows, k), cols))
+    return _triangle(x, k, elementwise.greater_equal)
 
 
 def triu(x: Operand, k: int = 0) -> Array:
     """x with 0 below diagonal k of its last two axes."""
-    return _triangle(x, lambda rows, cols: elementwise.less_equal(elementwise.add(rows, k), cols))
+    return _triangle(x, k, elementwise.less_equal)
 
 
-def meshgrid(*arrays: Operand, indexing: str = "xy") -> tuple[Array, ...]:
+def meshgrid(*arrays: Operand, indexing: str = "xy") -> list[Array]:
     """Coordinate arrays of 1-d coordinates; "xy" puts the second array's axis first, "ij" keeps the order."""
     if indexing not in ("xy", "ij"):
         raise InputError(f"indexing is 'xy' or 'ij', got {indexing!r}")
@@ -189,11 +190,49 @@ def _uncopied(value: Any, dtype: Any) -> Array:
     return result
 
 
+def _natural(bounds: Sequence[Any]) -> DType:
+    """The dtype of what is counted between bounds: numpy's floats have their own, its integers are Python's."""
+    return common_dtype([asarray(each) if isinstance(each, np.inexact) else _plain(each) for each in bounds])[0]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _number(value: Any, asker: str) -> Any:
+    """A bound as a Python number, which is finite and real."""
+    number = _plain(promotion.concrete(value, asker).reshape(())[()] if isinstance(value, Array) else value)
+    if not isinstance(number, (int, float)) or not math.isfinite(number):
+        raise InputError(f"{asker} counts between finite real numbers, got {number!r}")
+    return number
+
+
+def _count(first: Any, last: Any, step: Any) -> int:
+    """How many numbers arange gives: of integers exactly, of floats by numpy's quotient."""
+    exact = isinstance(first + last + step, int)
+    gaps = -((first - last) // step) if exact else (last - first) / step
+    if gaps >= 1 << 63:
+        raise InputError(f"arange from {first} to {last} by {step} has more numbers than an array can hold")
+    whole: int = math.ceil(gaps)
+    return max(whole, 0)
+
+
+def _spaced(first: Array, last: Array, steps: Array, gaps: int) -> Array:
+    """first + steps * ((last - first) / gaps), as numpy rounds it; a gap too small to be divided is divided last."""
+    whole = elementwise.subtract(last, first)
+    one = elementwise.divide(whole, gaps)
+    late = elementwise.multiply(elementwise.divide(steps, gaps), whole)
+    apart = elementwise.where(elementwise.equal(one, 0), late, elementwise.multiply(steps, one))
+    return elementwise.add(elementwise.where(elementwise.equal(steps, 0), 0, apart), first)
+
+
 def _iota(shape: Sequence[int], axis: int, dtype: DType) -> Array:
     return apply("iota", shape=to_shape(shape), dtype=dtype.name, axis=axis)
 
 
 def _affine(steps: Array, step: float, first: float) -> Array:
+    if steps.type.dtype is F64:
+        step = (first + step) - first  # numpy's: the first two numbers are right, and the others as far apart
     scaled = steps if step == 1 else apply("mul", steps, like(step, steps))
     return scaled if first == 0 else apply("add", scaled, like(first, steps))
 
@@ -202,9 +241,15 @@ def _row_and_col(shape: tuple[int, int]) -> tuple[Array, Array]:
     return _iota((shape[0], 1), 0, I32), _iota((1, shape[1]), 1, I32)
 
 
-def _triangle(x: Operand, keep: Any) -> Array:
+def _within(k: int, shape: tuple[int, int]) -> int:
+    """The diagonal, or the one next to a corner if it is further out: a 32-bit position."""
+    return min(max(k, -shape[0]), shape[1])
+
+
+def _triangle(x: Operand, k: int, keep: Callable[[Operand, Operand], Array]) -> Array:
     matrix = promotion.asarray(x)
     if matrix.ndim < 2:
         raise InputError(f"a triangle needs two dimensions or more, got shape {matrix.shape}")
-    rows, cols = _row_and_col((matrix.shape[-2], matrix.shape[-1]))
-    return elementwise.where(keep(rows, cols), matrix, like(0, matrix))
+    shape = (matrix.shape[-2], matrix.shape[-1])
+    rows, cols = _row_and_col(shape)
+    return elementwise.where(keep(elementwise.add(rows, _within(k, shape)), cols), matrix, like(0, matrix))

@@ -13,7 +13,7 @@ from wire.errors import InputError
 
 from ..array import Array, Operand, apply
 from . import manipulation
-from .promotion import asarray, cast, scalar, to_dtype
+from .promotion import asarray, cast, scalar
 from .reductions import normal_axis, sum_dtype
 
 
@@ -29,12 +29,12 @@ def cumulative_prod(x: Operand, axis: int | None = None, *, dtype: Any = None, i
 
 def cumsum(x: Operand, axis: int | None = None, dtype: Any = None) -> Array:
     """numpy's `cumulative_sum`: over the flattened x if axis is None."""
-    return _cumulative("cumsum", 0, *_flat_if_none(x, axis), dtype, False)
+    return _cumulative("cumsum", 0, *_flat_if_none(asarray(x, dtype), axis), dtype, False)
 
 
 def cumprod(x: Operand, axis: int | None = None, dtype: Any = None) -> Array:
     """numpy's `cumulative_prod`: over the flattened x if axis is None."""
-    return _cumulative("cumprod", 1, *_flat_if_none(x, axis), dtype, False)
+    return _cumulative("cumprod", 1, *_flat_if_none(asarray(x, dtype), axis), dtype, False)
 
 
 def cummax(x: Operand, axis: int | None = None) -> Array:
@@ -61,9 +61,9 @@ def _flat_if_none(x: Operand, axis: int | None) -> tuple[Array, int]:
 
 
 def _cumulative(op: str, first: int, x: Operand, axis: int, dtype: Any, include_initial: bool) -> Array:
-    array = asarray(x)
+    array = asarray(x, dtype)
     place = normal_axis(axis, array.ndim)
-    result = apply(op, cast(array, sum_dtype(array.type.dtype) if dtype is None else to_dtype(dtype)), axis=place)
+    result = apply(op, array if dtype is not None else cast(array, sum_dtype(array.type.dtype)), axis=place)
     if not include_initial:
         return result
     none = (0,) * array.ndim

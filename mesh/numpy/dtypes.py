@@ -77,9 +77,8 @@ def astype(x: Operand, dtype: Any, *, copy: builtins.bool = True, device: Any = 
     Without `copy`, an array that has the dtype already is given back itself.
     """
     check_device(device)
-    array = asarray(x)
-    result = asarray(array, dtype)
-    return renamed(result) if copy and result is array else result
+    result = asarray(x, dtype)
+    return renamed(result) if copy and result is x else result
 
 
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:

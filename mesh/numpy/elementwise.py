@@ -232,7 +232,10 @@ def floor_divide(x1: Operand, x2: Operand) -> Array:
     if left.type.dtype.kind != "f":
         return apply("div", _reals(left), right)
     quotient = divide(left, right)
-    exact = round(divide(subtract(left, apply("rem", left, right)), right))  # x - rem is a multiple of the divisor
+    multiple = subtract(left, apply("rem", left, right))  # of the divisor
+    overflown = logical_and(isinf(multiple), isfinite(left))
+    exact = where(overflown, floor(quotient), round(divide(multiple, right)))
+    exact = where(equal(exact, 0), copysign(0, quotient), exact)
     towards_zero_or_minus_one = where(less(multiply(sign(left), sign(right)), 0), -1, copysign(0, quotient))
     by_infinity = logical_and(isinf(right), isfinite(left))
     result = where(by_infinity, towards_zero_or_minus_one, exact)
@@ -241,7 +244,7 @@ def floor_divide(x1: Operand, x2: Operand) -> Array:
 
 def hypot(x1: Operand, x2: Operand) -> Array:
     """sqrt(x1*x1 + x2*x2) without overflow; infinite if either is."""
-    left, right = (_folded(array) for array in floats(x1, x2))
+    left, right = (unsigned(array) for array in floats(x1, x2))
     swapped = greater(left, right)
     large, small = where(swapped, left, right), where(swapped, right, left)
     ratio = divide(small, where(equal(large, 0), 1, large))
@@ -330,7 +333,7 @@ def copysign(x1: Operand, x2: Operand) -> Array:
 def nextafter(x1: Operand, x2: Operand) -> Array:
     """The next number of the dtype after x1 towards x2."""
     start, target = floats(x1, x2)
-    start, target = apply("add", start, _zeros(target)), apply("add", target, _zeros(start))
+    start, target = apply("add", start, _nothing(target)), apply("add", target, _nothing(start))
     bits = _bits(start)
     away = equal(greater(target, start), greater(start, 0))
     stepped = _from_bits(add(bits, where(away, 1, -1)), start.type.dtype)
@@ -433,7 +436,7 @@ def where(condition: Operand, x1: Operand, x2: Operand) -> Array:
 # -- helpers ----------------------------------------------------------------------------------------------
 
 _BITS = {2: dtype_named("i16"), 4: dtype_named("i32"), 8: dtype_named("i64")}
-_SQUARE_BOUND = {"f16": 100.0, "f64": 1e8}  # above it x*x + 1 is x*x to the dtype's precision
+_SQUARE_BOUND = {"f16": 100.0}  # above it, in other dtypes above 1e8, x*x + 1 is x*x to the dtype's precision
 
 
 def _bits(array: Array) -> Array:
@@ -444,8 +447,9 @@ def _from_bits(bits: Array, dtype: DType) -> Array:
     return apply("bitcast", bits, dtype=dtype.name)
 
 
-def _zeros(array: Array) -> Array:
-    return apply("broadcast", like(0, array), shape=array.type.shape)
+def _nothing(array: Array) -> Array:
+    """What changes nothing that it is added to, zeros of either sign included."""
+    return apply("broadcast", like(-0.0, array), shape=array.type.shape)
 
 
 def _everywhere(array: Array, value: bool) -> Array:
@@ -482,4 +486,4 @@ def _log_twice(magnitude: Array) -> Array:
 
 
 def _square_bound(array: Array) -> float:
-    return _SQUARE_BOUND.get(array.type.dtype.name, 1e4)
+    return _SQUARE_BOUND.get(array.type.dtype.name, 1e8)

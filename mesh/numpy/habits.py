@@ -26,23 +26,23 @@ from .reductions import Axis, normal_axes, normal_axis
 
 def vstack(arrays: Sequence[Operand]) -> Array:
     """Arrays joined as rows."""
-    return concat([manipulation.atleast_2d(array) for array in arrays], 0)
+    return concat([manipulation.atleast_2d(array) for array in operands(*arrays)], 0)
 
 
 def hstack(arrays: Sequence[Operand]) -> Array:
     """Arrays joined along their second axis, vectors along their first."""
-    given = [manipulation.atleast_1d(array) for array in arrays]
+    given = [manipulation.atleast_1d(array) for array in operands(*arrays)]
     return concat(given, 0 if given and given[0].ndim == 1 else 1)
 
 
 def dstack(arrays: Sequence[Operand]) -> Array:
     """Arrays joined along their third axis."""
-    return concat([atleast_3d(array) for array in arrays], 2)
+    return concat([atleast_3d(array) for array in operands(*arrays)], 2)
 
 
 def column_stack(arrays: Sequence[Operand]) -> Array:
     """Vectors, and the columns of matrices, as columns of one matrix."""
-    given = [asarray(array) for array in arrays]
+    given = operands(*arrays)
     return concat([reshape(array, (-1, 1)) if array.ndim < 2 else array for array in given], 1)
 
 
@@ -309,7 +309,7 @@ def allclose(x1: Operand, x2: Operand, rtol: float = 1e-5, atol: float = 1e-8, e
 
 def array_equal(x1: Operand, x2: Operand) -> Array:
     """Whether both have one shape and equal elements."""
-    left, right = asarray(x1), asarray(x2)
+    left, right = operands(x1, x2)
     if left.shape != right.shape:
         return asarray(False)
     return reductions.all(elementwise.equal(left, right))
@@ -424,7 +424,7 @@ def inner(x1: Operand, x2: Operand) -> Array:
 
 def vdot(x1: Operand, x2: Operand) -> Array:
     """The sum of products of both flattened, x1 conjugated where it is complex."""
-    return contraction.vecdot(manipulation.ravel(x1), manipulation.ravel(x2))
+    return contraction.vecdot(*[manipulation.ravel(array) for array in operands(x1, x2)])
 
 
 def kron(x1: Operand, x2: Operand) -> Array:
@@ -456,14 +456,13 @@ def ediff1d(x: Operand) -> Array:
 
 def trapezoid(y: Operand, x: Operand | None = None, dx: float = 1.0, axis: int = -1) -> Array:
     """The integral of y along `axis` by the trapezoidal rule, over the points x or steps of dx."""
-    (values,) = inexact(y)
+    values, *points = inexact(*[y] if x is None else (y, x))
     place = normal_axis(axis, values.ndim)
     rows = manipulation.moveaxis(values, place, -1)
     middles = elementwise.multiply(elementwise.add(rows[..., 1:], rows[..., :-1]), 0.5)
-    if x is None:
+    if not points:
         return elementwise.multiply(reductions.sum(middles, -1), dx)
-    points = asarray(x)
-    steps = manipulation.diff(points if points.ndim == 1 else manipulation.moveaxis(points, place, -1))
+    steps = manipulation.diff(points[0] if points[0].ndim == 1 else manipulation.moveaxis(points[0], place, -1))
     return reductions.sum(elementwise.multiply(middles, steps), -1)
 
 

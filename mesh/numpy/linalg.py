@@ -369,7 +369,7 @@ def norm(x: Operand, ord: Any = None, axis: Any = None, keepdims: bool = False) 
 
 def outer(x1: Operand, x2: Operand) -> Array:
     """The products of every element of one vector with every element of the other."""
-    left, right = asarray(x1), asarray(x2)
+    left, right = operands(x1, x2)
     if (left.ndim, right.ndim) != (1, 1):
         raise ShapeError(f"outer needs two vectors, got {left.shape} and {right.shape}")
     return _outer(left, right)
@@ -377,7 +377,7 @@ def outer(x1: Operand, x2: Operand) -> Array:
 
 def trace(x: Operand, *, offset: int = 0, dtype: Any = None) -> Array:
     """The sum of diagonal `offset` of the last two axes, in `dtype` or as `sum` has it."""
-    return reductions.sum(diagonal(x, offset), -1, dtype=dtype)
+    return reductions.sum(diagonal(asarray(x, dtype), offset), -1, dtype=dtype)
 
 
 def vector_norm(x: Operand, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Array:
@@ -447,5 +447,5 @@ def _counted(s: Array, shape: tuple[int, ...], rtol: Any) -> Array:
     if s.shape[-1] == 0:
         return elementwise.greater(s, 0)
     least = max(shape[-2:]) * finfo(s.type.dtype.numpy).eps if rtol is None else rtol
-    bound = elementwise.multiply(asarray(least) if rtol is not None else least, reductions.max(s, -1))
+    bound = elementwise.multiply(least, reductions.max(s, -1))
     return elementwise.greater(s, bound[..., None])

@@ -19,7 +19,7 @@ from wire.errors import InputError, ShapeError
 
 from ..array import Array, Operand, apply, renamed
 from . import elementwise, indexing
-from .promotion import asarray, concrete, like, operands
+from .promotion import asarray, concrete, like, operands, parts
 from .reductions import normal_axes, normal_axis
 
 Shape = int | Sequence[int]
@@ -125,11 +125,11 @@ def broadcast_shapes(*shapes: Shape) -> tuple[int, ...]:
         raise ShapeError(f"shapes {' and '.join(map(str, shapes))} do not broadcast") from error
 
 
-def broadcast_arrays(*arrays: Operand) -> tuple[Array, ...]:
+def broadcast_arrays(*arrays: Operand) -> list[Array]:
     """All arrays broadcast to their common shape."""
     given = [asarray(array) for array in arrays]
     shape = broadcast_shapes(*[array.shape for array in given])
-    return tuple([broadcast_to(array, shape) for array in given])
+    return [broadcast_to(array, shape) for array in given]
 
 
 def flip(x: Operand, axis: int | Sequence[int] | None = None) -> Array:
@@ -158,9 +158,7 @@ def roll(x: Operand, shift: Shape, axis: Shape | None = None) -> Array:
 
 def concat(arrays: Sequence[Operand], axis: int | None = 0) -> Array:
     """Arrays joined along an existing axis; flattened first if axis is None."""
-    if not len(arrays):
-        raise InputError("concat needs one array or more")
-    given = operands(*[asarray(array) for array in arrays])
+    given = parts(arrays)
     if axis is None:
         given, axis = [ravel(array) for array in given], 0
     place = normal_axis(axis, given[0].ndim)
@@ -169,7 +167,7 @@ def concat(arrays: Sequence[Operand], axis: int | None = 0) -> Array:
 
 def stack(arrays: Sequence[Operand], axis: int = 0) -> Array:
     """Arrays of one shape joined along a new axis."""
-    given = [asarray(array) for array in arrays]
+    given = parts(arrays)
     if len({array.shape for array in given}) > 1:
         raise ShapeError(f"stack needs arrays of one shape, got {', '.join(str(array.shape) for array in given)}")
     return concat([expand_dims(array, axis) for array in given], axis)
@@ -206,8 +204,12 @@ def diff(
     array = renamed(array)
     if n < 0:
         raise InputError(f"differences are taken 0 times or more, got {n}")
-    before, after = ([] if each is None else [_border(each, array, place)] for each in (prepend, append))
-    array = concat([*before, array, *after], axis=place) if before or after else array
+    sides = [each for each in (prepend, append) if each is not None]
+    if sides:
+        array, *borders = operands(array, *sides)
+        layers = [_border(each, array, place) for each in borders]
+        at = 0 if prepend is None else 1
+        array = concat([*layers[:at], array, *layers[at:]], axis=place)
     for _ in range(n):
         dim = array.shape[place]
         later, earlier = part(array, place, min(1, dim), dim), part(array, place, 0, max(dim - 1, 0))
@@ -216,9 +218,8 @@ def diff(
     return array
 
 
-def _border(value: Operand, array: Array, place: int) -> Array:
+def _border(border: Array, array: Array, place: int) -> Array:
     """What is joined to `array` along one axis: a scalar becomes one layer."""
-    border = asarray(value)
     return (
         border if border.ndim else broadcast_to(border, [1 if at == place else d for at, d in enumerate(array.shape)])
     )

@@ -1,23 +1,25 @@
 """From operands of many kinds to Arrays of one dtype.
 
-A Python scalar is weak: it takes the dtype of the Arrays it meets, unless its kind is higher (a float met by integers
-makes float32, an integer met by bools makes int32).  numpy scalars and arrays keep their dtype.  Two Arrays promote by
-`wire.dtypes.promote`.  Alone, Python scalars are complex64, float32, int32 (int64 where the number needs it) and bool.
+A Python scalar is weak: it takes the dtype of the Arrays it meets, at full precision, unless its kind is higher (a
+float met by integers makes float32, an integer met by bools makes int32).  numpy scalars and arrays keep their dtype.
+Two Arrays promote by `wire.dtypes.promote`.  Alone, Python scalars are complex64, float32, int32 (int64 or uint64 where
+the number needs it) and bool.  Lists of Python scalars promote as Arrays of these default dtypes do; but their numbers
+go into the common dtype from Python's own 64 bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from wire.dtypes import BOOL, BY_NAME, C64, F32, I32, I64, U64, DType, dtype_of, promote
+from wire.dtypes import BOOL, BY_NAME, C64, C128, F32, F64, I32, I64, U64, DType, dtype_of, promote
 from wire.errors import DTypeError, InputError
 
-from ..array import Array, Operand, apply, handle_array, literal, strong, value_array
+from ..array import WIDER, Array, Operand, apply, handle_array, literal, strong, value_array
 from ..handle import Handle
 
 _RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
@@ -26,6 +28,8 @@ PYTHON_DTYPES: dict[Any, DType] = {bool: BOOL, int: I32, float: F32, complex: C6
 INT_BOUNDS = {
     d.name: (int(np.iinfo(d.numpy).min), int(np.iinfo(d.numpy).max)) for d in BY_NAME.values() if d.kind in "iu"
 }
+
+_LEAST, _MOST = INT_BOUNDS["i64"][0], INT_BOUNDS["u64"][1]  # of integers that some dtype holds
 
 
 def extreme(dtype: DType, high: bool) -> float:
@@ -63,28 +67,36 @@ def is_python_scalar(value: object) -> bool:
 def asarray(value: Operand, dtype: Any = None) -> Array:
     """`value` as an Array: lists and Python scalars take the default dtypes, numpy arrays keep theirs.
 
-    InputError for Python integers that `dtype` cannot hold.
+    With `dtype`, Python's numbers go into it at full precision.  InputError for those that it cannot hold.
     """
-    array = _as_array(value)
     if dtype is None:
-        return array
+        return _as_array(value)
     wanted = to_dtype(dtype)
-    if wanted.kind in "iu" and isinstance(value, (int, list, tuple, range)):
-        _check_bounds(value, array, wanted)
-    return strong(cast(array, wanted))
+    if isinstance(value, (list, tuple)) and any(isinstance(leaf, (Array, Handle)) for leaf in _leaves(value)):
+        from .manipulation import stack
+
+        return stack([asarray(item, wanted) for item in value])
+    numbers = _numbers(value, wanted)
+    return strong(cast(_as_array(value), wanted)) if numbers is None else numbers.in_dtype(wanted)
 
 
 def cast(array: Array, dtype: DType) -> Array:
-    """`array` in `dtype`, by the op table's `cast`."""
+    """`array` in `dtype`, by the op table's `cast`; what is made of Python's numbers alone at their full precision."""
     if array.type.dtype is dtype:
         return array
+    wide = array.tensor.wide
+    if wide is not None and dtype in (F64, C128):
+        return cast(Array(wide), dtype)
     return apply("cast", array, dtype=dtype.name)
 
 
 def operands(*values: Operand) -> list[Array]:
     """Arrays of one common dtype; shapes stay as they are."""
+    if not values:
+        raise InputError("a function of arrays needs one array or more")
     first, *rest = arrays = [
-        value if is_python_scalar(value) or isinstance(value, Array) else _as_array(value) for value in values
+        value if is_python_scalar(value) or isinstance(value, Array) else _numbers(value) or _as_array(value)
+        for value in values
     ]
     if (
         isinstance(first, Array)
@@ -94,6 +106,12 @@ def operands(*values: Operand) -> list[Array]:
         return arrays  # type: ignore[return-value]  # the common case: nothing to do
     dtype, weak = common_dtype(arrays)
     return [_convert(value, dtype, weak) for value in arrays]
+
+
+def parts(values: Sequence[Operand]) -> list[Array]:
+    """As `operands`, for what becomes one array: with Python scalars among it, that is no longer one that adapts."""
+    given = operands(*values)
+    return given if all(isinstance(value, Array) for value in values) else [strong(array) for array in given]
 
 
 def floats(*values: Operand) -> list[Array]:
@@ -116,8 +134,11 @@ def inexact(*values: Operand) -> list[Array]:
 
 def common_dtype(values: Iterable[Any]) -> tuple[DType, bool]:
     """The dtype that `values` (Arrays and Python scalars) promote to, and whether all of them are weak."""
-    strong = [value.type.dtype for value in values if isinstance(value, Array) and not value.weak]
-    weak = [_weak_dtype(value) for value in values if not isinstance(value, Array) or value.weak]
+    given = [*values]
+    weak = [_weak_dtype(value) for value in given if _is_weak(value)]
+    strong = [
+        value.dtype if isinstance(value, _Numbers) else value.type.dtype for value in given if not _is_weak(value)
+    ]
     highest = max(weak, key=lambda dtype: (_RANK[dtype.kind], dtype.itemsize), default=None)
     if not strong:
         assert highest is not None
@@ -129,8 +150,8 @@ def common_dtype(values: Iterable[Any]) -> tuple[DType, bool]:
 
 
 def scalar(value: complex, dtype: DType, weak: bool = False) -> Array:
-    """A Python scalar as a literal of `dtype`; InputError if an integer dtype cannot hold it, or it is complex and the
-    dtype is not."""
+    """A Python scalar as a literal of `dtype`; InputError if the dtype cannot hold it: an integer or NaN outside of an
+    integer dtype, an integer beyond every float, a complex number where the dtype is not complex."""
     if isinstance(value, complex):
         if dtype.kind != "c":
             raise InputError(f"{value} does not fit {dtype.name}", next_step="Cast the array to a complex dtype first")
@@ -139,27 +160,21 @@ def scalar(value: complex, dtype: DType, weak: bool = False) -> Array:
         low, high = INT_BOUNDS[dtype.name]
         if not low <= value <= high:  # NaN is not either
             raise InputError(f"{value} does not fit {dtype.name}", next_step="Cast the array to a wider dtype first")
-    return literal(value, dtype, weak)
+    return literal(_as_float(value, dtype) if dtype.kind in "fc" else value, dtype, weak)
 
 
 def like(value: Operand, other: Array) -> Array:
     """`value` in the dtype of `other`."""
-    return scalar(value, other.type.dtype) if is_python_scalar(value) else cast(_as_array(value), other.type.dtype)  # type: ignore[arg-type]
+    dtype = other.type.dtype
+    if is_python_scalar(value):
+        return scalar(value, dtype)  # type: ignore[arg-type]
+    numbers = _numbers(value)
+    return cast(_as_array(value), dtype) if numbers is None else numbers.in_dtype(dtype)
 
 
 def concrete(array: Array, asker: str) -> np.ndarray[Any, np.dtype[Any]]:
     """The value of `array`, computed if need be; the error for a traced one names `asker`."""
     return array._value_for(asker)
-
-
-def _check_bounds(value: Any, array: Array, dtype: DType) -> None:
-    if array.type.dtype.kind in "iu" and array.value is not None and _all_scalars(value):
-        for number in (array.value.min(), array.value.max()) if array.size else ():
-            scalar(int(number), dtype)
-
-
-def _all_scalars(value: Any) -> bool:
-    return isinstance(value, range) or all(map(is_python_scalar, _leaves(value)))
 
 
 def as_numpy(value: Any, what: str) -> np.ndarray[Any, np.dtype[Any]]:
@@ -186,25 +201,95 @@ def _by_dlpack_alone(value: Any) -> bool:
     )
 
 
+class _Numbers(NamedTuple):
+    """Python's scalars, nested as an array: their default dtype, and the array that holds every one of them."""
+
+    dtype: DType
+    full: np.ndarray[Any, np.dtype[Any]]
+
+    def in_dtype(self, dtype: DType) -> Array:
+        """As an Array; InputError for a number that the dtype cannot hold, DTypeError for complex ones where it is
+        real."""
+        full = self.full
+        if full.dtype.kind == "c" and dtype.kind not in "bc":
+            return cast(value_array(full), dtype)  # which says so
+        if dtype.kind in "iu" and full.size:
+            for extreme in (full.min(), full.max()):  # NaN if there is one
+                scalar(extreme.item(), dtype)
+        with np.errstate(over="ignore"):
+            array = full.astype(dtype.numpy)
+        return value_array(array) if array.ndim else literal(array, dtype)
+
+
+def _numbers(value: Any, wanted: DType | None = None) -> _Numbers | None:
+    """What lists, ranges and scalars of Python's numbers are, None for all else; `wanted` is what they are going to
+    be, which may hold integers that no integer dtype does."""
+    if not isinstance(value, (list, tuple, range)) and not is_python_scalar(value):
+        return None
+    found = [value[0], value[-1]] if isinstance(value, range) and value else list(_leaves(value))
+    if not found or not all(map(is_python_scalar, found)):
+        return None
+    kind = max({_kind(each) for each in found}, key=_RANK.__getitem__)
+    if kind == "i" and (wanted is None or wanted.kind not in "fc"):
+        integers = [int(each) for each in found]
+        dtype = full = _integer_dtype(min(integers), max(integers))
+    else:
+        dtype = _WEAK_DEFAULT[kind]
+        full = WIDER.get(dtype, F64 if kind == "i" else dtype)
+    try:
+        return _Numbers(dtype, np.array(value, full.numpy))
+    except ValueError as error:
+        raise InputError(f"nested lists of unequal lengths are not an array ({error})") from error
+    except OverflowError as error:
+        raise InputError(f"an integer does not fit {(wanted or dtype).name} ({error})") from error
+
+
+_KIND_OF = {bool: "b", int: "i", float: "f", complex: "c"}
+
+
+def _kind(number: object) -> str:
+    kind = _KIND_OF.get(type(number))
+    return kind or next(kind for python, kind in _KIND_OF.items() if isinstance(number, python))  # an IntEnum, say
+
+
+def _is_weak(value: Any) -> bool:
+    return value.weak if isinstance(value, Array) else not isinstance(value, _Numbers)
+
+
 def _convert(value: Any, dtype: DType, weak: bool) -> Array:
+    if isinstance(value, _Numbers):
+        return value.in_dtype(dtype)
     return cast(value, dtype) if isinstance(value, Array) else scalar(value, dtype, weak)
 
 
 def _weak_dtype(value: Any) -> DType:
     if isinstance(value, Array):
         return value.type.dtype
-    if isinstance(value, bool):
-        return BOOL
-    if isinstance(value, complex):
-        return C64
-    return F32 if isinstance(value, float) else _integer_dtype(int(value), int(value))
+    if isinstance(value, int) and not _LEAST <= value <= _MOST:
+        return U64  # which does not hold it either; but beside a float it becomes one
+    return _alone(value)
+
+
+def _alone(value: complex) -> DType:
+    """The dtype of a Python scalar that meets nothing else."""
+    kind = _kind(value)
+    return _integer_dtype(*[int(value.real)] * 2) if kind == "i" else _WEAK_DEFAULT[kind]
 
 
 def _integer_dtype(low: int, high: int) -> DType:
     for dtype in (I32, I64, U64):
         if INT_BOUNDS[dtype.name][0] <= low and high <= INT_BOUNDS[dtype.name][1]:
             return dtype
-    raise InputError(f"the integer {high if high > 0 else low} does not fit any dtype")
+    outside = [each for each in (low, high) if not _LEAST <= each <= _MOST]
+    what = f"the integer {outside[0]} does not fit any" if outside else f"{low} and {high} do not fit one"
+    raise InputError(f"{what} integer dtype", next_step="Say dtype='float64', or write floats")
+
+
+def _as_float(value: complex, dtype: DType) -> complex:
+    try:
+        return value if isinstance(value, complex) else float(value)
+    except OverflowError as error:
+        raise InputError(f"an integer this large does not fit {dtype.name} ({error})") from error
 
 
 def _as_array(value: Any) -> Array:
@@ -213,14 +298,14 @@ def _as_array(value: Any) -> Array:
     if isinstance(value, Handle):
         return handle_array(value)
     if is_python_scalar(value):
-        return literal(value, _weak_dtype(value))
+        return literal(value, _alone(value))
     if isinstance(value, (list, tuple)):
         return _from_sequence(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return value_array(np.asarray(value))
     if isinstance(value, range):
-        bounds = (value[0], value[-1]) if value else (0, 0)
-        return value_array(np.array(value, _integer_dtype(min(bounds), max(bounds)).numpy))
+        numbers = _numbers(value)
+        return value_array(np.zeros(0, I32.numpy) if numbers is None else numbers.full)
     if is_array_like(value):
         return value_array(as_numpy(value, "it"))
     if _is_buffer(value):
@@ -244,16 +329,17 @@ def _from_sequence(value: list[Any] | tuple[Any, ...]) -> Array:
     if any(isinstance(leaf, (Array, Handle)) for leaf in found):
         from .manipulation import stack
 
-        return stack([_as_array(item) for item in value])
+        return stack(value)
+    numbers = _numbers(value)
+    if numbers is not None:
+        return numbers.in_dtype(numbers.dtype)
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise InputError(f"nested lists of unequal lengths are not an array ({error})") from error
     if array.dtype == object:
         raise InputError("a list of things that are not numbers is not an array")
-    if all(is_python_scalar(leaf) for leaf in found):
-        array = array.astype(_sequence_dtype(array).numpy)
-    return value_array(array)
+    return value_array(array.astype(F32.numpy) if not found else array)
 
 
 def _leaves(value: Any) -> Iterable[Any]:
@@ -262,9 +348,3 @@ def _leaves(value: Any) -> Iterable[Any]:
             yield from _leaves(item)
     else:
         yield value
-
-
-def _sequence_dtype(array: np.ndarray[Any, np.dtype[Any]]) -> DType:
-    if array.dtype.kind in "iu" and array.size:
-        return _integer_dtype(int(array.min()), int(array.max()))
-    return _WEAK_DEFAULT[array.dtype.kind]

@@ -71,7 +71,7 @@ def uniform(
     unit = _unit(key, manipulation.to_shape(shape), kind)
     if isinstance(minval, float) and isinstance(maxval, float) and (minval, maxval) == (0.0, 1.0):
         return unit
-    low, high = (cast(asarray(bound), kind) for bound in (minval, maxval))
+    low, high = (asarray(bound, kind) for bound in (minval, maxval))
     return unit * (high - low) + low
 
 
@@ -93,7 +93,7 @@ def truncated_normal(key: Operand, lower: float, upper: float, shape: Shape = ()
 
 def bernoulli(key: Operand, p: Operand = 0.5, shape: Shape | None = None) -> Array:
     """True with probability p; `shape` is p's by default."""
-    chance = asarray(p) if isinstance(p, Array | np.ndarray) else asarray(p, F32)
+    (chance,) = floats(p)
     wanted = chance.shape if shape is None else manipulation.to_shape(shape)
     return _unit(key, wanted, _float(chance.type.dtype)) < chance
 

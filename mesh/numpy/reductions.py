@@ -15,7 +15,7 @@ from wire.errors import InputError
 
 from ..array import Array, Operand, apply, renamed
 from . import elementwise
-from .promotion import asarray, cast, inexact, like, scalar, to_dtype
+from .promotion import asarray, cast, inexact, like, scalar
 
 Axis = int | Sequence[int] | None
 
@@ -132,10 +132,9 @@ def _wide(dtype: DType) -> DType:
 
 
 def _accumulate(op: str, x: Operand, axis: Axis, dtype: Any, keepdims: bool) -> Array:
-    array = asarray(x)
+    array = asarray(x, dtype)
     axes = normal_axes(axis, array.ndim)
-    target = sum_dtype(array.type.dtype) if dtype is None else to_dtype(dtype)
-    return _reduce(op, cast(array, target), axes, keepdims)
+    return _reduce(op, array if dtype is not None else cast(array, sum_dtype(array.type.dtype)), axes, keepdims)
 
 
 def _truth(op: str, x: Operand, axis: Axis, keepdims: bool) -> Array:

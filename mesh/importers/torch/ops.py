@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import I64, dtype_of
+from wire.dtypes import BF16, F16, F32, I64, dtype_of
 from wire.errors import Unsupported
 
 from ... import nn
@@ -33,8 +33,14 @@ def _unary(function: Callable[[Array], Array]) -> Op:
     return op
 
 
-def _binary(function: Callable[[Any, Any], Array]) -> Op:
-    return lambda call: as_result(call, function(call["self"], call["other"]))
+def _binary(function: Callable[[Any, Any], Array], other: str = "other") -> Op:
+    return lambda call: as_result(call, function(*_in_result(call, "self", other)))
+
+
+def _in_result(call: Call, *names: str) -> list[Any]:
+    """Operands in the dtype of the result, in which torch computes; Python's numbers, which adapt, as they are."""
+    found = [call[name] for name in names]
+    return [cast(each, dtype_of(call.dtype)) if isinstance(each, Array) else each for each in found]
 
 
 def _compare(function: Callable[[Any, Any], Array]) -> Op:
@@ -43,15 +49,20 @@ def _compare(function: Callable[[Any, Any], Array]) -> Op:
 
 def _added(sign: int) -> Op:
     def op(call: Call) -> Array:
-        left, right, alpha = call["self"], call["other"], call.get("alpha", 1)
+        (left, right), alpha = _in_result(call, "self", "other"), call.get("alpha", 1)
         scaled = right if alpha == 1 else mnp.multiply(right, alpha)
         return as_result(call, mnp.add(left, scaled) if sign > 0 else mnp.subtract(left, scaled))
 
     return op
 
 
+def _rsub(call: Call) -> Array:
+    left, right = _in_result(call, "self", "other")
+    return as_result(call, mnp.subtract(right, mnp.multiply(left, call.get("alpha", 1))))
+
+
 def _div(call: Call) -> Array:
-    left, right, mode = call["self"], call["other"], call.get("rounding_mode")
+    (left, right), mode = _in_result(call, "self", "other"), call.get("rounding_mode")
     if mode is None:
         return as_result(call, mnp.divide(left, right))
     if mode == "floor":
@@ -71,7 +82,8 @@ def _fmod(call: Call) -> Array:
 
 
 def _clamp(call: Call) -> Array:
-    return as_result(call, mnp.clip(call.x, call.get("min"), call.get("max")))
+    low, high = call.get("min"), call.get("max")
+    return as_result(call, mnp.clip(as_result(call, call.x), low, high))
 
 
 def _gelu(call: Call) -> Array:
@@ -95,7 +107,7 @@ def _to(call: Call) -> Array:
 
 
 def _where(call: Call) -> Array:
-    return as_result(call, mnp.where(call["condition"], call["self"], call["other"]))
+    return as_result(call, mnp.where(call["condition"], *_in_result(call, "self", "other")))
 
 
 def _masked_fill(call: Call) -> Array:
@@ -198,9 +210,11 @@ def _full(value: Any = None) -> Op:
 
 
 def _arange(call: Call) -> Array:
-    start, step = call.get("start", 0), call.get("step", 1)
-    count = call.shape[0]
-    return as_result(call, mnp.arange(count) * step + start)
+    kind = dtype_of(call.dtype)
+    number = int if kind.kind in "iu" else float
+    start, step = number(call.get("start", 0)), number(call.get("step", 1))
+    steps = apply("iota", shape=call.shape, dtype=(F32 if kind in (F16, BF16) else kind).name, axis=0)
+    return as_result(call, steps * step + start)
 
 
 # -- reductions -------------------------------------------------------------------------------------------
@@ -604,7 +618,7 @@ OPS: dict[str, Op] = {
     "ones": _full(1),
     "ones_like": _full(1),
     "permute": _permute,
-    "pow": lambda call: as_result(call, mnp.pow(call["self"], call["exponent"])),
+    "pow": _binary(mnp.pow, "exponent"),
     "prod": _reduce(mnp.prod),
     "reciprocal": _unary(lambda x: 1 / x),
     "relu": _unary(nn.relu),
@@ -615,7 +629,7 @@ OPS: dict[str, Op] = {
     "roll": _roll,
     "round": lambda call: as_result(call, mnp.round(call.x, int(call.get("decimals", 0)))),
     "rsqrt": _unary(lambda x: 1 / mnp.sqrt(x)),
-    "rsub": lambda call: as_result(call, mnp.subtract(call["other"], mnp.multiply(call["self"], call.get("alpha", 1)))),
+    "rsub": _rsub,
     "scalar_tensor": lambda call: mnp.full((), call["s"], dtype=call.dtype),
     "scaled_dot_product_attention": _attention,
     "scatter": indexing.scattered("set"),

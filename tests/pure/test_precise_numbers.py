@@ -1,0 +1,334 @@
+"""Numbers of 64 bits keep them on every way into a tensor: every function of the Array API standard equals numpy's.
+
+The rows are in support/precise_cases.py; tests/e2e/test_precise_on_workers.py sends the same rows to a worker.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.array_api_cases import Call
+from support.precise_cases import CASES, WAYS, F, I, U, check, check_all, graphs, results
+
+import mesh
+import mesh.numpy as mnp
+from mesh.backend import Work
+from mesh.errors import InputError
+from mesh.inprocess import evaluate
+from mesh.standard_doc import NOT_YET, REALISED, STANDARD, state_of
+from wire.codec import decode_graph, encode_graph
+from wire.graph import WireGraph
+from wire.text import from_text, to_text
+
+NAMES = sorted({call.name for call in CASES})
+WITHOUT_NUMBERS = {
+    *("__array_namespace_info__", "can_cast", "e", "finfo", "iinfo", "inf", "isdtype", "nan", "newaxis", "pi"),
+    *("result_type", "unique_values"),  # the last: numpy's order is another
+}
+POSITIONS = ("linalg.", "expand", "squeeze", "repeat", "roll", "moveaxis", "full")  # which cannot be traced
+WITH_SCALARS = [
+    call
+    for call in CASES
+    if len(call.args) > 1
+    and isinstance(call.args[0], np.ndarray)
+    and call.args[0].shape
+    and any(isinstance(each, (int, float, complex)) for each in call.args[1:])
+    and not call.name.startswith(POSITIONS)
+]
+X = np.array([0.1, 16777217.0])
+
+
+def test_every_function_of_the_standard_has_a_row() -> None:
+    every = {name for names in STANDARD.values() for name in names.split() if state_of(name) != NOT_YET}
+    dtypes = {name for name in STANDARD["Data types"].split() if name not in ("astype",)}
+    assert every - dtypes - WITHOUT_NUMBERS == {*NAMES}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_function_of_numbers_of_64_bits_equals_numpys(name: str, way: str) -> None:
+    for call in (each for each in CASES if each.name == name):
+        check(call, results(call.made_by(mnp, WAYS[way])))
+
+
+@pytest.mark.parametrize("call", WITH_SCALARS, ids=lambda call: call.id)
+def test_a_number_that_a_traced_function_is_called_with_keeps_its_bits(call: Call) -> None:
+    def function(*args: Any) -> Any:
+        return results(Call(call.name, args, call.kwargs).made_by(mnp, lambda array: array))
+
+    check(call, mesh.evaluate(function, *call.args))
+
+
+def _as_text(graph: WireGraph) -> WireGraph:
+    return from_text(to_text(graph))
+
+
+def _as_bytes(graph: WireGraph) -> WireGraph:
+    return decode_graph(encode_graph(graph))
+
+
+@pytest.mark.parametrize("carried", [_as_text, _as_bytes])
+def test_constants_of_graphs_keep_their_bits(carried: Callable[[WireGraph], WireGraph]) -> None:
+    for calls, graph in graphs(200, REALISED):
+        arrived = carried(graph)
+        assert encode_graph(arrived) == encode_graph(graph)
+        check_all(calls, evaluate(Work(arrived, {}, "auto"), {}))
+
+
+# -- Python's numbers beside arrays, and alone ------------------------------------------------------------
+
+BESIDE: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "a list": (lambda x: x * [0.3, 1e290], X * [0.3, 1e290]),
+    "a tuple in front": (lambda x: (0.3, 1e300) - x, [0.3, 1e300] - X),
+    "an integer beyond all integer dtypes": (lambda x: x * 10**30, X * 1e30),
+    "a negative one": (lambda x: x * -(10**30), X * -1e30),
+    "a function of a number": (lambda x: x * mnp.sqrt(0.1) + mnp.log(3.3), X * 0.1**0.5 + math.log(3.3)),
+    "composed functions of numbers": (
+        lambda x: x * mnp.asinh(mnp.acosh(5e4 + 0.1)),
+        X * math.asinh(math.acosh(5e4 + 0.1)),
+    ),
+    "branches": (lambda x: x + mnp.where(x > 1, 0.3, 1 / 3), X + np.where(X > 1, 0.3, 1 / 3)),
+    "branches of functions": (lambda x: x + mnp.where(x > 1, mnp.exp(0.3), 0), X + np.where(X > 1, math.exp(0.3), 0)),
+    "complex branches": (lambda x: x * mnp.where(x > 1, 0.3j, 1.1), X * np.where(X > 1, 0.3j, 1.1)),
+    "a set element": (lambda x: x.at[0].set(1 / 3), [1 / 3, X[1]]),
+    "set elements": (lambda x: x.at[:].set([1 / 3, 0.7]), [1 / 3, 0.7]),
+    "an added element": (lambda x: x.at[1].add(0.3), [X[0], X[1] + 0.3]),
+    "padding": (lambda x: mnp.pad(x, 1, constant_values=0.3), np.pad(X, 1, constant_values=0.3)),
+    "joined": (lambda x: mnp.concat([x, [0.3]]), [*X, 0.3]),
+    "stacked": (lambda x: mnp.stack([x, [0.3, 0.7]]), [X, [0.3, 0.7]]),
+    "in a list": (lambda x: mnp.asarray([x, [0.3, 0.7]]), [X, [0.3, 0.7]]),
+    "a border": (lambda x: mnp.diff(x, prepend=0.3), np.diff(X, prepend=0.3)),
+    "a product": (lambda x: x @ [0.3, 0.7], X @ [0.3, 0.7]),
+    "a sum of products": (lambda x: mnp.einsum("i,i->", x, [0.3, 0.7]), X @ [0.3, 0.7]),
+    "numpy's product": (lambda x: mnp.vdot([0.3, 0.7], x), X @ [0.3, 0.7]),
+    "an outer product": (lambda x: mnp.linalg.outer(x, [0.3, 0.7]), np.outer(X, [0.3, 0.7])),
+    "equal lists": (lambda x: mnp.array_equal(x, X.tolist()), True),
+    "an integral": (lambda x: mnp.trapezoid(x, [0.3, 0.7]), np.trapezoid(X, [0.3, 0.7])),
+    "interpolated": (lambda x: mnp.interp(0.3, [0.1, 0.7], x), np.interp(0.3, [0.1, 0.7], X)),
+    "a sum of a list": (lambda x: mnp.sum([0.3, 0.7], dtype="float64"), 1.0),
+    "a running sum": (lambda x: mnp.cumulative_sum([0.3, 0.7], dtype="float64"), np.cumsum([0.3, 0.7])),
+    "a cast list": (lambda x: mnp.astype([0.3], "float64"), [0.3]),
+    "a random range": (lambda x: mesh.random.uniform(mesh.random.key(1), (), "float64", 0.1, 0.1), 0.1),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("what", BESIDE)
+def test_pythons_numbers_beside_a_float64_array_are_float64(what: str, traced: bool) -> None:
+    function, wanted = BESIDE[what]
+    found = np.asarray(mesh.evaluate(function, X) if traced else function(mnp.asarray(X)))
+    assert found.dtype == np.asarray(wanted).dtype
+    np.testing.assert_allclose(found, wanted, 4e-16)
+
+
+def test_a_traced_number_is_float64_where_it_meets_float64_and_else_float32() -> None:
+    def function(x: Any, s: float) -> Any:
+        return x * s, mnp.sqrt(s) * x, mnp.where(x > 1, s, 0.3) + x, s * 2, mnp.sqrt(s)
+
+    graph = mesh.trace(function, X, 0.1)
+    assert str(graph.input_types["s"]) == "f64[]"
+    wide, root, chosen, twice, alone = mesh.evaluate(function, X, 0.1)
+    np.testing.assert_array_equal(wide, X * 0.1)
+    np.testing.assert_array_equal(root, 0.1**0.5 * X)
+    np.testing.assert_array_equal(chosen, np.where(X > 1, 0.1, 0.3) + X)
+    assert twice == np.float32(0.1) * 2 and twice.dtype == alone.dtype == np.float32
+    assert str(mesh.trace(function, X.astype(np.float32), 0.1).input_types["s"]) == "f32[]"
+    again = mesh.function(function)
+    for number in (0.1, 1 / 3):  # the second call is not traced
+        np.testing.assert_array_equal(np.asarray(again(X, number)[0]), X * number)
+
+
+def test_a_number_that_was_looked_at_has_its_bits_still() -> None:
+    root = mnp.sqrt(0.1)
+    assert root.dtype == np.float32 and float(root) == np.float32(0.1**0.5)
+    np.testing.assert_array_equal(np.asarray(root * X), 0.1**0.5 * X)
+
+
+def test_default_dtypes_are_those_of_32_bits() -> None:
+    for value, dtype in (
+        (0.1, "float32"),
+        ([0.1, 3], "float32"),
+        (1j, "complex64"),
+        (3, "int32"),
+        ([], "float32"),
+        (2**53 + 1, "int64"),
+        ([2**53 + 1, 1], "int64"),
+        ([2**63 + 5, 1], "uint64"),
+        (True, "bool"),
+        ([True, 2], "int32"),
+        ([np.float64(0.1), 0.2], "float64"),
+        (range(3), "int32"),
+    ):
+        assert mnp.asarray(value).dtype == dtype, value
+    assert mnp.stack([0.1, 0.2]).dtype == mnp.linspace(0.1, 0.2, 3).dtype == mnp.arange(0.3).dtype == np.float32
+    assert mnp.arange(np.float64(0.3)).dtype == np.float64 and mnp.arange(np.int64(3)).dtype == np.int32
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, [1, 10**30], [2**63 + 5, -1], range(2**64, 2**64 + 2)])
+def test_integers_that_no_integer_dtype_holds_are_refused_and_are_floats_where_asked(value: Any) -> None:
+    with pytest.raises(InputError, match=r"integer dtype.*float64"):
+        mnp.asarray(value)
+    for dtype in ("int64", "uint64"):
+        with pytest.raises(InputError, match=r"do(es)? not fit"):
+            mnp.asarray(value, dtype=dtype)
+    for dtype in ("float64", "float32", "complex128"):
+        wanted = np.array(list(value) if isinstance(value, range) else value, dtype)
+        np.testing.assert_array_equal(np.asarray(mnp.asarray(value, dtype=dtype)), wanted)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: mnp.asarray(10**400, dtype="float64"),
+        lambda: mnp.asarray([10**400, 1.5], dtype="float64"),
+        lambda: mnp.asarray([0.5, 10**400]),
+        lambda: mnp.full((), 10**400, dtype="float64"),
+        lambda: mnp.asarray(X) * 10**400,
+        lambda: mnp.asarray(math.nan, dtype="int64"),
+        lambda: mnp.asarray([1e300], dtype="int64"),
+        lambda: mnp.asarray(X).at[0].set(1j),
+        lambda: mnp.asarray(I) + 2**63,
+        lambda: mnp.asarray(U) - -1,
+        lambda: mnp.arange(math.nan),
+        lambda: mnp.arange(0, math.inf),
+        lambda: mnp.arange(10**30),
+        lambda: mnp.arange(0, 1e300, 1e-300),
+        lambda: mnp.arange(1j),
+        lambda: mnp.stack([]),
+        lambda: mnp.concat([]),
+    ],
+)
+def test_numbers_that_a_dtype_cannot_hold_are_refused(wrong: Callable[[], Any]) -> None:
+    with pytest.raises(InputError):
+        wrong()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.floats(), st.integers(-(2**63), 2**64 - 1), st.complex_numbers()), st.data())
+def test_any_number_becomes_what_it_becomes_in_numpy(value: complex, data: st.DataObject) -> None:
+    kinds = {int: ("float64", "complex128", "float32"), float: ("float64", "float32", "float16", "complex128")}
+    dtype = data.draw(st.sampled_from(kinds.get(type(value), ("complex128", "complex64"))))
+    with np.errstate(all="ignore"):
+        wanted = np.array(value, dtype)
+    for found in (
+        mnp.asarray(value, dtype=dtype),
+        mnp.asarray([value], dtype=dtype)[0],
+        mnp.full((), value, dtype=dtype),
+        mnp.asarray([0], dtype=dtype).at[0].set(value)[0],
+    ):
+        assert np.asarray(found).dtype == wanted.dtype
+        np.testing.assert_array_equal(np.asarray(found), wanted)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.integers(0, 50), st.booleans())
+def test_ranges_are_numpys_to_the_last_bit(first: float, last: float, count: int, endpoint: bool) -> None:
+    with np.errstate(all="ignore"):
+        wanted = np.linspace(first, last, count, endpoint=endpoint)
+        np.testing.assert_array_equal(np.asarray(mnp.linspace(first, last, count, endpoint, dtype="float64")), wanted)
+        step = (last - first) / (count + 0.5)
+        if step and abs(last - first) > 1e-6:
+            found = np.asarray(mnp.arange(first, last, step, dtype="float64"))
+            np.testing.assert_array_equal(found, np.arange(first, last, step))
+
+
+# -- importers --------------------------------------------------------------------------------------------
+
+
+def test_constants_of_onnx_models_keep_their_bits() -> None:
+    onnx = pytest.importorskip("onnx")
+    make, inputs = onnx.helper, {np.float64: F, np.int64: I, np.uint64: U}
+    nodes, given, wanted = [], [], []
+    for dtype, array in inputs.items():
+        name = np.dtype(dtype).name
+        tensor = onnx.numpy_helper.from_array(array, name)
+        one = onnx.numpy_helper.from_array(array[0], f"of-{name}")
+        shape = onnx.numpy_helper.from_array(np.array([3]), f"shape-{name}")
+        nodes += [
+            make.make_node("Constant", [], [f"{name}-constant"], value=tensor),
+            make.make_node(
+                "ConstantOfShape", [f"shape-{name}"], [f"{name}-filled"], value=onnx.numpy_helper.from_array(array[:1])
+            ),
+            make.make_node("Max", [f"{name}-constant", name], [f"{name}-largest"]),
+            make.make_node("Clip", [name, f"of-{name}"], [f"{name}-clipped"]),
+        ]
+        given += [tensor, one, shape]
+        wanted += [array, np.full(3, array[0]), array, np.clip(array, array[0], None)]
+    outputs = [
+        make.make_tensor_value_info(node.output[0], make.np_dtype_to_tensor_dtype(array.dtype), None)
+        for node, array in zip(nodes, wanted, strict=True)
+    ]
+    graph = make.make_graph(nodes, "precise", [], outputs, given)
+    found = mesh.load(make.make_model(graph, opset_imports=[make.make_opsetid("", 20)]))()
+    for output, array in zip(outputs, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(found[output.name]), array)
+
+
+def test_constants_of_jax_functions_keep_their_bits() -> None:
+    jax = pytest.importorskip("jax")
+    with jax.enable_x64(True):
+        jnp = jax.numpy
+
+        def function(x: Any, n: Any) -> Any:
+            return (
+                x * 0.1 + jnp.asarray([1 / 3, 0.7]),
+                jnp.where(x > 1, 0.3, x),
+                jnp.clip(x, 1 / 3, 2.7),
+                x**0.3,
+                jax.lax.pad(x, 0.3, [(1, 1, 0)]),
+                n + (2**53 + 1),
+                jnp.full((2,), 1 / 3),
+                jnp.linspace(0.1, 0.7, 5),
+                jnp.max(x, initial=1e300),
+                x * (0.1 + 0.3j),
+                jnp.sum(x, where=x > 1, initial=0.3),
+            )
+
+        n = np.array([2**53 + 1, 3])
+        wanted = function(X, n)
+        imported = mesh.from_jax(function, X, n)
+    for one, other in zip(mesh.evaluate(imported, X, n), wanted, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, 1e-15)
+
+
+def test_constants_of_torch_modules_keep_their_bits() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Module):  # type: ignore[misc, name-defined]  # torch is not installed everywhere
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("held", torch.tensor([1 / 3, 0.7], dtype=torch.float64))
+
+        def forward(self, x: Any, n: Any) -> Any:
+            wide = torch.float64
+            return (
+                x * 0.1 + self.held,
+                torch.where(x > 1, 0.3, x),
+                torch.clamp(x, 1 / 3, 2.7),
+                x**0.3,
+                n + (2**53 + 1),
+                torch.full((2,), 1 / 3, dtype=wide),
+                torch.linspace(0.1, 0.7, 5, dtype=wide),
+                x.masked_fill(x > 1, 0.3),
+                torch.arange(0.1, 0.7, 0.2, dtype=wide),
+                torch.nn.functional.pad(x, (1, 1), value=0.3),
+                torch.tensor(0.1, dtype=wide) * x,
+                torch.add(x, x, alpha=0.3),
+                torch.nn.functional.leaky_relu(-x, 0.3),
+                torch.addmm(x[:, None], x[:, None], x[None, :1], beta=0.3, alpha=0.7),
+            )
+
+    given = (torch.tensor(X), torch.tensor([2**53 + 1, 3]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own
+        found = mesh.from_torch(Module().eval(), *given)(X, given[1].numpy()).values()
+    for one, other in zip(map(np.asarray, found), Module()(*given), strict=True):
+        np.testing.assert_allclose(one, other.numpy(), 1e-15)
