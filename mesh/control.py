@@ -23,7 +23,7 @@ from .array import Array, strong
 from .numpy.promotion import asarray, cast
 from .numpy.promotion import operands as alike
 from .several import several
-from .transforms.flat import as_array
+from .transforms.flat import as_array, precise
 from .transforms.inner import Inner, captured_by, run
 from .tree import Tree
 
@@ -95,6 +95,7 @@ def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bo
     stands in the place of its x.
     """
     rows, start = _Leaves.of(xs, "xs"), _Leaves.of(init, "init")
+    start = _Leaves(precise(start.arrays, rows.arrays), start.structure)
     turns = _length(rows, length)
     inner = [array.type._replace(shape=array.type.shape[1:]) for array in rows.arrays]
 
@@ -132,7 +133,7 @@ class _Leaves:
     @staticmethod
     def of(value: Any, what: str) -> _Leaves:
         found, structure = tree.flatten_with_paths(value)
-        return _Leaves([as_array(leaf, tree.join(what, path)) for path, leaf in found], structure)
+        return _Leaves(precise([as_array(leaf, tree.join(what, path)) for path, leaf in found]), structure)
 
     @property
     def flat(self) -> _Leaves:

@@ -32,8 +32,9 @@ def rotary(x: Operand, positions: Operand, *, base: float = 10_000.0, interleave
     size = array.shape[-1]
     if array.ndim < 2 or size % 2:
         raise ShapeError(f"rotary needs x (..., n, size) with an even size, got {array.shape}")
-    speed = asarray((base ** (-np.arange(0, size, 2) / size)).astype(np.float32))
-    angle = mnp.expand_dims(mnp.astype(positions, "float32"), -1) * speed
+    wide = array.dtype if array.dtype == np.float64 else np.float32
+    speed = asarray((base ** (-np.arange(0, size, 2) / size)).astype(wide))
+    angle = mnp.expand_dims(mnp.astype(positions, wide), -1) * speed
     cos, sin = (mnp.astype(fn(angle), array.dtype) for fn in (mnp.cos, mnp.sin))
     if interleaved:
         first, second = array[..., ::2], array[..., 1::2]

@@ -15,7 +15,7 @@ from wire.errors import InputError
 
 from .. import numpy as mnp
 from .. import tree
-from ..array import Array, Operand
+from ..array import Array, Operand, weakened
 from ..numpy.promotion import asarray, cast
 
 
@@ -77,8 +77,13 @@ def zeros_for(params: Any) -> Any:
 def weight_of(decay: float, steps: Array) -> Array:
     """1 - decay^steps: how much a running mean that began with 0 weighs; exact where the power is nearly 1."""
     if decay == 0:
-        return mnp.asarray(1.0)
-    return -mnp.expm1(mnp.astype(steps, "float32") * math.log(decay))
+        return mnp.positive(1.0)
+    return -mnp.expm1(counted(steps) * math.log(decay))
+
+
+def counted(steps: Operand) -> Array:
+    """A number of steps among Python's floats: like them it adapts to the dtype of what it is multiplied with."""
+    return weakened(cast(asarray(steps), F32), True)
 
 
 def needed(params: Any, asker: str) -> Any:

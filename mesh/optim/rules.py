@@ -25,7 +25,7 @@ def scale(factor: Operand) -> Optimiser:
 def clip_by_value(bound: Operand) -> Optimiser:
     """Every element within [-bound, bound]."""
     check_number(bound, "a bound", 0.0)
-    low = -mnp.asarray(bound)
+    low = mnp.negative(bound)
     return stateless(lambda gradients, params: tree.map(lambda each: mnp.clip(each, low, bound), gradients))
 
 
@@ -121,7 +121,7 @@ def scale_by_learning_rate(rate: Rate) -> Optimiser:
     """Times -rate: a number, or a schedule of the number of steps made before."""
     if not callable(rate):
         check_number(rate, "a learning rate", 0.0)
-        return scale(-mnp.asarray(rate))
+        return scale(mnp.negative(rate))
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Array]:
         count = mnp.asarray(state)

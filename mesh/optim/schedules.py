@@ -1,4 +1,8 @@
-"""Learning rates as functions of how many steps were made before; they take ints and int32 arrays, traced or not."""
+"""Learning rates as functions of how many steps were made before; they take ints and int32 arrays, traced or not.
+
+A rate is made of Python's floats, and adapts as they do: it is float32 where it stands alone, and beside float64 params
+it is float64.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from wire.errors import InputError
 
 from .. import numpy as mnp
 from ..array import Array, Operand
+from .optimiser import counted
 
 Schedule = Callable[[Operand], Array]
 Rate = Operand | Schedule
@@ -16,12 +21,12 @@ Rate = Operand | Schedule
 
 def rate_at(rate: Rate, count: Operand) -> Array:
     """A number as it is, a schedule at a step."""
-    return rate(count) if callable(rate) else mnp.asarray(rate)
+    return rate(count) if callable(rate) else mnp.positive(rate)
 
 
 def constant(value: float) -> Schedule:
     """Always the same."""
-    return lambda count: mnp.asarray(value)
+    return lambda count: mnp.positive(value)
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
@@ -38,7 +43,7 @@ def exponential(start: float, rate: float, steps: int, *, staircase: bool = Fals
     """Times `rate` every `steps`; at once with `staircase`, gradually without."""
 
     def at(count: Operand) -> Array:
-        turns = mnp.astype(count, "float32") / steps
+        turns = counted(count) / steps
         return start * mnp.pow(rate, mnp.floor(turns) if staircase else turns)
 
     return at
@@ -70,4 +75,4 @@ def warmup_cosine(peak: float, warmup: int, steps: int, end: float = 0.0, start:
 
 
 def _share(count: Operand, steps: int) -> Array:
-    return mnp.clip(mnp.astype(count, "float32") / steps, 0.0, 1.0)
+    return mnp.clip(counted(count) / steps, 0.0, 1.0)

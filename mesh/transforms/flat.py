@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from wire.dtypes import C64, C128, F32, F64
 from wire.errors import InputError
+from wire.types import Attrs, TensorType
 
 from .. import tree
 from ..array import Array, literal, strong
 from ..calls import apart, called, check_call
+from ..expression import Expression, Tensor
 from ..handle import Handle
 from ..numpy.creation import zeros_like
 from ..numpy.promotion import asarray, cast, is_python_scalar
@@ -22,6 +25,9 @@ from ..tree import Tree
 
 class Flat:
     """`fn` as a function of the leaves of its first arguments, which are as `calls.taken` has them.
+
+    Beside arrays of 64-bit floats, Python's floats are passed on in 64 bits (`arrays`); `fn` sees them as numbers,
+    which are float32 by default.
 
     `keywords` are part of it.  With `has_aux` it returns a pair, and only the first of it counts.  `out_tree` and
     `aux_tree` are known once it was called; `names` are for errors, and `roots` the arguments' own.
@@ -43,7 +49,9 @@ class Flat:
             for root, child in zip(roots, self.in_tree.children, strict=True)
             for path in tree.paths(child)
         ]  # fmt: skip
-        self.arrays = [as_array(leaf, name) for leaf, name in zip(leaves, self.names, strict=True)]
+        arrays = [as_array(leaf, name) for leaf, name in zip(leaves, self.names, strict=True)]
+        self.arrays = precise(arrays)
+        self._types = [array.type for array in arrays]
         self._fn = partial(fn, **keywords) if keywords else fn
         self._has_aux = has_aux
         self.out_tree = self.aux_tree = tree.LEAF
@@ -51,7 +59,7 @@ class Flat:
 
     def __call__(self, *leaves: Array) -> list[Array]:
         """The leaves of the result, then those of aux."""
-        result = called(self._fn, tree.unflatten(self.in_tree, leaves))
+        result = called(self._fn, self.arguments(leaves))
         aux = ()
         if self._has_aux:
             if not isinstance(result, tuple) or len(result) != 2:
@@ -70,7 +78,7 @@ class Flat:
 
     def arguments(self, leaves: Sequence[Any]) -> Any:
         """What has the arguments' structure, with other leaves."""
-        return tree.unflatten(self.in_tree, leaves)
+        return tree.unflatten(self.in_tree, [_narrowed(*each) for each in zip(leaves, self._types, strict=True)])
 
 
 def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
@@ -86,6 +94,22 @@ def as_array(leaf: Any, name: str) -> Array:
     if is_python_scalar(leaf):
         return literal(leaf, type.dtype, weak=True)
     return asarray(leaf)
+
+
+def precise(arrays: Sequence[Array], beside: Sequence[Array] = ()) -> list[Array]:
+    """`arrays` with Python's floats in 64 bits if any of them, or of those beside them, has floats of 64 bits."""
+    if not any(array.type.dtype in (F64, C128) for array in (*arrays, *beside)):
+        return list(arrays)
+    return [Array(array.tensor.wide or array.tensor) for array in arrays]
+
+
+def _narrowed(leaf: Any, type: TensorType) -> Any:
+    """A leaf in the dtype that its argument had before it was widened; a Python number has its 64 bits still."""
+    if not isinstance(leaf, Array) or (leaf.type.dtype, type.dtype) not in ((F64, F32), (C128, C64)):
+        return leaf
+    expression = Expression("cast", (leaf.tensor,), Attrs({"dtype": type.dtype.name}))
+    narrow = leaf.type._replace(dtype=type.dtype)  # batches have an axis more
+    return Array(Tensor(expression, narrow, leaf.weak, None, leaf.tensor if leaf.weak else None))
 
 
 def arrays_in(value: Any) -> Any:

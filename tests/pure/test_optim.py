@@ -115,3 +115,32 @@ def test_ema_is_the_weighted_mean(debias: bool) -> None:
 def test_schedules_that_do_not_join_are_refused() -> None:
     with pytest.raises(InputError, match="boundaries"):
         optim.piecewise([1.0, 0.5], [3, 5])
+
+
+def test_params_of_64_bits_are_stepped_in_64_bits() -> None:
+    """Rates, schedules, decays and corrections of bias are Python floats; the judge is Adam in numpy."""
+    b1, b2, eps, decay, bound = 0.9, 0.999, 1e-8, 0.3, 0.7
+    optimiser = optim.chain(
+        optim.clip_by_value(bound), optim.adamw(optim.linear(0.1, 0.03, 7), b1=b1, b2=b2, eps=eps, weight_decay=decay)
+    )
+    wanted = np.array([1 / 3, -16777217.0, 0.1])
+    params, state, first, second = wanted, optimiser.init(wanted), 0.0, 0.0
+    compiled = mesh.function(optimiser.update)
+    for step in range(4):
+        gradients = np.sin(wanted + step)
+        updates, state = compiled(gradients, state, params)
+        params = np.asarray(optim.apply_updates(params, updates))
+        clipped = np.clip(gradients, -bound, bound)
+        first, second = b1 * first + (1 - b1) * clipped, b2 * second + (1 - b2) * clipped**2
+        moved = first / (1 - b1 ** (step + 1)) / (np.sqrt(second / (1 - b2 ** (step + 1))) + eps)
+        wanted = wanted - (0.1 + (0.03 - 0.1) * step / 7) * (moved + decay * wanted)
+        np.testing.assert_allclose(params, wanted, 1e-13)
+        assert np.asarray(optim.linear(0.1, 0.03, 7)(step)).dtype == np.float32
+    for rate in (
+        optim.sgd(0.1),
+        optim.sgd(optim.constant(0.1)),
+        optim.sgd(optim.exponential(0.1, 0.3, 2)),
+        optim.lion(0.1),
+    ):
+        updates, _ = rate.update(np.ones(3), rate.init(params), params)
+        np.testing.assert_array_equal(np.asarray(updates), [-0.1] * 3)

@@ -145,6 +145,29 @@ def test_a_traced_number_is_float64_where_it_meets_float64_and_else_float32() ->
         np.testing.assert_array_equal(np.asarray(again(X, number)[0]), X * number)
 
 
+TRANSFORMED: dict[str, tuple[Callable[[], Any], Any]] = {
+    "grad": (lambda: mesh.grad(lambda x, s: mnp.sum(x * s))(X, 0.1), [0.1, 0.1]),
+    "grad by all": (lambda: mesh.grad(lambda x, s: mnp.sum(x * s), argnums=(0, 1))(X, 0.1)[0], [0.1, 0.1]),
+    "vjp": (lambda: mesh.vjp(lambda x, s: mnp.sum(x * s), X, 0.1)[0], np.sum(X * 0.1)),
+    "jvp": (lambda: mesh.jvp(lambda x, s: x * s, (X, 0.1), (X, None))[1], X * 0.1),
+    "vmap": (lambda: mesh.vmap(lambda x, s: x * s, in_axes=(0, None))(X, 0.1), X * 0.1),
+    "remat": (lambda: mesh.remat(lambda x, s: x * s)(X, 0.1), X * 0.1),
+    "cond": (lambda: mesh.cond(True, lambda x, s: x * s, lambda x, s: x, X, 0.1), X * 0.1),
+    "scan": (lambda: mesh.scan(lambda c, x: ((c[0] + x * c[1], c[1]), c[0]), (0.3, 0.1), X)[1], [0.3, 0.3 + 0.1 * 0.1]),
+    "while_loop": (lambda: mesh.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, c[1] * c[2], c[2]), (0, X, 0.1))[1],
+                   X * 0.1),
+    "fori_loop": (lambda: mesh.fori_loop(0, 1, lambda i, c: (c[0] * c[1], c[1]), (X, 0.1))[0], X * 0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TRANSFORMED)
+def test_a_number_that_a_transform_passes_on_keeps_its_bits(what: str) -> None:
+    function, wanted = TRANSFORMED[what]
+    for found in (np.asarray(function()), mesh.evaluate(lambda: function())):
+        assert found.dtype == np.float64
+        np.testing.assert_allclose(found, wanted, 4e-16)
+
+
 def test_a_number_that_was_looked_at_has_its_bits_still() -> None:
     root = mnp.sqrt(0.1)
     assert root.dtype == np.float32 and float(root) == np.float32(0.1**0.5)
