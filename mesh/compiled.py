@@ -18,12 +18,11 @@ from .backend import Work
 from .building import Building
 from .calls import apart
 from .handle import Handle
+from .latest import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from .model import Model
 from .trace import Bound, Kind, Part, Parts, Traced, leaf_type, named_arguments, trace_full
 
 Param = Handle | NDArray[Any]
-
-SIGNATURES_MAX = 128  # traced forms one compiled function keeps, for the shapes it was called with last
 
 
 class Compiled:
@@ -62,7 +61,7 @@ class Compiled:
         if isinstance(fn, WireGraph):
             return Compiled(building.built(fn), strategy, building.mode, copies=copies)
         if isinstance(fn, Model):
-            graph = building.built(fn.graph(fn.given(*apart(args))))
+            graph = building.built(fn.graph(fn.given(*apart(args)), building.cache))
             return Compiled(graph, strategy, building.mode, model=fn, copies=copies)
         traced = trace_full(fn, *args)
         return Compiled(building.built(traced.graph), strategy, building.mode, traced, copies=copies)
@@ -130,7 +129,7 @@ class Compiled:
 
 
 class CompiledFunction:
-    """`Compiled` forms of one function by the shapes and dtypes it is called with, the latest 128."""
+    """`Compiled` forms of one function by the shapes and dtypes it is called with, the latest of them."""
 
     def __init__(
         self,
@@ -143,7 +142,7 @@ class CompiledFunction:
         self._strategy = strategy
         self._copies = copies
         self._building = building
-        self._forms: dict[Any, Compiled] = {}
+        self._forms: Latest[Compiled] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
         self._parts = Parts()
 
     def form_for(self, args: tuple[Any, ...]) -> Compiled:
@@ -175,11 +174,8 @@ class CompiledFunction:
         form = self._forms.get(key)
         if form is None:
             form = Compiled.of(self._fn, args, self._strategy, self._building, self._copies)
-            if not self._building.cache:
-                return form
-            self._forms[key] = form
-            if len(self._forms) > SIGNATURES_MAX:
-                del self._forms[next(iter(self._forms))]
+            if self._building.cache:
+                form = self._forms.keep(key, form, graph_bytes(form.graph))
         return form
 
 

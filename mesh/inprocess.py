@@ -6,8 +6,10 @@ It is imported when the first value is computed without a mesh.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +17,52 @@ from numpy.typing import NDArray
 from wire.device_names import device_named
 from wire.errors import NoSuchDevice
 from wire.graph import WireGraph
-from worker.cpu import evaluate as evaluate_on_cpu
-from worker.cpu.engine import compile_graph, run
+from worker.cpu.engine import CpuExecutable, compile_graph, ordered, run
 from worker.cpu.process import one_thread
 from worker.engine import Stopped, never
 from worker.lending import Lent
 
 from .backend import Work
 from .handle import Handle
+from .latest import NODE_BYTES, Latest
+
+LATEST_COUNT, LATEST_BYTES = 64, 32 << 20  # compiled graphs that nobody has any more, and what they take
+
+
+class Executables:
+    """What this process compiled, by the content of graphs: as long as somebody has the graph.  The latest are kept
+    beyond that, since what `run` traces anew is often what it was, but for those with large constants."""
+
+    def __init__(self) -> None:
+        self.compiled = 0  # graphs so far
+        self._alive: WeakKeyDictionary[WireGraph, CpuExecutable] = WeakKeyDictionary()
+        self._latest: Latest[CpuExecutable] = Latest(LATEST_COUNT, LATEST_BYTES)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Of graphs that somebody has."""
+        return len(self._alive)
+
+    def of(self, graph: WireGraph) -> CpuExecutable:
+        """NoSuchDevice if values are to be elsewhere than on the cpu of this process."""
+        key = graph.hash  # and not within the lock, as it takes time
+        with self._lock:
+            found = self._alive.get(graph)
+        found = found or self._latest.get(key)
+        if found is None:
+            _check_devices(graph)
+            one_thread()
+            found = compile_graph(graph)
+            with self._lock:
+                self.compiled += 1
+        with self._lock:
+            found = self._alive.setdefault(graph, found)  # another thread's, if that was quicker
+        if not graph.blobs:
+            self._latest.keep(key, found, len(graph) * NODE_BYTES + found.kept_bytes)
+        return found
+
+
+EXECUTABLES = Executables()
 
 
 def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = never) -> Sequence[NDArray[Any]]:
@@ -30,20 +70,18 @@ def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = 
 
     Cancelled between two ops once `stopped()`.
     """
-    _check_devices(work.graph)
+    executable = EXECUTABLES.of(work.graph)
     params = {name: _local(handle) for name, handle in work.bindings.items()}
-    return evaluate_on_cpu(work.graph, inputs, params, stopped)
+    return run(executable, ordered(work.graph, {**inputs, **params}), stopped)
 
 
 class Evaluating:
     """A work's graph, compiled once: `run` evaluates it with other params than its bindings where they are given."""
 
     def __init__(self, work: Work) -> None:
-        _check_devices(work.graph)
+        self._executable = EXECUTABLES.of(work.graph)
         self.params = {name: _local(handle) for name, handle in work.bindings.items()}
         self._names = [work.graph.nodes[index].attrs["name"] for index in (*work.graph.inputs, *work.graph.params)]
-        one_thread()
-        self._executable = compile_graph(work.graph)
 
     def run(
         self, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]], spent: Collection[str] = ()

@@ -4,10 +4,10 @@
     y = mesh.run(model, x)                  # or {"x": x}; one output is an array, several are a dict by name
     y = model(x)                            # lazily, on the mesh in use or in this process
 
-Importers make Models (`load.py` chooses the importer).  A Model is traced like a function, once for each set of shapes;
-its params are the graph's params, hashed once and sent once to the workers that need them, and its inputs keep the
-names that the file gave them.  An input whose values decide about shapes (a Reshape's target, say) is a static input:
-it is read at every call, and other values make another graph.  This file knows no file format.
+Importers make Models (`load.py` chooses the importer).  A Model is traced like a function, once for each set of shapes,
+whoever asks; its params are the graph's params, hashed once and sent once to the workers that need them, and its inputs
+keep the names that the file gave them.  An input whose values decide about shapes (a Reshape's target, say) is a static
+input: it is read at every call, and other values make another graph.  This file knows no file format.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .array import Array, argument, handle_array
 from .decoder import Text
 from .expression import computable
 from .handle import Handle
+from .latest import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from .numpy.promotion import INT_BOUNDS, as_numpy, asarray
 from .spelling import spelt
 from .trace import graph_of
@@ -79,6 +80,7 @@ class Model:
         self.params = params
         self.text = text
         self._function = function
+        self._graphs: Latest[WireGraph] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The outputs as lazy Arrays; InputError naming the input that is missing, unknown or does not fit."""
@@ -192,8 +194,19 @@ class Model:
             if spec.name in given
         )
 
-    def graph(self, given: Mapping[str, Any]) -> WireGraph:
-        """The graph for inputs like `given`; anything with a shape will do for one that is not static."""
+    def graph(self, given: Mapping[str, Any], remember: bool = True) -> WireGraph:
+        """The graph for inputs like `given`; anything with a shape will do for one that is not static.  The latest are
+        remembered, as nothing changes that a model computes of; with `remember` false it is traced anew."""
+        if not remember:
+            return self._traced(given)
+        key = self.key(given)
+        found = self._graphs.get(key)
+        if found is None:
+            made = self._traced(given)
+            found = self._graphs.keep(key, made, graph_bytes(made))
+        return found
+
+    def _traced(self, given: Mapping[str, Any]) -> WireGraph:
         arguments = {
             spec.name: given[spec.name]
             if spec.static

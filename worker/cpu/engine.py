@@ -170,7 +170,12 @@ def evaluate(
 ) -> list[NDArray[Any]]:  # fmt: skip
     """The outputs of `graph` in this process; InputError names a missing or ill-typed value, Cancelled if `stopped`."""
     one_thread()
-    given = {**inputs, **(params or {})}
+    values = ordered(graph, {**inputs, **(params or {})})
+    return run(compile_graph(graph), values, stopped)
+
+
+def ordered(graph: WireGraph, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    """Values by name as a run takes them; InputError names a missing or ill-typed one."""
     values = []
     for index in (*graph.inputs, *graph.params):
         name, kind = graph.nodes[index].attrs["name"], graph.types[index]
@@ -180,7 +185,7 @@ def evaluate(
         if array.shape != kind.shape or array.dtype != kind.dtype.numpy:
             raise InputError(f"the input {name!r} is {array.dtype}{list(array.shape)}, expected {kind}")
         values.append(array)
-    return run(compile_graph(graph), values, stopped)
+    return values
 
 
 def compile_graph(graph: WireGraph, mine: Collection[int] | None = None) -> CpuExecutable:

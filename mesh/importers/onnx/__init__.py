@@ -61,12 +61,12 @@ class OnnxModel(Model):
         self._program = program
         self._fixed: frozenset[str] = frozenset()  # params that are read for their values
 
-    def graph(self, given: Mapping[str, Any]) -> WireGraph:
+    def graph(self, given: Mapping[str, Any], remember: bool = True) -> WireGraph:
         try:
-            return super().graph(given)
+            return super().graph(given, remember)
         except known.Needed as needed:
             self._fix(needed)
-            return self.graph(self.given([given]))
+            return self.graph(self.given([given]), remember)
 
     def _fix(self, needed: known.Needed) -> None:
         """Let what was asked for be known from now on."""
