@@ -432,7 +432,7 @@ class Coordinator:
             known = self._known.get(node)
             return tuple(dict.fromkeys((address, *(known.addresses if known else ()))))
 
-        await stay_linked(self.endpoint, addresses, self._joining, link)
+        await stay_linked(self.endpoint, addresses, self._joining, link, judged=True)
 
     def _on_leaving(self, link: Link, body: Leaving) -> None:
         member = self._members.get(link.peer.node_id)

@@ -24,7 +24,7 @@ from wire.address import parse_address, shown
 from wire.credentials import Credentials
 from wire.errors import ConfigError
 from wire.lock import FileLock
-from wire.membership import Membership, ask_to_join, remember_coordinator
+from wire.membership import COORDINATOR_FILE, Membership, ask_to_join, coordinator_known, remember_coordinator
 from wire.tokens import Token, discovery_key, parse_token
 
 FIND_S = 5.0  # for a coordinator to be heard
@@ -45,6 +45,12 @@ def authority_folder(mesh: str, state_dir: str = "") -> Path:
 
 def client_folder(mesh: str, state_dir: str = "") -> Path:
     return state_root(state_dir) / mesh / CLIENT_FOLDER
+
+
+def coordinators_here(mesh: str, state_dir: str = "") -> list[str]:
+    """Where this user's coordinators of a mesh listen, as each that runs on this machine wrote down, on any port."""
+    folders = sorted((state_root(state_dir) / mesh).glob("@*"))
+    return [address for folder in folders for address in coordinator_known(folder / COORDINATOR_FILE)]
 
 
 def at_home(mesh: str, state_dir: str = "") -> bool:

@@ -77,7 +77,7 @@ class AutoJoin:
         where = parse_address(link.address or candidate.addresses[0])
         if link not in linked or link.address:  # one that dialled us has joined already, and will dial again
             view = await self._coordinator.adopt(link, *where)
-            log.info("%s joined from %s", view.name, link.address or "where it dialled from")
+            log.debug("%s joined from %s", view.name, link.address or "where it dialled from")
         self._joined[candidate.label] = where
         self._changed.set()
 

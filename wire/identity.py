@@ -10,11 +10,11 @@ import re
 import secrets
 import uuid
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .errors import ConfigError
 from .ops import OPS, row_hash
+from .package import package_version
 from .protocol import Identity
 from .sharedmem import SharedDir
 from .versions import PROTOCOL
@@ -68,14 +68,6 @@ def kept_node_id(folder: Path) -> str:
 
 
 @cache
-def package_version() -> str:
-    """This distribution's version, or "0+source" where it is not installed."""
-    try:
-        return version("graph-mesh")
-    except PackageNotFoundError:
-        return "0+source"
-
-
 @cache
 def host_id() -> str:
     """Equal for processes of one user on one running machine; says nothing else about it."""

@@ -31,17 +31,20 @@ async def stay_linked(
     ready: Callable[[Link], Awaitable[object]] = nothing_more,
     link: Link | None = None,
     failed: Callable[[MeshError], object] = lambda error: None,
+    judged: bool = False,
 ) -> None:
     """Keep a link to whoever listens on `addresses()`, beginning with `link` if there is one already; never returns.
 
-    No failure is final: an address without a route has one again when the cable is back.
+    No failure is final: an address without a route has one again when the cable is back.  Failures are logged, but with
+    `judged` those after a link only: whoever judges the node's silence says that it is gone.
     """
     loop, backoff, told = asyncio.get_running_loop(), Backoff(endpoint.chance), ""
+    linked = False
     while True:
         try:
             link = link or await endpoint.reach(addresses(), timeout_s=DIAL_S_MAX)
             await ready(link)
-            told, since_s = "", loop.time()
+            told, since_s, linked = "", loop.time(), True
             await link.wait_closed()
             if loop.time() - since_s >= STABLE_S:
                 backoff.reset()
@@ -54,5 +57,6 @@ async def stay_linked(
             if str(error) != told:
                 told = str(error)
                 where = " and ".join(addresses()) or "nowhere"
-                log.info("%s%s", "" if where in told else f"{where}: ", error)
+                level = logging.DEBUG if judged and linked else logging.INFO
+                log.log(level, "%s%s", "" if where in told else f"{where}: ", error)
         await asyncio.sleep(backoff.next_s())

@@ -15,10 +15,10 @@ import logging
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from aiohttp import WSMsgType, web
+from aiohttp import WSMsgType
 
 from .address import LAST_PORT, PORT, shown
 from .allowed import ANYWHERE, LOOPBACK_ONLY, Allowed, is_loopback
@@ -38,6 +38,9 @@ from .security import HANDSHAKE_S, drop, explain, explain_caller, gave_up, is_tl
 from .throttle import NONE, Throttle
 from .throttled_links import ThrottledCarrier
 from .websocket import BinaryWebSocket
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 log = logging.getLogger("graph_mesh.transport")
 
@@ -103,6 +106,8 @@ class WebSockets:
         self, host: str, port: int, last_port: int, accept: Callable[[_Socket], Awaitable[None]]
     ) -> tuple[str, int]:
         """As Carrier has it; tries every port from `port` to `last_port`."""
+        from aiohttp import web  # here, as in what answers: who only dials does without the server's half
+
         address = (await _addresses(host, self.allowed, "listen on"))[0]
         self._accept = accept
         self._web = web.Server(self._serve, access_log=None, logger=_http_log, auto_decompress=False, lingering_time=0)
@@ -254,6 +259,8 @@ class WebSockets:
         return None if self._credentials is None else peer_member(transport)
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        from aiohttp import web
+
         refusal = _http_refusal(request, self.allowed)
         if refusal is not None:
             refusal.force_close()
@@ -395,7 +402,7 @@ def _binary_before(
     websocket: web.WebSocketResponse | _ClientWebSocket, transport: Any, message_bytes_max: int
 ) -> BinaryWebSocket | None:
     """What moves the messages of a WebSocket that stands since just now, unless aiohttp has read some already."""
-    accepted = isinstance(websocket, web.WebSocketResponse)
+    accepted = not isinstance(websocket, _ClientWebSocket)
     queue: Any = websocket._reader
     if transport is None or transport.is_closing() or queue is None or queue._buffer or queue.exception() is not None:
         return None
@@ -424,6 +431,8 @@ def _http_refusal(request: web.BaseRequest, allowed: Allowed) -> web.Response | 
     A browser page can reach loopback: its requests carry an Origin, or (after DNS rebinding) a foreign Host.  Both are
     checked on every method and path.  A node dials addresses, so no Host of a node's is a name.
     """
+    from aiohttp import web
+
     if "Origin" in request.headers or not _is_host(request.headers.getall("Host", []), allowed):
         return web.Response(status=403, text="this port is for graph-mesh nodes, not for browsers")
     if request.path != PATH:

@@ -7,45 +7,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
-from coordinator.health import HealthConfig
-from wire.errors import ConfigError, MeshError, from_fields
-from wire.limits import MIB
+from wire.errors import MeshError
 from wire.logs import start_logging
-from wire.messages import JobReport
 from wire.redundancy import OF_CALLS, copies_of
-from wire.strategies import STRATEGIES, Auto, text_of
+from wire.strategies import STRATEGIES
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
-from ..preview import PlanPreview
-from ..remote import Remote, told
-from ..sizes import size_text, speed_text
-from .arrays import check_folder, write_outputs, write_text
-from .exit_codes import INTERRUPTED, OK, print_log, run_command
+from .exit_codes import INTERRUPTED, OK, run_command
 from .flags import add_common, add_health, add_listening, command, node_timeout_s, verbosity
 from .launch import launch, launch_arguments
 from .members import authority_arguments, join, join_arguments, nodes_arguments, token_arguments
-from .pairs import print_pairs
-from .programs import read_graph, read_program
-from .progress import progress
 from .reaching import Ask, on_a_coordinator
-from .tables import print_table
 from .topology import show as topology
 from .topology import topology_arguments
-
-POLL_S = 0.1
-SHOWN_BYTES_MIN = 8 * MIB  # sending less takes no time worth telling
-OVER = ("done", "failed", "cancelled")
-# How far a job is when its log says so, by the first word of a line.
-STAGES = {"submitted": 0, "queued": 1, "running": 2, "planned": 3, "deployed": 4, "began": 5, "ran": 6, "done": 7}
 
 Options = argparse.Namespace
 
@@ -84,99 +64,9 @@ def demo(options: Options) -> int:
     return show(options.question, node_timeout_s=node_timeout_s(options), documents=options.document)
 
 
-async def nodes(options: Options, remote: Remote) -> int:
-    found = await remote.nodes()
-    pairs = await remote.pairs() if options.verbose else ()
-    if options.json:
-        nodes = [dataclasses.asdict(node) for node in found]
-        ways = [{name: getattr(pair, name) for name in pair.__struct_fields__} for pair in pairs]
-        _print_json({"nodes": nodes, "pairs": ways} if options.verbose else nodes)
-        return OK
-    health = HealthConfig.from_node_timeout(await remote.node_timeout_s()) if options.verbose else None
-    header = ("name", "state", "engine", "adapter", "memory", "GFLOP/s", "GB/s", "version", "address")
-    rows = []
-    for node in found:
-        for place, device in enumerate(node.devices):
-            first = (node.name, node.state) if place == 0 else ("", "")
-            last = (node.version, node.address) if place == 0 else ("", "")
-            adapter = device.adapter + (" (software)" if device.software and device.engine != "cpu" else "")
-            adapter += " (given up)" if device.given_up else ""
-            speed = (speed_text(device.gflops), f"{device.gbytes_per_s:.1f}")
-            seen = (f"{node.silent_s:.2f} s ago" if place == 0 else "",) if health else ()
-            rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last, *seen))
-    print_table((*header, "last seen") if health else header, rows)
-    if health:
-        print(health.describe())
-        for node in found:  # where each worker may be dialled, and who reaches whom
-            print(f"{node.name} may be dialled at {' and '.join(node.addresses) or 'no address'}")
-        print_pairs(pairs)
-    return OK
-
-
-async def plan(options: Options, remote: Remote) -> int:
-    graph, unknown = read_graph(options.graph, options.input, options.dim)
-    if unknown and not options.quiet:
-        flags = " ".join(f"--dim {dim}=SIZE" for dim in unknown)
-        print(f"planned for {' and '.join(f'{dim} = 1' for dim in unknown)}; {flags} says otherwise", file=sys.stderr)
-    preview = PlanPreview(await remote.plan(graph, _strategy(options), options.copies, options.what_if_dies))
-    if options.svg:
-        write_text(Path(options.svg), preview.svg())
-    print(json.dumps(preview.data) if options.json else preview)
-    return OK
-
-
-async def submit(options: Options, remote: Remote) -> int:
-    program = read_program(options.graph, options.input, options.dim)
-    graph, inputs, params = program.graph, program.inputs, program.params
-    check_folder(Path(options.output or "."))
-    size_bytes = sum(array.nbytes for array in (*inputs.values(), *params.values(), *graph.blobs.values()))
-    how = {"strategy": _strategy(options), "detach": options.detach, "copies": options.copies}
-    sending = asyncio.ensure_future(remote.submit(graph, inputs, params, **how))
-    await _show_sent(options, remote, sending, size_bytes)
-    job = await sending
-    if options.detach:
-        where = f" --output {options.output}" if options.output else ""
-        _say(options, {"job": job}, f"job {job}; ask with: mesh-coord result {job}{where}")
-        (report,) = await remote.jobs(job)
-        if report.waits and not options.quiet:
-            print(f"job {job} waits {report.waits}", file=sys.stderr)
-        return OK
-    try:
-        return await _save_result(options, remote, job)
-    except asyncio.CancelledError:
-        await remote.cancel(job)
-        raise
-
-
-async def status(options: Options, remote: Remote) -> int:
-    jobs = await remote.jobs(options.job or "")
-    if options.json:
-        _print_json([_job_fields(job) for job in jobs])
-        return OK
-    rows = [(job.job, job.name, job.state, f"{job.seconds:.2f} s", _why(job)) for job in jobs]
-    print_table(("job", "name", "state", "time", "why"), rows)
-    return OK
-
-
-async def logs(options: Options, remote: Remote) -> int:
-    (job,) = await remote.jobs(options.job)
-    error = from_fields(job.error)
-    data = {"job": job.job, "log": job.log, "error_log": error.log_lines}
-    _say(options, data, "\n".join(map(_log_line, job.log)))
-    if not options.json:
-        print_log(error)
-    return OK
-
-
-async def result(options: Options, remote: Remote) -> int:
-    check_folder(Path(options.output or "."))
-    return await _save_result(options, remote, options.job)
-
-
-async def cancel(options: Options, remote: Remote) -> int:
-    await remote.cancel(options.job)
-    _say(options, {"job": options.job, "state": "cancelled"}, f"job {options.job} is cancelled")
-    return OK
+def later(file: str, name: str) -> Callable[..., Any]:
+    """A verb's function, whose file is imported when it is run: --help needs nothing of what it needs."""
+    return lambda *given: getattr(import_module(f".{file}", __package__), name)(*given)
 
 
 # -- the table of verbs -----------------------------------------------------------------------------------
@@ -270,17 +160,21 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "serve": Verb("run a coordinator on this machine", _serve_arguments, local=serve, interrupted=OK),
-    "nodes": Verb("show the workers and their devices, pause one, or throw one out", nodes_arguments, remote=nodes),
+    "nodes": Verb(
+        "show the workers and their devices, pause one, or throw one out",
+        nodes_arguments,
+        remote=later("asking", "nodes"),
+    ),
     "token": Verb("make, list and withdraw join tokens", token_arguments),
     "authority": Verb("show the mesh's authority, or replace it", authority_arguments),
     "join": Verb("become a client of a mesh elsewhere, with a token", join_arguments, local=join),
     "topology": Verb("show workers, devices and the links between them", topology_arguments, remote=topology),
-    "plan": Verb("show what would go where, before a byte moves", _plan_arguments, remote=plan),
-    "submit": Verb("run a graph", _submit_arguments, remote=submit),
-    "status": Verb("show jobs", _status_arguments, remote=status),
-    "logs": Verb("show what happened to a job", _job_argument, remote=logs),
-    "result": Verb("wait for a job and write its outputs", _result_arguments, remote=result),
-    "cancel": Verb("stop a job", _job_argument, remote=cancel),
+    "plan": Verb("show what would go where, before a byte moves", _plan_arguments, remote=later("asking", "plan")),
+    "submit": Verb("run a graph", _submit_arguments, remote=later("asking", "submit")),
+    "status": Verb("show jobs", _status_arguments, remote=later("asking", "status")),
+    "logs": Verb("show what happened to a job", _job_argument, remote=later("asking", "logs")),
+    "result": Verb("wait for a job and write its outputs", _result_arguments, remote=later("asking", "result")),
+    "cancel": Verb("stop a job", _job_argument, remote=later("asking", "cancel")),
     "launch": Verb("run a script as several ranks", launch_arguments, local=launch, interrupted=INTERRUPTED),
     "doctor": Verb("tell what is wrong with the mesh and what to do about it", _doctor_arguments, local=doctor),
     "demo": Verb("a real model over three workers, one of them killed", _demo_arguments, local=demo),
@@ -302,87 +196,6 @@ def parser() -> argparse.ArgumentParser:
         if run is not None:  # a verb of several actions has a function for each
             one.set_defaults(run=run)
     return made
-
-
-# -- helpers ----------------------------------------------------------------------------------------------
-
-
-def _strategy(options: Options) -> str:
-    """The text of what was asked for; ConfigError for a strategy that does not choose how many workers there are."""
-    if options.use_all and options.strategy != Auto.word:
-        raise ConfigError(f"--use-all and --strategy {options.strategy}", next_step="Leave out one of them")
-    return text_of(Auto(options.use_all) if options.use_all else options.strategy, options.reproducible)
-
-
-async def _show_sent(options: Options, remote: Remote, sending: asyncio.Future[str], size_bytes: int) -> None:
-    """Tell how much of a job's values the coordinator has taken, until it has all."""
-    if size_bytes < SHOWN_BYTES_MIN:
-        return
-    with progress("sending", size_bytes, not options.quiet) as advance:
-        advance(0, f"sending {size_text(size_bytes)}")
-        while not (await asyncio.wait([sending], timeout=POLL_S))[0]:
-            advance(remote.bytes_sent, "")
-
-
-async def _follow(options: Options, remote: Remote, job: str) -> None:
-    """Tell a job's log while it grows, until the job is over."""
-    shown, stage = 0, 0
-    with progress(f"job {job}", max(STAGES.values()), not options.quiet) as advance:
-        while True:
-            (report,) = await remote.jobs(job)
-            for line in report.log[shown:]:
-                text = line.partition(" ")[2]
-                stage = max(stage, STAGES.get(text.partition(" ")[0].rstrip(":"), 0))
-                advance(stage, f"{job} {text}")
-            shown = len(report.log)
-            if report.state in OVER:
-                return
-            await asyncio.sleep(POLL_S)
-
-
-async def _save_result(options: Options, remote: Remote, job: str) -> int:
-    await _follow(options, remote, job)
-    try:
-        outputs, report = await remote.result(job)
-    except MeshError as error:
-        error.message = f"job {job}: {error.message}"
-        raise
-    files = write_outputs(Path(options.output or job), outputs)
-    lines = [f"{name}: {array.dtype}{list(array.shape)} in {files[name]}" for name, array in outputs.items()]
-    saved = {name: str(file) for name, file in files.items()}
-    _say(options, {"job": job, "outputs": saved, "report": report}, "\n".join(lines))
-    return OK
-
-
-def _why(job: JobReport) -> str:
-    """What keeps a job from its end, or made it fail."""
-    return f"waits {job.waits}" if job.waits else job.error.get("message", "")
-
-
-def _log_line(line: str) -> str:
-    """A line of a job's log, its Unix time as a clock shows it."""
-    at_s, _, text = line.partition(" ")
-    return f"{datetime.fromtimestamp(float(at_s)):%H:%M:%S.%f} {text}"
-
-
-def _job_fields(job: JobReport) -> dict[str, Any]:
-    fields = {name: getattr(job, name) for name in JobReport.__struct_fields__}
-    return {
-        **fields,
-        "report": told(job.report or "{}"),
-        "error": str(from_fields(job.error)) if job.error else "",
-    }
-
-
-def _say(options: Options, data: Any, text: str) -> None:
-    if options.json:
-        _print_json(data)
-    elif text:
-        print(text)
-
-
-def _print_json(data: Any) -> None:
-    print(json.dumps(data, default=str))
 
 
 if __name__ == "__main__":

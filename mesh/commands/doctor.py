@@ -24,10 +24,10 @@ from wire.address import parse_address
 from wire.allowed import is_loopback
 from wire.discovery import Browser
 from wire.errors import MeshError
-from wire.identity import package_version
 from wire.join_link import PORT_OFFSET
 from wire.membership import COORDINATOR_FILE, coordinator_known
 from wire.messages import Nodes
+from wire.package import package_version
 from wire.places import LOOPBACK, Tally
 from worker.config import WorkerConfig
 from worker.devices import list_devices

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 
 from wire.address import check_name
-from wire.identity import package_version
 from wire.timeouts import PRESETS, check_node_timeout, node_timeout_of_beat
 
-from ..config import default_mesh_name
 from .exit_codes import epilog
 
 
@@ -16,8 +14,18 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
     """A command's parser, with --version and the exit codes."""
     formatter = argparse.RawDescriptionHelpFormatter
     made = argparse.ArgumentParser(prog=name, description=description, epilog=epilog(), formatter_class=formatter)
-    made.add_argument("--version", action="version", version=f"{name} {package_version()}")
+    made.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     return made
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for: most commands are asked for something else."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from wire.package import package_version
+
+        print(f"{parser.prog} {package_version()}")
+        parser.exit()
 
 
 def add_common(made: argparse.ArgumentParser, keep: bool = False) -> None:
@@ -79,7 +87,11 @@ def port(text: str) -> int:
 
 def mesh_name(options: argparse.Namespace) -> str:
     """What --mesh says, or else the environment."""
-    return check_name("mesh", options.mesh) if options.mesh else default_mesh_name()
+    if options.mesh:
+        return check_name("mesh", options.mesh)
+    from ..config import default_mesh_name
+
+    return default_mesh_name()
 
 
 def node_name(options: argparse.Namespace) -> str:

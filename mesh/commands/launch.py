@@ -8,14 +8,16 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wire.errors import ConfigError
 from wire.strategies import RANKS_MAX
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, check_collective_timeout
 
-from ..scripts.hostfile import Host, ranks_on, read_hostfile
-from ..scripts.launcher import Launch, Launcher, merged
 from .exit_codes import INTERRUPTED
+
+if TYPE_CHECKING:
+    from ..scripts.hostfile import Host
 
 GRACE_S = 5.0
 
@@ -37,6 +39,8 @@ def launch(options: argparse.Namespace) -> int:
 
 
 async def _launch(options: argparse.Namespace) -> int:
+    from ..scripts.launcher import Launch, Launcher, merged
+
     show = _as_json if options.json else merged(sys.stdout, sys.stderr)
     timeout_s = check_collective_timeout(options.collective_timeout)
     wanted = Launch(options.script, tuple(options.arguments), _hosts(options), timeout_s, options.grace)
@@ -64,6 +68,8 @@ async def _launch(options: argparse.Namespace) -> int:
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
+    from ..scripts.hostfile import Host, ranks_on, read_hostfile
+
     count: int | None = options.n
     if count is not None and not 1 <= count <= RANKS_MAX:
         raise ConfigError(f"-n {count}: a script has at least one rank, and at most {RANKS_MAX}")

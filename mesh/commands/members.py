@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from wire.errors import ConfigError
 
 from ..durations import parse_duration
-from ..enrolment import as_client, ask_for_token, at_home, authority_folder, join_mesh, machine_name
 from .exit_codes import OK
 from .flags import add_common, mesh_name
 from .reaching import Ask, on_a_coordinator
@@ -88,6 +87,8 @@ async def nodes_resume(options: Options, remote: Remote) -> int:
 
 def join(options: Options) -> int:
     """Make this user of this machine a client of a mesh elsewhere."""
+    from ..enrolment import as_client, ask_for_token, join_mesh, machine_name
+
     peers = [options.coordinator] if options.coordinator else []
     token = ask_for_token(options.token_file)
     mesh = asyncio.run(join_mesh(token, "client", machine_name(), peers, (), "", as_client))
@@ -108,6 +109,7 @@ def token_arguments(made: argparse.ArgumentParser) -> None:
 
 
 def nodes_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--watch", action="store_true", help="go on, and tell every change of a worker's state")
     actions = made.add_subparsers(metavar="[pause | resume | revoke NODE]")
     revoke = _action(actions, "revoke", nodes_revoke)
     asking = [_asking(actions, "pause", nodes_pause), _asking(actions, "resume", nodes_resume)]
@@ -149,6 +151,8 @@ def _asking(actions: Any, name: str, ask: Ask) -> argparse.ArgumentParser:
 
 
 def _authority(options: Options) -> Authority:
+    from ..enrolment import at_home, authority_folder
+
     mesh = mesh_name(options)
     if not at_home(mesh, options.state_dir):
         raise ConfigError(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from wire.messages import PairReport
-
-from ..diagnosis import Pair
 from .tables import print_table
+
+if TYPE_CHECKING:
+    from wire.messages import PairReport
+
+    from ..diagnosis import Pair
 
 
 def print_pairs(pairs: Sequence[PairReport | Pair]) -> None:

@@ -7,16 +7,18 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from wire.address import LAST_PORT, PORT, parse_address, shown
 from wire.errors import ConfigError, ConnectFailed, NotTrusted, WrongMesh
 
-from ..enrolment import client_membership
-from ..remote import Remote
 from .exit_codes import INTERRUPTED
 from .flags import mesh_name
 
-Ask = Callable[[argparse.Namespace, Remote], Awaitable[int]]
+if TYPE_CHECKING:
+    from ..remote import Remote
+
+Ask = Callable[[argparse.Namespace, "Remote"], Awaitable[int]]
 
 
 def named(options: argparse.Namespace) -> tuple[str, int] | None:
@@ -27,17 +29,20 @@ def named(options: argparse.Namespace) -> tuple[str, int] | None:
 
 async def connect(options: argparse.Namespace) -> Remote:
     """The coordinator named by flag or environment, else the one of this mesh on this machine."""
+    from ..enrolment import client_membership, coordinators_here
+    from ..remote import Remote
+
     mesh = mesh_name(options)
     address = named(options)
     where = f"{shown(address[0])}:{address[1]}" if address else ""
     membership = await asyncio.to_thread(client_membership, mesh, where=where)
     if address is not None:
         return await Remote.connect(mesh, *address, membership)
-    for known in membership.coordinator:
+    for known in dict.fromkeys((*membership.coordinator, *coordinators_here(mesh))):
         try:
             return await Remote.connect(mesh, *parse_address(known), membership)
-        except (ConnectFailed, NotTrusted):
-            continue  # it is elsewhere now
+        except (ConnectFailed, ConfigError, WrongMesh, NotTrusted):
+            continue  # it is elsewhere now, and somebody else may be there
     for port in range(PORT, LAST_PORT + 1):
         try:
             return await Remote.connect(mesh, "127.0.0.1", port, membership)

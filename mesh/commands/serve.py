@@ -9,17 +9,21 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.authority import Authority
 from coordinator.health import HealthConfig
 from coordinator.jobs import JobLimits, JobTable
 from coordinator.keeping import Keeper
+from coordinator.news import News
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from coordinator.service import JobService, for_clients
 from coordinator.session_service import SessionService
 from wire.address import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
+from wire.membership import COORDINATOR_FILE, remember_coordinator
+from wire.reports import Event
 from wire.stopping import watch_signals
 from wire.timeouts import check_collective_timeout
 from wire.tokens import Token
@@ -65,6 +69,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     coordinator.epoch = keeper.epoch
     service = JobService(coordinator, JobTable(limits), keeper)
     SessionService(coordinator, for_clients)
+    coordinator.watchers.append(partial(_log_news, News(), coordinator))
     coordinator.blobs.kept = keeper.find
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
@@ -75,6 +80,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         port = await admission.listen(
             coordinator, host, range(PORT, LAST_PORT + 1) if options.port is None else [options.port]
         )
+        remember_coordinator(folder, [f"127.0.0.1:{port}", *coordinator.endpoint.identity.addresses])
         whereabouts = Whereabouts(coordinator.endpoint, host, port, options.interface, options.advertise)
         coordinator.link_watch.moved = whereabouts.moved
         admission.begin(coordinator)
@@ -93,12 +99,18 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
             join = AutoJoin(coordinator, key, options.interface, admission.imposter)
             await _announced(announcer, join, stopped)
     finally:
+        (folder / COORDINATOR_FILE).unlink(missing_ok=True)
         if returning is not None:
             returning.cancel()
         await admission.close()
         await service.close()
         await coordinator.close()
     return OK
+
+
+def _log_news(news: News, coordinator: Coordinator, event: Event) -> None:
+    for level, line in news.lines(event, coordinator.idle):
+        log.log(level, "%s", line)
 
 
 async def _dial_again(coordinator: Coordinator, workers: Mapping[str, Sequence[str]]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
-from .. import topology
-from ..node import Device
-from ..remote import Remote
 from ..sizes import size_text, speed_text
 from .exit_codes import OK
 from .tables import print_table
+
+if TYPE_CHECKING:
+    from ..node import Device
+    from ..remote import Remote
+    from ..topology import Link
 
 
 def topology_arguments(made: argparse.ArgumentParser) -> None:
@@ -19,6 +22,8 @@ def topology_arguments(made: argparse.ArgumentParser) -> None:
 
 async def show(options: argparse.Namespace, remote: Remote) -> int:
     """Print what the coordinator knows of its workers, and of who reaches whom."""
+    from .. import topology
+
     nodes, pairs = await remote.nodes(), await remote.pairs()
     if options.dot:
         print(topology.dot(nodes, pairs), end="")
@@ -37,7 +42,7 @@ def _figures(device: Device) -> tuple[str, ...]:
     return (device.engine, device.adapter, memory, *speed)
 
 
-def _row(link: topology.Link) -> tuple[str, ...]:
+def _row(link: Link) -> tuple[str, ...]:
     rtt = f"{link.rtt_s * 1e3:.2f} ms" if link.rtt_s else ""
     rate = f"{link.bytes_per_s * 8 / 1e6:.0f}" if link.bytes_per_s else ""
     return (" - ".join(link.ends), link.path, rtt, rate, link.cause)

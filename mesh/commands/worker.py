@@ -10,15 +10,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from wire.credentials import Credentials
 from wire.throttle import EXAMPLE, parse_throttle
 
-from ..enrolment import ask_for_token, authority_folder, enrolled, join_mesh, machine_name, state_root
 from ..sizes import parse_size
 from .exit_codes import OK, run_command
 from .flags import add_common, add_listening, command, mesh_name, node_name, verbosity
-from .pausing import set_pause
+
+if TYPE_CHECKING:
+    from wire.credentials import Credentials
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,10 +61,14 @@ def work(options: argparse.Namespace) -> int:
     if options.list_devices:
         return list_devices(options.json)
     if options.verb in ("pause", "resume"):
+        from .pausing import set_pause
+
         return set_pause(options, mesh_name(options), on=options.verb == "pause")
     from worker.config import WorkerConfig
     from worker.daemon import run_worker
     from worker.surroundings import REAL
+
+    from ..enrolment import authority_folder, enrolled
 
     mesh = join(options) if options.verb == "join" else mesh_name(options)
     ports = {} if options.port is None else {"port": options.port, "last_port": options.port}
@@ -100,6 +105,8 @@ def work(options: argparse.Namespace) -> int:
 def join(options: argparse.Namespace) -> str:
     """Enter the mesh that a token is for; its name."""
     from worker.folder import claim
+
+    from ..enrolment import ask_for_token, join_mesh, machine_name, state_root
 
     name = node_name(options) or machine_name()
 

@@ -25,7 +25,7 @@ ROOT = {
     "mesh/commands/doctor.py": {"worker"},  # where its folders are, and which adapters this machine has
     "mesh/commands/members.py": {"coordinator"},
     "mesh/commands/pausing.py": {"worker"},  # where a pause is kept
-    "mesh/commands/coord.py": {"coordinator"},  # to derive the times that a node time-out means
+    "mesh/commands/asking.py": {"coordinator"},  # to derive the times that a node time-out means
     "mesh/commands/serve.py": {"coordinator"},
     "mesh/commands/worker.py": {"worker"},
     "mesh/connect.py": {"coordinator"},
@@ -91,6 +91,7 @@ PURE = (
     "coordinator/memory.py",
     "coordinator/microbatches.py",
     "coordinator/moving.py",
+    "coordinator/news.py",
     "coordinator/pairs.py",
     "coordinator/partition.py",
     "coordinator/parts.py",

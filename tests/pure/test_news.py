@@ -1,0 +1,37 @@
+"""A coordinator daemon's log: events in, lines out."""
+
+from __future__ import annotations
+
+from coordinator.news import News
+from wire.reports import Event
+
+
+def said(news: News, kind: str, node: str, text: str, idle: bool = True) -> list[str]:
+    return [line for _, line in news.lines(Event(0.0, kind, node, text, 0), idle)]
+
+
+def test_a_death_says_who_how_and_where_the_work_went_and_a_return_is_one_line() -> None:
+    news = News()
+    assert said(news, "joined", "anna", "joined") == ["anna joined"]
+    assert said(news, "planned", "", "1 of 1 workers", idle=False) == [], "plans without a death are for jobs' logs"
+    assert said(news, "suspect", "anna", "silent for 0.5 s", idle=False) == ["anna is suspect: silent for 0.5 s"]
+    assert said(news, "dead", "anna", "the connection ended", idle=False) == ["anna is gone: the connection ended"]
+    assert said(news, "dead", "bert", "silent for 1.5 s", idle=False) == ["bert is gone: silent for 1.5 s"]
+    assert said(news, "planned", "", "2 of 2 workers", idle=False) == ["the work of anna, bert goes on: 2 of 2 workers"]
+    assert said(news, "planned", "", "2 of 2 workers", idle=False) == []
+    assert said(news, "healthy", "anna", "joined again") == ["anna is back"]
+    assert said(news, "healthy", "anna", "refuted the suspicion") == ["anna answers again"]
+
+
+def test_a_death_that_interrupts_nothing_says_so() -> None:
+    news = News()
+    assert said(news, "dead", "anna", "the connection ended") == [
+        "anna is gone: the connection ended; no work was under way"
+    ]
+    assert said(news, "planned", "", "1 of 1 workers", idle=False) == [], "that is another program's plan"
+
+
+def test_a_stuck_worker_and_its_devices_are_told_and_progress_is_not() -> None:
+    news = News()
+    assert said(news, "stuck", "anna", "a part takes far too long") == ["anna is stuck: a part takes far too long"]
+    assert said(news, "ran", "anna", "part 0") == said(news, "deployed", "anna", "1 part") == []
