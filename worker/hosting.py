@@ -47,6 +47,9 @@ class Hosting:
 
     async def start(self, selections: Sequence[str]) -> None:
         """Begin to open these devices; `opened` says what came of it."""
+        looks, folder = self._surroundings.looks, self._config.measured_folder
+        if BEST in selections and await asyncio.to_thread(looks.found_none, folder):
+            selections = [each for each in selections if each != BEST]
         await asyncio.gather(*(self._start(each) for each in selections))
 
     async def _start(self, selection: str) -> None:
@@ -71,6 +74,8 @@ class Hosting:
                 self.hosts.append(host)
                 reports.append(report_of(host.device, answer.device))
                 continue
+            elif host.selection == BEST:
+                await asyncio.to_thread(self._surroundings.looks.remember_none, self._config.measured_folder)
             host.kill()
         return tuple(reports)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from .config import WorkerConfig
 from .holding import Bounds
 from .host_messages import FromHost, Open, Opened, OpenFailed, ToHost
 from .host_process import HostProcess
+from .looks import Looks, machine
 from .state import WorkerState
 
 
@@ -68,7 +69,7 @@ class Surroundings:
     """`signals` says whether the process is the daemon's own, so that it may answer SIGTERM; `machine` makes what
     decides, from its node id, its devices and its incarnation; `watch` what notices that links died, for an endpoint
     that listens on a port; `credentials` gives the identity in a state folder of the worker of that name, None where it
-    is no member of its mesh."""
+    is no member of its mesh; `looks` remembers that the machine has no graphics adapter."""
 
     endpoint: Callable[[Identity, Handler, Credentials | None, WorkerConfig], Endpoint]
     host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
@@ -76,6 +77,7 @@ class Surroundings:
     signals: bool = False
     watch: Callable[[Endpoint, WorkerConfig, int], LinkWatch] = _watch_here
     credentials: Callable[[Path, str], Credentials | None] = _no_member
+    looks: Looks = field(default_factory=Looks)
 
 
 def _endpoint_here(
@@ -84,4 +86,4 @@ def _endpoint_here(
     return WebSocketEndpoint(identity, handler, credentials=credentials, throttle=parse_throttle(config.throttle))
 
 
-REAL = Surroundings(_endpoint_here, HostProcess, signals=True)
+REAL = Surroundings(_endpoint_here, HostProcess, signals=True, looks=Looks(machine))

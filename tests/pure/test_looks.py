@@ -1,0 +1,131 @@
+"""A worker takes no second look at adapters where the first found none, until the machine is another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wire.sharedmem import SharedDir
+from worker import host_messages as hm
+from worker.config import WorkerConfig
+from worker.devices import selections
+from worker.hosting import Hosting
+from worker.looks import FILE, Looks, machine
+from worker.surroundings import REAL, Surroundings
+
+BOOT = "proc/sys/kernel/random/boot_id"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine without a graphics card, and a software driver."""
+    for name, text in ((BOOT, "one\n"), ("usr/share/vulkan/icd.d/lvp.json", "{}"), ("home/.keep", "")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "dev").mkdir()
+    return tmp_path
+
+
+def written(name: str, text: str = "{}") -> Callable[[Path], object]:
+    def write(root: Path) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+    return write
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "the machine started anew": written(BOOT, "two\n"),
+    "a driver was installed": written("usr/share/vulkan/icd.d/radeon.json"),
+    "a driver was installed by hand": written("etc/vulkan/icd.d/nvidia.json"),
+    "a user's own driver": written("home/.local/share/vulkan/icd.d/own.json"),
+    "a driver is another": written("usr/share/vulkan/icd.d/lvp.json", "{ }"),
+    "a driver is gone": lambda root: (root / "usr/share/vulkan/icd.d/lvp.json").unlink(),
+    "a card was put in": written("dev/dri/renderD128"),
+    "a card of nvidia's": written("dev/nvidia0"),
+}
+
+
+def looks(root: Path, **variables: str) -> Looks:
+    return Looks(lambda: machine(root, {"HOME": str(root / "home"), **variables}, "linux"))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_the_machine_is_worth_another_look(root: Path, change: str) -> None:
+    kept = root / "cache" / "devices"
+    assert not looks(root).found_none(kept)
+    looks(root).remember_none(kept)
+    assert looks(root).found_none(kept)
+    CHANGES[change](root)
+    assert not looks(root).found_none(kept)
+    looks(root).remember_none(kept)
+    assert looks(root).found_none(kept)
+    assert [file.name for file in kept.iterdir()] == [FILE], "nothing is left of what was"
+
+
+def test_so_is_another_environment(root: Path) -> None:
+    looks(root).remember_none(root / "cache")
+    assert looks(root, EDITOR="vi").found_none(root / "cache")
+    assert not looks(root, VK_ICD_FILENAMES="/opt/driver.json").found_none(root / "cache")
+
+
+def test_where_nobody_knows_what_changed_nothing_is_remembered(root: Path) -> None:
+    for system, lost in (("darwin", False), ("win32", False), ("linux", True)):
+        if lost:
+            (root / BOOT).unlink()
+        elsewhere = Looks(lambda system=system: machine(root, {}, system))
+        elsewhere.remember_none(root / "cache")
+        assert not elsewhere.found_none(root / "cache")
+    assert not (root / "cache").exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"something else"])
+def test_a_damaged_memory_is_none_and_one_that_cannot_be_kept_does_no_harm(root: Path, damage: bytes) -> None:
+    (root / FILE).write_bytes(damage)
+    assert not looks(root).found_none(root)
+    nowhere = root / FILE / "folder"
+    looks(root).remember_none(nowhere)
+    assert not looks(root).found_none(nowhere)
+
+
+def test_the_next_worker_opens_no_host_for_adapters_that_are_not_there(root: Path) -> None:
+    """With hosts that find none, as engine hosts do on a machine like this; and one that was asked for is opened."""
+
+    async def opened(*asked: str) -> list[str]:
+        made: list[str] = []
+        none = asyncio.get_running_loop().create_future()
+        none.set_result(hm.Opened(None))
+
+        class Host:
+            selection, device, opened = "", 0, none
+
+            async def start(self) -> None:
+                made.append(self.selection)
+
+            def kill(self) -> None: ...
+
+        def host(opening: hm.Open, *_: Any) -> Any:
+            found = Host()
+            found.selection = opening.device
+            return found
+
+        def nothing(*_: Any) -> None: ...
+
+        shared = SharedDir.create(root)
+        config = WorkerConfig(measured_dir=str(root / "cache"))
+        around = Surroundings(REAL.endpoint, host, looks=looks(root))
+        hosting = Hosting(config, around, shared, root, nothing, nothing, nothing)
+        await hosting.start(selections(asked))
+        await hosting.opened()
+        shared.close()
+        return made
+
+    assert asyncio.run(opened()) == ["best", "cpu"]
+    assert asyncio.run(opened()) == ["cpu"]
+    assert asyncio.run(opened("wgsl")) == ["wgsl", "cpu"]
+    CHANGES["a card was put in"](root)
+    assert asyncio.run(opened()) == ["best", "cpu"]
