@@ -30,7 +30,7 @@ DEPTH = 2  # how far into the attributes of objects
 def check_kept(fn: Callable[..., Any], arguments: Sequence[Tensor]) -> None:
     """InputError if `fn`, which was just traced, left a traced array in a variable that outlives the trace."""
     mine = {id(each) for tensor in arguments for each in (tensor, tensor.wide)}
-    for name, value in _referred(fn):
+    for name, value in referred(fn):
         if isinstance(value, Array) and any(id(node) in mine for node in pending([value.tensor])):
             raise InputError(
                 f"the function keeps a traced array in {name!r}, which has no value outside of it",
@@ -43,7 +43,7 @@ def warn_of_constants(fn: Callable[..., Any], graph: WireGraph) -> None:
     if not graph.blobs:
         return
     names: dict[bytes, str] = {}
-    for name, value in _referred(fn):
+    for name, value in referred(fn):
         found = value.value if isinstance(value, Array) else value
         if isinstance(found, np.ndarray) and any(_alike(found, blob) for blob in graph.blobs.values()):
             names.setdefault(hash_array(found), name)
@@ -80,7 +80,7 @@ def _chance() -> Any:
     return np.asarray(words).tobytes(), rest, random.getstate()
 
 
-def _referred(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+def referred(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     """The arrays in the variables that `fn` refers to, with names that say where they are."""
     while isinstance(fn, functools.partial):
         fn = fn.func

@@ -40,7 +40,7 @@ def cond(pred: Any, then: Function, otherwise: Function, *operands: Any) -> Any:
     if asked.shape:
         raise InputError(f"cond is asked with one bool, got {asked.type}", next_step="Reduce it: any() or all()")
     asked = asked if asked.type.dtype is BOOL else mnp.not_equal(asked, 0)
-    given = _Leaves.of(operands, "operands")
+    given = _Leaves.of(operands, "operands", then, otherwise)
     branches = [_Body(fn, given, name) for fn, name in ((then, "then"), (otherwise, "otherwise"))]
     first, second = branches
     if first.structure != second.structure:
@@ -58,7 +58,7 @@ def while_loop(test: Function, body: Function, init: Any) -> Any:
     It has no reverse derivative, since the number of turns is not known ahead: `scan`, and `fori_loop` between Python
     ints, have one.
     """
-    start = _Leaves.of(init, "init")
+    start = _Leaves.of(init, "init", test, body)
     carry, turn = _carried("while_loop", lambda *leaves: body(start.tree_of(leaves)), start, ())
     asked = _Body(lambda *leaves: test(start.tree_of(leaves)), carry.flat, "test")
     if asked.structure.kind is not None or asked.outputs[0].type != TensorType((), BOOL):
@@ -74,6 +74,8 @@ def fori_loop(lower: Any, upper: Any, body: Function, init: Any) -> Any:
 
     Between Python ints it is a scan, and has derivatives; else a while_loop over an integer.
     """
+    given = _Leaves.of(init, "init", body)
+    init = given.tree_of(given.arrays)
     if isinstance(lower, int) and isinstance(upper, int):
         steps = mnp.arange(lower, max(lower, upper), dtype=_index_dtype(lower, upper))
         return scan(lambda carry, at: (body(at, carry), ()), init, steps)[0]
@@ -94,8 +96,8 @@ def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bo
     With `xs` None, x is None and there are `length` turns.  With `reverse` it goes from the last row to the first; y
     stands in the place of its x.
     """
-    rows, start = _Leaves.of(xs, "xs"), _Leaves.of(init, "init")
-    start = _Leaves(precise(start.arrays, rows.arrays), start.structure)
+    rows = _Leaves.of(xs, "xs", f)
+    start = _Leaves.of(init, "init", f, beside=rows.arrays)
     turns = _length(rows, length)
     inner = [array.type._replace(shape=array.type.shape[1:]) for array in rows.arrays]
 
@@ -131,9 +133,11 @@ class _Leaves:
         self.structure = structure
 
     @staticmethod
-    def of(value: Any, what: str) -> _Leaves:
+    def of(value: Any, what: str, *functions: Function, beside: Sequence[Array] = ()) -> _Leaves:
+        """Those of an argument of `functions`."""
         found, structure = tree.flatten_with_paths(value)
-        return _Leaves(precise([as_array(leaf, tree.join(what, path)) for path, leaf in found]), structure)
+        arrays = [as_array(leaf, tree.join(what, path)) for path, leaf in found]
+        return _Leaves(precise(arrays, *functions, beside=beside), structure)
 
     @property
     def flat(self) -> _Leaves:

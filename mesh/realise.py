@@ -37,6 +37,7 @@ class Evaluator(Protocol):
 
 
 _CURRENT: ContextVar[Evaluator | None] = ContextVar("mesh_evaluator", default=None)
+SETTLED_ELEMENTS_MAX = 64
 NODES_PER_RUN = 20_000  # a longer expression is computed in several runs; a graph may not have more than 100k nodes
 
 
@@ -85,10 +86,21 @@ def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
         needed = wanted | {id(operand) for node in later for operand in _operands(node)}
         missing = [node for node in run if id(node) in needed and node.value is None]
         if missing:
-            _compute(missing)
+            _compute(missing, current_evaluator())
+    _settle([tensor.wide for tensor in tensors if tensor.wide is not None])
 
 
-def _compute(wanted: Sequence[Tensor]) -> None:
+def _settle(numbers: Sequence[Tensor]) -> None:
+    """Compute Python's numbers in 64 bits too, in this process: else their expressions would be kept for ever."""
+    few = [number for number in numbers if number.value is None and number.type.size <= SETTLED_ELEMENTS_MAX]
+    known = [number for number in few if not any(_is_handle(node) for node in pending([number]))]
+    if known:
+        from .inprocess import evaluate
+
+        _compute(known, evaluate)
+
+
+def _compute(wanted: Sequence[Tensor], evaluator: Evaluator) -> None:
     builder = GraphBuilder()
     inputs: dict[str, NDArray[Any]] = {}
     params: dict[str, Handle] = {}
@@ -113,7 +125,7 @@ def _compute(wanted: Sequence[Tensor]) -> None:
     check_bound(graph)
     used = graph.param_types
     work = Work(graph, {name: params[name] for name in params if name in used}, "auto")
-    results = current_evaluator()(work, inputs)
+    results = evaluator(work, inputs)
     for tensor, result in zip(distinct, results, strict=True):
         keep(tensor, result)
 
@@ -124,6 +136,10 @@ def keep(tensor: Tensor, result: NDArray[Any]) -> None:
     fixed.flags.writeable = False
     tensor.value = fixed  # first: a reader that still sees the expression is right as well
     tensor.expression = None
+
+
+def _is_handle(node: Tensor) -> bool:
+    return node.expression is not None and node.expression.handle is not None
 
 
 def _operands(node: Tensor) -> tuple[Tensor, ...]:

@@ -15,6 +15,7 @@ from wire.types import Attrs, TensorType
 from .. import tree
 from ..array import Array, literal, strong
 from ..calls import apart, called, check_call
+from ..closures import referred
 from ..expression import Expression, Tensor
 from ..handle import Handle
 from ..numpy.creation import zeros_like
@@ -50,7 +51,7 @@ class Flat:
             for path in tree.paths(child)
         ]  # fmt: skip
         arrays = [as_array(leaf, name) for leaf, name in zip(leaves, self.names, strict=True)]
-        self.arrays = precise(arrays)
+        self.arrays = precise(arrays, fn)
         self._types = [array.type for array in arrays]
         self._fn = partial(fn, **keywords) if keywords else fn
         self._has_aux = has_aux
@@ -96,9 +97,13 @@ def as_array(leaf: Any, name: str) -> Array:
     return asarray(leaf)
 
 
-def precise(arrays: Sequence[Array], beside: Sequence[Array] = ()) -> list[Array]:
-    """`arrays` with Python's floats in 64 bits if any of them, or of those beside them, has floats of 64 bits."""
-    if not any(array.type.dtype in (F64, C128) for array in (*arrays, *beside)):
+def precise(arrays: Sequence[Array], *functions: Callable[..., Any], beside: Sequence[Array] = ()) -> list[Array]:
+    """`arrays` with Python's floats in 64 bits if any of them, of those beside them, or of those that the functions
+    refer to, has floats of 64 bits."""
+    if not any(array.tensor.wide for array in arrays):
+        return list(arrays)
+    met = (*arrays, *beside, *[each for fn in functions for _, each in referred(fn)])
+    if not any(each.dtype in (F64.numpy, C128.numpy) for each in met):
         return list(arrays)
     return [Array(array.tensor.wide or array.tensor) for array in arrays]
 

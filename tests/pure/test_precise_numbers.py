@@ -6,19 +6,21 @@ The rows are in support/precise_cases.py; tests/e2e/test_precise_on_workers.py s
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.array_api_cases import Call
 from support.precise_cases import CASES, WAYS, F, I, U, check, check_all, graphs, results
 
 import mesh
 import mesh.numpy as mnp
+from mesh import nn
 from mesh.backend import Work
 from mesh.errors import InputError
 from mesh.inprocess import evaluate
@@ -157,6 +159,8 @@ TRANSFORMED: dict[str, tuple[Callable[[], Any], Any]] = {
     "while_loop": (lambda: mesh.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, c[1] * c[2], c[2]), (0, X, 0.1))[1],
                    X * 0.1),
     "fori_loop": (lambda: mesh.fori_loop(0, 1, lambda i, c: (c[0] * c[1], c[1]), (X, 0.1))[0], X * 0.1),
+    "a closure of cond": (lambda: mesh.cond(True, lambda s: X * s, lambda s: mnp.asarray(X), 0.1), X * 0.1),
+    "a closure of a loop": (lambda: mesh.fori_loop(0, 2, lambda i, c: (X * c[1], c[1]), (X, 0.1))[0], X * 0.1),
 }  # fmt: skip
 
 
@@ -172,6 +176,15 @@ def test_a_number_that_was_looked_at_has_its_bits_still() -> None:
     root = mnp.sqrt(0.1)
     assert root.dtype == np.float32 and float(root) == np.float32(0.1**0.5)
     np.testing.assert_array_equal(np.asarray(root * X), 0.1**0.5 * X)
+
+
+def test_of_numbers_that_are_looked_at_no_history_is_kept() -> None:
+    number, wanted = mnp.sqrt(0.1), 0.1**0.5
+    for _ in range(50):
+        number, wanted = number * 0.9 + 0.1, wanted * 0.9 + 0.1
+        assert float(number) == pytest.approx(wanted)
+    wide = number.tensor.wide
+    assert wide is not None and wide.expression is None and wide.value == wanted
 
 
 def test_default_dtypes_are_those_of_32_bits() -> None:
@@ -250,6 +263,34 @@ def test_any_number_becomes_what_it_becomes_in_numpy(value: complex, data: st.Da
         np.testing.assert_array_equal(np.asarray(found), wanted)
 
 
+OPERATORS = (
+    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow),
+    *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from(OPERATORS), st.booleans())
+def test_any_operator_with_any_number_is_numpys(data: st.DataObject, function: Any, reflected: bool) -> None:
+    dtype = data.draw(st.sampled_from(["float64", "float32", "int64", "uint64", "complex128"]))
+    of_parts = function in OPERATORS[:4] or function in OPERATORS[-2:]
+    assume(dtype != "complex128" or of_parts)
+    assume(np.dtype(dtype).kind not in "iu" or function in (*OPERATORS[:3], *OPERATORS[7:]))
+    limits = np.iinfo(dtype) if np.dtype(dtype).kind in "iu" else None
+    one = st.integers(int(limits.min), int(limits.max)) if limits else (
+        st.complex_numbers() if dtype == "complex128" else st.floats(width=np.dtype(dtype).itemsize * 8)
+    )  # fmt: skip
+    numbers, number = data.draw(st.lists(one, min_size=1, max_size=4)), data.draw(one)
+    sides: Any = [np.array(numbers, dtype), number][:: -1 if reflected else 1]
+    mine: Any = [mnp.asarray(numbers, dtype=dtype), number][:: -1 if reflected else 1]
+    with np.errstate(all="ignore"):
+        wanted, found = function(*sides), np.asarray(function(*mine))
+    assert found.dtype == wanted.dtype
+    rtol = 0 if wanted.dtype.kind in "iub" else 1e-5 if dtype == "float32" else 1e-12
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(found, wanted, rtol, np.finfo(wanted.dtype).tiny if rtol else 0)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.integers(0, 50), st.booleans())
 def test_ranges_are_numpys_to_the_last_bit(first: float, last: float, count: int, endpoint: bool) -> None:
@@ -292,6 +333,37 @@ def test_constants_of_onnx_models_keep_their_bits() -> None:
     found = mesh.load(make.make_model(graph, opset_imports=[make.make_opsetid("", 20)]))()
     for output, array in zip(outputs, wanted, strict=True):
         np.testing.assert_array_equal(np.asarray(found[output.name]), array)
+
+
+NORMS = {
+    "LayerNormalization": (np.ones(3), np.zeros(3)),
+    "RMSNormalization": (np.ones(3),),
+    "GroupNormalization": (np.ones(2), np.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_onnx_models_of_doubles_are_doubles(name: str) -> None:
+    onnx = pytest.importorskip("onnx")
+    make, x = onnx.helper, np.array([[[1 / 3, -0.1, 3.3], [0.7, 16777217.0, 0.3]]])
+    given = [onnx.numpy_helper.from_array(array, f"w{at}") for at, array in enumerate(NORMS[name])]
+    more = {"num_groups": 2} if name == "GroupNormalization" else {}
+    node = make.make_node(name, ["x", *[each.name for each in given]], ["y"], epsilon=0.0, **more)
+    ends = [make.make_tensor_value_info(end, onnx.TensorProto.DOUBLE, x.shape) for end in ("x", "y")]
+    graph = make.make_graph([node], "norm", ends[:1], ends[1:], given)
+    version = 23 if name == "RMSNormalization" else 21
+    found = mesh.load(make.make_model(graph, opset_imports=[make.make_opsetid("", version)]))(x)
+    centre = 0 if name == "RMSNormalization" else x.mean(-1, keepdims=True)
+    wanted = (x - centre) / np.sqrt(((x - centre) ** 2).mean(-1, keepdims=True))
+    np.testing.assert_allclose(np.asarray(found), wanted, 1e-13)
+
+
+def test_rotary_positions_of_float64_are_float64() -> None:
+    x, at = np.linspace(0.1, 3.3, 16).reshape(4, 4), np.array([0.0, 1.0, 1e5, 16777217.0])
+    angle = at[:, None] * 10_000.0 ** (-np.arange(0, 4, 2) / 4)
+    turned = (x[:, :2] + 1j * x[:, 2:]) * np.exp(1j * angle)
+    found = np.asarray(nn.rotary(x, at))
+    np.testing.assert_allclose(found, np.concatenate([turned.real, turned.imag], -1), 1e-9)
 
 
 def test_constants_of_jax_functions_keep_their_bits() -> None:

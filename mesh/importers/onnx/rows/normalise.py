@@ -1,13 +1,13 @@
 """Normalisation: batch, instance, layer, group and RMS normalisation, softmax and its kin.
 
-Statistics of half floats are taken in float32, as ONNX's `stash_type` asks by default.
+Statistics of half floats are taken in float32, as ONNX's `stash_type` asks by default, and those of doubles in double.
 """
 
 from __future__ import annotations
 
 import math
 
-from wire.dtypes import BF16, F16, F32
+from wire.dtypes import BF16, F16, F32, F64, DType
 
 from .... import nn
 from .... import numpy as mnp
@@ -61,26 +61,31 @@ def _instance(call: Call, x: Array, scale: Array, shift: Array) -> Array:
     return mnp.add(mnp.multiply(found, _per_channel(scale, x.ndim)), _per_channel(shift, x.ndim))
 
 
+def _stashed(x: Array, stash: DType) -> Array:
+    """x in the dtype that statistics are taken in: doubles stay doubles, as onnxruntime has it."""
+    return x if x.type.dtype is F64 else cast(x, stash)
+
+
 def _layer(call: Call, x: Array, scale: Array, shift: Array | None = None) -> tuple[Array, ...]:
     axis = normal_axis(call.attr("axis", -1), x.ndim)
     axes = tuple(range(axis, x.ndim))
     epsilon = call.attr("epsilon", 1e-5)
     stash = dtype_numbered(call, call.attr("stash_type", 1))
-    wide = cast(x, stash)
+    wide = _stashed(x, stash)
     mean = mnp.mean(wide, axes, keepdims=True)
     centred = mnp.subtract(wide, mean)
     deviation = mnp.reciprocal(mnp.sqrt(mnp.add(mnp.mean(mnp.square(centred), axes, keepdims=True), epsilon)))
     last = axes == (x.ndim - 1,) and scale.shape == x.shape[-1:] and shift is not None and shift.shape == scale.shape
-    if last and stash is x.type.dtype and shift is not None:
-        return nn.layer_norm(x, scale, shift, eps=epsilon), mean, deviation
+    told = cast(mean, stash), cast(deviation, stash)
+    if last and wide.type.dtype is x.type.dtype and shift is not None:
+        return nn.layer_norm(x, scale, shift, eps=epsilon), *told
     result = mnp.multiply(cast(mnp.multiply(centred, deviation), x.type.dtype), scale)
-    return result if shift is None else mnp.add(result, shift), mean, deviation
+    return result if shift is None else mnp.add(result, shift), *told
 
 
 def _rms(call: Call, x: Array, scale: Array) -> Array:
     axis = normal_axis(call.attr("axis", -1), x.ndim)
-    stash = dtype_numbered(call, call.attr("stash_type", 1))
-    wide = cast(x, stash)
+    wide = _stashed(x, dtype_numbered(call, call.attr("stash_type", 1)))
     mean = mnp.mean(mnp.square(wide), tuple(range(axis, x.ndim)), keepdims=True)
     found = mnp.divide(wide, mnp.sqrt(mnp.add(mean, call.attr("epsilon", 1e-5))))
     return mnp.multiply(cast(found, scale.type.dtype), scale)
@@ -89,8 +94,8 @@ def _rms(call: Call, x: Array, scale: Array) -> Array:
 def _group(call: Call, x: Array, scale: Array, shift: Array) -> Array:
     groups = call.required("num_groups")
     n, channels = x.shape[:2]
-    stash = dtype_numbered(call, call.attr("stash_type", 1))
-    split = mnp.reshape(cast(x, stash), (n, groups, -1))
+    wide = _stashed(x, dtype_numbered(call, call.attr("stash_type", 1)))
+    split = mnp.reshape(wide, (n, groups, -1))
     found = cast(mnp.reshape(standardised(split, (2,), call.attr("epsilon", 1e-5)), x.shape), x.type.dtype)
     if scale.shape[0] != channels:  # before opset 21: one per group
         scale, shift = (mnp.repeat(each, channels // groups) for each in (scale, shift))
