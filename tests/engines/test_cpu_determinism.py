@@ -17,7 +17,7 @@ from support.random_graphs import random_graph
 from support.values import ordinary
 
 import mesh.numpy as mnp
-from mesh import nn, remat, trace_full, value_and_grad
+from mesh import nn, remat, trace_full, value_and_grad, vjp
 from wire.dtypes import F16, F32, F64
 from wire.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
@@ -170,17 +170,26 @@ sys.stdout.write(bits_of_everything())
 
 
 def bits_of_everything() -> str:
-    """A hash over the outputs of all programs, of every dot, and of products large enough for BLAS to share out."""
+    """A hash over the outputs of all programs, of every dot, and of products large enough for BLAS to share
+    out, among them a convolution's derivatives."""
     digest = hashlib.blake2b()
     big = ordinary(F32, 400, 300), ordinary(F32, 300, 500), ordinary(F32, 2, 300, 200)
     traced = trace_full(lambda a, b, c: (a @ b, a @ c, a @ c[0, :, 0], (a @ b).sum()), *big)
+    images = ordinary(F32, 3, 40, 57, 58), ordinary(F32, 80, 40, 3, 3)
+    convolved = trace_full(_convolved, *images)
     for graph, inputs in (
         *((case.graph, case.inputs) for case in (case for op in (*PROGRAMS, "dot") for case in cases(op))),
         (traced.graph, traced.bind(*big).inputs),
+        (convolved.graph, convolved.bind(*images).inputs),
     ):
         for array in evaluate(graph, inputs):
             digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def _convolved(x: Any, w: Any) -> Any:
+    found, pull = vjp(lambda x, w: nn.conv(x, w, stride=2, padding=1), x, w)
+    return found, pull(found)
 
 
 def test_the_number_of_threads_does_not_matter() -> None:

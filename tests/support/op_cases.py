@@ -298,7 +298,7 @@ def _reshape(dtype: DType) -> Examples:
 
 def _transpose(dtype: DType) -> Examples:
     for shape, perm in (((), ()), ((5,), (0,)), ((3, 5), (1, 0)), ((2, 3, 4), (2, 0, 1)), ((2, 0, 3), (1, 2, 0)),
-                        (RANK_6, (5, 0, 3, 2, 4, 1)), ((271, 259), (1, 0))):  # fmt: skip
+                        (RANK_6, (5, 0, 3, 2, 4, 1)), ((271, 259), (1, 0)), ((37, 29, 5), (1, 0, 2))):  # fmt: skip
         yield Example(f"{shape}-{perm}", (any_bits(dtype, *shape),), {"perm": perm})
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -152,13 +153,29 @@ def _correlated(x: Array, w: Array, axes: Sequence[_Reads]) -> Array:
 
 
 def _matrices(windows: Array, beside: bool) -> Array:
-    """Of each group its windows (n, groups, c, *taps, *windows) as a matrix, a column for each."""
+    """Of each group its windows (n, groups, c, *taps, *windows) as a matrix, a column for each; for a while only, as
+    the next have the same memory."""
     rank = (windows.ndim - 3) // 2
     taps, places = range(3, 3 + rank), range(3 + rank, 3 + 2 * rank)
     groups, summed = windows.shape[1], math.prod(windows.shape[2 : 3 + rank])
-    if beside:
-        return windows.transpose(1, 0, *places, 2, *taps).reshape(groups, -1, summed).swapaxes(1, 2)
-    return windows.transpose(1, 2, *taps, 0, *places).reshape(groups, summed, -1)
+    turned = windows.transpose((1, 0, *places, 2, *taps) if beside else (1, 2, *taps, 0, *places))
+    if summed > windows.shape[2]:  # windows of one tap may be a matrix as they are
+        room = _room(windows.size * windows.itemsize)
+        copied = room.view(windows.dtype).reshape(turned.shape)
+        np.copyto(copied, turned)
+        turned = copied
+    return turned.reshape(groups, -1, summed).swapaxes(1, 2) if beside else turned.reshape(groups, summed, -1)
+
+
+def _room(size_bytes: int) -> Array:
+    """Memory that this thread has already: new memory costs as much as what is done with it."""
+    room: Array | None = getattr(_OF_THREAD, "room", None)
+    if room is None or room.nbytes < size_bytes:
+        room = _OF_THREAD.room = np.empty(size_bytes, np.uint8)
+    return room[:size_bytes]
+
+
+_OF_THREAD = threading.local()
 
 
 def _windows(x: Array, axes: Sequence[_Reads]) -> Array:

@@ -82,6 +82,20 @@ def _broadcast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return result
 
 
+def _transpose(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    """What stays together at the end is moved as one element: numpy has a loop for each run, however short."""
+    source, perm, rank = operands[0], attrs["perm"], len(attrs["perm"])
+    moved = rank - next((still for still in range(rank) if perm[rank - 1 - still] != rank - 1 - still), rank)
+    run = math.prod(source.shape[moved:])
+    if not moved or not 1 < run <= RUN_MAX or source.size < RUNS_MIN:
+        return source.transpose(perm)
+    items = source.reshape(*source.shape[:moved], run).view(np.dtype((np.void, run * source.itemsize)))[..., 0]
+    return items.transpose(perm[:moved]).copy().view(source.dtype).reshape(out.shape)
+
+
+RUN_MAX, RUNS_MIN = 32, 1 << 12  # elements; of longer runs, and fewer, numpy's loops are as quick
+
+
 def _slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     spans = zip(attrs["start"], attrs["stop"], attrs["step"], strict=True)
     return operands[0][tuple(slice(*span) for span in spans)]
@@ -254,7 +268,7 @@ STRUCTURAL: dict[str, Kernel] = {
     "fft": _fft,
     "argsort": _argsort,
     "reshape": lambda attrs, operands, out: operands[0].reshape(out.shape),
-    "transpose": lambda attrs, operands, out: operands[0].transpose(attrs["perm"]),
+    "transpose": _transpose,
     "broadcast": _broadcast,
     "slice": _slice,
     "pad": _pad,
