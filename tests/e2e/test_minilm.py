@@ -11,22 +11,23 @@ import pytest
 from numpy.typing import NDArray
 from support.adapter import needs_adapter
 from support.commands import PATIENT_S, until_they_work
+from support.rounding import MINILM_MAX
 
 import mesh.numpy as mnp
 from mesh import Mesh
 from mesh.demo.minilm import batches, embed, encode, load_model
 
 COSINE_MIN = 0.9999
-ERROR_MAX = 1e-4
+WGSL_MAX = 1e-4  # its functions are within a few units of the op table each, not within rounding
 REFERENCE = json.loads((Path(__file__).parent.parent / "golden" / "minilm_reference.json").read_text())
 SENTENCES: list[str] = REFERENCE["sentences"]
 EXPECTED: NDArray[np.float32] = np.array(REFERENCE["embeddings"], np.float32)
 
 
-def assert_matches(embeddings: NDArray[np.float32]) -> None:
+def assert_matches(embeddings: NDArray[np.float32], error_max: float = MINILM_MAX) -> None:
     assert embeddings.dtype == np.float32
     assert embeddings.shape == EXPECTED.shape == (len(SENTENCES), 384)
-    assert np.abs(embeddings - EXPECTED).max() <= ERROR_MAX
+    assert np.abs(embeddings - EXPECTED).max() <= error_max
     cosines = np.sum(embeddings * EXPECTED, axis=1) / (
         np.linalg.norm(embeddings, axis=1) * np.linalg.norm(EXPECTED, axis=1)
     )
@@ -44,7 +45,8 @@ def assert_matches(embeddings: NDArray[np.float32]) -> None:
 def test_embeddings_match_the_reference(engines: list[str]) -> None:
     with Mesh.builder().mesh("minilm").local(len(engines), engines).node_timeout(PATIENT_S).build() as workers:
         each_one = partial(embed, workers, SENTENCES, strategy="pipeline")
-        assert_matches(until_they_work(workers, len(engines), each_one))
+        found = until_they_work(workers, len(engines), each_one)
+        assert_matches(found, WGSL_MAX if "wgsl" in engines else MINILM_MAX)
         ran = workers.report().workers.values()
     assert sorted(part.engine for worker in ran for part in worker.parts[:1]) == sorted(engines)
 

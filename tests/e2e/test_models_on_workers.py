@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from support.commands import PATIENT_S, until_by_the_same_plan, until_they_work
+from support.rounding import RECORDED, allowed_of_model, assert_rounds_alike
 
 import mesh
 from mesh import Mesh
@@ -27,20 +28,22 @@ def test_every_family_runs_over_three_workers() -> None:
                 continue
             inputs, wanted = reference(folder.name)
             model = mesh.load(folder)
+            bounds = allowed_of_model(model, inputs, RECORDED["huggingface"])
             found = until_they_work(workers, 3, partial(workers.run, model, inputs, strategy="pipeline"))
             for key, array in wanted.items():
                 got = found[key] if isinstance(found, dict) else found
-                np.testing.assert_allclose(got, array, rtol=1e-4, atol=1e-4, err_msg=f"{folder.name} {key}")
+                assert_rounds_alike(got, array, bounds[key], f"{folder.name} {key}")
 
 
 def test_a_compiled_model_sends_its_weights_once() -> None:
     inputs, wanted = reference("gpt2")
     model = mesh.load(GOLDEN / "gpt2")
+    bound = allowed_of_model(model, inputs, RECORDED["huggingface"])["logits"]
     with Mesh.builder().mesh("models-once").local(2).node_timeout(PATIENT_S).build() as workers:
         run = workers.compile(model, inputs, strategy="pipeline")
-        np.testing.assert_allclose(run(inputs), wanted["logits"], rtol=1e-4, atol=1e-4)
+        assert_rounds_alike(run(inputs), wanted["logits"], bound)
         assert workers.report().weight_bytes_moved > 0
         found = until_by_the_same_plan(workers, lambda: run(inputs))
-        np.testing.assert_allclose(found, wanted["logits"], rtol=1e-4, atol=1e-4)
+        assert_rounds_alike(found, wanted["logits"], bound)
         assert workers.report().weight_bytes_moved == 0
-        np.testing.assert_allclose(np.asarray(model(inputs)), wanted["logits"], rtol=1e-4, atol=1e-4)
+        assert_rounds_alike(model(inputs), wanted["logits"], bound)

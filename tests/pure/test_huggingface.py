@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.rounding import RECORDED, allowed_of_model, assert_rounds_alike
 
 import mesh
 from mesh.errors import InputError, Unsupported
@@ -32,8 +33,9 @@ def test_a_model_equals_transformers(name: str) -> None:
     model = mesh.load(GOLDEN / name)
     found = outputs_of(model, reference)
     assert wanted and wanted.keys() <= found.keys()
+    bounds = allowed_of_model(model, reference, RECORDED["huggingface"])
     for key, array in wanted.items():
-        np.testing.assert_allclose(np.asarray(found[key]), array, rtol=1e-4, atol=1e-4)
+        assert_rounds_alike(found[key], array, bounds[key], key)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "vit"])
@@ -42,8 +44,9 @@ def test_without_a_mask_every_token_counts(name: str) -> None:
     bare, masked = outputs_of(model, {"input_ids": ids}), outputs_of(
         model, {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     )  # fmt: skip
+    bounds = allowed_of_model(model, {"input_ids": ids}, RECORDED["huggingface"])
     for key in bare:
-        np.testing.assert_allclose(np.asarray(bare[key]), np.asarray(masked[key]), rtol=1e-5, atol=1e-5)
+        assert_rounds_alike(bare[key], masked[key], bounds[key], key)
 
 
 def test_every_family_is_there_with_a_reference() -> None:

@@ -119,16 +119,22 @@ def figures(name: str, xp: Any, transforms: Any) -> dict[str, Any]:
 
     `transforms` has value_and_grad, jvp, grad and vmap.
     """
+    found = derivatives(name, xp, transforms, *WHOLE[name][1])
+    return {key: np.asarray(leaf) for key, leaf in found.items()}
+
+
+def derivatives(name: str, xp: Any, transforms: Any, *given: Any) -> dict[str, Any]:
+    """The same for its arguments as they are `given`, of any kind of array."""
     fn, arguments = WHOLE[name]
     places, moves = by(arguments), directions(arguments)
 
     def of_floats(*floats: Any) -> Any:
-        every = list(map(xp.asarray, arguments))
+        every = list(map(xp.asarray, given))
         for place, value in zip(places, floats, strict=True):
             every[place] = value
         return fn(xp, *every)
 
-    at = [xp.asarray(arguments[place]) for place in places]
+    at = [xp.asarray(given[place]) for place in places]
     towards = [xp.asarray(move) for move in moves]
     each = tuple(range(len(at)))
     value, gradients = transforms.value_and_grad(of_floats, each)(*at)
@@ -139,4 +145,4 @@ def figures(name: str, xp: Any, transforms: Any) -> dict[str, Any]:
     found = {"value": value, "tangent": tangent}
     for what, leaves in (("gradient", gradients), ("curvature", curvature), ("batch", batch)):
         found.update({f"{what}/{place}": leaf for place, leaf in enumerate(leaves)})
-    return {f"{name}/{key}": np.asarray(leaf) for key, leaf in found.items()}
+    return {f"{name}/{key}": leaf for key, leaf in found.items()}
