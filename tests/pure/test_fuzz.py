@@ -1,7 +1,8 @@
 """Whatever bytes come: every decoder refuses them as it should or takes them for what they are, and keeps no memory.
 
-The default run makes a million inputs in all, every decoder its share.  `python tests/pure/test_fuzz.py COUNT FIRST`
-makes COUNT, others for every FIRST, and prints what came of them; `script/test --long fuzz` does that 10^7 times.
+The default run makes a quarter of a million inputs in all, every decoder its share.
+`python tests/pure/test_fuzz.py COUNT FIRST` makes COUNT, others for every FIRST, and prints what came of them;
+`script/test --long fuzz` does that 10^7 times.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from wire.limits import MIB
 from wire.messages import decode_message, encode_message
 from wire.verify import verify
 
-DEFAULT_COUNT = 1_000_000
+DEFAULT_COUNT = 250_000
 WARM_UP = 0.1  # of the inputs fill caches and pools; then the memory stays what it is
 GROWTH_MAX_BYTES = 16 * MIB
 
@@ -48,8 +49,9 @@ def try_flat(decoder: Decoder, count: int, first: int) -> tuple[Tried, int]:
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")  # of a damaged certificate
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
 def test_damaged_inputs_raise_nothing_but_what_they_should_and_keep_no_memory(decoder: Decoder) -> None:
-    tried, _ = try_flat(decoder, decoder.of_million * DEFAULT_COUNT // 1_000_000, 0)
-    assert tried.count == decoder.of_million
+    share = decoder.of_million * DEFAULT_COUNT // 1_000_000
+    tried, _ = try_flat(decoder, share, 0)
+    assert tried.count == share > 0
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
