@@ -52,10 +52,16 @@ class Deploying:
         self.restore: Callable[[Plan, str, Wanted], Awaitable[Moved]] = _restore_nothing
 
     async def deploy(
-        self, plan: Plan, node: str, key: PlanKey, bindings: dispatch.Bindings, state: dispatch.State = NO_STATE
+        self,
+        plan: Plan,
+        node: str,
+        key: PlanKey,
+        bindings: dispatch.Bindings,
+        state: dispatch.State = NO_STATE,
+        force: bool = False,
     ) -> Deployed:
         """Have a worker ready for its parts; its own MeshError, or NodeLost.  Who holds the first values of the state,
-        `state` says; where it does not, they are the bindings'."""
+        `state` says; where it does not, they are the bindings'.  With `force` the parts are compiled anew."""
         member = self._members.get(node)
         if member is None:
             raise NodeLost("the worker is gone")
@@ -66,10 +72,10 @@ class Deploying:
             return dispatch.contents_of(plan, other, theirs).keys()
 
         moved = await self.restore(plan, node, wanted)
-        answer = await member.link.request(self._message(plan, member, key, params, state))
+        answer = await member.link.request(self._message(plan, member, key, params, state, force))
         if isinstance(answer, MissingGraphs):
             member.graphs -= set(answer.graphs)
-            answer = await member.link.request(self._message(plan, member, key, params, state))
+            answer = await member.link.request(self._message(plan, member, key, params, state, force))
         if not isinstance(answer, Deployed):
             raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
         for other in answer.unreached:
@@ -134,14 +140,15 @@ class Deploying:
             log.debug("dropping generation %d on %s: %s", key.generation, member.profile.name, error)
 
     def _message(
-        self, plan: Plan, member: Member, key: PlanKey, params: dispatch.Params, state: dispatch.State
+        self, plan: Plan, member: Member, key: PlanKey, params: dispatch.Params, state: dispatch.State, force: bool
     ) -> Deploy:
         own = member.profile.node_id
         holders = {node: other.blobs for node, other in self._members.items() if node != own}
         for (address, _), nodes in state.values():
             for node in nodes & holders.keys():
                 holders[node] = holders[node] | {address}
-        message = dispatch.deploy(plan, own, key, params, member.graphs, holders, self._addresses(own), self._timeout_s)
+        addresses = self._addresses(own)
+        message = dispatch.deploy(plan, own, key, params, member.graphs, holders, addresses, self._timeout_s, force)
         member.graphs.update(message.graphs)
         member.blobs.update(spec.blob for spec in message.blobs if spec.keep)
         return message

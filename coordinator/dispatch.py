@@ -129,9 +129,10 @@ def deploy(
     holders: Mapping[str, frozenset[bytes] | set[bytes]],
     addresses: Mapping[str, tuple[str, ...]],
     timeout_s: float = COLLECTIVE_TIMEOUT_S,
+    force: bool = False,
 ) -> Deploy:
-    """What `node` is told of a plan: its parts, the graphs it does not have, the content it needs and who holds it, and
-    how long ranks wait for each other."""
+    """What `node` is told of a plan: its parts, the graphs it does not have, the content it needs and who holds it, how
+    long ranks wait for each other, and whether the parts are compiled anew."""
     mine = [part for part in plan.parts if part.node == node]
     targets, carries = _targets(plan), _carries(plan)
     specs = tuple(
@@ -152,7 +153,7 @@ def deploy(
     peers = {other: known for other, known in addresses.items() if other in used or other in holders}
     wanted = contents_of(plan, node, params).items()
     blobs = tuple(spec_of(blob, kind, _holders(blob, holders), kept) for blob, (kind, kept) in wanted)
-    return Deploy(key, specs, graphs, blobs, peers, ordered=plan.ordered)
+    return Deploy(key, specs, graphs, blobs, peers, force, plan.ordered)
 
 
 def outputs(

@@ -14,7 +14,8 @@ from wire.types import TensorType
 @dataclass(frozen=True, eq=False)
 class Program:
     """A graph, the content its params are bound to (name -> address and type), how to place it, and which `copies` of
-    the params are kept (`wire/redundancy.py`).
+    the params are kept (`wire/redundancy.py`).  One that is `forced` has a number of its own, and its parts are
+    compiled anew, whatever workers have in their caches.
 
     Programs are equal, and share plans and deployments, when their `key` is.
     """
@@ -23,11 +24,12 @@ class Program:
     bindings: Mapping[str, tuple[bytes, TensorType]]
     strategy: str = "auto"
     copies: str = "checkpoint"
+    forced: int = 0
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
         bound = tuple(sorted((name, address) for name, (address, _) in self.bindings.items()))
-        return (self.graph.hash, bound, self.strategy, self.copies)
+        return (self.graph.hash, bound, self.strategy, self.copies, self.forced)
 
     @property
     def likeness(self) -> tuple[WireGraph, str, str]:

@@ -643,7 +643,8 @@ class Coordinator:
             return
         key = PlanKey(self.epoch, action.generation)
         try:
-            answer = await self._deploying.deploy(deployment.plan, action.node, key, deployment.program.bindings)
+            bindings, forced = deployment.program.bindings, deployment.program.forced > 0
+            answer = await self._deploying.deploy(deployment.plan, action.node, key, bindings, force=forced)
         except Exception as fault:
             error = as_error("deploying failed", fault)
             work = explain(error, member.profile.name, action.node, deployment.plan)

@@ -82,12 +82,13 @@ class _Work:
     params: dict[str, tuple[bytes, NDArray[Any]]]
     consts: dict[bytes, NDArray[Any]]
     copies: str = "checkpoint"
+    forced: int = 0
 
     @property
     def program(self) -> Program:
         kinds = self.graph.param_types
         bindings = {name: (address, kinds[name]) for name, (address, _) in self.params.items()}
-        return Program(self.graph, bindings, self.strategy, self.copies)
+        return Program(self.graph, bindings, self.strategy, self.copies, self.forced)
 
     @property
     def held(self) -> list[tuple[bytes, NDArray[Any]]]:
@@ -123,6 +124,7 @@ class JobService:
         self._held: dict[str, list[bytes]] = {}  # those that clients fetch by address
         self._recent: dict[str, Job] = {}
         self._ended = itertools.count(1)
+        self._forced = itertools.count(1)
         self._workers_before: frozenset[str] = frozenset()
         self._workers_kept: list[dict[str, Any]] = []
         self._closing = False
@@ -389,7 +391,8 @@ class JobService:
         inputs = await self._receiving.values(link, body.inputs, graph.input_types)
         params = await self._receiving.params(link, body.params, graph)
         consts = await self._receiving.consts(link, graph)
-        return _Work(graph, strategy, inputs, params, consts, copies_of(body.copies, OF_CALLS).text)
+        forced = next(self._forced) if body.force else 0
+        return _Work(graph, strategy, inputs, params, consts, copies_of(body.copies, OF_CALLS).text, forced)
 
     # -- values on their way out
 

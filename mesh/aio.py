@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 REPLAY_BYTES = 64 << 20  # of feeds, held for a state that nobody copies
 OWN = ("strategy", "mode", "copies")  # what calls take for themselves
-OWN_OF_COMPILE = (*OWN, "name", "cache", "build_dir")
+OWN_OF_COMPILE = (*OWN, "name", "cache", "build_dir", "force")
 OWN_OF_SESSIONS = (*OWN, "every", "ahead")
 
 
@@ -143,10 +143,11 @@ class AsyncMesh:
         name: str = "",
         cache: bool = True,
         build_dir: str | Path | None = None,
+        force: bool = False,
         **named: Any,
     ) -> Callable[..., Any]:
         """`Mesh.compile`, with an async callable for arguments of the examples' shapes and dtypes."""
-        function = self.function(fn, strategy, mode, copies, name, cache, build_dir)
+        function = self.function(fn, strategy, mode, copies, name, cache, build_dir, force)
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
         async def compiled(*args: Any, **named: Any) -> Any:
@@ -238,9 +239,10 @@ class AsyncMesh:
         name: str = "",
         cache: bool = True,
         build_dir: str | Path | None = None,
+        force: bool = False,
     ) -> CompiledFunction:
         """`fn` traced once per shapes and dtypes."""
-        how = building(mode, name, cache, build_dir)
+        how = building(mode, name, cache, build_dir, force)
         return CompiledFunction(fn, text_of(strategy, self._reproducible), how, self._copies_of(copies))
 
     def _copies_of(self, copies: str | None) -> str:

@@ -19,12 +19,13 @@ from .node import Node
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Work:
     """A graph to evaluate: what its params are bound to, how to place it, and which `copies` of the params are kept.
-    Compared by identity."""
+    With `force` it is compiled anew, whatever is in the caches.  Compared by identity."""
 
     graph: WireGraph
     bindings: Mapping[str, Handle]
     strategy: str
     copies: str = "checkpoint"
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,14 @@ HERE = ("off", "local")  # computed in this process, whatever workers there are
 @dataclass(frozen=True, slots=True)
 class Building:
     """`mode` says where calls run.  `name` is the graphs' ("": what they have), and that of their files in `folder`,
-    where there is one.  Without `cache` nothing is kept from one call to the next."""
+    where there is one.  Without `cache` nothing is kept from one call to the next.  With `force` the first call
+    compiles the graph anew wherever it runs, whatever is in the caches, and they get what comes of it."""
 
     mode: str = "auto"
     name: str = ""
     cache: bool = True
     folder: Path | None = None
+    force: bool = False
 
     def built(self, graph: WireGraph) -> WireGraph:
         """The graph as it is called; GraphError if it must not be, ConfigError if it cannot be written."""
@@ -40,7 +42,9 @@ class Building:
         return graph
 
 
-def building(mode: str, name: str = "", cache: bool = True, build_dir: str | Path | None = None) -> Building:
+def building(
+    mode: str, name: str = "", cache: bool = True, build_dir: str | Path | None = None, force: bool = False
+) -> Building:
     """What a caller said, checked; InputError for a mode that is not known."""
     if mode not in MODES:
         raise InputError(f"{mode=} is not known", next_step=f"Choose one of {', '.join(map(repr, MODES))}")
@@ -48,7 +52,9 @@ def building(mode: str, name: str = "", cache: bool = True, build_dir: str | Pat
         raise InputError(f"the name of a graph is a text, not {name!r}")
     if not isinstance(cache, bool) or not isinstance(build_dir, str | PathLike | None):
         raise InputError(f"cache is True or False, and build_dir a folder or None, not {cache!r} and {build_dir!r}")
-    return Building(mode, name, cache, None if build_dir is None else Path(build_dir).expanduser())
+    if not isinstance(force, bool):
+        raise InputError(f"force is True or False, not {force!r}")
+    return Building(mode, name, cache, None if build_dir is None else Path(build_dir).expanduser(), force)
 
 
 def check_local(graph: WireGraph) -> None:

@@ -29,6 +29,7 @@ from .aio import OWN, OWN_OF_COMPILE, OWN_OF_SESSIONS, AsyncMesh
 from .arguments import items, said
 from .backend import Running, Started, Work
 from .builder import MeshBuilder
+from .building import Building
 from .calls import taken
 from .compiled import Compiled
 from .config import MeshConfig
@@ -137,6 +138,7 @@ class Mesh:
         name: str = "",
         cache: bool = True,
         build_dir: str | Path | None = None,
+        force: bool = False,
         **named: Any,
     ) -> Callable[..., Any]:
         """A callable for arguments of the examples' shapes and dtypes; others are traced when they come.
@@ -144,8 +146,10 @@ class Mesh:
         `strategy`, `mode` and `copies` as for `run`, also of a graph or a model.  `name` is what plans and jobs call
         the graphs.  What was traced is kept; with `cache=False` it is not, and every call is traced anew, as `run` is.
         In `build_dir` each graph is written as NAME-HASH.wire, which `mesh-coord plan` and `submit` take, and as text.
+        With `force` the first call compiles its graph anew wherever it runs, whatever is in the caches in memory and on
+        disk, and puts what comes of it there in one step.
         """
-        function = self._async.function(fn, strategy, mode, copies, name, cache, build_dir)
+        function = self._async.function(fn, strategy, mode, copies, name, cache, build_dir, force)
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
         def compiled(*args: Any, **named: Any) -> Any:
@@ -292,7 +296,7 @@ class Mesh:
     def _evaluate(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
         self._loop.check_may_wait()
         outputs: Sequence[NDArray[Any]] = self._started(
-            Compiled(work.graph, work.strategy, "auto"), inputs, work
+            Compiled(work.graph, work.strategy, Building()), inputs, work
         ).value(None)
         return outputs
 

@@ -36,13 +36,14 @@ class Compiled:
         self,
         graph: WireGraph,
         strategy: str,
-        mode: str,
+        building: Building,
         traced: Traced | None = None,
         model: Model | None = None,
         copies: str = "checkpoint",
     ) -> None:
         self.graph = graph
-        self.mode = mode
+        self.mode = building.mode
+        self._force = building.force  # until the first work
         self._strategy = strategy
         self._copies = copies
         self._traced = traced
@@ -59,12 +60,12 @@ class Compiled:
     ) -> Compiled:
         """`fn` for arguments like these; a graph is taken as it is."""
         if isinstance(fn, WireGraph):
-            return Compiled(building.built(fn), strategy, building.mode, copies=copies)
+            return Compiled(building.built(fn), strategy, building, copies=copies)
         if isinstance(fn, Model):
             graph = building.built(fn.graph(fn.given(*apart(args)), building.cache))
-            return Compiled(graph, strategy, building.mode, model=fn, copies=copies)
+            return Compiled(graph, strategy, building, model=fn, copies=copies)
         traced = trace_full(fn, *args)
-        return Compiled(building.built(traced.graph), strategy, building.mode, traced, copies=copies)
+        return Compiled(building.built(traced.graph), strategy, building, traced, copies=copies)
 
     def bind(self, args: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Work]:
         """The inputs and the work of a call; InputError naming the argument that does not fit."""
@@ -124,7 +125,8 @@ class Compiled:
         handles = {
             name: param if isinstance(param, Handle) else handle_of(param, name) for name, param in params.items()
         }
-        self._work = Work(self.graph, handles, self._strategy, self._copies)
+        self._work = Work(self.graph, handles, self._strategy, self._copies, self._force)
+        self._force = False
         return self._work
 
 

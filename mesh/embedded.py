@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ class Embedded:
         self._admission = admission
         self._local = local
         self._programs: WeakKeyDictionary[Work, Program] = WeakKeyDictionary()
+        self._forced = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[Session, Work] = {}
         self._held: dict[int, Any] = {}  # finalizers by the id of their living handle
@@ -132,7 +134,8 @@ class Embedded:
             for handle in work.bindings.values():
                 self.hold(handle)
             bindings = {name: (handle.address, handle.type) for name, handle in work.bindings.items()}
-            program = self._programs[work] = Program(work.graph, bindings, strategy, work.copies)
+            forced = next(self._forced) if work.force else 0
+            program = self._programs[work] = Program(work.graph, bindings, strategy, work.copies, forced)
             for address, array in work.graph.blobs.items():
                 self.coordinator.hold(address, array)
                 finalize(program, self._soon, self.coordinator.release, address)

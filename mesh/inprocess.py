@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,18 +37,24 @@ class Executables:
         self.compiled = 0  # graphs so far
         self._alive: WeakKeyDictionary[WireGraph, CpuExecutable] = WeakKeyDictionary()
         self._latest: Latest[CpuExecutable] = Latest(LATEST_COUNT, LATEST_BYTES)
+        self._forced: WeakSet[Work] = WeakSet()  # those that asked for it, and were compiled anew
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Of graphs that somebody has."""
         return len(self._alive)
 
-    def of(self, graph: WireGraph) -> CpuExecutable:
-        """NoSuchDevice if values are to be elsewhere than on the cpu of this process."""
+    def of(self, work: Work) -> CpuExecutable:
+        """What the work's graph was compiled to, or is now.  NoSuchDevice if values are to be elsewhere than on the cpu
+        of this process."""
+        graph = work.graph
         key = graph.hash  # and not within the lock, as it takes time
         with self._lock:
-            found = self._alive.get(graph)
-        found = found or self._latest.get(key)
+            anew = work.force and work not in self._forced
+            if anew:
+                self._forced.add(work)
+            found = None if anew else self._alive.get(graph)
+        found = None if anew else found or self._latest.get(key)
         if found is None:
             _check_devices(graph)
             one_thread()
@@ -56,6 +62,8 @@ class Executables:
             with self._lock:
                 self.compiled += 1
         with self._lock:
+            if anew:
+                self._alive[graph] = found
             found = self._alive.setdefault(graph, found)  # another thread's, if that was quicker
         if not graph.blobs:
             self._latest.keep(key, found, len(graph) * NODE_BYTES + found.kept_bytes)
@@ -70,7 +78,7 @@ def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = 
 
     Cancelled between two ops once `stopped()`.
     """
-    executable = EXECUTABLES.of(work.graph)
+    executable = EXECUTABLES.of(work)
     params = {name: _local(handle) for name, handle in work.bindings.items()}
     return run(executable, ordered(work.graph, {**inputs, **params}), stopped)
 
@@ -79,7 +87,7 @@ class Evaluating:
     """A work's graph, compiled once: `run` evaluates it with other params than its bindings where they are given."""
 
     def __init__(self, work: Work) -> None:
-        self._executable = EXECUTABLES.of(work.graph)
+        self._executable = EXECUTABLES.of(work)
         self.params = {name: _local(handle) for name, handle in work.bindings.items()}
         self._names = [work.graph.nodes[index].attrs["name"] for index in (*work.graph.inputs, *work.graph.params)]
 

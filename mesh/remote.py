@@ -180,7 +180,9 @@ class Remote:
     def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
         told: dict[str, Any] = {}
         loop = asyncio.get_running_loop()
-        submitting = loop.create_task(self.submit(work.graph, inputs, work.bindings, work.strategy, copies=work.copies))
+        submitting = loop.create_task(
+            self.submit(work.graph, inputs, work.bindings, work.strategy, copies=work.copies, force=work.force)
+        )
         task = loop.create_task(self._run(work, submitting, told))
         task.add_done_callback(lambda ended: self._stop(submitting) if ended.cancelled() else None)
         return Started(task, lambda: told, task.cancel)
@@ -215,6 +217,7 @@ class Remote:
     async def submit(
         self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any] | Handle],
         strategy: str = "auto", detach: bool = False, job: str = "", copies: str = "checkpoint",
+        force: bool = False,
     ) -> str:  # fmt: skip
         """Submit a job; its id, which may be chosen: sent again under the same id, the same job counts once.
 
@@ -223,7 +226,7 @@ class Remote:
         offered, strategy = dict(graph.blobs), self._text_of(strategy)
         values = [tuple([_named(name, array, offered) for name, array in side.items()]) for side in (inputs, params)]
         name = job or secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
-        message = SubmitJob(graph.encoded, values[0], values[1], strategy, detach, graph.name, name, copies)
+        message = SubmitJob(graph.encoded, values[0], values[1], strategy, detach, graph.name, name, copies, force)
         self._offered[name] = offered
         try:
             return (await self._ask(message, JobAccepted)).job

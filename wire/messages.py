@@ -571,6 +571,7 @@ class SubmitJob(Message, frozen=True, array_like=True, tag=True):
     name: Name = ""
     job: Name = ""
     copies: Name = "checkpoint"  # of the params (redundancy.py)
+    force: bool = False  # compile it anew, whatever is in the caches
 
 
 class JobAccepted(Message, frozen=True, array_like=True, tag=True):
@@ -749,7 +750,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 APPENDED: dict[type[Struct], int] = {
-    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 1, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4
 }  # how many fields minor 1 appended  # fmt: skip
 DISPENSABLE = (Deployed, Ran, PartRun)  # whose new fields an older node does without
 SINCE_1 = (

@@ -72,6 +72,28 @@ def test_local_refuses_other_devices_and_sessions_with_collectives(simulated: Me
         assert float(session.state()) == X.sum()
 
 
+def compiled_on_workers(mesh: Mesh) -> int:
+    """How many parts engines were asked to compile for the last call; `tests/e2e/test_kernel_cache.py` has what these
+    then take from their caches."""
+    return sum(each.kernels_compiled for each in mesh.report().workers.values())
+
+
+def test_with_force_the_first_call_compiles_anew(simulated: Mesh) -> None:
+    def work(x: Any) -> Any:
+        return mnp.tanh(x) * 3
+
+    simulated.compile(work, X, strategy="single")(X)
+    found = []
+    for force in (False, True, True):
+        compiled = simulated.compile(work, X, strategy="single", force=force)
+        for _ in range(2):
+            np.testing.assert_allclose(compiled(X), np.tanh(X) * 3, rtol=1e-6)
+            found.append(compiled_on_workers(simulated))
+    assert found == [0, 0, 1, 0, 1, 0]
+    with pytest.raises(InputError, match="force is True or False"):
+        simulated.compile(work, X, force="yes")
+
+
 def test_a_mode_that_is_not_known_is_refused(simulated: Mesh) -> None:
     with pytest.raises(InputError, match="mode='maybe' is not known"):
         simulated.compile(plain, X, mode="maybe")

@@ -107,6 +107,18 @@ def test_what_run_traces_anew_is_not_compiled_anew(simulated: Mesh) -> None:
     assert (traced.shapes, EXECUTABLES.compiled) == ([(4, 3)] * 2, compiled)
 
 
+def test_what_is_forced_is_compiled_anew_once(simulated: Mesh) -> None:
+    def program(w: Any, x: Any) -> Any:
+        return mnp.tanh(x @ w)
+
+    simulated.compile(program, W, X, mode="off")(W, X)
+    compiled = EXECUTABLES.compiled
+    forced = simulated.compile(program, W, X, mode="off", force=True)
+    for turn in range(1, 4):
+        np.testing.assert_allclose(forced(W, X * turn), np.tanh(X * turn @ W), rtol=1e-6)
+    assert EXECUTABLES.compiled == compiled + 1
+
+
 def test_a_function_that_refers_to_something_else_now_is_run_as_it_is_now(simulated: Mesh) -> None:
     factor = 1.0
 
