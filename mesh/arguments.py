@@ -89,5 +89,7 @@ def check_function(value: Any, what: str) -> None:
 
 def said(value: Any) -> str:
     """A value in a message."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"  # Python writes no digits of very large ones
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -15,6 +15,7 @@ import numpy as np
 from wire.dtypes import BF16, F16, F32, F64, I32, PARTS, DType, promote
 from wire.errors import InputError
 
+from ..arguments import said
 from ..array import Array, Operand, apply, renamed, strong, value_array
 from ..devices import check_device
 from . import elementwise, manipulation, promotion
@@ -73,14 +74,16 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
     """
     check_device(device)
     first, last = (0, start) if stop is None else (start, stop)
-    natural = _natural((first, last, step))
-    first, last, step = (_number(each, "arange") for each in (first, last, step))
+    given = (first, last, step)
+    first, last, step = (_number(each, "arange") for each in given)
     if step == 0:
         raise InputError("arange needs a step other than 0")
-    wanted = natural if dtype is None else to_dtype(dtype)
-    if wanted.kind in "iu" and all(float(each).is_integer() for each in (first, last, step)):
+    wanted = _natural(given) if dtype is None else to_dtype(dtype)
+    if wanted.kind in "iu" and all(each == int(each) for each in (first, last, step)):
         first, last, step = int(first), int(last), int(step)
-    counter = F64 if wanted.kind in "iu" and isinstance(first + last + step, float) else wanted
+    counter = F32 if wanted in (F16, BF16) else wanted
+    if wanted.kind in "iu" and isinstance(first + last + step, float):
+        counter = F64
     steps = _iota((_count(first, last, step),), 0, counter)
     return cast(_affine(steps, step, first), wanted)
 
@@ -200,10 +203,11 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any, asker: str) -> Any:
-    """A bound as a Python number, which is finite and real."""
-    number = _plain(promotion.concrete(value, asker).reshape(())[()] if isinstance(value, Array) else value)
-    if not isinstance(number, (int, float)) or not math.isfinite(number):
-        raise InputError(f"{asker} counts between finite real numbers, got {number!r}")
+    """A bound as a Python number: a finite float, or an integer of 64 bits."""
+    number = value._scalar_for(asker).item() if isinstance(value, Array) and value.size == 1 else _plain(value)
+    known = isinstance(number, (int, float)) and -math.inf < number < math.inf
+    if not known or (isinstance(number, int) and abs(number) >= 1 << 64):
+        raise InputError(f"{asker} counts between finite real numbers of 64 bits, got {said(number)}")
     return number
 
 

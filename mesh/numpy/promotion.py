@@ -19,6 +19,7 @@ import numpy as np
 from wire.dtypes import BOOL, BY_NAME, C64, C128, F32, F64, I32, I64, U64, DType, dtype_of, promote
 from wire.errors import DTypeError, InputError
 
+from ..arguments import said
 from ..array import WIDER, Array, Operand, apply, handle_array, literal, strong, value_array
 from ..handle import Handle
 
@@ -72,7 +73,7 @@ def asarray(value: Operand, dtype: Any = None) -> Array:
     if dtype is None:
         return _as_array(value)
     wanted = to_dtype(dtype)
-    if isinstance(value, (list, tuple)) and any(isinstance(leaf, (Array, Handle)) for leaf in _leaves(value)):
+    if isinstance(value, (list, tuple)) and _holds_arrays(set(map(type, _leaves(value)))):
         from .manipulation import stack
 
         return stack([asarray(item, wanted) for item in value])
@@ -159,7 +160,9 @@ def scalar(value: complex, dtype: DType, weak: bool = False) -> Array:
     if dtype.kind in "iu":
         low, high = INT_BOUNDS[dtype.name]
         if not low <= value <= high:  # NaN is not either
-            raise InputError(f"{value} does not fit {dtype.name}", next_step="Cast the array to a wider dtype first")
+            raise InputError(
+                f"{said(value)} does not fit {dtype.name}", next_step="Cast the array to a wider dtype first"
+            )
     return literal(_as_float(value, dtype) if dtype.kind in "fc" else value, dtype, weak)
 
 
@@ -227,12 +230,12 @@ def _numbers(value: Any, wanted: DType | None = None) -> _Numbers | None:
     if not isinstance(value, (list, tuple, range)) and not is_python_scalar(value):
         return None
     found = [value[0], value[-1]] if isinstance(value, range) and value else list(_leaves(value))
-    if not found or not all(map(is_python_scalar, found)):
+    kinds = {_kind(type) for type in set(map(type, found))}
+    if not found or None in kinds:
         return None
-    kind = max({_kind(each) for each in found}, key=_RANK.__getitem__)
+    kind = max(filter(None, kinds), key=_RANK.__getitem__)
     if kind == "i" and (wanted is None or wanted.kind not in "fc"):
-        integers = [int(each) for each in found]
-        dtype = full = _integer_dtype(min(integers), max(integers))
+        dtype = full = _integer_dtype(int(min(found)), int(max(found)))
     else:
         dtype = _WEAK_DEFAULT[kind]
         full = WIDER.get(dtype, F64 if kind == "i" else dtype)
@@ -247,9 +250,15 @@ def _numbers(value: Any, wanted: DType | None = None) -> _Numbers | None:
 _KIND_OF = {bool: "b", int: "i", float: "f", complex: "c"}
 
 
-def _kind(number: object) -> str:
-    kind = _KIND_OF.get(type(number))
-    return kind or next(kind for python, kind in _KIND_OF.items() if isinstance(number, python))  # an IntEnum, say
+def _kind(type: type) -> str | None:
+    """The kind of Python's numbers of a class; None for all else, numpy's among it."""
+    if issubclass(type, np.generic):
+        return None
+    return next((kind for python, kind in _KIND_OF.items() if issubclass(type, python)), None)
+
+
+def _holds_arrays(types: set[type]) -> bool:
+    return any(issubclass(type, (Array, Handle)) for type in types)
 
 
 def _is_weak(value: Any) -> bool:
@@ -272,16 +281,17 @@ def _weak_dtype(value: Any) -> DType:
 
 def _alone(value: complex) -> DType:
     """The dtype of a Python scalar that meets nothing else."""
-    kind = _kind(value)
-    return _integer_dtype(*[int(value.real)] * 2) if kind == "i" else _WEAK_DEFAULT[kind]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _integer_dtype(int(value), int(value))
+    return BOOL if isinstance(value, bool) else F32 if isinstance(value, float) else C64
 
 
 def _integer_dtype(low: int, high: int) -> DType:
     for dtype in (I32, I64, U64):
         if INT_BOUNDS[dtype.name][0] <= low and high <= INT_BOUNDS[dtype.name][1]:
             return dtype
-    outside = [each for each in (low, high) if not _LEAST <= each <= _MOST]
-    what = f"the integer {outside[0]} does not fit any" if outside else f"{low} and {high} do not fit one"
+    outside = [said(each) for each in (low, high) if not _LEAST <= each <= _MOST]
+    what = f"{outside[0]} does not fit any" if outside else f"{low} and {high} do not fit one"
     raise InputError(f"{what} integer dtype", next_step="Say dtype='float64', or write floats")
 
 
@@ -325,8 +335,8 @@ def _is_buffer(value: Any) -> bool:
 
 
 def _from_sequence(value: list[Any] | tuple[Any, ...]) -> Array:
-    found = list(_leaves(value))
-    if any(isinstance(leaf, (Array, Handle)) for leaf in found):
+    types = set(map(type, _leaves(value)))
+    if _holds_arrays(types):
         from .manipulation import stack
 
         return stack(value)
@@ -339,7 +349,7 @@ def _from_sequence(value: list[Any] | tuple[Any, ...]) -> Array:
         raise InputError(f"nested lists of unequal lengths are not an array ({error})") from error
     if array.dtype == object:
         raise InputError("a list of things that are not numbers is not an array")
-    return value_array(array.astype(F32.numpy) if not found else array)
+    return value_array(array if types else array.astype(F32.numpy))
 
 
 def _leaves(value: Any) -> Iterable[Any]:

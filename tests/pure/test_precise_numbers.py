@@ -204,6 +204,7 @@ def test_default_dtypes_are_those_of_32_bits() -> None:
     ):
         assert mnp.asarray(value).dtype == dtype, value
     assert mnp.stack([0.1, 0.2]).dtype == mnp.linspace(0.1, 0.2, 3).dtype == mnp.arange(0.3).dtype == np.float32
+    np.testing.assert_array_equal(np.asarray(mnp.arange(0.1, 100, 0.1, dtype="float16")[-2:]), np.float16([99.8, 99.9]))
     assert mnp.arange(np.float64(0.3)).dtype == np.float64 and mnp.arange(np.int64(3)).dtype == np.int32
 
 
@@ -235,6 +236,12 @@ def test_integers_that_no_integer_dtype_holds_are_refused_and_are_floats_where_a
         lambda: mnp.arange(math.nan),
         lambda: mnp.arange(0, math.inf),
         lambda: mnp.arange(10**30),
+        lambda: mnp.arange(10**5000),
+        lambda: mnp.arange([1, 2]),
+        lambda: mnp.arange(mnp.asarray([1, 2])),
+        lambda: mnp.asarray(10**5000),
+        lambda: mnp.asarray(I) + 10**5000,
+        lambda: mesh.evaluate(lambda x, s: x * s, X, 10**30),
         lambda: mnp.arange(0, 1e300, 1e-300),
         lambda: mnp.arange(1j),
         lambda: mnp.stack([]),
