@@ -267,8 +267,10 @@ def _roundings(graph: WireGraph, index: int, values: Sequence[NDArray[Any]]) -> 
 
 def _is_decimal(value: NDArray[Any], unit: float) -> bool:
     """Whether a constant is a number that somebody wrote, such as 0.1, which an oracle may have with more digits."""
+    if value.size != 1 or unit != _F32 or value.dtype.kind == "c":
+        return False
     digits = np.frexp(_wide(value))[0] * 2**11  # a whole number of so few digits is meant as it is
-    return value.size == 1 and unit == _F32 and bool(digits != np.floor(digits))
+    return bool(digits != np.floor(digits))
 
 
 def _magnitude(graph: WireGraph, index: int, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
