@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         size = {"vocabulary": VOCABULARY, "heads": HEADS, "positions": POSITIONS}
         model = mesh.load(gpt2_folder(Path(folder), width=asked.width, layers=asked.layers, **size))
-        weights = sum(array.size for array in model.params.values()) / 1e6
+        weights = sum(array.size for array in model.weights.values()) / 1e6
         print(f"GPT-2 of {asked.layers} layers, width {asked.width}: {weights:.1f} M weights; {asked.tokens} tokens")
         with Mesh(MeshConfig()) as here:
             said = measure("this process", here, model, prompts, asked.tokens)

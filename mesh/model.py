@@ -6,13 +6,15 @@
 
 Importers make Models (`load.py` chooses the importer).  A Model is traced like a function, once for each set of shapes,
 whoever asks; its params are the graph's params, hashed once and sent once to the workers that need them, and its inputs
-keep the names that the file gave them.  An input whose values decide about shapes (a Reshape's target, say) is a static
-input: it is read at every call, and other values make another graph.  This file knows no file format.
+keep the names that the file gave them.  `params` are what training changes; `buffers` are tensors that are read as they
+are (the statistics of a BatchNorm, tables, whatever a module has frozen).  An input whose values decide about shapes (a
+Reshape's target, say) is a static input: it is read at every call, and other values make another graph.  This file
+knows no file format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,6 +40,7 @@ from .trace import graph_of
 from .typed import Typed
 
 Value = Array | NDArray[Any]
+Arrays = dict[str, NDArray[Any]]
 Function = Callable[[Mapping[str, Array], Mapping[str, Value]], Mapping[str, Array]]
 """From params and inputs to outputs, each by name; static inputs come as numpy arrays, all others as Arrays."""
 
@@ -51,17 +54,22 @@ class InputSpec:
     shape: tuple[int | str, ...]
     static: bool = False
     optional: bool = False
+    origin: str = ""  # where it stands among the arguments that the model was made from, if that is another name
 
     def sized(self, dims: Mapping[str, int]) -> InputSpec:
         """The same with these sizes for free dimensions."""
         return replace(self, shape=tuple([dims.get(dim, dim) if isinstance(dim, str) else dim for dim in self.shape]))
 
     def __str__(self) -> str:
-        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]" + (f", {self.origin}" if self.origin else "")
 
 
 class Model:
-    """A pure function of named inputs, with its params.  Models are not changed once made."""
+    """A pure function of named inputs, with its params.  Models are not changed once made.
+
+    `tied` gives other names of params: that of the param by the other name.  `hint` is what to do where inputs do not
+    fit.
+    """
 
     __tree_leaf__ = True
 
@@ -73,32 +81,49 @@ class Model:
         outputs: Sequence[str],
         params: Mapping[str, NDArray[Any]],
         text: Text | None = None,
+        *,
+        buffers: Mapping[str, NDArray[Any]] | None = None,
+        tied: Mapping[str, str] | None = None,
+        hint: str = "",
     ) -> None:
         self.name = name
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.params = params
+        self.buffers = buffers or {}
+        self.tied = tied or {}
         self.text = text
+        self.hint = hint
         self._function = function
         self._graphs: Latest[WireGraph] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The outputs as lazy Arrays; InputError naming the input that is missing, unknown or does not fit."""
-        return self.apply({name: handle_array(handle) for name, handle in self.handles.items()}, *args, **named)
+        return self._applied({}, args, named)
 
     def apply(self, params: Mapping[str, Any], *args: Any, **named: Any) -> Any:
-        """The outputs with these params in place of its own, by name: what a loss that is to be trained calls."""
+        """The outputs with these params in place of its own, by name: what a loss that is to be trained calls.
+
+        Buffers stay its own.  InputError naming a param that is missing, or that the model has not.
+        """
+        self._check_names(params)
+        return self._applied(params, args, named)
+
+    def _applied(self, params: Mapping[str, Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """The outputs with these tensors in place of its own."""
         given = self.given(args, named)
         static = {spec.name for spec in self.inputs if spec.static}
         arrays = {name: value if name in static else asarray(value) for name, value in given.items()}
-        return self.arranged(self._function({name: asarray(params[name]) for name in self.params}, arrays))
+        own = {name: asarray(params[name]) if name in params else handle_array(handle)
+               for name, handle in self.handles.items()}  # fmt: skip
+        return self.arranged(self._function(own, arrays))
 
     @spelt
     def generate(
         self,
         prompts: Any,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -114,10 +139,12 @@ class Model:
         `temperature` 0 takes the likeliest token; else tokens are drawn, after `top_k` left the k likeliest (0: all)
         and `top_p` the fewest that have this probability together; prompt i of several is drawn by `seed` + i.  A text
         ends at one of the model's end tokens (or `ends`), at a token or before a text of `stop`, or when it is
-        `max_new_tokens` longer.  With `stream`, an iterator of pieces, each as soon as it is there: of pairs of place
-        and piece where there are several prompts.  Everything is computed on `mesh`, or in this process.
+        `max_new_tokens` longer: by default 128, or as many as the model has positions for.  With `stream`, an iterator
+        of pieces, each as soon as it is there: of pairs of place and piece where there are several prompts.  Everything
+        is computed on `mesh`, or in this process.
 
-        InputError if the model is no causal language model, or a prompt has tokens that it has not.
+        InputError if the model is no causal language model, a prompt has tokens that it has not, or it has fewer
+        positions than the prompt and `max_new_tokens` take.
         """
         from .inference.generate import generate
         from .inference.replies import Request
@@ -150,20 +177,26 @@ class Model:
 
     def trained(self, params: Mapping[str, Any]) -> Model:
         """The same model with other params of the same names, shapes and dtypes; InputError naming one that has not."""
-        missing = next((name for name in self.params if name not in params), None)
-        if missing is not None:
-            raise InputError(f"{self.name or 'the model'} has a param {missing!r}, which is missing")
+        self._check_names(params)
         named = {name: as_numpy(params[name], f"the param {name!r}") for name in self.params}
         for name, array in self.params.items():
             wanted, found = (TensorType(each.shape, dtype_of(each)) for each in (array, named[name]))
             if wanted != found:
                 raise InputError(f"the param {name!r} is {found}, expected {wanted}")
-        return Model(self.name, self._function, self.inputs, self.outputs, named, self.text)
+        return Model(
+            self.name, self._function, self.inputs, self.outputs, named, self.text,
+            buffers=self.buffers, tied=self.tied, hint=self.hint,
+        )  # fmt: skip
+
+    @property
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """The params and the buffers by name."""
+        return {**self.params, **self.buffers}
 
     @cached_property
     def handles(self) -> dict[str, Handle]:
-        """The params, hashed the first time somebody asks; mapped files stay mapped."""
-        return {name: _handle(name, array) for name, array in self.params.items()}
+        """The params and buffers, hashed the first time somebody asks; mapped files stay mapped."""
+        return {name: _handle(name, array) for name, array in self.weights.items()}
 
     def given(self, args: Sequence[Any], named: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Arguments by the names of the inputs: positional ones, or one mapping, and keywords; all checked."""
@@ -179,12 +212,17 @@ class Model:
             values[name] = value
         unknown = sorted(values.keys() - set(names))
         if unknown:
-            raise InputError(f"the model has no input {unknown[0]!r}", next_step=f"It takes: {', '.join(names)}")
+            known = [f"{spec.name} ({spec.origin})" if spec.origin else spec.name for spec in self.inputs]
+            raise InputError(f"the model has no input {unknown[0]!r}", next_step=f"It takes: {', '.join(known)}")
         missing = [spec for spec in self.inputs if spec.name not in values and not spec.optional]
         if missing:
             raise InputError(f"the input {missing[0].name!r} ({missing[0]}) is missing")
         sizes: dict[str, int] = {}
-        return {spec.name: _fitting(spec, values[spec.name], sizes) for spec in self.inputs if spec.name in values}
+        try:
+            return {spec.name: _fitting(spec, values[spec.name], sizes) for spec in self.inputs if spec.name in values}
+        except InputError as error:
+            error.next_step = error.next_step or self.hint
+            raise
 
     def key(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """What two calls share exactly when one graph serves both."""
@@ -224,9 +262,32 @@ class Model:
         """The inputs that a graph takes: all that are not static."""
         return {spec.name: given[spec.name] for spec in self.inputs if spec.name in given and not spec.static}
 
+    def _check_names(self, params: Mapping[str, Any]) -> None:
+        """InputError naming a param that is missing, or one that the model has not."""
+        model = self.name or "the model"
+        missing = next((name for name in self.params if name not in params), None)
+        if missing is not None:
+            raise InputError(f"{model} has a param {missing!r}, which is missing")
+        strange = next((name for name in params if name not in self.params), None)
+        if strange is None:
+            return
+        if strange in self.tied:
+            raise InputError(
+                f"{strange!r} is the same weight as {self.tied[strange]!r}", next_step="Give that one alone"
+            )
+        if strange in self.buffers:
+            raise InputError(f"{strange!r} is a buffer of {model}, and no param", next_step="Give model.params alone")
+        raise InputError(f"{model} has no param {strange!r}", next_step="Give params by the names in model.params")
+
     def arranged(self, outputs: Mapping[str, Any]) -> Any:
         """One output as it is, several as a dict in the model's order."""
         return outputs[self.outputs[0]] if len(self.outputs) == 1 else {name: outputs[name] for name in self.outputs}
+
+
+def parted(weights: Mapping[str, NDArray[Any]], fixed: Collection[str] = ()) -> tuple[Arrays, Arrays]:
+    """Params and buffers of named arrays: what is named in `fixed`, integers and bools are not trained."""
+    buffers = {name: array for name, array in weights.items() if name in fixed or dtype_of(array).kind in "iub"}
+    return {name: array for name, array in weights.items() if name not in buffers}, buffers
 
 
 def _handle(name: str, array: NDArray[Any]) -> Handle:

@@ -37,7 +37,7 @@ def read_program(path: str, given: Sequence[str], dims: Sequence[str]) -> Source
     values = model.given([read_arrays(given)])
     graph = model.graph(values)
     inputs = {name: np.ascontiguousarray(array) for name, array in model.dynamic(values).items()}
-    return Source(graph, inputs, {name: model.params[name] for name in graph.param_types})
+    return Source(graph, inputs, {name: model.weights[name] for name in graph.param_types})
 
 
 def read_graph(path: str, given: Sequence[str], dims: Sequence[str]) -> tuple[WireGraph, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from wire.file import load_params
 from wire.graph import GraphBuilder, WireGraph
 
 from ..array import Array
-from ..model import InputSpec, Model, Value
+from ..model import InputSpec, Model, Value, parted
 from ..numpy.promotion import asarray
 from ..transforms.inner import call_graph
 
@@ -31,7 +31,8 @@ def load(path: Path) -> Model:
         return dict(zip(graph.output_names, found, strict=True))
 
     inputs = [InputSpec(name, kind.dtype, kind.shape) for name, kind in graph.input_types.items()]
-    return Model(graph.name, function, inputs, graph.output_names, params)
+    trained, buffers = parted(params)
+    return Model(graph.name, function, inputs, graph.output_names, trained, buffers=buffers)
 
 
 def _with_inputs_only(graph: WireGraph) -> WireGraph:

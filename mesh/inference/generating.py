@@ -29,6 +29,7 @@ from . import cached, sampling
 from .settings import GREEDY, Room, Sampling
 from .slots import Feeds, Slots, Told, Wish
 
+TOKENS_MAX = 128  # new ones where nobody says how many
 AHEAD = 3  # steps asked for before the first of them is answered
 REBUILDS_MAX = 20  # sessions lost without a token between them
 ROOMS_MAX = 8  # whose steps are kept
@@ -103,7 +104,7 @@ class Generating:
         self._mode = mode if mode != "auto" else "on" if mesh.live() else "off"  # and so it stays
         self._queue = queue
         self._params = {name: handle_array(handle) for name, handle in model.handles.items()}
-        table = model.params[self._text.decoder.table]
+        table = model.weights[self._text.decoder.table]
         self._dtype, self.vocabulary = dtype_of(table), table.shape[0]
         self._slots = Slots(slots, chunk, self._text.decoder.positions_max)
         self._streams: dict[int, TokenStream] = {}
@@ -146,22 +147,26 @@ class Generating:
         return self._rebuilt
 
     def begin(
-        self, prompt: Iterable[int], tokens_max: int, how: Sampling = GREEDY, ends: Iterable[int] | None = None
+        self, prompt: Iterable[int], tokens_max: int | None, how: Sampling = GREEDY, ends: Iterable[int] | None = None
     ) -> TokenStream:
-        """Go on with a text; QueueFull at once if all slots are taken and too many wait; InputError for tokens that
-        the model does not have.
+        """Go on with a text by up to `tokens_max` tokens; None is `TOKENS_MAX`, or as many as there are positions for.
 
-        A text ends where the model has no more positions, if not before.
+        QueueFull at once if all slots are taken and too many wait; InputError for tokens that the model does not have,
+        and for more tokens than it has positions for.
         """
         if self._closed:
             raise Cancelled("the model was unloaded")
         if self._slots.free <= -self._queue:
             raise QueueFull(f"{self.waiting} texts wait already", next_step="Try again when some of them are done")
         tokens = tuple([int(token) for token in prompt])
-        self._check(tokens, tokens_max)
-        most = self._text.decoder.positions_max
-        tokens_max = tokens_max if most is None else min(tokens_max, most - len(tokens) + 1)
-        wish = Wish(next(self._numbers), tokens, tokens_max, frozenset(self.ends if ends is None else ends), how)
+        self._check(tokens)
+        wish = Wish(
+            next(self._numbers),
+            tokens,
+            self._room_for(tokens, tokens_max),
+            frozenset(self.ends if ends is None else ends),
+            how,
+        )
         stream = self._streams[wish.number] = TokenStream(wish.number, self)
         self._slots.join(wish)
         self._news.set()
@@ -289,7 +294,21 @@ class Generating:
             stream.fail(error)
         self._streams.clear()
 
-    def _check(self, tokens: tuple[int, ...], tokens_max: int) -> None:
+    def _room_for(self, tokens: tuple[int, ...], asked: int | None) -> int:
+        """How many tokens may follow; the last of them needs no position."""
+        most = self._text.decoder.positions_max
+        if most is None:
+            return asked or TOKENS_MAX
+        room = most - len(tokens) + 1
+        if asked is not None and asked > room:
+            raise InputError(
+                f"the model has {most} positions: after a prompt of {len(tokens)} tokens there is room for {room} new "
+                f"ones, and max_new_tokens = {asked}",
+                next_step=f"Ask for max_new_tokens={room} at most, or shorten the prompt",
+            )
+        return min(asked or TOKENS_MAX, room)
+
+    def _check(self, tokens: tuple[int, ...]) -> None:
         if not tokens:
             raise InputError("a text to go on with has at least one token")
         wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)

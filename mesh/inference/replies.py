@@ -23,7 +23,7 @@ PROMPTS = "Give a text, a list of tokens, or several of these"
 class Request:
     """How to go on with prompts: see `mesh.Model.generate`."""
 
-    max_new_tokens: int = 128
+    max_new_tokens: int | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -43,7 +43,8 @@ class Request:
             writing, ids = None, _ids(prompt)
         how = Sampling(self.temperature, self.top_k, self.top_p, self.seed).shifted(place)
         ends = {*(generating.ends if self.ends is None else _ends(self.ends, generating.vocabulary)), *tokens}
-        return Reply(generating.begin(ids, count(self.max_new_tokens, "max_new_tokens"), how, ends), writing)
+        asked = None if self.max_new_tokens is None else count(self.max_new_tokens, "max_new_tokens")
+        return Reply(generating.begin(ids, asked, how, ends), writing)
 
 
 class Reply:

@@ -282,7 +282,7 @@ class _Served:
 
     def told(self, name: str) -> LoadedModel:
         """What it does now."""
-        weights = self.model.params.values() if isinstance(self.model, Model) else ()
+        weights = self.model.weights.values() if isinstance(self.model, Model) else ()
         texts, steps = (sum(getattr(each, what) for each in self._generating) for what in ("active", "steps"))
         waiting = self.answering.waiting + sum(each.waiting for each in self._generating)
         size = sum(weight.nbytes for weight in weights)

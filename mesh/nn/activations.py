@@ -12,7 +12,8 @@ import math
 from .. import numpy as mnp
 from ..array import Array, Operand
 from ..composite import composite
-from ..numpy.promotion import floats
+from ..numpy.promotion import cast, floats
+from .precision import rounded_once, wide
 
 
 def relu(x: Operand) -> Array:
@@ -31,6 +32,7 @@ def leaky_relu(x: Operand, slope: Operand = 0.01) -> Array:
     return mnp.where(array > 0, array, array * slope)
 
 
+@rounded_once
 def elu(x: Operand, alpha: float = 1.0) -> Array:
     """x where it is positive, else alpha * (exp(x) - 1).  Clevert et al., 2015 (arXiv 1511.07289)."""
     (array,) = floats(x)
@@ -48,6 +50,7 @@ def selu(x: Operand) -> Array:
     return 1.0507009873554804934193349852946 * elu(x, 1.6732632423543772848170429916717)
 
 
+@rounded_once
 def sigmoid(x: Operand) -> Array:
     """1 / (1 + exp(-x))."""
     (array,) = floats(x)
@@ -56,12 +59,14 @@ def sigmoid(x: Operand) -> Array:
     return mnp.where(positive, 1, small) / (1 + small)
 
 
+@rounded_once
 def log_sigmoid(x: Operand) -> Array:
     """log(sigmoid(x)), accurate where the sigmoid underflows."""
     (array,) = floats(x)
     return -softplus(-array)
 
 
+@rounded_once
 def softplus(x: Operand) -> Array:
     """log(1 + exp(x))."""
     (array,) = floats(x)
@@ -69,18 +74,21 @@ def softplus(x: Operand) -> Array:
     return mnp.where(positive, array, 0) + mnp.log1p(mnp.exp(mnp.where(positive, -array, array)))
 
 
+@rounded_once
 def softsign(x: Operand) -> Array:
     """x / (1 + |x|)."""
     (array,) = floats(x)
     return array / (1 + mnp.abs(array))
 
 
+@rounded_once
 def silu(x: Operand) -> Array:
     """x * sigmoid(x), also called swish."""
     (array,) = floats(x)
     return array * sigmoid(array)
 
 
+@rounded_once
 def mish(x: Operand) -> Array:
     """x * tanh(softplus(x)).  Misra, 2019 (arXiv 1908.08681)."""
     (array,) = floats(x)
@@ -131,8 +139,10 @@ def _limited(x: Operand, low: float, high: float) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return x * 0.5 * (1 + mnp.erf(x * math.sqrt(0.5)))
+    high = wide(x)
+    return cast(high * 0.5 * (1 + mnp.erf(high * math.sqrt(0.5))), x.type.dtype)
 
 
 def _gelu_tanh(x: Array) -> Array:
-    return x * 0.5 * (1 + mnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    y = wide(x)
+    return cast(y * 0.5 * (1 + mnp.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y * y * y))), x.type.dtype)

@@ -16,6 +16,7 @@ from ..array import Array, Operand
 from ..composite import composite
 from ..numpy.promotion import asarray, cast, floats
 from .functions import softmax_body
+from .precision import wide
 
 MASKED = {"f16": -6e4}  # by dtype; f16 ends at 65504
 _MASKED = -1e30
@@ -63,9 +64,9 @@ def join_heads(x: Array) -> Array:
 
 
 def _attention(q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float) -> Array:
-    scores = (q @ k.mT) * scale
+    scores = wide(q @ k.mT) * scale
     if mask is not None and mask.type.dtype is BOOL:
         scores = mnp.where(mask, scores, masked_value(scores.type.dtype))
     elif mask is not None:
-        scores = scores + mask
-    return softmax_body(scores) @ v
+        scores = scores + wide(mask)
+    return cast(softmax_body(scores), v.type.dtype) @ v

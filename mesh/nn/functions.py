@@ -15,6 +15,7 @@ from ..numpy.contraction import Labelled, contract
 from ..numpy.promotion import asarray, cast, floats, operands
 from ..numpy.reductions import normal_axis
 from ..transforms.custom import stop_gradient
+from .precision import wide
 
 
 def embedding(indices: Operand, table: Operand) -> Array:
@@ -59,14 +60,16 @@ def log_softmax(x: Operand, axis: int = -1) -> Array:
 
 def softmax_body(x: Array, axis: int = -1) -> Array:
     """The expansion of softmax.  The maximum cancels out, so it needs no derivative."""
-    grown = mnp.exp(x - stop_gradient(x.max(axis, keepdims=True)))
-    return grown / grown.sum(axis, keepdims=True)
+    high = wide(x)
+    grown = mnp.exp(high - stop_gradient(high.max(axis, keepdims=True)))
+    return cast(grown / grown.sum(axis, keepdims=True), x.type.dtype)
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
-    peak: Array = stop_gradient(x.max(axis, keepdims=True))
-    shifted = x - peak
-    return shifted - mnp.log(mnp.exp(shifted).sum(axis, keepdims=True))
+    high = wide(x)
+    peak: Array = stop_gradient(high.max(axis, keepdims=True))
+    shifted = high - peak
+    return cast(shifted - mnp.log(mnp.exp(shifted).sum(axis, keepdims=True)), x.type.dtype)
 
 
 def check_known(index: Array, count: int, what: str, but: int | None = None) -> None:

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import math
 
-from wire.dtypes import BF16, F16, F32
 from wire.errors import ShapeError
 
 from .. import numpy as mnp
 from ..array import Array, Operand
 from ..composite import composite
 from ..numpy.promotion import asarray, cast, floats
-
-
-def wide(x: Array) -> Array:
-    """x, in float32 if it is narrower."""
-    return cast(x, F32) if x.type.dtype in (F16, BF16) else x
+from .precision import wide
 
 
 def layer_norm(x: Operand, weight: Operand, bias: Operand, *, eps: float = 1e-5) -> Array:
@@ -107,9 +102,10 @@ def batch_statistics(x: Operand) -> tuple[Array, Array]:
 
 
 def _layer_norm(x: Array, weight: Array, bias: Array, axis: int, eps: float) -> Array:
-    centred = x - x.mean(axis, keepdims=True)
+    high = wide(x)
+    centred = high - high.mean(axis, keepdims=True)
     variance = (centred * centred).mean(axis, keepdims=True)
-    return centred / mnp.sqrt(variance + eps) * weight + bias
+    return cast(centred / mnp.sqrt(variance + eps) * wide(weight) + wide(bias), x.type.dtype)
 
 
 def _by_channel(x: Array, weight: Operand | None, bias: Operand | None) -> Array:

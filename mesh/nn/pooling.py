@@ -18,7 +18,7 @@ from wire.errors import ShapeError
 from .. import numpy as mnp
 from ..array import Array, Operand, apply, value_array
 from ..numpy.promotion import asarray, cast, extreme, floats, scalar
-from .normalisation import wide
+from .precision import wide
 from .windows import Pair, count, extents, pads, per_axis
 
 Ints = int | Sequence[int]

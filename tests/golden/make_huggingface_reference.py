@@ -25,7 +25,8 @@ COMMON = {
 LLAMA = {**COMMON, "num_key_value_heads": 2, "max_position_embeddings": 32}
 T5 = {"vocab_size": 50, "d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 40}
 BERT = {**COMMON, "max_position_embeddings": 32}
-IMAGE = {"image_size": 8, "patch_size": 4, "num_channels": 3}
+VISION = {**COMMON, "image_size": 8, "patch_size": 4, "num_channels": 3}
+del VISION["vocab_size"]
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16, "rope_theta": 500000.0,
@@ -57,7 +58,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**LLAMA, "head_dim": 16}),
-    "vit": ("ViTForImageClassification", "ViTConfig", {**COMMON, **IMAGE, "num_labels": 3}),
+    "vit": ("ViTForImageClassification", "ViTConfig", {**VISION, "num_labels": 3}),
     "t5": ("T5EncoderModel", "T5Config", T5),
     "t5-gated": ("T5EncoderModel", "T5Config", {**T5, "feed_forward_proj": "gated-gelu"}),
 }

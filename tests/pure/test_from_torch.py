@@ -236,7 +236,8 @@ def test_a_module_computes_what_torch_computes(name: str) -> None:
     model = imported(module, args)
     with torch.no_grad():
         assert_same(model(*[each.numpy() for each in args]), module(*args))
-    assert set(model.params) == set(module.state_dict())
+    assert {*model.params, *model.buffers} == set(module.state_dict())
+    assert set(model.params) == {name for name, _ in module.named_parameters()}
 
 
 def test_a_module_over_three_workers_keeps_its_names() -> None:
@@ -303,7 +304,7 @@ def test_everything_that_is_not_known_is_listed_at_once() -> None:
         (lambda x: x.scatter(1, PLACES, x, reduce="multiply"), "the reduction 'multiply'"),
         (lambda x: x.index_put((x[:, 0] > 0,), x[:2]), "under a mask to values of their own"),
         (lambda x: x.view(torch.int16), "a view of f32 as i16"),
-        (lambda x: functional.max_pool1d(x[None], 2, return_indices=True), "where the maxima stand"),
+        (lambda x: functional.max_pool1d(x[None], 2, return_indices=True), r"uses a max-pool's indices \(return_ind"),
     ],
 )
 def test_what_an_overload_does_not_do_is_named(function: Callable[..., Any], said: str) -> None:
@@ -321,10 +322,164 @@ def test_numbers_among_the_examples_are_fixed_and_results_that_are_none_fall_awa
 
 def test_a_module_that_learns_is_told_to_stop() -> None:
     module = nn.BatchNorm1d(10).train()
-    with pytest.raises(InputError, match=r"changes 'running_mean'.*eval\(\)"):
+    with pytest.raises(InputError, match=r"changes its buffer 'running_mean'.*eval\(\)"):
         mesh.from_torch(module, ROWS)
 
 
 def test_a_module_that_cannot_be_exported_says_why() -> None:
     with pytest.raises(InputError, match=r"torch\.export cannot export Program"):
         imported(Program(lambda x: x if x.sum().item() > 0 else -x), (ROWS,))
+
+
+# -- what is trained, and what is not
+
+
+class Norms(nn.Module):
+    """With statistics, a constant, a frozen layer, and a buffer that no state_dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.norm, self.frozen = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2).requires_grad_(False)
+        self.register_buffer("scale", torch.tensor([2.0, 3.0]), persistent=False)
+        self.norm.running_mean.uniform_(-1, 1)
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.frozen(self.norm(self.before(x))) * self.scale
+
+
+def test_statistics_and_frozen_weights_are_buffers_that_training_leaves() -> None:
+    module, x = Norms().eval(), torch.randn(5, 3)
+    model = imported(module, (x,))
+    assert set(model.params) == {"before.weight", "before.bias", "norm.weight", "norm.bias"}
+    assert {"norm.running_mean", "norm.running_var", "frozen.weight", "frozen.bias", "scale"} <= set(model.buffers)
+    module(x).square().sum().backward()
+    value = mesh.grad(lambda params: (model.apply(params, x.numpy()) ** 2).sum())(dict(model.params))
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            np.testing.assert_allclose(np.asarray(value[name]), parameter.grad.numpy(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match=r"' is a buffer of Norms, and no param"):
+        model.apply(model.weights, x.numpy())
+
+
+def test_a_module_with_statistics_is_trained_by_the_trainer() -> None:
+    module, x = Norms().eval(), np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    model = imported(module, (torch.from_numpy(x),))
+
+    def loss(params: Any, batch: Any) -> Any:
+        return (model.apply(params, batch) ** 2).mean()
+
+    trainer = mesh.DistributedTrainer(loss, dict(model.params), optimizer=mesh.optim.sgd(0.1))
+    before = float(loss(model.params, x))
+    trainer.fit(x, epochs=3, batch_size=8)
+    better = model.trained(trainer.params)
+    assert float((better(x) ** 2).mean()) < before
+    assert all(np.array_equal(better.buffers[name], model.buffers[name]) for name in model.buffers)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.d = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.d.weight = self.e.weight
+
+    def forward(self, ids: Any) -> Any:
+        return self.d(self.e(ids))
+
+
+def test_tied_weights_are_one_param_by_two_names() -> None:
+    module, ids = Tied().eval(), torch.tensor([0, 2, 4])
+    model = imported(module, (ids,))
+    assert list(model.params) == ["e.weight"] and model.tied == {"d.weight": "e.weight"}
+    module(ids).square().sum().backward()
+    slope = mesh.grad(lambda params: (model.apply(params, ids.numpy()) ** 2).sum())(dict(model.params))
+    np.testing.assert_allclose(np.asarray(slope["e.weight"]), module.e.weight.grad.numpy(), rtol=1e-4, atol=1e-5)
+    doubled = model.trained({"e.weight": model.params["e.weight"] * 2})
+    np.testing.assert_allclose(np.asarray(doubled(ids.numpy())), 4 * module(ids).detach().numpy(), rtol=1e-5)
+    with pytest.raises(InputError, match=r"'d.weight' is the same weight as 'e.weight'"):
+        model.apply({**model.params, "d.weight": model.params["e.weight"]}, ids.numpy())
+
+
+# -- free dimensions, and names of what is nested
+
+
+class Free(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        rows = x.shape[0]
+        return self.layer(x).reshape(rows * 3) + y.reshape(-1), x.reshape(2, -1), torch.arange(rows) / (rows + 1)
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_a_dimension_that_was_exported_free_stays_free(even: bool) -> None:
+    dim = torch.export.Dim("half", max=8) * 2 if even else torch.export.Dim.AUTO
+    module = Free().eval()
+    args = torch.randn(4, 4), torch.randn(4, 3)
+    program = torch.export.export(module, args, dynamic_shapes={"x": {0: dim}, "y": {0: dim}})
+    model = mesh.from_torch(program)
+    assert [spec.shape for spec in model.inputs] == [("x.0", 4), ("x.0", 3)]
+    for rows in (4, 6, 14):
+        x, y = torch.randn(rows, 4), torch.randn(rows, 3)
+        assert_same(model(x.numpy(), y.numpy()), module(x, y))
+    if even:
+        with pytest.raises(InputError, match=r"'x' is 7 long along axis 0, and .* exported for lengths of"):
+            model(np.ones((7, 4), np.float32), np.ones((7, 3), np.float32))
+        with pytest.raises(InputError, match=r"'x' is 40 long along axis 0, and the program was exported for 0 to 16"):
+            model(np.ones((40, 4), np.float32), np.ones((40, 3), np.float32))
+
+
+def test_other_sizes_than_the_examples_are_refused_with_the_reason() -> None:
+    model = imported(nn.Linear(3, 4), (torch.ones(2, 3),))
+    with pytest.raises(InputError, match=r"f32\[5, 3\], expected f32\[2,3\].*sizes of its examples.*dynamic_shapes"):
+        model(np.ones((5, 3), np.float32))
+
+
+def test_what_is_nested_is_named_by_its_path() -> None:
+    def function(d: Any) -> Any:
+        return {"sum": d["k"] + d["more"][0], "pair": (d["k"], {"last": d["more"][0]}), "one": [d["k"] * 2]}
+
+    class Nested(nn.Module):
+        def forward(self, d: Any) -> Any:
+            return function(d)
+
+    args = {"k": torch.ones(2), "more": [torch.ones(2) * 3]}
+    model = imported(Nested(), (args,))
+    assert set(model.outputs) == {"sum", "pair.0", "pair.1.last", "one.0"}
+    assert [spec.name for spec in model.inputs] == ["d_k", "d_more_0"]
+    found = model(d_k=np.ones(2, np.float32), d_more_0=np.full(2, 3, np.float32))
+    assert np.asarray(found["sum"]).tolist() == [4, 4] and np.asarray(found["pair.1.last"]).tolist() == [3, 3]
+    with pytest.raises(InputError, match=r"the input 'd_k' \(f32\[2\], d\['k'\]\) is missing"):
+        model(d_more_0=np.ones(2, np.float32))
+    with pytest.raises(InputError, match=r"It takes: d_k \(d\['k'\]\), d_more_0 \(d\['more'\]\[0\]\)"):
+        model({"k": np.ones(2, np.float32), "more": [np.ones(2, np.float32)]})
+    tuples = imported(Program(lambda x: (x, (x + 1, x + 2))), (torch.ones(2),))
+    assert tuples.outputs == ("output_0", "output_1.0", "output_1.1")
+
+
+# -- messages
+
+
+def test_messages_say_what_to_do() -> None:
+    class KV(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(2))
+
+        def forward(self, x: Any) -> Any:
+            self.cache.copy_(x)
+            return self.cache + 1
+
+    with pytest.raises(InputError, match=r"KV changes its buffer 'cache' when it is called.*argument of forward"):
+        imported(KV(), (torch.ones(2),))
+    with pytest.raises(Unsupported, match=r"native_dropout.*Call module.eval\(\) first"):
+        mesh.from_torch(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).train(), torch.ones(1, 2))
+
+
+def test_a_decoder_that_gives_its_cache_is_told_of_use_cache() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9)
+    with pytest.raises(InputError, match=r"cannot export GPT2LMHeadModel.*use_cache=False"):
+        imported(transformers.GPT2LMHeadModel(config), (torch.ones(1, 3, dtype=torch.int64),))

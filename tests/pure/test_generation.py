@@ -33,11 +33,13 @@ def test_a_text_is_the_same_alone_and_in_a_batch_whatever_the_seed() -> None:
     assert model.generate(prompts, seed=12, **how) != together
 
 
-def test_a_cache_that_is_full_grows_and_a_text_ends_with_the_positions(tmp_path: Path) -> None:
+def test_a_cache_that_is_full_grows_until_there_are_no_positions(tmp_path: Path) -> None:
     model = mesh.load(gpt2_folder(tmp_path, layers=1, positions=150))
     prompt = [1, 2, 3]
-    found = model.generate(prompt, max_new_tokens=1000)
+    found = model.generate(prompt, max_new_tokens=148)
     assert len(found) == 150 + 1 - len(prompt), "one is told that has no position of its own"
+    assert model.generate(prompt) == found[:128], "nobody asked for more"
+    assert model.generate([*prompt, *found[:99]]) == found[99:], "nobody asked for more than there is room for"
     ids = np.array([[*prompt, *found[:-1]]], np.int32)
     assert np.argmax(np.asarray(model(ids))[0], -1)[2:].tolist() == found
 
@@ -60,6 +62,11 @@ def test_ends_and_stops() -> None:
         ([], {}, "there is no prompt"),
         ([50], {}, "the model has 50 tokens, and no token 50"),
         ([1] * 33, {}, "the model has 32 positions, got 33 tokens"),
+        (
+            [1] * 3,
+            {"max_new_tokens": 100},
+            "32 positions: .* 3 tokens there is room for 30 new .*max_new_tokens = 100. Ask for max_new_tokens=30",
+        ),
         ([1.5], {}, "a prompt is a text or a list of tokens"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens counts from 1, got 0"),
         ([1], {"max_new_tokens": 2.5}, r"max_new_tokens counts from 1, got 2\.5"),

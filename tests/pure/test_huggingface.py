@@ -13,7 +13,7 @@ from support.rounding import RECORDED, allowed_of_model, assert_rounds_alike
 
 import mesh
 from mesh.errors import InputError, Unsupported
-from mesh.importers.huggingface import FAMILIES
+from mesh.importers.huggingface import KINDS
 from mesh.safetensors import load_safetensors, save_safetensors
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "huggingface"
@@ -51,7 +51,7 @@ def test_without_a_mask_every_token_counts(name: str) -> None:
 
 def test_every_family_is_there_with_a_reference() -> None:
     kinds = {json.loads((GOLDEN / name / "config.json").read_text())["model_type"] for name in NAMES}
-    assert kinds == FAMILIES.keys() - {"xlm-roberta"}  # which is RoBERTa by another name
+    assert kinds == KINDS.keys() - {"xlm-roberta"}  # which is RoBERTa by another name
 
 
 def test_weights_stay_mapped_and_are_params() -> None:
@@ -119,7 +119,7 @@ def with_weights(folder: Path, **more: np.ndarray) -> Path:
 @pytest.mark.parametrize(("name", "head"), [("gpt2", "score"), ("bert-classifier", "qa_outputs"), ("vit", "decoder")])
 def test_a_head_that_is_not_known_is_refused_and_not_left_away(tmp_path: Path, name: str, head: str) -> None:
     folder = Path(shutil.copytree(GOLDEN / name, tmp_path / "model"))
-    with pytest.raises(Unsupported, match=f"has a head that is not known: {head}.weight"):
+    with pytest.raises(Unsupported, match=rf"does not read \(1\): {head}.weight"):
         mesh.load(with_weights(folder, **{f"{head}__weight": np.ones((2, 2), np.float32)}))
 
 
@@ -136,7 +136,9 @@ def test_a_language_model_saved_without_its_prefix_gives_logits_all_the_same(tmp
 
 
 def test_settings_that_the_weights_contradict_are_named(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"hidden_size = 320, but model.embed_tokens.weight is \["):
+    with pytest.raises(
+        InputError, match=r"model.embed_tokens.weight is \[50, 32\] in the files, and \[.*, hidden_size = 320\]"
+    ):
         mesh.load(changed(folder, hidden_size=320))
     with pytest.raises(Unsupported, match="quantization_config"):
         mesh.load(changed(folder, hidden_size=None, quantization_config={"quant_method": "gptq"}))
@@ -166,3 +168,123 @@ def test_tokens_of_any_width_fit() -> None:
 def test_a_weight_that_is_missing_is_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"the files have no weight 'model.layers.2.input_layernorm.weight'"):
         mesh.load(changed(folder, num_hidden_layers=3))(np.zeros((1, 4), np.int32))
+
+
+# -- every tensor is used, known to be no weight, or refused
+
+
+def renamed(folder: Path, names: dict[str, str]) -> Path:
+    file = folder / "model.safetensors"
+    weights = {name: np.array(array) for name, array in load_safetensors(file, mmap=False).items()}
+    for old, new in names.items():
+        weights = {name.replace(old, new): array for name, array in weights.items()}
+    save_safetensors(weights, file)
+    return folder
+
+
+def copied(name: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN / name, tmp_path / "model"))
+
+
+def test_names_that_tensorflow_gave_are_those_of_today(tmp_path: Path) -> None:
+    folder = renamed(
+        copied("bert-masked-lm", tmp_path), {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    )
+    ids = np.arange(3, 11, dtype=np.int32)[None]
+    old, new = mesh.load(folder), mesh.load(GOLDEN / "bert-masked-lm")
+    assert old.params.keys() == new.params.keys()
+    assert np.array_equal(np.asarray(old(ids)["logits"]), np.asarray(new(ids)["logits"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape"),
+    [
+        ("bert", "embeddings__position_ids", (1, 32)),
+        ("distilbert", "distilbert__embeddings__position_ids", (1, 32)),
+        ("gpt2", "transformer__h__0__attn__bias", (1, 1, 32, 32)),
+        ("gpt2", "transformer__h__1__attn__masked_bias", ()),
+        ("mistral", "model__layers__0__self_attn__rotary_emb__inv_freq", (4,)),
+    ],
+)
+def test_tensors_of_old_files_that_are_no_weights_are_no_params(
+    tmp_path: Path, name: str, tensor: str, shape: tuple[int, ...]
+) -> None:
+    model = mesh.load(with_weights(copied(name, tmp_path), **{tensor: np.ones(shape, np.float32)}))
+    assert model.params.keys() == mesh.load(GOLDEN / name).params.keys()
+
+
+def test_what_the_settings_tie_is_one_param_and_two_that_differ_are_two(tmp_path: Path) -> None:
+    ids, table = np.arange(1, 5, dtype=np.int32)[None], "model.embed_tokens.weight"
+    folder, tied = copied("llama3", tmp_path), mesh.load(GOLDEN / "llama3")
+    same = mesh.load(with_weights(folder, lm_head__weight=tied.params[table]))
+    assert same.params.keys() == tied.params.keys() and "lm_head.weight" not in same.params
+    other = mesh.load(with_weights(folder, lm_head__weight=2 * tied.params[table]))
+    np.testing.assert_allclose(np.asarray(other(ids)), 2 * np.asarray(tied(ids)), rtol=1e-5, atol=1e-5)
+    alone = mesh.load(renamed(copied("llama3", tmp_path / "alone"), {table: "lm_head.weight"}))
+    assert np.array_equal(np.asarray(alone(ids)), np.asarray(tied(ids)))
+    with pytest.raises(InputError, match=r"the files have no weight 'lm_head.weight', which config.json asks for"):
+        mesh.load(changed(copied("llama3", tmp_path / "untied"), tie_word_embeddings=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("llama3", {"architectures": ["LlamaForQuestionAnswering"]}, r"Known: LlamaModel, LlamaForCausalLM"),
+        ("t5", {"architectures": ["T5ForTokenClassification"]}, r"Known: T5EncoderModel, T5Model, T5For"),
+        (
+            "bert",
+            {"architectures": ["BertForMaskedLM"]},
+            r"'cls.predictions.transform.dense.weight'.*BertModel",
+        ),
+        ("bert", {"architectures": "BertModel"}, r"architectures is a list of names, got 'BertModel'"),
+        (
+            "bert",
+            {"alibi_slope": 2, "twist": 1},
+            r"not known for a 'bert' model.*alibi_slope = 2, twist = 1\. Remo",
+        ),
+        ("bert", {"model_type": ["bert"]}, r"of the type \['bert'\]"),
+        ("bert", {"num_attention_heads": 5}, r"hidden_size = 32 is no multiple of num_attention_heads = 5"),
+        ("bert", {"id2label": 3}, r"id2label is a name by number, got 3"),
+        ("gpt2", {"scale_attn_weights": 1}, r"scale_attn_weights is true or false, got 1"),
+        ("llama3", {"num_key_value_heads": 3}, r"num_attention_heads = 4 is no multiple of num_key_value_heads = 3"),
+        ("llama3", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, r"rope_parameters.factor is a positive"),
+        ("llama3", {"rope_parameters": {"mrope_section": [1]}}, r"rope_parameters.mrope_section = \[1\] is not supp"),
+        ("llama3", {"rope_scaling": "linear"}, r"rope_scaling is an object, got 'linear'"),
+        ("llama3", {"dtype": "float8_e4m3fn"}, r"dtype = 'float8_e4m3fn' is not supported"),
+        (
+            "llama3",
+            {"attention_bias": True},
+            r"no weight 'model.layers.0.self_attn.q_proj.bias', which config",
+        ),
+        ("vit", {"patch_size": 9}, r"patch_size = 9 is more than 8"),
+        ("vit", {"image_size": [8]}, r"image_size is a positive integer, or a list of two, got \[8\]"),
+        ("t5", {"feed_forward_proj": 3}, r"feed_forward_proj = 3 is not supported"),
+    ],
+)
+def test_what_cannot_be_is_named_with_what_to_do(
+    tmp_path: Path, name: str, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises((InputError, Unsupported), match=says):
+        mesh.load(changed(copied(name, tmp_path), **settings))
+
+
+def test_a_bias_that_the_settings_deny_is_refused_by_its_name(tmp_path: Path) -> None:
+    folder = copied("mistral", tmp_path)
+    with pytest.raises(Unsupported, match=r"does not read \(1\): model.layers.0.self_attn.q_proj.bias"):
+        mesh.load(with_weights(folder, model__layers__0__self_attn__q_proj__bias=np.ones(32, np.float32)))
+
+
+def test_a_classifier_of_tokens_with_a_pooler_is_no_classifier_of_sequences(tmp_path: Path) -> None:
+    """Files of older versions hold both."""
+    folder, ids = copied("bert-classifier", tmp_path), np.arange(3, 11, dtype=np.int32)[None]
+    assert mesh.load(folder)(ids)["logits"].shape == (1, 3)
+    assert mesh.load(changed(folder, architectures=["BertForTokenClassification"]))(ids)["logits"].shape == (1, 8, 3)
+
+
+def test_weights_of_several_dtypes_are_cast_as_config_says(tmp_path: Path) -> None:
+    folder, norm = copied("mistral", tmp_path), "model.norm.weight"
+    wide = mesh.load(GOLDEN / "mistral").params[norm]
+    mixed = with_weights(folder, **{norm.replace(".", "__"): wide.astype(np.float16)})
+    assert mesh.load(mixed).params[norm].dtype == np.float32
+    with pytest.raises(InputError, match=r"are of several dtypes: f16, f32.*\"dtype\": \"float32\""):
+        mesh.load(changed(mixed, dtype=None))

@@ -227,3 +227,31 @@ def test_these_are_composites_whose_bodies_hold_only_ops_of_the_table(
 
 def test_gelu_of_integers_is_float32() -> None:
     assert nn.gelu(mnp.asarray([1, 2])).dtype == np.float32
+
+
+ROUNDED_ONCE = {
+    "gelu": nn.gelu, "gelu_tanh": lambda x: nn.gelu(x, approximate=True), "silu": nn.silu, "mish": nn.mish,
+    "sigmoid": nn.sigmoid, "softplus": nn.softplus, "log_sigmoid": nn.log_sigmoid, "elu": nn.elu,
+    "softsign": nn.softsign, "softmax": nn.softmax, "log_softmax": nn.log_softmax,
+    "layer_norm": lambda x: nn.layer_norm(x, x[0, 0], x[0, 1]),
+    "rms_norm": lambda x: nn.rms_norm(x, mnp.ones_like(x[0, 0])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", ROUNDED_ONCE)
+def test_narrow_floats_are_computed_in_float32_and_rounded_once(name: str, dtype: Any) -> None:
+    function, x = ROUNDED_ONCE[name], mnp.asarray((3 * X).astype(dtype))
+    found = function(x)
+    assert found.dtype == dtype
+    wanted = np.asarray(function(mnp.astype(x, mnp.float32))).astype(dtype)
+    assert np.array_equal(np.asarray(found), wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_narrow_attention_weighs_in_float32(dtype: Any) -> None:
+    """What torch does: products are narrow, the softmax between them is not."""
+    q, k, v = (mnp.asarray(random(2, 6, 8).astype(dtype)) for _ in range(3))
+    scores = mnp.astype(q @ k.mT, mnp.float32) * 8**-0.5
+    wanted = mnp.astype(nn.softmax(scores), q.dtype) @ v
+    assert np.array_equal(np.asarray(nn.scaled_dot_product_attention(q, k, v)), np.asarray(wanted))

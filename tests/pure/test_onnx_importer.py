@@ -43,7 +43,7 @@ def ran(model: Model, **given: Any) -> Any:
     """The model's outputs by name, from the cpu engine."""
     checked = model.given([given])
     graph = model.graph(checked)
-    params = {name: model.params[name] for name in graph.param_types}
+    params = {name: model.weights[name] for name in graph.param_types}
     return dict(zip(graph.output_names, evaluate(graph, {**model.dynamic(checked), **params}), strict=True))
 
 
@@ -240,6 +240,22 @@ def test_weights_are_params_unless_they_are_small_or_read() -> None:
     model = mesh.load(proto(nodes, [value("x", F, [6])], [value("y", F, None)], weights))
     assert list(model.params) == ["w"]
     assert ran(model, x=np.ones(6, np.float32))["y"].reshape(-1).tolist() == [3.0] * 6
+
+
+def test_statistics_and_integers_are_buffers_and_no_params() -> None:
+    names = ("scale", "shift", "mean", "variance")
+    rows = {name: np.full(32, place + 1, np.float32) for place, name in enumerate(names)}
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", *rows], ["a"]),
+        helper.make_node("Gather", ["a", "places"], ["y"], axis=1),
+    ]
+    weights = {**rows, "places": np.arange(31, -1, -1)}
+    model = mesh.load(proto(nodes, [value("x", F, [4, 32])], [value("y", F, None)], weights))
+    assert set(model.params) == {"scale", "shift"} and set(model.buffers) == {"mean", "variance", "places"}
+    x = np.random.default_rng(0).normal(size=(4, 32)).astype(np.float32)
+    slopes = mesh.grad(lambda params: model.apply(params, x).sum())(dict(model.params))
+    np.testing.assert_allclose(np.asarray(slopes["scale"]), ((x - 3) / np.sqrt(4 + 1e-5)).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(ran(model, x=x)["y"], ((x - 3) / np.sqrt(4 + 1e-5) + 2)[:, ::-1], rtol=1e-5, atol=1e-5)
 
 
 def test_weights_beside_the_model_are_mapped_and_never_outside_of_its_folder(tmp_path: Path) -> None:

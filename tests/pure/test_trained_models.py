@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from support.language import golden_model
 import mesh
 from mesh import nn
 from mesh.errors import InputError
+from mesh.model import InputSpec, parted
+from wire.dtypes import F32
 
 IDS = np.arange(3, 11, dtype=np.int32)[None]
 
@@ -43,3 +46,43 @@ def test_params_that_do_not_fit_are_named() -> None:
         model.trained({})
     with pytest.raises(InputError, match=rf"the param '{name}' is f32\[3\], expected"):
         model.trained({**model.params, name: np.zeros(3, np.float32)})
+    with pytest.raises(InputError, match=r"has no param 'lm_head\.bias'\. Give params by the names in model\.params"):
+        model.apply({**model.params, "lm_head.bias": np.zeros(3, np.float32)}, IDS)
+
+
+def with_statistics() -> mesh.Model:
+    """x * w + mean[where], of which only w is trained; v is w by another name."""
+
+    def function(params: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"y": given["x"] * params["w"] + params["mean"][params["where"]]}
+
+    weights = {"w": np.ones(2, np.float32), "mean": np.full(3, 5.5, np.float32), "where": np.array([0, 2])}
+    params, buffers = parted(weights, {"mean"})
+    inputs = [InputSpec("x", F32, ("n", 2))]
+    return mesh.Model("m", function, inputs, ["y"], params, buffers=buffers, tied={"v": "w"})
+
+
+def test_buffers_are_read_and_not_trained() -> None:
+    model, x = with_statistics(), np.full((4, 2), 3, np.float32)
+    assert set(model.params) == {"w"} and set(model.buffers) == {"mean", "where"}
+    assert model.weights.keys() == {"w", "mean", "where"}
+    slopes = mesh.grad(lambda params: model.apply(params, x).sum())(dict(model.params))
+    assert np.asarray(slopes["w"]).tolist() == [12, 12]
+    trainer = mesh.DistributedTrainer(
+        lambda params, rows: (model.apply(params, rows) ** 2).mean(), dict(model.params), optimizer=mesh.optim.sgd(0.01)
+    )
+    trainer.fit(x, epochs=3, batch_size=4)
+    better = model.trained(trainer.params)
+    assert np.asarray(better(x)).max() < np.asarray(model(x)).min() and better.tied == model.tied
+    assert better.buffers is model.buffers and set(model.graph(model.given([x])).param_types) == set(model.weights)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [("mean", "'mean' is a buffer of m, and no param"), ("v", "'v' is the same weight as 'w'"), ("z", "no param 'z'")],
+)
+def test_names_that_are_no_params_are_named(more: str, says: str) -> None:
+    model = with_statistics()
+    for call in (model.trained, lambda params: model.apply(params, np.zeros((1, 2), np.float32))):
+        with pytest.raises(InputError, match=says):
+            call({**model.params, more: np.zeros(2, np.float32)})

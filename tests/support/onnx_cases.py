@@ -75,7 +75,7 @@ def graphs(case: Case) -> Iterator[tuple[Model, WireGraph, dict[str, NDArray[Any
         named = {declared.name: array(value) for declared, value in zip(case.model.graph.input, inputs, strict=False)}
         given = model.given([{spec.name: named[spec.name] for spec in model.inputs}])
         graph = model.graph(given)
-        params = {name: model.params[name] for name in graph.param_types}
+        params = {name: model.weights[name] for name in graph.param_types}
         yield model, graph, {**model.dynamic(given), **params}, outputs
 
 

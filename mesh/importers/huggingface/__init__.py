@@ -3,112 +3,91 @@
     model = mesh.load("path/to/folder")
     logits = model(input_ids=ids)
 
-A family is a file here and a row of FAMILIES: a function from the configuration to the inputs, the outputs and the pure
-function of a model, over weights by the names that the files give them.  Weights stay mapped files; nothing is copied
-and no code of the folder is run.  The architectures are those of the `transformers` library, whose results are the
-reference of the tests.
+A family is a file here and a row of KINDS: which settings it knows, and a function from these to the inputs, the
+outputs and the pure function of a model, over weights by the names that the files give them.  Nothing is left unsaid:
+a setting of config.json that may change the model and is not known, and a tensor that the model does not read, are
+errors that name them (`keys.py`, `weights.py`).  Weights stay mapped files; no code of the folder is run.  The
+architectures are those of the `transformers` library, whose results are the reference of the tests.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import warnings
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
-from wire.errors import InputError, Unsupported
+from wire.errors import Unsupported
 
 from ...decoder import Text
 from ...model import Model
-from ...safetensors import load_safetensors
 from . import bert, distilbert, gpt2, llama, t5, vit
-from .config import Config, Family, require_known_heads
+from .config import Config
+from .family import Family, Kind
+from .weights import Arrays, cast, left_out, load_weights, read_by, read_json
 
-FAMILIES: dict[str, Callable[[Config], Family]] = {
-    "bert": bert.family,
-    "distilbert": distilbert.family,
-    "gpt2": gpt2.family,
-    "llama": llama.family,
-    "mistral": llama.family,
-    "qwen2": llama.family,
-    "qwen3": llama.family,
-    "roberta": bert.family,
-    "t5": t5.family,
-    "vit": vit.family,
-    "xlm-roberta": bert.family,
+KINDS: dict[str, Kind] = {
+    "bert": bert.BERT,
+    "distilbert": distilbert.DISTILBERT,
+    "gpt2": gpt2.GPT2,
+    "llama": llama.LLAMA,
+    "mistral": llama.MISTRAL,
+    "qwen2": llama.QWEN2,
+    "qwen3": llama.QWEN3,
+    "roberta": bert.ROBERTA,
+    "t5": t5.T5,
+    "vit": vit.VIT,
+    "xlm-roberta": bert.XLM_ROBERTA,
 }
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ELSE = "Export the model to ONNX, or use mesh.from_torch"
 
 
 def load(folder: Path) -> Model:
     """The model in `folder`.
 
-    InputError if a file is missing or damaged, Unsupported naming a model type, or a setting of it, that is not known.
+    InputError if a file is missing or damaged, or the weights are not those that the settings ask for; Unsupported
+    naming a model type, a class, a setting or a tensor that is not known.
     """
-    settings = read_json(folder / "config.json")
-    weights = load_weights(folder)
-    config = Config(settings, {name: array.shape for name, array in weights.items()}, folder / "config.json")
-    config.refuse("quantization_config", None)
-    make = FAMILIES.get(config.model_type)
-    if make is None:
-        raise Unsupported(
-            f"{folder} holds a model of the type {config.model_type!r}",
-            next_step=f"Known: {', '.join(FAMILIES)}. Export it to ONNX, or use mesh.from_torch",
-        )
-    family = make(config)
-    require_known_heads(family, config, folder)
-    name = str(config.get("_name_or_path", "") or folder.resolve().name)
+    file = folder / "config.json"
+    settings = read_json(file)
+    told = settings.get("model_type")
+    kind = KINDS.get(told) if isinstance(told, str) else None
+    if kind is None:
+        known = f"Known: {', '.join(KINDS)}"
+        raise Unsupported(f"{folder} holds a model of the type {told!r}", next_step=f"{known}. {ELSE}")
+    config = Config(settings, kind.keys, file)
+    if config.architecture and config.architecture not in kind.architectures:
+        raise config.unknown("architectures", settings["architectures"], kind.architectures)
+    weights = cast(load_weights(folder), config)
+    family = kind.make(config, weights)
+    read = _account(kind, family, weights, folder)
+    name = str(settings.get("_name_or_path") or folder.resolve().name)
     text = Text(family.decoder, folder, _ends(config, folder)) if family.decoder else None
-    return Model(name, family.function, family.inputs, family.outputs, weights, text)
+    return Model(name, family.function, family.inputs, family.outputs, read, text)
+
+
+def _account(kind: Kind, family: Family, weights: Arrays, folder: Path) -> Arrays:
+    """The weights that the model reads; Unsupported naming others, but for those that are known to be none."""
+    read = read_by(family.function, family.inputs, weights)
+    others = weights.keys() - read
+    dropped = left_out(others, kind.dropped)
+    others -= dropped | left_out(others, kind.left)
+    if others:
+        names = sorted(others)
+        raise Unsupported(
+            f"{folder} has weights that a model of these settings does not read ({len(names)}): {', '.join(names[:4])}",
+            next_step=f"{ELSE}; or save the model again with save_pretrained, without them",
+        )
+    if dropped:
+        told = next(what for pattern, what in kind.dropped.items() if left_out(dropped, {pattern: ""}))
+        warnings.warn(f"of {folder} only the encoder is loaded, not {told} ({len(dropped)} weights)", stacklevel=4)
+    return {name: array for name, array in weights.items() if name in read}
 
 
 def _ends(config: Config, folder: Path) -> tuple[int, ...]:
     """The tokens that end a text: generation_config.json says so, or config.json."""
     file = folder / "generation_config.json"
     told = read_json(file).get("eos_token_id") if file.exists() else None
-    found = config.get("eos_token_id") if told is None else told
+    found = config["eos_token_id"] if told is None else told
     return tuple(int(each) for each in (found if isinstance(found, list) else [found]) if isinstance(each, int))
 
 
-def load_weights(folder: Path) -> dict[str, NDArray[Any]]:
-    """Every tensor of the folder by name, mapped."""
-    single, index = folder / WEIGHTS, folder / INDEX
-    if single.exists():
-        return load_safetensors(single)
-    if not index.exists():
-        raise InputError(
-            f"{folder} has neither {WEIGHTS} nor {INDEX}",
-            next_step="Save the model with save_pretrained(folder, safe_serialization=True)",
-        )
-    found = read_json(index).get("weight_map")
-    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
-        raise InputError(f"{index} is damaged: it has no weight_map")
-    weights: dict[str, NDArray[Any]] = {}
-    for file in sorted(set(found.values())):
-        if Path(file).name != file:
-            raise InputError(f"{index} names {file!r}, which is not a file beside it")
-        weights.update(load_safetensors(folder / file))
-    missing = sorted(found.keys() - weights.keys())
-    if missing:
-        raise InputError(
-            f"{index} names {missing[0]!r}, which is in none of its files", cause=f"{len(missing)} missing"
-        )
-    return weights
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist", next_step="Give the folder of a saved model") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read as JSON", cause=str(error)[:200]) from None
-    if not isinstance(found, dict):
-        raise InputError(f"{file} holds no JSON object")
-    return found
-
-
-__all__ = ["FAMILIES", "load", "load_weights", "read_json"]
+__all__ = ["KINDS", "load", "load_weights", "read_json"]

@@ -2,66 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from ... import nn
 from ... import numpy as mnp
 from ...array import Array
 from ...model import Value
-from ...nn import embedding
 from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
-from .config import IDS, MASK, TYPES, Config, Family, Weights, check_length, key_mask
+from .config import Config
+from .family import (
+    IDS,
+    MASK,
+    TYPES,
+    Family,
+    Head,
+    Kind,
+    Top,
+    architectures,
+    check_length,
+    heads_of,
+    key_mask,
+    prefix_of,
+    tied,
+)
+from .keys import COMMON, DECODING, TRAINING, UNREAD, Key, Only, Used
+from .weights import Arrays, Weights
 
-Found = Mapping[str, Array]
-Activation = Callable[[Array], Array]
-Head = Callable[[Weights, Weights, Found, Activation, float], Array]
+LABELS = "number of labels"
 
 
-def family(config: Config) -> Family:
-    """The encoder, and the head whose weights are there."""
-    config.refuse("position_embedding_type", "absolute")
-    config.refuse("is_decoder", False)
-    layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
-    eps, act = config.number("layer_norm_eps", 1e-12), config.activation("hidden_act", "gelu")
-    prefix = config.prefix("embeddings.word_embeddings.weight", "hidden_size", "bert.", "roberta.", "")
-    # RoBERTa counts positions from behind the padding token's id, and padding tokens have that very position.
-    padding = config.integer("pad_token_id", 1) if config.model_type != "bert" else None
-    outputs = ["last_hidden_state"]
-    outputs += [name for name, weight, _ in HEADS if weight in config.weights]
-    if prefix + "pooler.dense.weight" in config.weights:
-        outputs.insert(1, "pooler_output")
+def bert(config: Config, weights: Arrays) -> Family:
+    """The encoder of BERT, and the heads whose weights are there."""
+    return _encoder(config, weights, "Bert", ("bert.", ""), BERT_HEADS, None)
 
-    def embedded(weights: Weights, inputs: Mapping[str, Value]) -> Array:
+
+def roberta(config: Config, weights: Arrays) -> Family:
+    """RoBERTa counts positions from behind the padding token's id, and padding tokens have that very position."""
+    name = "XLMRoberta" if config.model_type == "xlm-roberta" else "Roberta"
+    return _encoder(config, weights, name, ("roberta.", ""), ROBERTA_HEADS, config.integer("pad_token_id", least=0))
+
+
+def _encoder(
+    config: Config, weights: Arrays, name: str, prefixes: tuple[str, ...], rows: tuple[Head, ...], padding: int | None
+) -> Family:
+    layers, heads = config.integer("num_hidden_layers"), config.heads("num_attention_heads", "hidden_size")
+    eps, act = config.number("layer_norm_eps"), config.activation("hidden_act")
+    prefix = prefix_of(weights, config, "embeddings.LayerNorm.weight", *prefixes)
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "type_vocab_size")
+    sizes = {**config.sizes(*keys), LABELS: config.labels}
+    pooled = ("pooler_output",) if prefix + "pooler.dense.weight" in weights else ()
+    base = ("last_hidden_state", *pooled)
+    tops = heads_of(rows, name, config, weights, prefix, base)
+
+    def embedded(own: Weights, inputs: Mapping[str, Value]) -> Array:
         ids = inputs[IDS.name]
         types = inputs.get(TYPES.name, mnp.zeros((1, 1), dtype=mnp.int32))
         positions = mnp.arange(ids.shape[1])[None, :] if padding is None else _roberta_positions(ids, padding)
-        table = weights("position_embeddings.weight")
-        check_length(ids.shape[1] + (0 if padding is None else padding + 1), table)
-        x = embedding(ids, weights("word_embeddings.weight")) + embedding(positions, table)
-        return weights.layer_norm("LayerNorm", x + embedding(types, weights("token_type_embeddings.weight")), eps)
+        check_length(ids.shape[1], sizes["max_position_embeddings"] - (0 if padding is None else padding + 1))
+        x = own.embedding("word_embeddings", ids, "vocab_size", "hidden_size")
+        x = x + own.embedding("position_embeddings", positions, "max_position_embeddings", "hidden_size")
+        x = x + own.embedding("token_type_embeddings", types, "type_vocab_size", "hidden_size")
+        return own.layer_norm("LayerNorm", x, eps)
 
-    def layer(weights: Weights, x: Array, mask: Array | None) -> Array:
-        own = weights.at("attention.self")
-        q, k, v = (split_heads(own.linear(name, x), heads) for name in ("query", "key", "value"))
-        looked = join_heads(scaled_dot_product_attention(q, k, v, mask))
-        x = weights.layer_norm("attention.output.LayerNorm", weights.linear("attention.output.dense", looked) + x, eps)
-        wide = act(weights.linear("intermediate.dense", x))
-        return weights.layer_norm("output.LayerNorm", weights.linear("output.dense", wide) + x, eps)
+    def layer(own: Weights, x: Array, mask: Array | None) -> Array:
+        near = own.at("attention.self")
+        q, k, v = (split_heads(near.linear(each, x, "hidden_size"), heads) for each in ("query", "key", "value"))
+        looked, near = join_heads(scaled_dot_product_attention(q, k, v, mask)), own.at("attention.output")
+        x = near.layer_norm("LayerNorm", near.linear("dense", looked, "hidden_size") + x, eps)
+        wide = act(own.linear("intermediate.dense", x, "intermediate_size"))
+        return own.layer_norm("output.LayerNorm", own.linear("output.dense", wide, "hidden_size") + x, eps)
 
     def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
-        weights, mask = Weights(params, prefix), key_mask(inputs)
-        x = embedded(weights.at("embeddings"), inputs)
+        own, top, mask = Weights(params, sizes, prefix), Weights(params, sizes), key_mask(inputs)
+        x = embedded(own.at("embeddings"), inputs)
         for number in range(layers):
-            x = layer(weights.at(f"encoder.layer.{number}"), x, mask)
+            x = layer(own.at(f"encoder.layer.{number}"), x, mask)
         found = {"last_hidden_state": x}
-        if "pooler_output" in outputs:
-            found["pooler_output"] = mnp.tanh(weights.linear("pooler.dense", x[:, 0]))
-        for name, weight, head in HEADS:
-            if name in outputs and weight in params:
-                found[name] = head(Weights(params), weights, found, act, eps)
-        return found
+        if pooled:
+            found["pooler_output"] = mnp.tanh(own.linear("pooler.dense", x[:, 0], "hidden_size"))
+        return found | {output: head(top, found) for output, head in tops.items()}
 
-    known = [weight.split(".")[0] + "." for _, weight, _ in HEADS if weight in config.weights]
-    return Family((IDS, MASK, TYPES), tuple(dict.fromkeys(outputs)), function, prefix, known)
+    return Family((IDS, MASK, TYPES), (*base, *tops), function)
 
 
 def _roberta_positions(ids: Value, padding: int) -> Array:
@@ -69,33 +90,102 @@ def _roberta_positions(ids: Value, padding: int) -> Array:
     return mnp.cumulative_sum(real, axis=1) * real + padding
 
 
-def _masked_lm(top: Weights, base: Weights, found: Found, act: Activation, eps: float) -> Array:
-    own = top.at("cls.predictions")
-    x = own.layer_norm("transform.LayerNorm", act(own.linear("transform.dense", found["last_hidden_state"])), eps)
-    table = own("decoder.weight") if "decoder.weight" in own else base("embeddings.word_embeddings.weight")
-    return x @ table.T + own("bias")
+# -- heads
 
 
-def _roberta_lm(top: Weights, base: Weights, found: Found, act: Activation, eps: float) -> Array:
-    own = top.at("lm_head")
-    x = own.layer_norm("layer_norm", act(own.linear("dense", found["last_hidden_state"])), eps)
-    table = own("decoder.weight") if "decoder.weight" in own else base("embeddings.word_embeddings.weight")
-    return x @ table.T + own("bias")
+def _masked_lm(config: Config, weights: Arrays, prefix: str) -> Top:
+    act, eps, own = config.activation("hidden_act"), config.number("layer_norm_eps"), "cls.predictions"
+    table = tied(config, weights, f"{own}.decoder.weight", f"{prefix}embeddings.word_embeddings.weight")
+    bias = tied(config, weights, f"{own}.decoder.bias", f"{own}.bias")
+
+    def head(top: Weights, found: Mapping[str, Array]) -> Array:
+        x = act(top.linear(f"{own}.transform.dense", found["last_hidden_state"], "hidden_size"))
+        x = top.layer_norm(f"{own}.transform.LayerNorm", x, eps)
+        return x @ top(table, "vocab_size", "hidden_size").T + top(bias, "vocab_size")
+
+    return head
 
 
-def _classifier(top: Weights, base: Weights, found: Found, act: Activation, eps: float) -> Array:
-    return top.linear("classifier", found.get("pooler_output", found["last_hidden_state"]))
+def _roberta_lm(config: Config, weights: Arrays, prefix: str) -> Top:
+    eps = config.number("layer_norm_eps")
+    table = tied(config, weights, "lm_head.decoder.weight", f"{prefix}embeddings.word_embeddings.weight")
+    bias = tied(config, weights, "lm_head.decoder.bias", "lm_head.bias")
+
+    def head(top: Weights, found: Mapping[str, Array]) -> Array:
+        x = nn.gelu(top.linear("lm_head.dense", found["last_hidden_state"], "hidden_size"))  # whatever hidden_act says
+        x = top.layer_norm("lm_head.layer_norm", x, eps)
+        return x @ top(table, "vocab_size", "hidden_size").T + top(bias, "vocab_size")
+
+    return head
 
 
-def _roberta_classifier(top: Weights, base: Weights, found: Found, act: Activation, eps: float) -> Array:
-    own = top.at("classifier")
-    return own.linear("out_proj", mnp.tanh(own.linear("dense", found["last_hidden_state"][:, 0])))
+def _next_sentence(config: Config, weights: Arrays, prefix: str) -> Top:
+    return lambda top, found: top.linear("cls.seq_relationship", found["pooler_output"], 2)
 
 
-# A head by the weight that shows that it is there.
-HEADS: tuple[tuple[str, str, Head], ...] = (
-    ("logits", "cls.predictions.bias", _masked_lm),
-    ("logits", "lm_head.bias", _roberta_lm),
-    ("logits", "classifier.weight", _classifier),
-    ("logits", "classifier.out_proj.weight", _roberta_classifier),
+def _of_pooled(config: Config, weights: Arrays, prefix: str) -> Top:
+    return lambda top, found: top.linear("classifier", found["pooler_output"], LABELS)
+
+
+def _of_tokens(config: Config, weights: Arrays, prefix: str) -> Top:
+    return lambda top, found: top.linear("classifier", found["last_hidden_state"], LABELS)
+
+
+def _roberta_classifier(config: Config, weights: Arrays, prefix: str) -> Top:
+    def head(top: Weights, found: Mapping[str, Array]) -> Array:
+        own = top.at("classifier")
+        first = mnp.tanh(own.linear("dense", found["last_hidden_state"][:, 0], "hidden_size"))
+        return own.linear("out_proj", first, LABELS)
+
+    return head
+
+
+TOKENS = Head("logits", "classifier.weight", ("ForTokenClassification",), _of_tokens)
+BERT_HEADS = (
+    Head("logits", "cls.predictions.transform.dense.weight", ("ForMaskedLM", "ForPreTraining"), _masked_lm),
+    Head(
+        "seq_relationship_logits", "cls.seq_relationship.weight", ("ForPreTraining", "ForNextSentencePrediction"),
+        _next_sentence, "pooler_output",
+    ),
+    Head("logits", "classifier.weight", ("ForSequenceClassification",), _of_pooled, "pooler_output"),
+    TOKENS,
+)  # fmt: skip
+ROBERTA_HEADS = (
+    Head("logits", "lm_head.dense.weight", ("ForMaskedLM",), _roberta_lm),
+    Head("logits", "classifier.out_proj.weight", ("ForSequenceClassification",), _roberta_classifier),
+    TOKENS,
 )
+
+# -- model types
+
+KEYS: dict[str, Key] = {
+    **COMMON,
+    **DECODING,
+    "attention_probs_dropout_prob": TRAINING,
+    "hidden_act": Used("gelu"),
+    "hidden_dropout_prob": TRAINING,
+    "hidden_size": Used(768),
+    "intermediate_size": Used(3072),
+    "layer_norm_eps": Used(1e-12),
+    "max_position_embeddings": Used(512),
+    "num_attention_heads": Used(12),
+    "num_hidden_layers": Used(12),
+    "position_embedding_type": Only(("absolute",)),
+    "tie_word_embeddings": Used(True),
+    "type_vocab_size": Used(2),
+    "vocab_size": Used(30522),
+    **dict.fromkeys(
+        ("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+         "pooler_size_per_head", "pooler_type"), UNREAD,
+    ),
+}  # fmt: skip
+LEFT = {
+    r"(^|\.)embeddings\.(position|token_type)_ids$": "numbers that are known: a count, and zeros",
+    r"^(cls\.predictions|lm_head)\.bias$": "an untied decoder has a bias of its own, and this one is never added",
+}
+BERT = Kind(KEYS, architectures("Bert", BERT_HEADS), bert, LEFT)
+ROBERTA_KEYS = {**KEYS, "eos_token_id": Used(2), "pad_token_id": Used(1)}
+ROBERTA = Kind(
+    {**ROBERTA_KEYS, "vocab_size": Used(50265)}, architectures("Roberta", ROBERTA_HEADS), roberta, LEFT
+)  # fmt: skip
+XLM_ROBERTA = Kind(ROBERTA_KEYS, architectures("XLMRoberta", ROBERTA_HEADS), roberta, LEFT)

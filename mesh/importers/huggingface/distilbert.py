@@ -7,55 +7,89 @@ from collections.abc import Mapping
 from ... import numpy as mnp
 from ...array import Array
 from ...model import Value
-from ...nn import embedding, relu
+from ...nn import relu
 from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
-from .config import IDS, MASK, Config, Family, Weights, check_length, key_mask
+from .bert import LABELS, TOKENS
+from .config import Config
+from .family import IDS, MASK, Family, Head, Kind, Top, architectures, check_length, heads_of, key_mask, prefix_of, tied
+from .keys import COMMON, FIRST_VALUES, TRAINING, Key, Same, Used
+from .weights import Arrays, Weights
 
 EPS = 1e-12
 
 
-def family(config: Config) -> Family:
+def distilbert(config: Config, weights: Arrays) -> Family:
     """The encoder, and the head whose weights are there."""
-    layers, heads = config.integer("n_layers"), config.integer("n_heads")
-    act = config.activation("activation", "gelu")
-    prefix = config.prefix("embeddings.word_embeddings.weight", "dim", "distilbert.", "")
-    head = next((name for name in HEADS if name in config.weights), None)
-    outputs = ("last_hidden_state",) if head is None else ("last_hidden_state", "logits")
+    layers, heads = config.integer("n_layers"), config.heads("n_heads", "dim")
+    act = config.activation("activation")
+    prefix = prefix_of(weights, config, "embeddings.LayerNorm.weight", "distilbert.", "")
+    sizes = {**config.sizes("vocab_size", "dim", "hidden_dim", "max_position_embeddings"), LABELS: config.labels}
+    tops = heads_of(HEADS, "DistilBert", config, weights, prefix, ("last_hidden_state",))
 
-    def layer(weights: Weights, x: Array, mask: Array | None) -> Array:
-        own = weights.at("attention")
-        q, k, v = (split_heads(own.linear(name, x), heads) for name in ("q_lin", "k_lin", "v_lin"))
-        looked = own.linear("out_lin", join_heads(scaled_dot_product_attention(q, k, v, mask)))
-        x = weights.layer_norm("sa_layer_norm", looked + x, EPS)
-        wide = weights.linear("ffn.lin2", act(weights.linear("ffn.lin1", x)))
-        return weights.layer_norm("output_layer_norm", wide + x, EPS)
+    def layer(own: Weights, x: Array, mask: Array | None) -> Array:
+        near = own.at("attention")
+        q, k, v = (split_heads(near.linear(name, x, "dim"), heads) for name in ("q_lin", "k_lin", "v_lin"))
+        looked = near.linear("out_lin", join_heads(scaled_dot_product_attention(q, k, v, mask)), "dim")
+        x = own.layer_norm("sa_layer_norm", looked + x, EPS)
+        wide = own.linear("ffn.lin2", act(own.linear("ffn.lin1", x, "hidden_dim")), "dim")
+        return own.layer_norm("output_layer_norm", wide + x, EPS)
 
     def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
-        ids, mask, weights = inputs[IDS.name], key_mask(inputs), Weights(params, prefix)
-        own = weights.at("embeddings")
-        x = embedding(ids, own("word_embeddings.weight"))
-        check_length(ids.shape[1], own("position_embeddings.weight"))
-        x = own.layer_norm("LayerNorm", x + own("position_embeddings.weight")[: ids.shape[1]], EPS)
+        ids, mask, own, top = inputs[IDS.name], key_mask(inputs), Weights(params, sizes, prefix), Weights(params, sizes)
+        near, length = own.at("embeddings"), ids.shape[1]
+        check_length(length, sizes["max_position_embeddings"])
+        x = near.embedding("word_embeddings", ids, "vocab_size", "dim")
+        x = x + near("position_embeddings.weight", "max_position_embeddings", "dim")[:length]
+        x = near.layer_norm("LayerNorm", x, EPS)
         for number in range(layers):
-            x = layer(weights.at(f"transformer.layer.{number}"), x, mask)
+            x = layer(own.at(f"transformer.layer.{number}"), x, mask)
         found = {"last_hidden_state": x}
-        top = Weights(params)
-        if head == "vocab_projector.bias":
-            y = top.layer_norm("vocab_layer_norm", act(top.linear("vocab_transform", x)), EPS)
-            tied = "vocab_projector.weight" not in top
-            table = weights("embeddings.word_embeddings.weight") if tied else top("vocab_projector.weight")
-            found["logits"] = y @ mnp.matrix_transpose(table) + top("vocab_projector.bias")
-        elif head == "pre_classifier.weight":
-            found["logits"] = top.linear("classifier", relu(top.linear("pre_classifier", x[:, 0])))
-        elif head is not None:
-            found["logits"] = top.linear("classifier", x)
-        return found
+        return found | {output: head(top, found) for output, head in tops.items()}
 
-    return Family((IDS, MASK), outputs, function, prefix, HEADS.get(head or "", ()))
+    return Family((IDS, MASK), ("last_hidden_state", *tops), function)
 
 
-HEADS = {  # by the weight that shows that it is there: what its weights are called
-    "vocab_projector.bias": ("vocab_projector.", "vocab_transform.", "vocab_layer_norm."),
-    "pre_classifier.weight": ("pre_classifier.", "classifier."),
-    "classifier.weight": ("classifier.",),
+def _masked_lm(config: Config, weights: Arrays, prefix: str) -> Top:
+    act = config.activation("activation")
+    table = tied(config, weights, "vocab_projector.weight", f"{prefix}embeddings.word_embeddings.weight")
+
+    def head(top: Weights, found: Mapping[str, Array]) -> Array:
+        x = act(top.linear("vocab_transform", found["last_hidden_state"], "dim"))
+        x = top.layer_norm("vocab_layer_norm", x, EPS)
+        return x @ mnp.matrix_transpose(top(table, "vocab_size", "dim")) + top("vocab_projector.bias", "vocab_size")
+
+    return head
+
+
+def _classifier(config: Config, weights: Arrays, prefix: str) -> Top:
+    def head(top: Weights, found: Mapping[str, Array]) -> Array:
+        first = relu(top.linear("pre_classifier", found["last_hidden_state"][:, 0], "dim"))
+        return top.linear("classifier", first, LABELS)
+
+    return head
+
+
+HEADS = (
+    Head("logits", "vocab_transform.weight", ("ForMaskedLM",), _masked_lm),
+    Head("logits", "pre_classifier.weight", ("ForSequenceClassification",), _classifier),
+    TOKENS,
+)
+KEYS: dict[str, Key] = {
+    **COMMON,
+    "activation": Used("gelu"),
+    "attention_dropout": TRAINING,
+    "dim": Used(768),
+    "dropout": TRAINING,
+    "hidden_dim": Used(3072),
+    "max_position_embeddings": Used(512),
+    "n_heads": Used(12),
+    "n_layers": Used(6),
+    "qa_dropout": TRAINING,
+    "seq_classif_dropout": TRAINING,
+    "sinusoidal_pos_embds": FIRST_VALUES,
+    "tie_weights_": Same("no model code of transformers reads it; tie_word_embeddings says it"),
+    "tie_word_embeddings": Used(True),
+    "vocab_size": Used(30522),
 }
+LEFT = {r"(^|\.)embeddings\.position_ids$": "a count that is known"}
+DISTILBERT = Kind(KEYS, architectures("DistilBert", HEADS), distilbert, LEFT)

@@ -6,57 +6,85 @@ Touvron et al., 2023 (arXiv 2302.13971); Jiang et al., 2023 (arXiv 2310.06825); 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from wire.errors import InputError
 
 from ... import numpy as mnp
 from ...array import Array
 from ...decoder import Attend, Decoder, Params, whole
 from ...model import Value
-from ...nn import embedding
 from ...nn.attention import join_heads, split_heads
-from .config import IDS, MASK, Config, Family, Weights, both, causal_mask, key_mask
+from .config import Config
+from .family import IDS, MASK, Family, Kind, both, causal_mask, is_causal, key_mask, prefix_of, tied
+from .keys import COMMON, SPEED, TRAINING, UNREAD, Key, Only, Used
+from .weights import Arrays, Weights
+
+Windows = tuple[int | None, ...]
 
 
-def family(config: Config) -> Family:
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """Where families differ: which layers have biases (a key says so, or it is known), whether queries and keys are
+    normed, and how far each layer looks back."""
+
+    qkv_bias: str | bool
+    out_bias: str | bool
+    mlp_bias: str | bool
+    normed: bool
+    windows: Callable[[Config, int], Windows]
+
+
+def llama(config: Config, weights: Arrays) -> Family:
     """The decoder, with logits where it is a language model."""
+    form = FORMS[config.model_type]
     layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     shared = config.integer("num_key_value_heads", heads)
-    size = config.integer("head_dim", config.integer("hidden_size") // heads)
-    config.refuse("partial_rotary_factor", 1.0)
-    eps, act = config.number("rms_norm_eps", 1e-6), config.activation("hidden_act", "silu")
-    rates = rotary_rates(config, size)
-    windows = tuple([_window(config, number) for number in range(layers)])
-    prefix = config.prefix("embed_tokens.weight", "hidden_size", "model.", "")
-    causal = config.is_causal or prefix == "model."
+    if heads % shared:
+        raise InputError(
+            f"{config.file}: num_attention_heads = {heads} is no multiple of num_key_value_heads = {shared}"
+        )
+    sizes = config.sizes("vocab_size", "hidden_size", "intermediate_size")
+    size = config.integer("head_dim", sizes["hidden_size"] // heads)
+    sizes |= {QUERIES: heads * size, SHARED: shared * size}
+    eps, act = config.number("rms_norm_eps"), config.activation("hidden_act")
+    rates, windows = rotary_rates(config, size), form.windows(config, layers)
+    qkv_bias, out_bias, mlp_bias = (
+        config.flag(told) if isinstance(told, str) else told for told in (form.qkv_bias, form.out_bias, form.mlp_bias)
+    )
+    prefix = prefix_of(weights, config, "norm.weight", "model.", "")
+    causal = is_causal(config, weights, prefix)
+    table = tied(config, weights, "lm_head.weight", f"{prefix}embed_tokens.weight") if causal else ""
 
-    def attention(weights: Weights, number: int, x: Array, positions: Array, attend: Attend) -> Array:
-        q, k = split_heads(weights.linear("q_proj", x), heads), split_heads(weights.linear("k_proj", x), shared)
-        v = split_heads(weights.linear("v_proj", x), shared)
-        if "q_norm.weight" in weights:
-            q, k = weights.rms_norm("q_norm", q, eps), weights.rms_norm("k_norm", k, eps)
+    def attention(own: Weights, number: int, x: Array, positions: Array, attend: Attend) -> Array:
+        q = split_heads(own.linear("q_proj", x, QUERIES, bias=qkv_bias), heads)
+        k, v = (split_heads(own.linear(name, x, SHARED, bias=qkv_bias), shared) for name in ("k_proj", "v_proj"))
+        if form.normed:
+            q, k = own.rms_norm("q_norm", q, eps), own.rms_norm("k_norm", k, eps)
         turned = rotary(positions, rates)
         looked = attend(number, rotated(q, turned), rotated(k, turned), v, size**-0.5)
-        return weights.linear("o_proj", join_heads(looked))
+        return own.linear("o_proj", join_heads(looked), "hidden_size", bias=out_bias)
 
     def embed(params: Params, ids: Array, positions: Array) -> Array:
-        return embedding(ids, Weights(params, prefix)("embed_tokens.weight"))
+        return Weights(params, sizes, prefix).embedding("embed_tokens", ids, "vocab_size", "hidden_size")
 
     def layer(params: Params, number: int, x: Array, positions: Array, attend: Attend) -> Array:
-        weights = Weights(params, f"{prefix}layers.{number}.")
-        normed = weights.rms_norm("input_layernorm", x, eps)
-        x = x + attention(weights.at("self_attn"), number, normed, positions, attend)
-        y, own = weights.rms_norm("post_attention_layernorm", x, eps), weights.at("mlp")
-        return x + own.linear("down_proj", act(own.linear("gate_proj", y)) * own.linear("up_proj", y))
+        own = Weights(params, sizes, f"{prefix}layers.{number}.")
+        normed = own.rms_norm("input_layernorm", x, eps)
+        x = x + attention(own.at("self_attn"), number, normed, positions, attend)
+        y, near = own.rms_norm("post_attention_layernorm", x, eps), own.at("mlp")
+        gate, up = (near.linear(name, y, "intermediate_size", bias=mlp_bias) for name in ("gate_proj", "up_proj"))
+        return x + near.linear("down_proj", act(gate) * up, "hidden_size", bias=mlp_bias)
 
     def normed(params: Params, x: Array) -> Array:
-        return Weights(params, prefix).rms_norm("norm", x, eps)
+        return Weights(params, sizes, prefix).rms_norm("norm", x, eps)
 
     def head(params: Params, x: Array) -> Array:
-        table = params.get("lm_head.weight", Weights(params, prefix)("embed_tokens.weight"))
-        return normed(params, x) @ table.T
+        return normed(params, x) @ Weights(params, sizes)(table, "vocab_size", "hidden_size").T
 
     def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
         ids, keys = inputs[IDS.name], key_mask(inputs)
@@ -68,22 +96,43 @@ def family(config: Config) -> Family:
             x = layer(params, number, x, positions, attend)
         return {"logits": head(params, x)} if causal else {"last_hidden_state": normed(params, x)}
 
-    decoder = Decoder(
-        embed, layer, head, windows, shared, size, config.get("max_position_embeddings"), f"{prefix}embed_tokens.weight"
-    )
+    positions_max = config.integer("max_position_embeddings")
+    decoder = Decoder(embed, layer, head, windows, shared, size, positions_max, f"{prefix}embed_tokens.weight")
     outputs = ("logits",) if causal else ("last_hidden_state",)
-    return Family((IDS, MASK), outputs, function, prefix, ("lm_head.",), decoder if causal else None)
+    return Family((IDS, MASK), outputs, function, decoder if causal else None)
 
 
-def _window(config: Config, number: int) -> int | None:
-    """How far back a layer looks; None is all the way."""
-    kinds = config.get("layer_types")
-    window = config.get("sliding_window")
-    if window is None or (config.model_type.startswith("qwen") and not config.get("use_sliding_window", False)):
-        return None
-    if kinds is not None:
-        return int(window) if kinds[number] == "sliding_attention" else None
-    return None if number < config.get("max_window_layers", 0) and config.model_type.startswith("qwen") else int(window)
+QUERIES, SHARED = "num_attention_heads * head_dim", "num_key_value_heads * head_dim"
+
+
+def _no_windows(config: Config, layers: int) -> Windows:
+    return (None,) * layers
+
+
+def _same_windows(config: Config, layers: int) -> Windows:
+    """Mistral: every layer alike."""
+    return (_window(config),) * layers
+
+
+def _window(config: Config) -> int | None:
+    return None if config["sliding_window"] is None else config.integer("sliding_window")
+
+
+def _windows_by_layer(config: Config, layers: int) -> Windows:
+    """Qwen: layers say of what kind they are; else those from `max_window_layers` on look back so far, if any do."""
+    window = _window(config) if config.flag("use_sliding_window") else None
+    kinds, first = config["layer_types"], config.integer("max_window_layers", least=0)
+    if kinds is None:
+        return tuple([None if number < first else window for number in range(layers)])
+    by_kind = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != layers or not by_kind.keys() >= set(kinds):
+        raise config.unknown("layer_types", kinds, [f"a list of {layers}, of these: {', '.join(by_kind)}"])
+    if window is None and "sliding_attention" in kinds:
+        raise InputError(
+            f"{config.file}: layer_types has sliding_attention, and use_sliding_window is false, or no window is told",
+            next_step="Set use_sliding_window and sliding_window, or write full_attention",
+        )
+    return tuple([by_kind[kind] for kind in kinds])
 
 
 # -- rotary positions: Su et al., 2021 (arXiv 2104.09864) --------------------------------------------------
@@ -91,13 +140,30 @@ def _window(config: Config, number: int) -> int | None:
 
 def rotary_rates(config: Config, size: int) -> NDArray[np.float32]:
     """Radians per position of each pair, f32 (size / 2,)."""
-    given = config.get("rope_parameters", config.get("rope_scaling", {}))
-    base = float(given.get("rope_theta", config.get("rope_theta", 10_000.0)))
-    rates = base ** -(np.arange(0, size, 2) / size)
+    key, given = "rope_scaling", config["rope_scaling"]
+    if not given:
+        key, given = "rope_parameters", config["rope_parameters"] or {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"{config.file}: {key} is an object, got {given!r:.60}")
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in SCALINGS:
-        raise config.unknown("rope_parameters.rope_type", kind, SCALINGS)
-    return np.asarray(SCALINGS[kind](rates, given), np.float32)
+        raise config.unknown(f"{key}.rope_type", kind, SCALINGS)
+    names, scaled = SCALINGS[kind]
+    strange = sorted(given.keys() - {"rope_type", "type", "rope_theta", *names})
+    if strange:
+        known = [f"{', '.join(names) or 'none'} of rope_type {kind!r}"]
+        raise config.unknown(f"{key}.{strange[0]}", given[strange[0]], known)
+    settings = {"rope_theta": config.number("rope_theta"), **given}
+    if "original_max_position_embeddings" in names:
+        settings.setdefault("original_max_position_embeddings", config.integer("max_position_embeddings"))
+    numbers = {}
+    for name in ("rope_theta", *names):
+        value = settings.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise InputError(f"{config.file}: {key}.{name} is a positive number, got {value!r}")
+        numbers[name] = float(value)
+    rates = numbers["rope_theta"] ** -(np.arange(0, size, 2) / size)
+    return np.asarray(scaled(rates, numbers), np.float32)
 
 
 def _llama3(rates: NDArray[np.float64], given: Mapping[str, float]) -> NDArray[np.float64]:
@@ -108,10 +174,11 @@ def _llama3(rates: NDArray[np.float64], given: Mapping[str, float]) -> NDArray[n
     return (1 - mix) * rates / given["factor"] + mix * rates
 
 
-SCALINGS = {
-    "default": lambda rates, given: rates,
-    "linear": lambda rates, given: rates / given["factor"],
-    "llama3": _llama3,
+Scaling = Callable[[NDArray[np.float64], Mapping[str, float]], NDArray[np.float64]]
+SCALINGS: dict[str, tuple[tuple[str, ...], Scaling]] = {  # the settings of each kind, and what it makes of the rates
+    "default": ((), lambda rates, given: rates),
+    "linear": (("factor",), lambda rates, given: rates / given["factor"]),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), _llama3),
 }
 
 
@@ -127,3 +194,74 @@ def rotated(x: Array, turned: tuple[Array, Array]) -> Array:
     cos, sin = (mnp.astype(table, x.dtype) for table in turned)
     half = x.shape[-1] // 2
     return x * cos + mnp.concat([-x[..., half:], x[..., :half]], axis=-1) * sin
+
+
+# -- model types
+
+FORMS = {
+    "llama": _Form("attention_bias", "attention_bias", "mlp_bias", False, _no_windows),
+    "mistral": _Form(False, False, False, False, _same_windows),
+    "qwen2": _Form(True, False, False, False, _windows_by_layer),
+    "qwen3": _Form("attention_bias", "attention_bias", False, True, _windows_by_layer),
+}
+KEYS: dict[str, Key] = {
+    **COMMON,
+    "attention_dropout": TRAINING,
+    "hidden_act": Used("silu"),
+    "hidden_size": Used(4096),
+    "max_position_embeddings": Used(2048),
+    "num_attention_heads": Used(32),
+    "num_hidden_layers": Used(32),
+    "num_key_value_heads": Used(None),
+    "partial_rotary_factor": Only((1.0,)),
+    "rms_norm_eps": Used(1e-6),
+    "rope_parameters": Used(None),
+    "rope_scaling": Used(None),
+    "rope_theta": Used(10_000.0),
+    "tie_word_embeddings": Used(False),
+}
+LLAMA_KEYS: dict[str, Key] = {
+    **KEYS,
+    "attention_bias": Used(False),
+    "eos_token_id": Used(2),
+    "head_dim": Used(None),
+    "intermediate_size": Used(11008),
+    "is_llama_config": UNREAD,
+    "mlp_bias": Used(False),
+    "pretraining_tp": SPEED,
+    "rope_interleaved": Only((False,)),
+    "vocab_size": Used(32000),
+}
+MISTRAL_KEYS: dict[str, Key] = {
+    **KEYS,
+    "eos_token_id": Used(2),
+    "head_dim": Used(None),
+    "intermediate_size": Used(14336),
+    "max_position_embeddings": Used(131072),
+    "num_key_value_heads": Used(8),
+    "sliding_window": Used(4096),
+    "vocab_size": Used(32000),
+}
+QWEN2_KEYS: dict[str, Key] = {
+    **KEYS,
+    "head_dim": Used(None),
+    "intermediate_size": Used(22016),
+    "layer_types": Used(None),
+    "max_position_embeddings": Used(32768),
+    "max_window_layers": Used(28),
+    "num_key_value_heads": Used(32),
+    "sliding_window": Used(4096),
+    "use_mrope": Only((False,)),
+    "use_sliding_window": Used(False),
+    "vocab_size": Used(151936),
+}
+QWEN3_KEYS: dict[str, Key] = {**QWEN2_KEYS, "attention_bias": Used(False), "head_dim": Used(128)}
+LEFT = {r"rotary_emb\.inv_freq$": "it is computed from rope_theta"}
+
+
+def _kind(name: str, keys: dict[str, Key]) -> Kind:
+    return Kind(keys, (f"{name}Model", f"{name}ForCausalLM"), llama, LEFT)
+
+
+LLAMA, MISTRAL = _kind("Llama", LLAMA_KEYS), _kind("Mistral", MISTRAL_KEYS)
+QWEN2, QWEN3 = _kind("Qwen2", QWEN2_KEYS), _kind("Qwen3", QWEN3_KEYS)

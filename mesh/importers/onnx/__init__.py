@@ -17,7 +17,7 @@ from wire.errors import InputError
 from wire.graph import WireGraph
 
 from ...array import Array
-from ...model import InputSpec, Model, Value
+from ...model import InputSpec, Model, Value, parted
 from ...numpy.promotion import asarray
 from . import known
 from .evaluate import Evaluation
@@ -52,12 +52,14 @@ class OnnxModel(Model):
     def __init__(self, name: str, program: Program) -> None:
         needed = needed_names(program)
         initialisers = program.graph.initialisers
-        params = {
+        large = {
             key: value for key, value in initialisers.items() if key not in needed and value.nbytes > INLINE_BYTES_MAX
         }
+        params, buffers = parted(large, _statistics(program))
         inputs = [each for each in program.graph.inputs if each.name not in initialisers]
         specs = [_spec(each, each.name in needed) for each in inputs]
-        super().__init__(name, self._evaluated, specs, [each.name for each in program.graph.outputs], params)
+        outputs = [each.name for each in program.graph.outputs]
+        super().__init__(name, self._evaluated, specs, outputs, params, buffers=buffers)
         self._program = program
         self._fixed: frozenset[str] = frozenset()  # params that are read for their values
 
@@ -70,10 +72,10 @@ class OnnxModel(Model):
 
     def _fix(self, needed: known.Needed) -> None:
         """Let what was asked for be known from now on."""
-        found = needed.names & {*self.params, *[spec.name for spec in self.inputs if not spec.static]}
+        found = needed.names & {*self.weights, *[spec.name for spec in self.inputs if not spec.static]}
         if not found - self._fixed:
             raise needed
-        self._fixed |= found & self.params.keys()
+        self._fixed |= found & self.weights.keys()
         self.inputs = tuple([replace(spec, static=spec.static or spec.name in found) for spec in self.inputs])
 
     def _evaluated(self, params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
@@ -87,6 +89,12 @@ class OnnxModel(Model):
         outputs = {name: scope[name] for name in self.outputs}
         known.fold(list(outputs.values()))
         return outputs
+
+
+def _statistics(program: Program) -> set[str]:
+    """The initialisers that are running means and variances of a BatchNormalization, which no training changes."""
+    nodes = (node for node in program.graph.nodes if node.op == "BatchNormalization")
+    return {name for node in nodes for name in node.inputs[3:5]}
 
 
 def _spec(declared: Declared, static: bool) -> InputSpec:

@@ -3,14 +3,16 @@
     model = mesh.from_torch(module.eval(), x)
     y = mesh.run(model, x)
 
-Parameters and buffers become params under the names of the module's state_dict, without a copy; inputs have the names
-of `forward`'s arguments.  torch is needed to import, not to run.  An op is a row of OPS by its ATen name: a function of
-the op's arguments by the names of its schema.  Ops without a row are taken apart by torch's own decompositions.
+Parameters become params and buffers buffers, under the names of the module's state_dict and without a copy; inputs have
+the names of `forward`'s arguments.  torch is needed to import, not to run.  An op is a row of OPS by its ATen name: a
+function of the op's arguments by the names of its schema.  Ops without a row are taken apart by torch's own
+decompositions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,14 +25,21 @@ from ...array import Array
 from ...model import InputSpec, Model, Value
 from ...numpy.promotion import as_numpy, asarray
 from .call import Absent, Call, dtype_from
+from .names import origins, output_names
 from .ops import IGNORED, OPS
+from .sizes import Sizes, concrete, is_size
 
 
 def from_torch(module: Any, *examples: Any, **named: Any) -> Model:
     """The Model of a `torch.nn.Module` called with arguments like these tensors, or of an ExportedProgram.
 
-    The module's mode counts: call `eval()` first unless it is to drop out.  ConfigError if torch is not installed,
-    InputError if the module changes its buffers or cannot be exported, Unsupported listing all ops that are not known.
+    Call `module.eval()` first: a graph draws no random numbers and keeps no statistics.  Sizes are those of the
+    examples; an ExportedProgram keeps the dimensions free that its `dynamic_shapes` name.  A param that the module has
+    by several names is one param by the first of them (`Model.tied`); buffers, and parameters that do not require
+    gradients, are `Model.buffers`, which training leaves as they are.
+
+    ConfigError if torch is not installed, InputError if the module changes its buffers or cannot be exported,
+    Unsupported listing all ops that are not known.
     """
     try:
         import torch
@@ -41,34 +50,83 @@ def from_torch(module: Any, *examples: Any, **named: Any) -> Model:
     program = module if hasattr(module, "graph_signature") else _exported(torch, module, examples, named)
     program = _decomposed(torch, program)
     name = type(module).__name__
-    signature = program.graph_signature
-    changed = [str(spec.target) for spec in signature.output_specs if spec.kind.name.endswith("MUTATION")]
-    if changed:
-        raise InputError(f"{name} changes {changed[0]!r} when it is called", next_step="Call module.eval() first")
-    _check_supported(program, name)
-    params, placed, inputs, fixed = {}, {}, [], {}
+    training = bool(getattr(module, "training", False))
+    _check_unchanged(program, name, training)
+    _check_supported(program, name, training)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    for spec in signature.input_specs:
-        if spec.kind.name == "USER_INPUT":
-            value: Any = values.get(spec.arg.name)
-            if not hasattr(value, "shape"):  # a number among the examples is part of the program
-                fixed[spec.arg.name] = value
-                continue
-            inputs.append(InputSpec(spec.arg.name, dtype_from(str(value.dtype)), tuple(int(d) for d in value.shape)))
-            placed[spec.arg.name] = (True, spec.arg.name)
-        else:
-            where = program.state_dict if spec.target in program.state_dict else program.constants
-            params[spec.target] = _array(torch, where[spec.target])
-            placed[spec.arg.name] = (False, spec.target)
-    outputs = _output_names(torch, program)
+    placed, fixed, given = {}, {}, {}
+    specs = program.graph_signature.input_specs
+    asked = [spec.arg.name for spec in specs if spec.kind.name == "USER_INPUT"]
+    for node in asked:
+        if hasattr(values.get(node), "shape"):
+            given[node], placed[node] = values[node], (True, node)
+        else:  # a number among the examples is part of the program
+            fixed[node] = values.get(node)
+    sizes = Sizes(program, given)
+    where = dict(zip(asked, origins(torch, program, module), strict=True))
+    inputs = [
+        InputSpec(node, dtype_from(str(value.dtype)), sizes.shape(node), origin=where[node])
+        for node, value in given.items()
+    ]
+    weights = _weights(torch, program)
+    placed |= {spec.arg.name: (False, weights.tied.get(spec.target, spec.target)) for spec in specs
+               if spec.kind.name != "USER_INPUT"}  # fmt: skip
+    outputs = output_names(torch, program)
 
     def function(params: Mapping[str, Array], given: Mapping[str, Value]) -> dict[str, Array]:
         start = {node: (given if is_input else params)[key] for node, (is_input, key) in placed.items()}
-        found = zip(outputs, _run(program.graph, {**fixed, **start}), strict=True)
+        bound = sizes.bound({node: given[node].shape for node in given}) if sizes.free else {}
+        found = zip(outputs, _run(program.graph, {**fixed, **start}, bound), strict=True)
         return {name: asarray(value) for name, value in found if value is not None}
 
     given_back = [name for name, value in zip(outputs, _results(program), strict=True) if value is not None]
-    return Model(name, function, inputs, given_back, params)
+    return Model(
+        name, function, inputs, given_back, weights.params, buffers=weights.buffers, tied=weights.tied, hint=HINT
+    )
+
+
+HINT = (
+    "from_torch takes the sizes of its examples; for others give it torch.export.export(module, examples, "
+    "dynamic_shapes=...), which keeps dimensions free"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    params: dict[str, NDArray[Any]]
+    buffers: dict[str, NDArray[Any]]
+    tied: dict[str, str]
+
+
+def _weights(torch: Any, program: Any) -> _Weights:
+    """The tensors of a program: one that is there by several names counts once."""
+    found = _Weights({}, {}, {})
+    first: dict[Any, str] = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind.name == "USER_INPUT":
+            continue
+        tensor = (program.state_dict if spec.target in program.state_dict else program.constants)[spec.target]
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        name = first.setdefault(place, spec.target) if tensor.numel() else spec.target
+        if name != spec.target:
+            found.tied[spec.target] = name
+            continue
+        trained = spec.kind.name == "PARAMETER" and tensor.requires_grad
+        (found.params if trained else found.buffers)[name] = _array(torch, tensor)
+    return found
+
+
+def _check_unchanged(program: Any, name: str, training: bool) -> None:
+    """InputError if a call of the module changes a buffer of it, or an argument."""
+    changed = [spec for spec in program.graph_signature.output_specs if spec.kind.name.endswith("MUTATION")]
+    if changed:
+        what, kind = str(changed[0].target), changed[0].kind.name
+        own = "its argument" if kind.startswith("USER") else "its buffer"
+        raise InputError(
+            f"{name} changes {own} {what!r} when it is called, and a Model has no state",
+            next_step="Call module.eval() first" if training else
+            "Take the tensor as an argument of forward, and return the new one",
+        )  # fmt: skip
 
 
 def _exported(torch: Any, module: Any, examples: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
@@ -76,9 +134,17 @@ def _exported(torch: Any, module: Any, examples: tuple[Any, ...], named: Mapping
         with torch.no_grad():
             return torch.export.export(module, *torch.utils._pytree.tree_map(_example(torch), (examples, dict(named))))
     except Exception as error:  # torch raises many kinds, all of which mean this
+        cause = f"{type(error).__name__}: {error}"
+        hint = next((hint for text, hint in HINTS.items() if text in cause), "")
         raise InputError(
-            f"torch.export cannot export {type(module).__name__}", cause=f"{type(error).__name__}: {error}"[:500]
+            f"torch.export cannot export {type(module).__name__}", cause=cause[:500], next_step=hint
         ) from error
+
+
+HINTS = {  # by what is in torch's message
+    "Cache": "Give use_cache=False, or set module.config.use_cache = False: a cache is no tensor",
+    "data-dependent": "Write this part with torch.where or torch.cond, so that no Python reads a tensor's value",
+}
 
 
 def _example(torch: Any) -> Any:
@@ -106,20 +172,24 @@ def _name(target: Any) -> str:
     return str(getattr(target, "__name__", target)) if schema is None else str(schema.name).removeprefix("aten::")
 
 
-def _check_supported(program: Any, name: str) -> None:
+def _check_supported(program: Any, name: str, training: bool) -> None:
     counts: dict[str, int] = {}
     for node in program.graph.nodes:
+        if is_size(node.meta.get("val")):
+            continue
         if node.op == "call_function" and _name(node.target) not in OPS and _name(node.target) not in IGNORED:
             counts[str(node.target)] = counts.get(str(node.target), 0) + 1
     if counts:
         told = ", ".join(f"{op} ({count} times)" for op, count in sorted(counts.items()))
+        hint = "Export the module to ONNX, or write this part with mesh.numpy"
         raise Unsupported(
-            f"{name} uses {told}", next_step="Export the module to ONNX, or write this part with mesh.numpy"
+            f"{name} uses {told}",
+            next_step=f"Call module.eval() first, which leaves dropout out; else: {hint}" if training else hint,
         )
 
 
-def _run(graph: Any, start: Mapping[str, Any]) -> list[Any]:
-    """The outputs of an exported graph, node after node."""
+def _run(graph: Any, start: Mapping[str, Any], bound: Mapping[Any, int]) -> list[Any]:
+    """The outputs of an exported graph, node after node; `bound` are the numbers of free dimensions."""
     values: dict[str, Any] = dict(start)
 
     def read(argument: Any) -> Any:
@@ -131,9 +201,12 @@ def _run(graph: Any, start: Mapping[str, Any]) -> list[Any]:
         return found
 
     for node in graph.nodes:
-        if node.op == "call_function" and _name(node.target) not in IGNORED:
+        said = concrete(node.meta.get("val"), bound) if bound else node.meta.get("val")
+        if is_size(node.meta.get("val")):
+            values[node.name] = said
+        elif node.op == "call_function" and _name(node.target) not in IGNORED:
             named = {key: read(each) for key, each in node.kwargs.items()}
-            call = Call(node.target, [read(each) for each in node.args], named, node.meta.get("val"))
+            call = Call(node.target, [read(each) for each in node.args], named, said)
             values[node.name] = OPS[call.name](call)
         elif node.op == "output":
             return [read(each) for each in node.args[0]]
@@ -143,17 +216,6 @@ def _run(graph: Any, start: Mapping[str, Any]) -> list[Any]:
 def _results(program: Any) -> Sequence[Any]:
     """What the program's last node returns: nodes, numbers and None."""
     return next(list(node.args[0]) for node in program.graph.nodes if node.op == "output")
-
-
-def _output_names(torch: Any, program: Any) -> list[str]:
-    """By the keys of a dict (which the outputs of transformers are), else "output", or output_0, output_1, ..."""
-    count = len(program.graph_signature.output_specs)
-    spec = program.call_spec.out_spec
-    if spec is not None:
-        made = torch.utils._pytree.tree_unflatten(list(range(count)), spec)
-        if isinstance(made, Mapping) and all(isinstance(value, int) for value in made.values()):
-            return [str(key) for key, _ in sorted(made.items(), key=lambda item: item[1])]
-    return ["output"] if count == 1 else [f"output_{place}" for place in range(count)]
 
 
 def _array(torch: Any, tensor: Any) -> NDArray[Any]:

@@ -21,6 +21,8 @@ from .call import Absent, Call, Op, as_result
 IGNORED = frozenset({"_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range_for_size"})
 
 
+PLACES = Absent("a max-pool's indices (return_indices=True)")
+
 # -- elementwise ------------------------------------------------------------------------------------------
 
 
@@ -356,13 +358,16 @@ def _max_pool(rank: int, with_places: bool) -> Op:
             call.x, kernel, stride=_ints(call, "stride", rank) or kernel, padding=_ints(call, "padding", rank),
             dilation=_ints(call, "dilation", rank) or 1, ceil_mode=bool(call.get("ceil_mode", False)),
         )  # fmt: skip
-        return [found, Absent("where the maxima stand")] if with_places else found
+        return [found, PLACES] if with_places else found
 
     return op
 
 
 def _adaptive_max_pool(call: Call) -> Any:
-    return [nn.adaptive_max_pool(call.x, tuple(call["output_size"])), Absent("where the maxima stand")]
+    return [
+        nn.adaptive_max_pool(call.x, tuple(call["output_size"])),
+        PLACES,
+    ]
 
 
 def _avg_pool(rank: int) -> Op:

@@ -1,0 +1,197 @@
+"""Weights: the tensors of a folder's files by name, every one of them accounted for.
+
+A family reads weights by name and by the shape that the settings give them.  While a model is loaded, its function is
+run once on types alone (`read_by`), which notes what was read: a tensor that is missing, has another shape, or is left
+over is an error naming it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.dtypes import DType, dtype_of
+from wire.errors import InputError
+from wire.types import TensorType
+
+from ... import nn
+from ...array import Array, argument
+from ...model import Function, InputSpec
+from ...nn import embedding
+from ...safetensors import load_safetensors
+from .config import DTYPES, Config
+
+Arrays = dict[str, NDArray[Any]]
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in files made of TensorFlow's
+
+
+class Weights:
+    """The weights below a prefix: w("dense.weight", "wide", "hidden_size"), w.linear("dense", x, "wide").
+
+    Shapes are told by names in `sizes`, which errors repeat: keys of the settings, or what is made of them.
+    """
+
+    __slots__ = ("_params", "_prefix", "_sizes")
+
+    def __init__(self, params: Mapping[str, Array], sizes: Mapping[str, int], prefix: str = "") -> None:
+        self._params = params
+        self._sizes = sizes
+        self._prefix = prefix
+
+    def at(self, path: str) -> Weights:
+        """Those below `path`."""
+        return Weights(self._params, self._sizes, f"{self._prefix}{path}.")
+
+    def __call__(self, name: str, *shape: str | int) -> Array:
+        found = self._params.get(self._prefix + name)
+        if found is None:
+            raise InputError(
+                f"the files have no weight {self._prefix + name!r}, which config.json asks for",
+                next_step="Save the model again with save_pretrained, or mend config.json",
+            )
+        wanted = tuple([self._sizes[each] if isinstance(each, str) else each for each in shape])
+        if found.shape != wanted:
+            told = ", ".join(f"{each} = {self._sizes[each]}" if isinstance(each, str) else str(each) for each in shape)
+            raise InputError(
+                f"{self._prefix + name} is {list(found.shape)} in the files, and [{told}] by config.json",
+                next_step="Mend config.json, or save the model again with save_pretrained",
+            )
+        return found
+
+    def linear(self, name: str, x: Array, out: str | int, *, bias: bool = True) -> Array:
+        """x (..., n) @ weight (out, n).T + bias (out,)."""
+        weight = self(f"{name}.weight", out, x.shape[-1])
+        return nn.linear(x, weight, self(f"{name}.bias", out) if bias else None)
+
+    def embedding(self, name: str, ids: Any, rows: str, width: str) -> Array:
+        return embedding(ids, self(f"{name}.weight", rows, width))
+
+    def layer_norm(self, name: str, x: Array, eps: float) -> Array:
+        width = x.shape[-1]
+        return nn.layer_norm(x, self(f"{name}.weight", width), self(f"{name}.bias", width), eps=eps)
+
+    def rms_norm(self, name: str, x: Array, eps: float) -> Array:
+        return nn.rms_norm(x, self(f"{name}.weight", x.shape[-1]), eps=eps)
+
+
+class Noted(dict[str, Array]):
+    """Params that note which of them were read."""
+
+    def __init__(self, params: Mapping[str, Array]) -> None:
+        super().__init__(params)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Array:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+
+def read_by(function: Function, inputs: tuple[InputSpec, ...], weights: Arrays) -> set[str]:
+    """The names of the weights that the function reads, by a run on their types with one row of one token."""
+    types = {name: TensorType(array.shape, dtype_of(array)) for name, array in weights.items()}
+    noted = Noted({name: argument("param", name, kind) for name, kind in types.items()})
+    given = {}
+    for spec in inputs:
+        shape = tuple([dim if isinstance(dim, int) else 1 for dim in spec.shape])
+        given[spec.name] = argument("input", spec.name, TensorType(shape, spec.dtype))
+    function(noted, given)
+    return noted.read & weights.keys()
+
+
+def load_weights(folder: Path) -> Arrays:
+    """Every tensor of the folder by name, mapped."""
+    single, index = folder / SINGLE, folder / INDEX
+    if single.exists():
+        return _renamed(load_safetensors(single))
+    if not index.exists():
+        raise InputError(
+            f"{folder} has neither {SINGLE} nor {INDEX}",
+            next_step="Save the model with save_pretrained(folder, safe_serialization=True)",
+        )
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise InputError(f"{index} is damaged: it has no weight_map")
+    weights: Arrays = {}
+    for file in sorted(set(found.values())):
+        if Path(file).name != file:
+            raise InputError(f"{index} names {file!r}, which is not a file beside it")
+        weights.update(load_safetensors(folder / file))
+    missing = sorted(found.keys() - weights.keys())
+    if missing:
+        raise InputError(
+            f"{index} names {missing[0]!r}, which is in none of its files", cause=f"{len(missing)} missing"
+        )
+    return _renamed(weights)
+
+
+def tie(weights: MutableMapping[str, NDArray[Any]], target: str, source: str) -> None:
+    """Make one weight of two that the settings tie; files may hold either or both, and two that differ stay two."""
+    if target in weights and (source not in weights or _alike(weights[target], weights[source])):
+        weights[source] = weights.pop(target)
+
+
+def cast(weights: Arrays, config: Config) -> Arrays:
+    """The weights in the dtype that the settings tell, as transformers has them; those of another are copied."""
+    floats = {name: dtype_of(array) for name, array in weights.items() if dtype_of(array) in DTYPES.values()}
+    wanted = config.dtype
+    if wanted is None and len(set(floats.values())) > 1:
+        kinds = ", ".join(sorted({dtype.name for dtype in floats.values()}))
+        raise InputError(
+            f"the weights beside {config.file} are of several dtypes: {kinds}",
+            next_step='Say in config.json which one the model computes in: "dtype": "float32"',
+        )
+    return {
+        name: array if wanted is None or floats.get(name, wanted) is wanted else _narrowed(array, wanted)
+        for name, array in weights.items()
+    }
+
+
+def left_out(names: set[str], known: Mapping[str, str]) -> set[str]:
+    """Those of these tensors that are no weights, by a table of patterns with the reason."""
+    return {name for name in names if any(re.search(pattern, name) for pattern in known)}
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist", next_step="Give the folder of a saved model") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file} cannot be read as JSON", cause=str(error)[:200]) from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} holds no JSON object")
+    return found
+
+
+def _renamed(weights: Arrays) -> Arrays:
+    """With the names that transformers gives them."""
+    made: Arrays = {}
+    for name, array in weights.items():
+        for old, new in RENAMED.items():
+            name = name.replace(old, new)
+        if name in made:
+            raise InputError(f"the files have the weight {name!r} by two names", next_step="Save the model again")
+        made[name] = array
+    return made
+
+
+def _alike(left: NDArray[Any], right: NDArray[Any]) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype and bool(np.array_equal(left, right))
+
+
+def _narrowed(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    made = array.astype(dtype.numpy)
+    made.flags.writeable = False
+    return made
