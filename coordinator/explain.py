@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from wire.errors import DeadlineExceeded, DeviceLost, ExecuteFailed, MeshError, NodeLost
 
 from . import dispatch
 from .health import Cause, HealthConfig, Transition
 from .plan import Plan
-
-log = logging.getLogger("graph_mesh.coordinator")
-
-
-def as_error(what: str, fault: Exception) -> MeshError:
-    """The error that callers are told: an error itself, or the cause of a fault of this process, which is logged."""
-    if isinstance(fault, MeshError):
-        return fault
-    log.error(what, exc_info=fault)
-    return MeshError(what, cause=f"{type(fault).__name__}: {fault}")
 
 
 def explain(error: MeshError, name: str, node: str, plan: Plan | None) -> frozenset[str]:

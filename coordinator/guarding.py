@@ -19,15 +19,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from wire.dtypes import U8
 from wire.errors import MeshError, OutOfMemory
 from wire.graph import WireGraph
 from wire.messages import PlanKey
 from wire.redundancy import copies_of
+from wire.tasks import Tasks, unheard
 from wire.types import TensorType
 
 from . import dispatch
@@ -69,7 +69,7 @@ class Guarding:
         deploying: Deploying,
         usable: Callable[[], frozenset[str]],
         key: Callable[[], PlanKey],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        tasks: Tasks,
         tell: Callable[[str, str, str, int], None],
         planning: Planning,
     ) -> None:
@@ -77,7 +77,7 @@ class Guarding:
         self._deploying = deploying
         self._usable = usable
         self._key = key
-        self._spawn = spawn
+        self._tasks = tasks
         self._tell = tell
         self._planned = planning.plan
         planning.kept_by_others = self.kept_by_others
@@ -161,7 +161,7 @@ class Guarding:
         return moved.pop(node, (0, 0))
 
     def _spawn_moved(self, plan: Plan, wanted: Wanted) -> asyncio.Task[dict[str, Moved]]:
-        task = asyncio.ensure_future(self._restore_all(plan, wanted))
+        task = self._tasks.run("restoring weights", self._restore_all(plan, wanted), unheard)
         task.add_done_callback(lambda _: self._restoring.pop(id(plan), None))
         return task
 
@@ -201,7 +201,7 @@ class Guarding:
 
     def _begin(self, program: Program, guard: _Guard) -> None:
         before = guard.work
-        guard.work = self._spawn(self._guard(program, guard, before))
+        guard.work = self._tasks.run("guarding weights", self._guard(program, guard, before), self._unguarded)
 
     async def _guard(self, program: Program, guard: _Guard, before: asyncio.Task[None] | None) -> None:
         """Have workers keep what they are to keep for each other, one change of workers after another."""
@@ -231,6 +231,9 @@ class Guarding:
         if bare:
             text = f"{sum(each.size_bytes for each in bare)} bytes are not kept twice, for lack of room"
             self._tell("unguarded", "", f"copies {program.copies}: {text}; raise --max-memory, or add a worker", 0)
+
+    def _unguarded(self, error: MeshError) -> None:
+        self._tell("unguarded", "", f"weights are not kept twice: {error}", 0)
 
     async def _again(self, program: Program, guard: _Guard, error: OutOfMemory) -> None:
         if guard.failures < len(AGAIN_S):
@@ -326,7 +329,7 @@ class Guarding:
 
     def _drop(self, keys: Iterable[tuple[str, PlanKey]]) -> None:
         for node, key in keys:
-            self._spawn(self._deploying.drop(node, key))
+            self._tasks.run("dropping a plan", self._deploying.drop(node, key), unheard)
 
     # -- making lost weights again
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from wire.codec import hash_bytes
 from wire.disk import Disk
 from wire.errors import NotDurable, StorageError
+from wire.tasks import Tasks, unheard
 
 from .contents import Contents
 from .journal import WHOLE, Connect, Entry, Journal
@@ -57,6 +58,7 @@ class Keeper:
         self._held: dict[str, bytes] = {}  # addresses by job, joined: lists would be a tenth of what is kept of jobs
         self._doubtful: list[bytes] = []  # of entries that may be on the disk all the same, until another one surely is
         self._queue: list[tuple[Entry, asyncio.Future[None] | None]] = []
+        self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
         self._writer = ThreadPoolExecutor(1, "journal")  # one thread: SQLite's memory stays in one arena
 
@@ -160,7 +162,7 @@ class Keeper:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((entry, written))
         if self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(self._write_all())
+            self._writing = self._tasks.run("writing the journal", self._write_all(), unheard)
         await written
 
     async def _write_all(self) -> None:

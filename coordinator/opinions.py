@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from wire.tasks import Tasks
+
 from .health import AskPeer, ProbeSelf
 from .prober import second_opinion
 from .records import Member
@@ -26,14 +28,23 @@ class Opinions:
         tell: Callable[[str, str, str], None],
         probed: Callable[[AskPeer, bool | None], None],
         self_probed: Callable[[bool], None],
+        tasks: Tasks,
     ) -> None:
         self._members = members
         self._tell = tell
         self._probed = probed
         self._self_probed = self_probed
+        self._tasks = tasks
 
-    async def ask_peer(self, ask: AskPeer) -> None:
+    def ask_peer(self, ask: AskPeer) -> None:
         """Have a worker try to reach one that is silent to us."""
+        self._tasks.run("asking a worker about another", self._ask_peer(ask), lambda _: self._probed(ask, None))
+
+    def probe_self(self, probe: ProbeSelf) -> None:
+        """Most workers went silent at once: see whether the rest still answer before anybody is blamed."""
+        self._tasks.run("asking whether we are well", self._probe_self(probe), lambda _: self._self_probed(False))
+
+    async def _ask_peer(self, ask: AskPeer) -> None:
         peer, member = self._members.get(ask.peer), self._members.get(ask.node)
         if member is None:
             return
@@ -41,8 +52,7 @@ class Opinions:
         self._tell("probed", ask.node, f"{peer.profile.name if peer else 'a peer that left'} {text}")
         self._probed(ask, reached)
 
-    async def probe_self(self, probe: ProbeSelf) -> None:
-        """Most workers went silent at once: see whether the rest still answer before anybody is blamed."""
+    async def _probe_self(self, probe: ProbeSelf) -> None:
         links = [self._members[peer].link for peer in probe.peers if peer in self._members]
         answers = await asyncio.gather(*(link.ping(probe.wait_s) for link in links), return_exceptions=True)
         well = any(isinstance(answer, float) for answer in answers)

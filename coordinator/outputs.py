@@ -8,14 +8,24 @@ from numpy.typing import NDArray
 
 from wire.codec import tensor_from
 from wire.dtypes import dtype_named
+from wire.errors import BlobMissing
 from wire.link import Link
-from wire.messages import Value
+from wire.messages import Push, Value
 from wire.sharedmem import take
 from wire.types import TensorType
 
 
 def type_of(value: Value) -> TensorType:
     return TensorType(value.shape, dtype_named(value.dtype))
+
+
+def output_of(link: Link, push: Push) -> NDArray[Any]:
+    """What a worker sends apart from its answer; BlobMissing where it says, with a header alone, that it could not."""
+    if push.value.data is None and not push.value.shared:
+        raise BlobMissing(
+            "the worker could not send an output", node=link.peer.name, next_step="Its log says why, in mesh-coord logs"
+        )
+    return tensor_of(link, push.value)
 
 
 def tensor_of(link: Link, value: Value) -> NDArray[Any]:

@@ -15,9 +15,9 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from wire.errors import MeshError
 from wire.limits import MIB
 from wire.messages import PlanKey
+from wire.tasks import Tasks, as_error, unheard
 
 from . import dispatch
 from .ahead import Ahead
@@ -34,7 +34,7 @@ BYTES_MAX = 256 * MIB  # of weights that one may move; a recovery that moves mor
 
 
 class Rehearsing:
-    """`key` names a plan that no call uses; `spawn` runs what must be said also when a rehearsal is broken off."""
+    """`key` names a plan that no call uses; `tasks` do what must be said also when a rehearsal is broken off."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class Rehearsing:
         members: Mapping[str, Member],
         deploying: Deploying,
         key: Callable[[], PlanKey],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        tasks: Tasks,
     ) -> None:
         self._ahead = ahead
         self._members = members
         self._deploying = deploying
         self._key = key
-        self._spawn = spawn
+        self._tasks = tasks
         self._quiet = asyncio.Event()
         self._called = asyncio.Event()
         self._news = asyncio.Event()
@@ -85,8 +85,8 @@ class Rehearsing:
         try:
             if await self._moved_bytes(plan, program) <= BYTES_MAX:
                 await self._deploy_and_drop(plan, program)
-        except MeshError as error:
-            log.debug("not rehearsed: %s", error)
+        except Exception as fault:
+            log.debug("not rehearsed: %s", as_error("rehearsing a plan", fault))
         self._ahead.rehearsed(program, question)
 
     async def _deploy_and_drop(self, plan: Plan, program: Program) -> None:
@@ -98,7 +98,7 @@ class Rehearsing:
                     log.debug("rehearsing on %s: %s", node, outcome)
         finally:
             for node in nodes:
-                self._spawn(self._deploying.drop(node, key))
+                self._tasks.run("dropping a plan", self._deploying.drop(node, key), unheard)
 
     async def _moved_bytes(self, plan: Plan, program: Program) -> int:
         """Of weights that workers would have to fetch."""
@@ -112,7 +112,8 @@ class Rehearsing:
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
     """Until one of them ends; the others are cancelled."""
-    tasks = [asyncio.ensure_future(work) for work in works]
+    running = Tasks()
+    tasks = [running.run("waiting", work, unheard) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

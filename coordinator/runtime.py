@@ -14,24 +14,22 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from numpy.typing import NDArray
 
 from wire.address import shown
-from wire.codec import tensor_from
 from wire.endpoint import Endpoint as AnyEndpoint
 from wire.errors import LOG_LINES_MAX, Cancelled, MeshError, NodeLost, ProtocolError
-from wire.exchange import BlobExchange, room_for
+from wire.exchange import BlobExchange
 from wire.graph import WireGraph
 from wire.identity import member_id
 from wire.link import Handler, Link
 from wire.measuring import Meter
 from wire.messages import (
-    Ballast,
     Beat,
     Began,
-    BlobStream,
     CancelStep,
     Devices,
     FetchBlob,
@@ -52,6 +50,7 @@ from wire.messages import (
 from wire.protocol import Identity
 from wire.redial import stay_linked
 from wire.sharedmem import SharedDir
+from wire.tasks import Tasks, as_error, unheard
 from wire.transport import Endpoint
 from wire.versions import usable_ops
 from wire.watch import ANSWER_S, LinkWatch
@@ -59,16 +58,18 @@ from wire.watch import ANSWER_S, LinkWatch
 from . import dispatch
 from . import events as ev
 from .ahead import Ahead
+from .arriving import Arriving
 from .config import CoordinatorConfig
 from .deploying import Deploying
-from .explain import as_error, disagreement, explain, in_quarantine, lost_node, nobody
+from .explain import disagreement, in_quarantine, lost_node, nobody
+from .failing import doing, failure_of
 from .feeding import run_step
 from .guarding import Guarding
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
-from .members import PAUSED_BY, all_paused, culprit, lack_of, member_called, name_for, state_of, view_of
+from .members import PAUSED_BY, all_paused, lack_of, member_called, name_for, state_of, view_of
 from .opinions import Opinions
-from .outputs import tensor_of, type_of
+from .outputs import tensor_of
 from .pacing import Lent, Pacing
 from .plan import Plan
 from .planner_process import Answerer, PlannerProcess
@@ -89,7 +90,6 @@ from .stragglers import Stragglers
 from .teller import Teller
 
 log = logging.getLogger("graph_mesh.coordinator")
-T = TypeVar("T")
 
 DIAL_TIMEOUT_S = 5.0
 PAUSE_TIMEOUT_S = 5.0
@@ -133,8 +133,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._detector = HealthDetector(config.health)
         self._state = machine(config.alone_s)
-        self._stragglers = Stragglers()
-        self._auditor = Auditor(config.audit)
+        self._stragglers, self._auditor = Stragglers(), Auditor(config.audit)
         self.quarantined: set[str] = set()  # node ids of workers that were wrong too often
         self._members: dict[str, Member] = {}
         self._known: dict[str, NodeView] = {}  # every worker that ever joined, for people
@@ -142,17 +141,18 @@ class Coordinator:
         self._teller = Teller(self._known, self._calls)
         self._tell, self.events, self.watchers = self._teller.tell, self._teller.events, self._teller.watchers
         self._call_numbers = itertools.count(1)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._wake = asyncio.Event()
         self._closing = False
         self._revocations: Revocations | None = None  # the newest list, where the mesh has one
         self._joins: dict[Link, asyncio.Task[NodeView]] = {}
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
+        self._arriving = Arriving(self.epoch, self.blobs, self._meter, self._output, self._output_lost)
         self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
         self._deploying = Deploying(self._members, self.prober, self._slices, config.collective_timeout_s)
         ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
-        self._rehearsing = Rehearsing(ahead, self._members, self._deploying, self._spare_key, self._spawn)
+        self._rehearsing = Rehearsing(ahead, self._members, self._deploying, self._spare_key, self._tasks)
         self._planning = Planning(
             self._members,
             self._stragglers,
@@ -162,13 +162,13 @@ class Coordinator:
             answerer or PlannerProcess(),
             self._rehearsing.changed,
         )
-        keeping = self._spare_key, self._spawn, self._tell, self._planning
+        keeping = self._spare_key, self._tasks, self._tell, self._planning
         self._guards = Guarding(self._members, self._deploying, self._usable, *keeping)
         self.sessions = Sessions(self._sessions_surroundings())
         self._pacing = Pacing(config.follow_pace, self._stragglers, self._planning.lessons, self._lent())
         self._perform: dict[type, Callable[[Any], object]] = {
             ev.MakePlan: self._make_plan,
-            ev.SendDeploy: lambda action: self._spawn(self._send_deploy(action)),
+            ev.SendDeploy: lambda action: self._begin(action, self._send_deploy(action)),
             ev.SendRun: self._start_run,
             ev.SendCancel: self._send_cancel,
             ev.SendDrop: self._send_drop,
@@ -176,16 +176,16 @@ class Coordinator:
             ev.Resolve: self._resolve,
             ev.Reject: self._reject,
         }
-        opinions = Opinions(self._members, self._tell, self._probed, self._self_probed)
+        opinions = Opinions(self._members, self._tell, self._probed, self._self_probed, self._tasks)
         self._judged: dict[type, Callable[[Any], object]] = {
             Transition: self._changed,
-            AskPeer: lambda ask: self._spawn(opinions.ask_peer(ask)),
-            ProbeSelf: lambda probe: self._spawn(opinions.probe_self(probe)),
+            AskPeer: opinions.ask_peer,
+            ProbeSelf: opinions.probe_self,
         }
         self._notified: dict[type, Callable[[Link, Any], None]] = {
             Beat: self._on_beat,
             Began: self._on_began,
-            Push: self._on_push,
+            Push: self._arriving.pushed,
             Leaving: self._on_leaving,
             Paused: self._on_paused,
             Devices: self._on_devices,
@@ -194,8 +194,8 @@ class Coordinator:
         self.link_watch = LinkWatch(self.endpoint)
         self.link_watch.answer_s = max(ANSWER_S, 2 * config.health.node_timeout_s)
         for each in (self.link_watch, self.prober, self._planning, self._rehearsing, self._pacing):
-            self._spawn(each.run())
-        self._spawn(self._watch_time())
+            self._tasks.keep(type(each).__name__, each.run)
+        self._tasks.keep("watching the time", self._watch_time)
 
     # -- what callers use
 
@@ -210,7 +210,8 @@ class Coordinator:
         """Join the worker at the other end of a link dialled at this address, and stay joined."""
         view = await self._joining(link)
         if (host, port) not in self._staying:
-            self._staying[host, port] = self._spawn(self._stay_connected(f"{shown(host)}:{port}", link))
+            stay = partial(self._stay_connected, f"{shown(host)}:{port}", link)
+            self._staying[host, port] = self._tasks.keep("staying connected", stay)
         return view
 
     def forget(self, host: str, port: int) -> None:
@@ -330,8 +331,7 @@ class Coordinator:
         self.sessions.close()
         for call in list(self._calls):
             self.cancel(call)
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.endpoint.close()
         if self._shared is not None:
@@ -369,30 +369,17 @@ class Coordinator:
         handler(link, body)
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
-        if isinstance(header, BlobStream):
-            return self.blobs.open_stream(header, size_bytes)
-        if isinstance(header, Ballast):
-            return self._meter.open_stream(size_bytes)
-        if not isinstance(header, Push) or header.plan.epoch != self.epoch:
-            raise ProtocolError("a coordinator takes only outputs of its own plans")
-        if size_bytes != type_of(header.value).size_bytes:
-            raise ProtocolError(f"an output of type {type_of(header.value)} does not have {size_bytes} bytes")
-        return room_for(size_bytes)
+        return self._arriving.open_stream(link, header, size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
-        if isinstance(header, BlobStream):
-            self.blobs.stream_done(header, buffer, error)
-        elif isinstance(header, Ballast):
-            self._meter.stream_done(link, header, error)
-        elif error is None and isinstance(header, Push):
-            self._output(header.plan.generation, header.step, header.slot, tensor_from(buffer, type_of(header.value)))
+        self._arriving.stream_done(link, header, buffer, error)
 
     # -- joining and staying joined
 
     def _joining(self, link: Link) -> asyncio.Task[NodeView]:
         task = self._joins.get(link)
         if task is None:
-            task = self._joins[link] = self._spawn(self._join(link))
+            task = self._joins[link] = self._tasks.run("joining a worker", self._join(link), unheard)
         return task
 
     async def _join(self, link: Link) -> NodeView:
@@ -405,7 +392,7 @@ class Coordinator:
             peer, now = link.peer, self._now()
             name = name_for(peer, self._members)
             profile = worker_profile(peer.node_id, name, joined, usable_ops(self.identity, peer))
-        except MeshError:
+        except Exception:
             link.close("could not join")
             raise
         finally:
@@ -552,12 +539,28 @@ class Coordinator:
 
     def _feed(self, event: ev.Event) -> None:
         for action in self._state.handle(event, self._now()):
-            self._perform[type(action)](action)
+            try:
+                self._perform[type(action)](action)
+            except Exception as fault:
+                self._failed(action, as_error(f"{doing(action)} failed", fault))
         self._rehearsing.calls(not self._state.idle)
         if type(event) in ev.NEWS_OF_NODES:
             self._planning.changed()
             self._guards.nodes_changed()
             self.sessions.nodes_changed(event.error if isinstance(event, ev.NodeGone) else None)
+
+    def _begin(self, action: ev.Action, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.run(doing(action), work, lambda error: self._failed(action, error))
+
+    def _failed(self, action: ev.Action, error: MeshError) -> None:
+        """Whoever waits for what an action brings hears that it failed."""
+        if isinstance(action, ev.SendRun):
+            self.prober.lost_between(action.node, error)
+        event = failure_of(action, error, self._known, self._members, self._deployments)
+        if event is None:
+            log.warning("%s", error)
+        else:
+            self._feed(event)
 
     def _make_plan(self, action: ev.MakePlan) -> None:
         program = program_of(action.job)
@@ -565,18 +568,16 @@ class Coordinator:
         homes, planning = self._guards.homes(program, action.nodes), self._planning
         cached = None if homes[0] else planning.found(program.graph, program.strategy, action.nodes, program.copies)
         if cached is not None and cached.unkept is None and action.job is program:
-            self._loop.call_soon(self._plan_made, action.generation, cached)
+            self._begin(action, self._tell_soon(action.generation, cached))
         else:
-            self._spawn(self._plan_then_tell(action, homes))
+            self._begin(action, self._plan_then_tell(action, homes))
+
+    async def _tell_soon(self, generation: int, plan: Plan) -> None:
+        self._plan_made(generation, plan)
 
     async def _plan_then_tell(self, action: ev.MakePlan, homes: tuple[Homes, Homes]) -> None:
         firm = self._guards.is_new(*program_of(action.job).likeness)
-        try:
-            plan = await self._planning.plan_for(action.job, action.nodes, homes, firm)
-        except Exception as fault:  # also one of this process must end its calls, not leave them waiting
-            self._feed(ev.PlanFailed(action.generation, as_error("planning failed", fault)))
-        else:
-            self._plan_made(action.generation, plan)
+        self._plan_made(action.generation, await self._planning.plan_for(action.job, action.nodes, homes, firm))
 
     def _lent(self) -> Lent:
         """What following the pace of devices needs."""
@@ -601,7 +602,7 @@ class Coordinator:
             self.blobs,
             self._shared,
             self._state.spare_generation,
-            self._spawn,
+            self._tasks,
             self._tell,
             self.config.alone_s,
             self._stragglers,
@@ -642,14 +643,8 @@ class Coordinator:
         if member is None or deployment is None or deployment.plan is None:
             return
         key = PlanKey(self.epoch, action.generation)
-        try:
-            bindings, forced = deployment.program.bindings, deployment.program.forced > 0
-            answer = await self._deploying.deploy(deployment.plan, action.node, key, bindings, force=forced)
-        except Exception as fault:
-            error = as_error("deploying failed", fault)
-            work = explain(error, member.profile.name, action.node, deployment.plan)
-            self._feed(ev.DeployFailed(action.generation, action.node, error, work))
-            return
+        bindings, forced = deployment.program.bindings, deployment.program.forced > 0
+        answer = await self._deploying.deploy(deployment.plan, action.node, key, bindings, force=forced)
         deployment.results[action.node] = answer
         if not deployment.trial and deployment.results.keys() >= dispatch.nodes(deployment.plan):
             self._guards.deployed(deployment.program, deployment.plan)
@@ -665,24 +660,15 @@ class Coordinator:
             return
         call.report.begins(action.generation)
         call.steps[action.generation] = action.step
-        self._spawn(self._run(action, member, call, deployment))
+        self._begin(action, self._run(action, member, call, deployment))
 
     async def _run(self, action: ev.SendRun, member: Member, call: Call, deployment: Deployment) -> None:
         began_s, run = self._loop.time(), Run(PlanKey(self.epoch, action.generation), action.step)
-        try:
-            wanted = deployment.feeds.get(action.node, ())
-            answer = await run_step(member.link, run, wanted, call.inputs, self._shared)
-            took_s = self._loop.time() - began_s
-            for output in answer.outputs:
-                if output.value.data is not None or output.value.shared:
-                    self._output(action.generation, action.step, output.slot, tensor_of(member.link, output.value))
-        except Exception as fault:
-            error = as_error("running failed", fault)
-            self.prober.lost_between(action.node, error)
-            work = explain(error, member.profile.name, action.node, deployment.plan)
-            whose = culprit(error, action.node, self._members)
-            self._feed(ev.RunFailed(action.generation, action.step, action.node, error, work, whose))
-            return
+        answer = await run_step(member.link, run, deployment.feeds.get(action.node, ()), call.inputs, self._shared)
+        took_s = self._loop.time() - began_s
+        for output in answer.outputs:
+            if output.value.data is not None or output.value.shared:
+                self._output(action.generation, action.step, output.slot, tensor_of(member.link, output.value))
         call.ran[action.generation, action.node] = answer
         self._teller.progress("ran", action.node, f"its parts of step {action.step}", action.generation)
         seconds = {run.part: run.compute_s for run in answer.parts}
@@ -696,13 +682,14 @@ class Coordinator:
 
     def _send_drop(self, action: ev.SendDrop) -> None:
         if action.node in self._members:
-            self._spawn(self._deploying.drop(action.node, PlanKey(self.epoch, action.generation), action.free))
+            drop = self._deploying.drop(action.node, PlanKey(self.epoch, action.generation), action.free)
+            self._tasks.run("dropping a plan", drop, unheard)
 
     # -- outputs
 
-    def _on_push(self, link: Link, body: Push) -> None:
-        if body.plan.epoch == self.epoch and (body.value.data is not None or body.value.shared):
-            self._output(body.plan.generation, body.step, body.slot, tensor_of(link, body.value))
+    def _output_lost(self, generation: int, step: int, node: str, error: MeshError) -> None:
+        if not self.sessions.run_failed(generation, step, node, error):
+            self._failed(ev.SendRun(generation, step, node, 0), error)
 
     def _output(self, generation: int, step: int, slot: int, array: NDArray[Any]) -> None:
         if self.sessions.output(generation, step, slot, array):
@@ -711,6 +698,13 @@ class Coordinator:
 
     def _resolve(self, action: ev.Resolve) -> None:
         call = self._calls.pop(action.call)
+        try:
+            self._answer(action, call)
+        except Exception as fault:
+            if not call.future.done():
+                call.future.set_exception(as_error("putting the outputs together failed", fault))
+
+    def _answer(self, action: ev.Resolve, call: Call) -> None:
         deployment = self._deployments[action.generation]
         assert deployment.plan is not None
         if not self._audit(deployment.plan, action.outputs):
@@ -718,7 +712,7 @@ class Coordinator:
             return
         self._teller.finish(call, action.generation, deployment)
         if deployment.verdicts != self._stragglers.verdicts and not self._state.stuck:
-            self._spawn(self._pacing.finished(action.generation, deployment))
+            self._tasks.run("following the pace", self._pacing.finished(action.generation, deployment), unheard)
         bindings = call.program.bindings
         params = {name: self._held.of(blob, kind) for name, (blob, kind) in bindings.items() if blob in self._held}
         outputs = dispatch.outputs(deployment.plan, action.outputs, call.inputs, params)
@@ -784,17 +778,6 @@ class Coordinator:
 
     def _usable(self) -> frozenset[str]:
         return self._state.nodes
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return task
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None and not isinstance(task.exception(), MeshError):
-            log.error("a coordinator task failed", exc_info=task.exception())
 
 
 __all__ = ["Coordinator", "CoordinatorConfig"]

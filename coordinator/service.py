@@ -52,6 +52,7 @@ from wire.messages import (
 )
 from wire.redundancy import OF_CALLS, copies_of
 from wire.reports import Event
+from wire.tasks import Tasks, unheard
 from wire.transport import Link
 from wire.types import TensorType
 
@@ -117,7 +118,7 @@ class JobService:
         self._receiving = Receiving(coordinator.blobs)
         self._loop = asyncio.get_running_loop()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._saving: set[asyncio.Task[None]] = set()
+        self._saving, self._tasks = Tasks(), Tasks()
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._published: dict[str, tuple[NamedValue, ...]] = {}  # results as clients get them, by job
         self._publishing = asyncio.Lock()
@@ -149,7 +150,7 @@ class JobService:
         coordinator.requests.update({message: for_clients(answer) for message, answer in answers.items()})
         coordinator.unlinked.append(self._client_gone)
         coordinator.watchers.append(self._happened)
-        self._timer = self._loop.create_task(self._watch_time())
+        self._timer = self._tasks.keep("watching the time", self._watch_time)
 
     def resume(self, found: Iterable[Found]) -> dict[str, list[str]]:
         """Take up the jobs of before; the workers of before, by node id, with addresses that are worth dialling."""
@@ -294,26 +295,14 @@ class JobService:
             self._performers[type(action)](action)
 
     def _start_saving(self, save: Save) -> None:
-        task = self._loop.create_task(self._save(save))
-        self._saving.add(task)
-        task.add_done_callback(self._saving.discard)
+        self._saving.run("keeping a job", self._save(save), lambda error: self._not_saved(save, error))
 
     def _note(self, note: Note) -> None:
         self._keeper.note(note.job.job, note.kind)
 
     async def _save(self, save: Save) -> None:
         job = save.job
-        try:
-            kept = await self._keeper.save(job.job, save.kind, save.fields, _values(save))
-        except StorageError as error:
-            log.error("job %s: %s", job.job, error)
-            self._feed(self._table.not_saved(save, self._wall(), error))
-            return
-        except Exception as error:  # as above
-            log.exception("keeping job %s failed", job.job)
-            failure = NotDurable("the job could not be kept", cause=f"{type(error).__name__}: {error}")
-            self._feed(self._table.not_saved(save, self._wall(), failure))
-            return
+        kept = await self._keeper.save(job.job, save.kind, save.fields, _values(save))
         if save.kind == "ended" and kept:
             job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
         self._feed(self._table.saved(save, self._wall()))
@@ -322,11 +311,16 @@ class JobService:
             if next(self._ended) % GIVE_BACK_EVERY == 0:
                 await asyncio.to_thread(give_back)
 
+    def _not_saved(self, save: Save, error: MeshError) -> None:
+        log.error("job %s: %s", save.job.job, error)
+        known = error if isinstance(error, StorageError) else NotDurable("the job could not be kept", cause=str(error))
+        self._feed(self._table.not_saved(save, self._wall(), known))
+
     def _start_running(self, start: Start) -> None:
         if self._closing:
             return
         job = start.job
-        task = self._running[job.job] = self._loop.create_task(self._run(job))
+        task = self._running[job.job] = self._tasks.run("running a job", self._run(job), unheard)  # `_stopped` hears
         task.add_done_callback(partial(self._stopped, job))
 
     def _stopped(self, job: Job, task: asyncio.Task[None]) -> None:
@@ -334,8 +328,7 @@ class JobService:
         if task.cancelled():  # before it began, and so it could not say so itself
             self._ran(job, {}, "", Cancelled("the job was cancelled"))
         elif (error := task.exception()) is not None:  # a fault of ours must end the waits for the job
-            log.error("running job %s failed", job.job, exc_info=error)
-            self._ran(job, {}, "", MeshError("the job could not be run", cause=f"{type(error).__name__}: {error}"))
+            self._ran(job, {}, "", MeshError("the job could not be run", cause=str(error)))
 
     async def _run(self, job: Job) -> None:
         error: MeshError | None = None

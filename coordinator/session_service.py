@@ -33,6 +33,7 @@ from wire.messages import (
     SessionTold,
 )
 from wire.redundancy import OF_SESSIONS, copies_of
+from wire.tasks import Tasks, unheard
 from wire.types import TensorType
 
 from .program import Program
@@ -72,7 +73,7 @@ class SessionService:
         self._coordinator = coordinator
         self._receiving = Receiving(coordinator.blobs)
         self._sessions: dict[str, _Open] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = Tasks()
         answers: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
             OpenSession: self._open,
             SessionStep: self._step,
@@ -182,9 +183,7 @@ class SessionService:
 
     def _client_gone(self, link: Link, error: MeshError | None) -> None:
         for name in [name for name, opened in self._sessions.items() if opened.link is link]:
-            task = asyncio.get_running_loop().create_task(self._end(self._sessions.pop(name)))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._ending.run("ending a session", self._end(self._sessions.pop(name)), unheard)
 
     async def _end(self, opened: _Open) -> None:
         for waiting in opened.turns.values():

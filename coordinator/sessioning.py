@@ -27,13 +27,14 @@ from wire.portions import Portions
 from wire.redundancy import copies_of
 from wire.sharedmem import SharedDir
 from wire.strategies import Pipeline, Split, strategy_of
+from wire.tasks import Tasks, as_error
 from wire.types import TensorType
 
 from . import dispatch
 from . import session_events as ev
 from .deploying import Deploying
 from .elastic import Arrays, Elastic, Given, Planned, arrays_of, bytes_of
-from .explain import as_error, explain
+from .explain import explain
 from .feeding import run_step
 from .held import HeldTensors
 from .outputs import tensor_of
@@ -81,7 +82,7 @@ class Surroundings:
     blobs: BlobExchange
     shared: SharedDir | None
     generation: Callable[[], int]
-    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    tasks: Tasks
     tell: Callable[[str, str, str, int], None]
     alone_s: float
     stragglers: Stragglers
@@ -139,6 +140,13 @@ class Sessions:
         session = self._with(generation)
         if session is not None:
             session.feed(ev.OutputArrived(generation, step, slot, value))
+        return session is not None
+
+    def run_failed(self, generation: int, step: int, node: str, error: MeshError) -> bool:
+        """What a worker should have sent of a step does not come; whether it was a session's."""
+        session = self._with(generation)
+        if session is not None:
+            session.feed(ev.RunFailed(generation, step, node, error))
         return session is not None
 
     @property
@@ -304,7 +312,10 @@ class Session:
 
     def _do(self, actions: Iterable[ev.Action]) -> None:
         for action in actions:
-            self._perform[type(action)](action)
+            try:
+                self._perform[type(action)](action)
+            except Exception as fault:
+                self._loop.call_soon(self._broken, as_error(f"{type(action).__name__} failed", fault))
         self._tick_at(self._machine.next_deadline())
 
     def _tick_at(self, due: float | None) -> None:
@@ -526,7 +537,8 @@ class Session:
         try:
             await self._shares.restore(action.node, [at for (at, _), nodes in mine if not nodes])
             await self._around.deploying.deploy(deployment.plan, action.node, key, bindings, state)
-        except MeshError as error:
+        except Exception as fault:
+            error = as_error("deploying failed", fault)
             explain(error, member.profile.name if member else "", action.node, deployment.plan)
             self.feed(ev.DeployFailed(action.generation, action.node, error))
         else:
@@ -574,7 +586,8 @@ class Session:
                 if output.value.data is not None or output.value.shared:
                     value = tensor_of(member.link, output.value)
                     self.feed(ev.OutputArrived(action.generation, action.step, output.slot, value))
-        except MeshError as error:
+        except Exception as fault:
+            error = as_error("running failed", fault)
             explain(error, member.profile.name if member else "", action.node, deployment.plan)
             self.feed(ev.RunFailed(action.generation, action.step, action.node, error))
         else:
@@ -588,8 +601,12 @@ class Session:
         bindings, held = program.bindings, self._around.held
         passed = [bindings[each.name] for each in plan.outputs if isinstance(each, FromParam)]
         params = {name: held.of(*content) for name, content in bindings.items() if content in passed}
-        if not future.done():
+        if future.done():
+            return
+        try:
             future.set_result(dispatch.outputs(plan, action.outputs, inputs, params))
+        except Exception as fault:
+            future.set_exception(as_error("putting the outputs together failed", fault))
 
     def _stop_step(self, action: ev.StopStep) -> None:
         member = self._around.members.get(action.node)
@@ -635,8 +652,8 @@ class Session:
             answer = await member.link.request(Snapshot(key, action.step))
             if not isinstance(answer, Snapshotted):
                 raise ProtocolError(f"expected Snapshotted, got {type(answer).__name__}", node=member.profile.name)
-        except MeshError as error:
-            self.feed(ev.CopyFailed(action.copy, action.node, error))
+        except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
+            self.feed(ev.CopyFailed(action.copy, action.node, as_error("taking a snapshot failed", fault)))
             return
         made = {(value.part, value.output): value.blob for value in answer.values}
         contents = {piece: made[at] for at, piece in deployment.pieces.items() if at in made}
@@ -646,8 +663,8 @@ class Session:
         sizes = {piece: self._kind(piece).size_bytes for piece in action.owners}
         try:
             checked = await self._shares.make(action, sizes, copies_of(self._policy.copies))
-        except MeshError as error:
-            self.feed(ev.ChecksFailed(action.copy, error))
+        except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
+            self.feed(ev.ChecksFailed(action.copy, as_error("making checks failed", fault)))
         else:
             self.feed(ev.ChecksMade(action.copy, checked))
 
@@ -661,7 +678,8 @@ class Session:
                 await self._around.deploying.keep(
                     action.node, PlanKey(self._around.epoch(), action.copy), state.values()
                 )
-        except MeshError as error:
+        except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
+            error = as_error("keeping a copy failed", fault)
             if isinstance(error, OutOfMemory):
                 self._around.tell("unguarded", action.node, f"no room for a copy of a session's state: {error}", 0)
             self.feed(ev.CopyFailed(action.copy, action.node, error))
@@ -760,15 +778,12 @@ class Session:
         return found | {name: dispatch.assembled(kinds[name], windows) for name, windows in pieces.items()}
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._around.spawn(work)
-        task.add_done_callback(self._performed)
-        return task
+        return self._around.tasks.run("a session", work, self._broken)
 
-    def _performed(self, task: asyncio.Task[None]) -> None:
+    def _broken(self, error: MeshError) -> None:
         """A fault of this process must end the session, not leave its caller waiting."""
-        fault = None if task.cancelled() else task.exception()
-        if isinstance(fault, Exception) and not isinstance(fault, MeshError) and not self._machine.over:
-            self.feed(ev.CloseAsked(MeshError("the session failed", cause=f"{type(fault).__name__}: {fault}")))
+        if not self._machine.over:
+            self.feed(ev.CloseAsked(error))
 
 
 def ahead_for(state_bytes: int) -> int:

@@ -54,6 +54,7 @@ from .adverts import (
 from .interfaces import Interface, interfaces_here
 from .places import LOOPBACK, Place, Tally, dialled, listened, places
 from .protocol import Identity
+from .tasks import Tasks, unheard
 from .waking import Waking
 
 log = logging.getLogger("graph_mesh.discovery")
@@ -352,6 +353,7 @@ class _Channels:
         self._open: dict[Place, _Channel] = {}
         self._failed: dict[Place, int] = {}  # times since it last worked
         self._waking = Waking()
+        self._tasks = Tasks()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -360,7 +362,7 @@ class _Channels:
 
     async def start(self) -> None:
         await self._look()
-        self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._task = self._tasks.keep("mDNS", self._keep)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -427,7 +429,7 @@ class _Channel:
         self._heard_asking_s = float("-inf")
         self._soon: list[float] = []
         self._asking: asyncio.TimerHandle | None = None
-        self._sending: set[asyncio.Future[Any]] = set()
+        self._sending = Tasks()
 
     @classmethod
     async def opened(cls, place: Place, tally: Tally, hear: Callable[[_Channel, bytes, int], None] | None) -> _Channel:
@@ -458,15 +460,12 @@ class _Channel:
         self.lost = True
         if self._asking is not None:
             self._asking.cancel()
-        for sending in self._sending:
-            sending.cancel()
+        self._sending.cancel()
         await AsyncZeroconf(zc=self.zeroconf).async_close()
 
     def sending(self, packets: Awaitable[Any]) -> None:
         """Packets that leave over the next half second."""
-        task = asyncio.ensure_future(packets)
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        self._sending.run("sending by mDNS", _awaited(packets), unheard)
 
     def ask(self) -> None:
         """Ask who is there, a few times soon and then now and again.
@@ -569,3 +568,7 @@ def _hear_this_interface_only(sock: Any, version: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a kernel without the option: a packet is then counted twice
             sock.setsockopt(*_MULTICAST_ALL[version], 0)
+
+
+async def _awaited(packets: Awaitable[Any]) -> None:
+    await packets

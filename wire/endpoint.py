@@ -14,9 +14,9 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from .address import EVERY, parse_address, shown
 from .allowed import LOOPBACK_ONLY, Allowed
@@ -44,6 +44,7 @@ from .protocol import (
 )
 from .racing import HEAD_START_S, STAGGER_S, race
 from .sharedmem import readable
+from .tasks import Tasks, as_error, unheard
 
 log = logging.getLogger("graph_mesh.transport")
 
@@ -128,7 +129,7 @@ class Endpoint:
         self._carrier = carrier
         self._admit = admit
         self._pairing = Pairing(identity.node_id)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._worked: dict[str, str] = {}  # node id -> the address that answered last
         self._accepted: dict[bytes, _Accepted] = {}  # nodes that dialled, until their bulk connection comes
         self._awaited: dict[bytes, list[asyncio.Future[Link]]] = {}  # links that a dial of ours gave way to
@@ -198,11 +199,12 @@ class Endpoint:
         if self.handed.clear(linked) and not self._closing:
             self._clearing = asyncio.get_running_loop().call_later(CLEAR_S, self._clear_handed)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that ends by itself; `close` waits for it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _closes(self, socket: Socket) -> None:
+        """Close a connection; `close` waits for it."""
+        self._tasks.run("closing a connection", socket.close(), unheard)
+
+    def _reads(self, link: Link, channel: Channel, socket: Socket) -> None:
+        self._tasks.run("reading", _read(link, channel, socket), link.fail)
 
     # -- dialling
 
@@ -251,7 +253,7 @@ class Endpoint:
         return await self._carrier.connect(*parse_address(where))
 
     def _discard(self, socket: Socket) -> None:
-        self._spawn(socket.close())
+        self._closes(socket)
 
     async def _dial(self, control: Socket, where: str, node_id: str) -> Link:
         peer = Peer.dialer(self.identity, self.limits, secrets.token_bytes(16))
@@ -277,16 +279,16 @@ class Endpoint:
                 kept = True
             finally:
                 if not kept:
-                    self._spawn(bulk.close())
+                    self._closes(bulk)
         finally:
             if not kept:
                 self._gone(peer.link_id)
                 peer.close()
                 _write_all(peer, CONTROL, control)
-                self._spawn(control.close())
+                self._closes(control)
         self._establish(link, control, bulk)
-        self._spawn(_read(link, CONTROL, control))
-        self._spawn(_read(link, BULK, bulk))
+        self._reads(link, CONTROL, control)
+        self._reads(link, BULK, bulk)
         return link
 
     async def _await_link(self, link_id: bytes, other: Identity) -> Link:
@@ -357,7 +359,7 @@ class Endpoint:
             log.info("refused a bulk connection: %s", error)
             peer.refuse(error)
             _write_all(peer, CONTROL, accepted.socket)
-            self._spawn(accepted.socket.close())
+            self._closes(accepted.socket)
             return
         link = accepted.link = Link(self, peer)
         _write_all(peer, BULK, socket)
@@ -374,7 +376,7 @@ class Endpoint:
             old.replaced()
         self.links[link.peer.node_id] = link
         sockets = {CONTROL: control, BULK: bulk}
-        link.attach({channel: _Connection(link, channel, ws, self._spawn) for channel, ws in sockets.items()})
+        link.attach({channel: _Connection(link, channel, ws, self._tasks) for channel, ws in sockets.items()})
         for waiting in self._awaited.pop(link.link_id, ()):
             if not waiting.done():
                 waiting.set_result(link)
@@ -422,11 +424,9 @@ class _Nobody:
 class _Connection:
     """One connection of a link: writes at once while it takes data, else in a task that waits until it does."""
 
-    def __init__(
-        self, link: Link, channel: Channel, socket: Socket, spawn: Callable[[Coroutine[Any, Any, None]], None]
-    ) -> None:
+    def __init__(self, link: Link, channel: Channel, socket: Socket, tasks: Tasks) -> None:
         self._link = link
-        self._spawn = spawn
+        self._tasks = tasks
         self._channel = channel
         self._socket = socket
         self._task: asyncio.Task[None] | None = None
@@ -443,7 +443,7 @@ class _Connection:
             budget -= len(frame)
             if not self._socket.write(frame):
                 break
-        self._task = asyncio.get_running_loop().create_task(self._drain())
+        self._task = Tasks().run("writing", self._drain(), self._link.fail)
 
     async def _drain(self) -> None:
         budget, loop = TURN_BYTES, asyncio.get_running_loop()
@@ -463,7 +463,7 @@ class _Connection:
 
     def close(self) -> None:
         """Drop the connection once what is queued has left, at the latest after CLOSE_TIMEOUT_S."""
-        self._spawn(self._close())
+        self._tasks.run("closing a connection", self._close(), unheard)
 
     async def _close(self) -> None:
         if self._task is not None:
@@ -492,7 +492,10 @@ async def _read(link: Link, channel: Channel, socket: Socket) -> None:
     def take(frame: bytes | memoryview) -> None:
         link.received(channel, frame if is_chunk(frame) else bytes(frame))
 
-    await socket.pour(take)
+    try:
+        await socket.pour(take)
+    except Exception as fault:
+        link.fail(as_error("reading", fault))
     link.ended(channel)
 
 

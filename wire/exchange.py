@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from .codec import hash_array, hash_bytes, tensor_bytes, tensor_from
 from .dtypes import dtype_named, dtype_of
-from .errors import BlobCorrupt, BlobMissing, MeshError, NodeLost, OutOfMemory, ProtocolError
+from .errors import BlobCorrupt, BlobMissing, EngineError, MeshError, NodeLost, OutOfMemory, ProtocolError
 from .graph import check_type
 from .limits import DEFAULT, MIB
-from .messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, NamedValue
+from .messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, Message, NamedValue
 from .sharedmem import SharedDir, new_name, remove, take
+from .tasks import Tasks, unheard
 from .transport import Link
 from .types import TensorType
 
@@ -46,7 +47,7 @@ async def share_with(link: Link, shared: SharedDir, data: memoryview) -> str:
     if data.nbytes <= OFF_LOOP_BYTES:
         shared.write([data], name)
     else:
-        writing = asyncio.ensure_future(asyncio.to_thread(shared.write, [data], name))
+        writing = Tasks().run("writing a file", asyncio.to_thread(shared.write, [data], name), unheard)
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:  # the thread writes on
@@ -82,7 +83,6 @@ class BlobExchange:
         self._find = find
         self._numbers = itertools.count(1)
         self._expected: dict[int, tuple[bytes, int, asyncio.Future[memoryview]]] = {}
-        self._sending: set[asyncio.Task[None]] = set()
 
     async def serve(self, link: Link, asked: FetchBlob) -> Blob:
         """The answer to a request for content; BlobMissing if it is not here."""
@@ -93,20 +93,19 @@ class BlobExchange:
             return Blob(data.nbytes, data.tobytes())
         if link.same_host and self._shared is not None:
             return Blob(data.nbytes, None, await share_with(link, self._shared, data))
-        task = asyncio.get_running_loop().create_task(self._stream(link, asked, data))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        await link.send_stream(BlobStream(asked.blob, asked.stream), data)  # first: if it fails, this is the answer
         return Blob(data.nbytes)
 
     async def fetch(self, link: Link, blob: bytes, size_bytes: int) -> memoryview:
-        """Content of exactly this address and size; BlobMissing, BlobCorrupt or NodeLost."""
+        """Content of exactly this address and size; BlobMissing, BlobCorrupt or NodeLost, or OutOfMemory where there is
+        no room for it here."""
         if self.kept is not None and (here := await self.kept(blob, size_bytes)) is not None:
             return here
         number = next(self._numbers)
         arrived: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
         self._expected[number] = (blob, size_bytes, arrived)
         try:
-            answer = await link.request(FetchBlob(blob, number))
+            answer = await self._answer(link, FetchBlob(blob, number), arrived)
             if not isinstance(answer, Blob) or answer.size_bytes != size_bytes:
                 raise ProtocolError(f"the answer for blob {blob.hex()[:16]} is not {size_bytes} bytes of content")
             if answer.data is not None:
@@ -119,9 +118,24 @@ class BlobExchange:
         finally:
             del self._expected[number]
             arrived.cancel()
+            if arrived.done() and not arrived.cancelled():
+                arrived.exception()  # it was raised, or another was before
         if await off_loop(size_bytes, hash_bytes, data) != blob:
             raise BlobCorrupt(f"what arrived for blob {blob.hex()[:16]} has another address", node=link.peer.name)
         return data
+
+    @staticmethod
+    async def _answer(link: Link, asked: FetchBlob, arrived: asyncio.Future[memoryview]) -> Message:
+        """What the other end answers.  One that has no memory, or whose stream was refused, cannot give it; why it was
+        refused, who refused it knows better."""
+        try:
+            return await link.request(asked)
+        except EngineError as error:
+            if arrived.done():
+                arrived.result()
+            raise BlobMissing(
+                f"blob {asked.blob.hex()[:16]} could not be sent", node=error.node, cause=str(error)
+            ) from None
 
     async def fetch_named(self, link: Link, value: NamedValue) -> NDArray[Any]:
         """The tensor a NamedValue stands for, fetched if it did not ride along."""
@@ -135,10 +149,15 @@ class BlobExchange:
 
     def open_stream(self, header: BlobStream, size_bytes: int) -> memoryview:
         """Where a stream's bytes go; ProtocolError unless it was asked for."""
-        blob, expected, _ = self._expected.get(header.stream, (b"", -1, None))
-        if (blob, expected) != (header.blob, size_bytes):
+        blob, expected, arrived = self._expected.get(header.stream, (b"", -1, None))
+        if arrived is None or (blob, expected) != (header.blob, size_bytes):
             raise ProtocolError(f"nobody asked for {size_bytes} bytes of blob {header.blob.hex()[:16]}")
-        return room_for(size_bytes)
+        try:
+            return room_for(size_bytes)
+        except OutOfMemory as error:
+            if not arrived.done():
+                arrived.set_exception(error.copy())
+            raise
 
     def stream_done(self, header: BlobStream, buffer: memoryview, error: MeshError | None) -> None:
         """A stream ended."""
@@ -157,9 +176,3 @@ class BlobExchange:
         if array.nbytes <= INLINE_BYTES_MAX:
             return NamedValue(name, dtype, array.shape, tensor_bytes(array).tobytes())
         return NamedValue(name, dtype, array.shape, None, address or hash_array(array))
-
-    async def _stream(self, link: Link, asked: FetchBlob, data: memoryview) -> None:
-        try:
-            await link.send_stream(BlobStream(asked.blob, asked.stream), data)
-        except MeshError:
-            return  # the asker's own wait ends with the link

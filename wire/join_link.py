@@ -47,6 +47,7 @@ from .security import (
     peer_certificate,
     unverified_context,
 )
+from .tasks import Tasks, unheard
 from .tokens import NONCE_BYTES, Token
 
 log = logging.getLogger("graph_mesh.join")
@@ -98,6 +99,7 @@ class JoinPort:
         self._gate = gate
         # Calls that heard who we are and to which no question has come yet, by origin, the oldest first.
         self._greeted: dict[str, deque[asyncio.Task[None]]] = {}
+        self._tasks = Tasks()
         self.listener = Listener(self._serve, self._turned_away, gate)
 
     async def close(self) -> None:
@@ -151,7 +153,7 @@ class JoinPort:
 
     def _heard_who_we_are(self, host: str) -> None:
         """The first of a node's two calls ends so; and so does the only one of a node whose token is another mesh's."""
-        waiting = asyncio.get_running_loop().create_task(self._gives_up(host))
+        waiting = self._tasks.run("waiting for a question", self._gives_up(host), unheard)
         origin = origin_of(host)
         self._greeted.setdefault(origin, deque()).append(waiting)
         waiting.add_done_callback(partial(self._over, origin))

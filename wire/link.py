@@ -33,6 +33,7 @@ from .protocol import (
     StreamOpened,
     StreamSent,
 )
+from .tasks import Tasks
 
 log = logging.getLogger("graph_mesh.link")
 GOODBYE_S = 0.05  # from the end of the bulk connection until the link has ended, too
@@ -100,6 +101,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._connections: Mapping[Channel, Connection] = {}
         self._answers: dict[int, asyncio.Future[Message]] = {}
+        self._tasks = Tasks()
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._sending: dict[int, asyncio.Future[None]] = {}
         self._arriving: dict[int, tuple[Message, memoryview]] = {}
@@ -257,8 +259,7 @@ class Link:
 
     def _on_request(self, event: RequestReceived) -> None:
         body = decode_message(event.body)
-        task = self._loop.create_task(self._serve(event.number, body))
-        self._serving[event.number] = task
+        self._serving[event.number] = self._tasks.run("answering", self._serve(event.number, body), self.fail)
 
     async def _serve(self, number: int, body: Message) -> None:
         try:

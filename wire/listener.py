@@ -14,9 +14,11 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from .errors import ConfigError
 from .gate import Gate
+from .tasks import Tasks, unheard
 
 log = logging.getLogger("graph_mesh.listener")
 
@@ -79,10 +81,9 @@ class Listener:
         self._turn = asyncio.Lock()
         self._begun_s = 0.0
         self._crowded_s = float("-inf")
-        self._telling: asyncio.Future[None] | None = None
         self._numbers = itertools.count()
         self._listening: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
         self._strangers: dict[int, asyncio.Task[None]] = {}
 
     def listen(self, hosts: Sequence[str], port: int) -> int:
@@ -96,7 +97,7 @@ class Listener:
             bound.setblocking(False)
             port = bound.getsockname()[1]
             self._listening.append(bound)
-            self._accepting.append(asyncio.get_running_loop().create_task(self._accept(bound)))
+            self._tasks.keep("accepting", partial(self._accept, bound))
         return port
 
     async def close(self) -> None:
@@ -106,10 +107,8 @@ class Listener:
             # asyncio gives a caller who is there already to the accept that is cancelled below, which is an error.
             with contextlib.suppress(NotImplementedError):  # on Windows it does not
                 asyncio.get_running_loop().remove_reader(bound)
-        tasks = [*self._accepting, *self._strangers.values(), *filter(None, [self._telling])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for bound in self._listening:
             bound.close()
 
@@ -136,14 +135,18 @@ class Listener:
             return
         connection.setblocking(False)
         caller = Caller(host, number, self._gate)
-        self._strangers[number] = asyncio.get_running_loop().create_task(self._hear(caller, connection))
+        hearing = self._tasks.run("hearing a caller", self._hear(caller, connection), lambda _: connection.close())
+        self._strangers[number] = hearing
 
     def _tell_crowd(self, host: str) -> None:
         """Now and then: each is tried again by whoever means it."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._crowded_s >= CROWD_TOLD_S:
             self._crowded_s = now_s
-            self._telling = asyncio.ensure_future(self._turned_away(host, "too many callers at once"))
+            self._tasks.run("telling of a crowd", self._told(host), unheard)
+
+    async def _told(self, host: str) -> None:
+        await self._turned_away(host, "too many callers at once")
 
     async def _hear(self, caller: Caller, connection: socket.socket) -> None:
         try:

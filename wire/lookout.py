@@ -9,11 +9,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from .adverts import Candidate
 from .discovery import Browser, Keys
 from .endpoint import Endpoint
 from .errors import MeshError, NotTrusted
+from .tasks import Tasks
 
 log = logging.getLogger("graph_mesh.discovery")
 
@@ -38,19 +40,17 @@ class Lookout:
         self.browser = browser
         self.failures: dict[str, MeshError] = {}  # of candidates that are there, by label
         self._dial, self._wanted, self._aim, self._imposter = dial, wanted, aim, imposter
+        self._tasks = Tasks()
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._lines: deque[float] = deque(maxlen=LINES_PER_MINUTE_MAX)
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.browser.start()
-        self._task = asyncio.get_running_loop().create_task(self._look())
+        self._tasks.keep("looking for others", self._look)
 
     async def close(self) -> None:
         await self.browser.close()
-        for task in (self._task, *self._dialling.values()):
-            if task is not None:
-                task.cancel()
+        self._tasks.cancel()
 
     def forget(self, candidate: Candidate) -> None:
         """It is gone: give up dialling it."""
@@ -65,19 +65,21 @@ class Lookout:
             failure = self.failures.get(candidate.label)
             hopeless = not (failure is None or failure.retry or isinstance(failure, NotTrusted))  # who may be renewed
             if not hopeless and candidate.label not in self._dialling and self._wanted(candidate):
-                self._dialling[candidate.label] = asyncio.get_running_loop().create_task(self._try(candidate))
+                missed = partial(self._missed, candidate)
+                self._dialling[candidate.label] = self._tasks.run("dialling", self._try(candidate), missed)
 
     async def _try(self, candidate: Candidate) -> None:
         label = candidate.label
         try:
             await self._dial(candidate)
             self.failures.pop(label, None)
-        except MeshError as error:
-            self._tell(candidate, error)
-            self.failures[label] = error
         finally:
             if self._dialling.get(label) is asyncio.current_task():
                 del self._dialling[label]
+
+    def _missed(self, candidate: Candidate, error: MeshError) -> None:
+        self._tell(candidate, error)
+        self.failures[candidate.label] = error
 
     def _tell(self, candidate: Candidate, error: MeshError) -> None:
         """One line for each new failure, and few where there are many."""

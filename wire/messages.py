@@ -375,14 +375,14 @@ class Combined(Message, frozen=True, array_like=True, tag=True):
 
 
 class FetchBlob(Message, frozen=True, array_like=True, tag=True):
-    """Send me this content.  Answered by Blob; `stream` is the id the bytes will carry if they follow as a stream."""
+    """Send me this content.  Answered by Blob; `stream` is the id the bytes will carry if they come as a stream."""
 
     blob: Hash
     stream: Count
 
 
 class Blob(Message, frozen=True, array_like=True, tag=True):
-    """Content: inline, in a shared-memory file, or following as a stream headed BlobStream."""
+    """Content: inline, in a shared-memory file, or in a stream headed BlobStream, which has left when this is said."""
 
     size_bytes: Count
     data: Inline | None = None

@@ -25,6 +25,7 @@ from typing import Any
 from .errors import (
     Busy,
     Cancelled,
+    LimitExceeded,
     LocalError,
     MeshError,
     NodeLost,
@@ -344,14 +345,19 @@ class Peer:
         return number
 
     def reply(self, number: int, body: Bytes) -> None:
-        """Answer a request; ignored when the link is over."""
-        if self._finish_serving(number):
+        """Answer a request; ignored when the link is over.  An answer that is too long becomes an error, so that nobody
+        waits for ever for it."""
+        if len(body) > self.limits.message_bytes_max:
+            self.reply_error(number, LimitExceeded(f"the answer has {len(body)} bytes, {self._too_long}"))
+        elif self._is_serving(number):
             self._send_body(Reply(number, body))
+            self._serving.remove(number)
 
     def reply_error(self, number: int, error: MeshError) -> None:
         """Answer a request with an error."""
-        if self._finish_serving(number):
+        if self._is_serving(number):
             self._put(CONTROL, ErrorReply(number, error))
+            self._serving.remove(number)
 
     def cancel(self, number: int) -> None:
         """Drop a request; no Replied event will come.  A finished one is left alone."""
@@ -583,7 +589,7 @@ class Peer:
             self._put(CONTROL, frame)
             return False
         if size > self.limits.message_bytes_max:
-            raise LocalError(f"a message of {size} bytes is too long; send it as a stream or a blob")
+            raise LocalError(f"a message of {size} bytes is too long, {self._too_long}; send it as a stream or a blob")
         self._sender.add_long(request, encode(frame))
         return True
 
@@ -595,12 +601,11 @@ class Peer:
         self._put(CONTROL, Refuse(self.identity.protocol, error))
         self.state = State.CLOSED
 
-    def _finish_serving(self, number: int) -> bool:
+    def _is_serving(self, number: int) -> bool:
         if self.state is not State.OPEN:
             return False
         if number not in self._serving:
             raise LocalError(f"request {number} is not open")
-        self._serving.remove(number)
         return True
 
     def _next_number(self) -> int:
@@ -620,6 +625,10 @@ class Peer:
         if self.state is State.CLOSED:
             raise NodeLost("the link is closed")
         self._expect(State.OPEN)
+
+    @property
+    def _too_long(self) -> str:
+        return f"at most {self.limits.message_bytes_max} fit into a message"
 
     def _other_name(self) -> str:
         return self.other.name if self.other else ""

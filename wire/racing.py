@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .errors import ConfigError, ConnectFailed, MeshError, NotTrusted
+from .tasks import Tasks, unheard
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ async def race(
     """
     loop = asyncio.get_running_loop()
     left = list(addresses)
-    running: dict[asyncio.Task[T], str] = {}
+    tasks, running = Tasks(), dict[asyncio.Task[T], str]()
     failures: dict[str, MeshError] = {}
     next_s, wait_s = loop.time(), head_start_s
     won: asyncio.Task[T] | None = None
@@ -39,7 +40,7 @@ async def race(
         while left or running:
             if left and (not running or loop.time() >= next_s):
                 address = left.pop(0)
-                running[loop.create_task(connect(address))] = address
+                running[tasks.run("dialling", connect(address), unheard)] = address
                 next_s, wait_s = loop.time() + wait_s, STAGGER_S
             patience_s = max(next_s - loop.time(), 0.0) if left else None
             done, _ = await asyncio.wait(running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
@@ -60,9 +61,9 @@ async def race(
 
 def _failure(task: asyncio.Task[T]) -> MeshError:
     error = task.exception()
-    if not isinstance(error, MeshError):
-        task.result()  # a fault of ours, which nobody here can handle
     assert isinstance(error, MeshError)
+    if type(error) is MeshError and error.__cause__ is not None:
+        raise error.__cause__  # a fault of ours, which nobody here can handle
     return error
 
 

@@ -16,6 +16,7 @@ from .errors import NodeLost, ProtocolError
 from .limits import KIB
 from .link import Link
 from .messages import RELAY_BYTES_MAX, Done, PlanKey, Push, Relay
+from .tasks import Tasks, unheard
 
 PIECES_MAX = 8  # under way at once from one worker: 4 MiB, enough for gigabit and 30 ms there and back
 
@@ -27,6 +28,7 @@ class RelaySender:
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(PIECES_MAX)
+        self._tasks = Tasks()
 
     async def send(self, link: Link, node: str, push: Push, data: memoryview) -> None:
         """Return when `node` has all of `data`; `link` leads to the coordinator.  MeshError if it got lost."""
@@ -35,7 +37,7 @@ class RelaySender:
             for offset in range(0, max(data.nbytes, 1), RELAY_BYTES_MAX):
                 await self._room.acquire()
                 piece = Relay(node, push, data.nbytes, offset, bytes(data[offset : offset + RELAY_BYTES_MAX]))
-                task = asyncio.get_running_loop().create_task(_send_piece(link, piece))
+                task = self._tasks.run("relaying a tensor", _send_piece(link, piece), unheard)
                 task.add_done_callback(self._piece_over)
                 pieces.add(task)
                 for done in [each for each in pieces if each.done()]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from .endpoint import Endpoint
 from .errors import DeadlineExceeded, MeshError, NodeLost
 from .link import Link
+from .tasks import Tasks
 from .waking import Waking
 
 log = logging.getLogger("graph_mesh.transport")
@@ -52,6 +53,7 @@ class LinkWatch:
         self._endpoint = endpoint
         self._waking = Waking()
         self._look_at_s = 0.0
+        self._tasks = Tasks()
         self._asked: dict[Link, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -73,8 +75,7 @@ class LinkWatch:
                     self._ask(link, answer_s, reason or f"silent for {loop.time() - link.heard_s:.0f} s")
                 await asyncio.sleep(TICK_S)
         finally:
-            for task in self._asked.values():
-                task.cancel()
+            self._tasks.cancel()
 
     def _quiet(self, now: float) -> list[Link]:
         """Those that were silent for long enough to be asked; links to others than the needed are seldom looked at."""
@@ -89,7 +90,7 @@ class LinkWatch:
 
     def _ask(self, link: Link, answer_s: float, reason: str) -> None:
         if link not in self._asked:
-            task = self._asked[link] = asyncio.get_running_loop().create_task(_check(link, answer_s, reason))
+            task = self._asked[link] = self._tasks.run("asking a node", _check(link, answer_s, reason), link.fail)
             task.add_done_callback(lambda _: self._asked.pop(link, None))
 
 

@@ -15,7 +15,7 @@ import math
 import os
 import platform
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,7 @@ from wire.protocol import Identity
 from wire.redial import stay_linked
 from wire.sharedmem import SharedDir, remove
 from wire.stopping import watch_signals
+from wire.tasks import Tasks, as_error
 from wire.timeouts import SILENT
 from wire.vigil import Vigil
 from wire.watch import ANSWER_S, IDLE_S, LinkWatch
@@ -90,6 +91,7 @@ from .collectives.introducing import calls_of
 from .combining import Combining
 from .config import WorkerConfig
 from .devices import selections
+from .failing import doing, failure_of
 from .fetching import Fetching
 from .holders import Holders
 from .holding import Bounds
@@ -192,7 +194,7 @@ class Daemon:
         self._handling = False
         self._answers: dict[int, asyncio.Future[Message]] = {}
         self._next_request = 1
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._seeking: asyncio.Task[None] | None = None  # for the coordinator whose link ended
         self._watch: LinkWatch | None = None
         self._announcer: Announcer | None = None
@@ -216,7 +218,7 @@ class Daemon:
             ev.StartBeats: self._start_beats,
             ev.StopBeats: self._stop_beats,
             ev.SendBeat: self._send_beat,
-            ev.AskOwner: lambda action: self._spawn(self._ask_owner(action)),
+            ev.AskOwner: lambda action: self._begin(action, self._ask_owner(action)),
             ev.CloseLink: self._close_link,
             ev.LinkTo: self._link_to,
             ev.Fetch: self._fetching.begin,
@@ -234,7 +236,7 @@ class Daemon:
             ev.SendPush: self._pushing.send,
             ev.StopPush: self._pushing.stop,
             ev.SendBegan: self._send_began,
-            ev.StartHost: lambda action: self._spawn(self._hosting.restart(action.device)),
+            ev.StartHost: lambda action: self._begin(action, self._hosting.restart(action.device)),
             ev.GiveUpDevice: self._give_up_device,
             ev.SendLeaving: self._send_leaving,
             ev.SendPaused: lambda action: self._notify(action.node, Paused(action.by)),
@@ -261,23 +263,25 @@ class Daemon:
         self._watch.needed = self._state.needed
         self._announce(port)
         self._watch.woke.append(lambda: self.wake(announced=False))
-        self._spawn(self._watch.run())
+        config, keep = self._config, self._tasks.keep
+        keep("the watch over links", self._watch.run)
         if self._surroundings.signals:
-            self._spawn(self.pauses.run())
-            if not self._config.exit_with_stdin:  # else whom it would tell sleeps at the same time
-                self._spawn(SleepWatch(self._fall_asleep, self.wake).run())
-        for peer in self._config.peers:
-            self._spawn(self._stay_linked((peer,)))
-        if not self._config.exit_with_stdin:
-            self._spawn(tell_if_alone(self._config.alone_s, lambda: bool(self._owner_id()), self._alone))
-        if self._membership is None and not self._config.exit_with_stdin:
-            self._spawn(self._look_for_membership())
+            keep("looking for pauses", self.pauses.run)
+            if not config.exit_with_stdin:  # else whom it would tell sleeps at the same time
+                keep("listening for sleep", lambda: SleepWatch(self._fall_asleep, self.wake).run())
+        for peer in config.peers:
+            self._stay_linked((peer,))
+        if not config.exit_with_stdin:
+            keep("being alone", lambda: tell_if_alone(config.alone_s, lambda: bool(self._owner_id()), self._alone))
+        if self._membership is None and not config.exit_with_stdin:
+            keep("looking for a membership", self._look_for_membership)
         if self._membership:
-            self._spawn(self._membership.keep())
-            if self._membership.coordinator and not self._config.peers:
-                self._seeking = self._spawn(self._stay_linked(self._membership.coordinator))
-        if self._config.discoverable:
-            self._spawn(advertise(self._endpoint, port, self._membership, self._config, self._stopped, self._announced))
+            keep("keeping the certificate", self._membership.keep)
+            if self._membership.coordinator and not config.peers:
+                self._seeking = self._stay_linked(self._membership.coordinator)
+        if config.discoverable:
+            told = self._membership, config, self._stopped, self._announced
+            keep("announcing this worker", lambda: advertise(self._endpoint, port, *told))
         await watch_parent(self._loop, self._config, self.leave)
         return await self._stopped
 
@@ -337,8 +341,7 @@ class Daemon:
     async def _close(self) -> None:
         """Let the last messages out, end the children, release what is ours; nothing is decided any more."""
         self._state = None
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         self._fetching.close()
         self._pushing.close()
         self._bridge.close()
@@ -348,9 +351,8 @@ class Daemon:
             await asyncio.wait_for(self._endpoint.close(), self._config.drain_s)
         for host in self._hosts:
             host.kill()
-        exits = [asyncio.create_task(host.exited.wait()) for host in self._hosts]
-        if exits:
-            await asyncio.wait(exits, timeout=0.5)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(host.exited.wait() for host in self._hosts)), 0.5)
 
     # -- the machine
 
@@ -368,10 +370,28 @@ class Daemon:
                 event = self._inbox.popleft()
                 log.debug("%s", event)
                 for action in state.handle(event, self._loop.time()):
-                    self._performers[type(action)](action)
+                    self._perform(action)
         finally:
             self._handling = False
         self._arm_ticker(state)
+
+    def _perform(self, action: ev.Action) -> None:
+        try:
+            self._performers[type(action)](action)
+        except Exception as fault:
+            self._failed(action, as_error(f"{doing(action)} failed", fault))
+
+    def _failed(self, action: ev.Action, error: MeshError) -> None:
+        """Whoever waits for what an action brings hears that it failed."""
+        if isinstance(action, ev.Reply | ev.ReplyRan | ev.ReplyJoined):
+            self._refuse(ev.Refuse(action.request, error))
+        elif (event := failure_of(action, error)) is not None:
+            self._feed(event)
+        else:
+            log.warning("%s", error)
+
+    def _begin(self, action: ev.Action, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.run(doing(action), work, lambda error: self._failed(action, error))
 
     def _arm_ticker(self, state: WorkerState) -> None:
         deadline = state.next_deadline()
@@ -490,9 +510,13 @@ class Daemon:
                 return self._bridge.open_stream(link, header, size_bytes)
             case Ballast():
                 return self._neighbours.meter.open_stream(size_bytes)
-            case Push(plan, _, _, _, value):
+            case Push(plan, step, _, _, value):
                 self._check_stream(plan, value, size_bytes)
-                segment = self._shared.allocate(size_bytes)
+                try:
+                    segment = self._shared.allocate(size_bytes)
+                except Exception as fault:
+                    self._feed(ev.TensorLost(plan, step, as_error("taking a tensor failed", fault)))
+                    raise
                 self._arriving[id(segment.buffer)] = segment.name
                 return segment.buffer
         raise ProtocolError(f"a worker takes no stream of {type(header).__name__}")
@@ -532,13 +556,13 @@ class Daemon:
             return  # it ends, or seeks already
         owner = self._coordinator
         if owner is not None and owner.node_id == link.peer.node_id and owner.addresses:
-            self._seeking = self._spawn(self._stay_linked(owner.addresses))
+            self._seeking = self._stay_linked(owner.addresses)
 
-    async def _stay_linked(self, addresses: Sequence[str]) -> None:
+    def _stay_linked(self, addresses: Sequence[str]) -> asyncio.Task[None]:
         def failed(error: MeshError) -> None:
             self._failures[addresses[0]] = str(error)
 
-        await stay_linked(self._endpoint, lambda: addresses, failed=failed)
+        return self._tasks.keep("staying linked", lambda: stay_linked(self._endpoint, lambda: addresses, failed=failed))
 
     def _look_for_owner(self, _action: ev.LookForOwner) -> None:
         """Dial the coordinator of before at once, whatever wait the attempts so far have come to."""
@@ -547,7 +571,7 @@ class Daemon:
         if known:
             if self._seeking is not None:
                 self._seeking.cancel()
-            self._seeking = self._spawn(self._stay_linked(known))
+            self._seeking = self._stay_linked(known)
 
     def _alone(self, waited_s: float) -> str:
         tallies = self._announcer.tallies if self._announcer else ()
@@ -646,29 +670,21 @@ class Daemon:
         if link is not None and self._loop.time() - link.heard_s < IDLE_S:
             self._feed(ev.NodeLinked(action.node))
         else:
-            self._spawn(self._dial(action))
+            self._begin(action, self._dial(action))
 
     async def _dial(self, action: ev.LinkTo) -> None:
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._neighbours.linked(action.node, action.addresses)
         except TimeoutError:
-            error = ConnectFailed(f"no link within {self._patience_s:g} s", node=action.node)
-            self._feed(ev.LinkFailed(action.node, error))
-        except MeshError as error:
-            self._feed(ev.LinkFailed(action.node, error))
-        else:
-            self._feed(ev.NodeLinked(action.node))
+            raise ConnectFailed(f"no link within {self._patience_s:g} s", node=action.node) from None
+        self._feed(ev.NodeLinked(action.node))
 
     # -- actions: engine hosts
 
     def _prepare(self, action: ev.Prepare) -> None:
-        try:
-            paths = {blob: self._store.path(blob) for blob in action.blobs}
-            gang = self._bridge.prepare(action.prepared, *action.gang) if action.gang else None
-        except MeshError as error:
-            self._feed(ev.PrepareFailed(action.prepared, error))
-            return
+        paths = {blob: self._store.path(blob) for blob in action.blobs}
+        gang = self._bridge.prepare(action.prepared, *action.gang) if action.gang else None
         params = tuple(hm.BoundParam(position, blob, paths[blob]) for position, blob in action.params)
         counts = action.inputs, action.outputs
         what = action.prepared, action.graph, action.encoded
@@ -684,12 +700,11 @@ class Daemon:
         try:
             gang = action.step + 1, self._bridge.inboxes(action.prepared)
             inputs, self._written[action.device] = host_inputs_of(action.inputs, self._shared)
-        except MeshError as error:
+        except Exception:
             for use in action.inputs:
                 if use.last:
                     self._release(ev.Release(use.tensor))
-            self._feed(ev.ExecuteFailed(action.run, error))
-            return
+            raise
         self._hosts[action.device].send(hm.ExecutePart(action.run, action.prepared, inputs, wanted, *gang))
 
     def _tell_host(self, device: int, message: hm.ToHost) -> None:
@@ -747,12 +762,6 @@ class Daemon:
         log.info("leaving: %s", action.reason)
         if not self._stopped.done():
             self._stopped.set_result(action.code)
-
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 __all__ = ["WorkerConfig", "run_worker"]

@@ -164,6 +164,15 @@ class TensorArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorLost:
+    """A tensor of this step could not be taken; who sent it may count it as sent."""
+
+    plan: PlanKey
+    step: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
 class Made:
     """An output as its engine host left it: inline, or in as many files as copies were wished; and kept, if wished."""
 
@@ -316,6 +325,7 @@ Event = (
     | PrepareFailed
     | RunAsked
     | TensorArrived
+    | TensorLost
     | PartExecuted
     | ExecuteFailed
     | PushSent

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from wire.errors import BlobCorrupt, MeshError
+from wire.errors import BlobCorrupt
+from wire.tasks import Tasks
 
 from . import events as ev
 from .blobs import BlobStore
@@ -23,11 +24,14 @@ class Fetching:
         self._store = store
         self._holders = holders
         self._feed = feed
+        self._tasks = Tasks()
         self._attempts: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, action: ev.Fetch) -> None:
         """Fetch; answered by BlobFound or BlobNotFound."""
-        task = asyncio.get_running_loop().create_task(self._fetch(action))
+        task = self._tasks.run(
+            "fetching content", self._fetch(action), lambda error: self._feed(ev.BlobNotFound(action.attempt, error))
+        )
         self._attempts[action.attempt] = task
         task.add_done_callback(lambda _: self._attempts.pop(action.attempt, None))
 
@@ -37,16 +41,11 @@ class Fetching:
             task.cancel()
 
     def close(self) -> None:
-        for task in self._attempts.values():
-            task.cancel()
+        self._tasks.cancel()
 
     async def _fetch(self, action: ev.Fetch) -> None:
-        try:
-            source = await self._obtain(action)
-        except MeshError as error:
-            self._feed(ev.BlobNotFound(action.attempt, error))
-        else:
-            self._feed(ev.BlobFound(action.attempt, source, not action.holder))
+        source = await self._obtain(action)
+        self._feed(ev.BlobFound(action.attempt, source, not action.holder))
 
     async def _obtain(self, action: ev.Fetch) -> str:
         """Where the content came from."""

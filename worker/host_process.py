@@ -16,6 +16,7 @@ from typing import cast
 
 from wire.errors import MeshError
 from wire.launch import python_command
+from wire.tasks import as_error
 
 from .config import WorkerConfig
 from .host_messages import (
@@ -131,8 +132,8 @@ class HostProcess(asyncio.SubprocessProtocol):
         try:
             for body in self._splitter.feed(data):
                 self._receive(unpack_from_host(body))
-        except MeshError as error:
-            self._lose(str(error))
+        except Exception as fault:  # what it said is lost, so whoever waits for it hears that the host is
+            self._lose(str(as_error("taking what it said failed", fault)))
 
     def pipe_connection_lost(self, fd: int, error: Exception | None) -> None:
         if fd != 2:

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from wire.endpoint import Endpoint
-from wire.errors import MeshError
 from wire.link import Link
 from wire.messages import Push, Value
 from wire.sharedmem import remove
+from wire.tasks import Tasks
 
 from . import events as ev
 from .tensors import bytes_of, push_header_of
@@ -28,6 +28,7 @@ class Pushing:
         self._endpoint = endpoint
         self._relay = relay
         self._feed = feed
+        self._tasks = Tasks()
         self._apart: dict[int, asyncio.Task[None]] = {}  # those that take their time
 
     def send(self, action: ev.SendPush) -> None:
@@ -55,11 +56,12 @@ class Pushing:
             task.cancel()
 
     def close(self) -> None:
-        for task in self._apart.values():
-            task.cancel()
+        self._tasks.cancel()
 
     def _send_apart(self, send: Send, action: ev.SendPush) -> None:
-        task = self._apart[action.push] = asyncio.get_running_loop().create_task(self._push(send, action))
+        task = self._apart[action.push] = self._tasks.run(
+            "sending a tensor", self._push(send, action), lambda error: self._feed(ev.PushFailed(action.push, error))
+        )
         task.add_done_callback(partial(self._over, action))
 
     def _over(self, action: ev.SendPush, _: object) -> None:
@@ -69,12 +71,8 @@ class Pushing:
             remove(action.tensor.directory, action.tensor.name)
 
     async def _push(self, send: Send, action: ev.SendPush) -> None:
-        try:
-            await send(action)
-        except MeshError as error:
-            self._feed(ev.PushFailed(action.push, error))
-        else:
-            self._feed(ev.PushSent(action.push))
+        await send(action)
+        self._feed(ev.PushSent(action.push))
 
 
 async def _stream(link: Link, action: ev.SendPush) -> None:

@@ -5,8 +5,8 @@ It does not know what an output is for, nor when a step is done.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from functools import partial
 
 from wire.endpoint import Endpoint
 from wire.errors import MeshError
@@ -14,6 +14,7 @@ from wire.limits import KIB
 from wire.link import Link
 from wire.messages import Output, Push, Ran, Value
 from wire.sharedmem import remove, take
+from wire.tasks import Tasks
 
 from . import events as ev
 from .tensors import header_of
@@ -27,7 +28,7 @@ class Returning:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._apart: set[asyncio.Task[None]] = set()  # streams
+        self._apart = Tasks()  # streams
 
     def answer(self, action: ev.ReplyRan) -> Ran:
         """The answer to a Run; what does not fit into it is on its way."""
@@ -47,8 +48,7 @@ class Returning:
         return Ran(tuple(outputs), action.parts, action.bytes_in, action.bytes_out)
 
     def close(self) -> None:
-        for task in self._apart:
-            task.cancel()
+        self._apart.cancel()
 
     def _send(self, link: Link | None, action: ev.ReplyRan, position: int, tensor: ev.Tensor) -> None:
         """An output that does not fit into Ran goes by itself."""
@@ -57,15 +57,17 @@ class Returning:
             link.notify(Push(action.plan, action.step, 0, position, value))
         elif isinstance(tensor, ev.SharedFile) and link is not None:
             header = Push(action.plan, action.step, 0, position, header_of(tensor))
-            task = asyncio.get_running_loop().create_task(_stream(link, header, tensor))
-            self._apart.add(task)
-            task.add_done_callback(self._apart.discard)
+            self._apart.run("sending an output", _stream(link, header, tensor), partial(_tell, link, header))
         elif isinstance(tensor, ev.SharedFile):
             remove(tensor.directory, tensor.name)
 
 
 async def _stream(link: Link, header: Push, tensor: ev.SharedFile) -> None:
-    try:
-        await link.send_stream(header, take(tensor.directory, tensor.name, ev.size_bytes_of(tensor)))
-    except MeshError as error:
-        log.warning("output %d of step %d was not sent: %s", header.slot, header.step, error)
+    await link.send_stream(header, take(tensor.directory, tensor.name, ev.size_bytes_of(tensor)))
+
+
+def _tell(link: Link, header: Push, error: MeshError) -> None:
+    """An output that could not be sent is told of by its header without bytes, so that nobody waits for it."""
+    log.warning("output %d of step %d was not sent: %s", header.slot, header.step, error)
+    if not link.closed:
+        link.notify(header)

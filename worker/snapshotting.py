@@ -6,12 +6,12 @@ and what for, the machine decides.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from wire.codec import hash_bytes
 from wire.errors import MeshError, from_fields
 from wire.exchange import off_loop
+from wire.tasks import Tasks
 
 from . import events as ev
 from . import host_messages as hm
@@ -34,7 +34,7 @@ class Snapshotting:
         self._send = send
         self._feed = feed
         self._devices: dict[int, int] = {}  # number of a blob to be made -> the device whose host was asked
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def begin(self, action: ev.MakeBlob) -> None:
         """Answered by BlobMade or BlobNotMade."""
@@ -48,10 +48,9 @@ class Snapshotting:
         if answer.output is None:
             self._feed(ev.BlobNotMade(answer.number, from_fields(answer.error)))
             return
-        made = made_of(answer.output, device, self._directory)
-        task = asyncio.get_running_loop().create_task(self._store_it(answer.number, made.inline or made.files[0]))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        number, made = answer.number, made_of(answer.output, device, self._directory)
+        work = self._store_it(number, made.inline or made.files[0])
+        self._tasks.run("storing a snapshot", work, lambda error: self._feed(ev.BlobNotMade(number, error)))
 
     def lost(self, device: int, error: MeshError) -> None:
         """The host of a device is gone, with all that it kept."""
@@ -60,15 +59,10 @@ class Snapshotting:
             self._feed(ev.BlobNotMade(number, error.copy()))
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def _store_it(self, number: int, tensor: ev.Tensor) -> None:
-        try:
-            data = bytes_of(tensor)
-            blob = await off_loop(data.nbytes, hash_bytes, data)
-            await self._store.put(blob, data, keep=False)
-        except MeshError as error:
-            self._feed(ev.BlobNotMade(number, error))
-        else:
-            self._feed(ev.BlobMade(number, blob))
+        data = bytes_of(tensor)
+        blob = await off_loop(data.nbytes, hash_bytes, data)
+        await self._store.put(blob, data, keep=False)
+        self._feed(ev.BlobMade(number, blob))

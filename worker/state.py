@@ -85,6 +85,7 @@ class WorkerState:
             ev.PrepareFailed: self._prepare_failed,
             ev.RunAsked: self._run_asked,
             ev.TensorArrived: self._tensor_arrived,
+            ev.TensorLost: self._tensor_lost,
             ev.PartExecuted: self._part_executed,
             ev.ExecuteFailed: self._execute_failed,
             ev.PushSent: self._push_sent,
@@ -453,6 +454,9 @@ class WorkerState:
         held = self._early.add(event.plan, event.step, event.part, event.slot, event.tensor)
         return [] if held else [ev.Release(event.tensor)]
 
+    def _tensor_lost(self, event: ev.TensorLost, now: float) -> list[ev.Action]:
+        return self._give_up_step(event.plan, event.step, event.error, now)
+
     def _release_early(self, key: PlanKey, step: int) -> list[ev.Action]:
         return [ev.Release(tensor) for _, _, tensor in self._early.take(key, step)]
 
@@ -612,15 +616,18 @@ class WorkerState:
     def _cancel_asked(self, event: ev.CancelAsked, now: float) -> list[ev.Action]:
         if not self._ownership.by(event.node):
             return []
-        plan = self._plans.get(event.plan)
-        actions = self._release_early(event.plan, event.step)
-        if plan is None or event.step in plan.closed:
+        return self._give_up_step(event.plan, event.step, Cancelled("the step was cancelled"), now)
+
+    def _give_up_step(self, key: PlanKey, number: int, error: MeshError, now: float) -> list[ev.Action]:
+        """End a step early, also one whose Run is still on its way."""
+        plan, actions = self._plans.get(key), self._release_early(key, number)
+        if plan is None or number in plan.closed:
             return actions
-        self._tell(now, f"cancel {label(event.plan)} step {event.step}", routine=True)
-        if event.step not in plan.steps:  # the Run is still on its way
-            plan.closed.add(event.step)
-            return actions
-        return actions + self._close_step(plan, event.step, Cancelled("the step was cancelled"))
+        self._tell(now, f"cancel {label(key)} step {number}: {error}", routine=True)
+        if number in plan.steps:
+            return actions + self._close_step(plan, number, error)
+        plan.closed.add(number)
+        return actions
 
     def _close_step(self, plan: Plan, number: int, error: MeshError) -> list[ev.Action]:
         """End a step early: nothing more is dispatched, its tensors are freed, its Run is refused with `error`."""

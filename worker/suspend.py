@@ -14,6 +14,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from wire.tasks import Tasks, unheard
+
 log = logging.getLogger("graph_mesh.worker")
 
 LOGIND = "org.freedesktop.login1"
@@ -31,7 +33,7 @@ class SleepWatch:
         self._lock: Any = None  # the descriptor that holds a sleep up until it is closed
         self._asked = 0  # serial number of the last request for one
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._falling: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     async def run(self) -> None:
         """Listen; returns where there is nobody to listen to, or no more."""
@@ -50,8 +52,7 @@ class SleepWatch:
             loop.remove_reader(socket)
             self._bus.close()
             self._let_go()
-            if self._falling is not None:
-                self._falling.cancel()
+            self._tasks.cancel()
 
     def _subscribe(self) -> None:
         from jeepney import MatchRule, message_bus
@@ -97,7 +98,7 @@ class SleepWatch:
 
     def _told(self, begins: bool) -> None:
         if begins:
-            self._falling = asyncio.get_running_loop().create_task(self._fall_asleep(self._sleeps(), self._lock))
+            self._tasks.run("falling asleep", self._fall_asleep(self._sleeps(), self._lock), unheard)
             self._lock = None  # one that is granted meanwhile is for the next sleep
         else:
             self._hold()

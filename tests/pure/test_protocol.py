@@ -21,6 +21,7 @@ from wire.errors import (
     Busy,
     Cancelled,
     FrameError,
+    LimitExceeded,
     LocalError,
     NodeLost,
     OutOfMemory,
@@ -304,6 +305,31 @@ def test_long_bodies_travel_in_pieces_and_arrive_whole(size: int) -> None:
     pair.acceptor.reply(number, body)
     pair.settle()
     assert [bytes(e.body) for e in pair.seen("dialer", Replied)] == [body]
+
+
+@pytest.mark.parametrize("limit", [SMALL.chunk_bytes_max, SMALL.message_bytes_max])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_bodies_at_each_limit_arrive_or_are_refused_and_an_answer_is_always_one(limit: int, more: int) -> None:
+    pair, body = joined(SMALL), bytes(limit + more)
+    fits = len(body) <= SMALL.message_bytes_max
+    asked = pair.dialer.request(b"ask")
+    pair.settle()
+    pair.acceptor.reply(asked, body)
+    pair.settle()
+    (answer,) = pair.seen("dialer", Replied)
+    if fits:
+        pair.dialer.request(body)
+        pair.dialer.notify(body)
+        pair.settle()
+        assert [len(e.body) for e in pair.seen("acceptor", RequestReceived)] == [3, len(body)]
+        assert [len(e.body) for e in pair.seen("acceptor", NotifyReceived)] == [len(body)]
+        assert answer.error is None and len(answer.body) == len(body)
+    else:
+        for send in (pair.dialer.request, pair.dialer.notify):
+            with pytest.raises(LocalError, match="too long"):
+                send(body)
+        assert isinstance(answer.error, LimitExceeded) and str(len(body)) in str(answer.error)
+    assert pair.wire.errors == []
 
 
 def test_a_body_over_the_limit_is_the_callers_mistake() -> None:

@@ -272,3 +272,45 @@ def _asserts(function: Function, asserting: set[str]) -> bool:
             if name in asserting or name.lstrip("_").startswith(_HELPERS):
                 return True
     return False
+
+
+# -- tasks
+
+SHELLS = tuple(file for file in OURS if file.package in ("wire", "worker", "coordinator"))
+
+
+def tasks_made(tree: ast.AST) -> Iterator[ast.AST]:
+    """Calls that make a task, but for those of a TaskGroup, which raises what its tasks raise."""
+    groups = {
+        item.optional_vars.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AsyncWith)
+        for item in node.items
+        if calls("asyncio.TaskGroup")(item.context_expr) and isinstance(item.optional_vars, ast.Name)
+    }
+    for node in ast.walk(tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        name = getattr(called, "attr", getattr(called, "id", ""))
+        owner = getattr(getattr(called, "value", None), "id", "")
+        if name in ("create_task", "ensure_future", "run_coroutine_threadsafe") and owner not in groups:
+            yield node
+
+
+def test_shells_make_tasks_in_one_place_only() -> None:
+    made = {file.path for file in SHELLS for node in tasks_made(file.tree)}
+    assert made == {"wire/tasks.py"}, "use wire/tasks.py, so that whatever a task raises somebody is told"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("asyncio.create_task(work())", 1),
+        ("self._loop.create_task(work())", 1),
+        ("asyncio.get_running_loop().create_task(work())", 1),
+        ("ensure_future(work())", 1),
+        ("async def f():\n    async with asyncio.TaskGroup() as group:\n        group.create_task(work())", 0),
+        ("async def f():\n    async with asyncio.TaskGroup() as group:\n        loop.create_task(work())", 1),
+    ],
+)
+def test_every_way_to_make_a_task_is_seen(text: str, found: int) -> None:
+    assert len(list(tasks_made(ast.parse(text)))) == found

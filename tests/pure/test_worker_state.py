@@ -38,6 +38,7 @@ from wire.errors import (
     InputError,
     LimitExceeded,
     NodeLost,
+    OutOfMemory,
     StaleGeneration,
 )
 from wire.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Source, Target
@@ -783,3 +784,14 @@ def test_random_worlds_do_reach_the_end_of_steps() -> None:
             world.step()
         finished += sum(told.text.startswith("ran ") for told in world.drive.machine.story)
     assert finished > 10
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_tensor_that_could_not_be_taken_ends_its_step_also_before_the_run_comes(begun: bool) -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    asked = drive.run() if begun else []
+    lost = drive(ev.TensorLost(KEY, 0, OutOfMemory("no room")))
+    actions = asked + lost if begun else drive.run()
+    assert type(one(ev.Refuse, actions).error) is (OutOfMemory if begun else StaleGeneration)
+    assert drive(ev.TensorLost(KEY, 0, OutOfMemory("no room"))) == [], "it is told once"

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from support.simulated import simulate
+from support.training import batch, first_state, train
 
+import coordinator.dispatch
+import coordinator.runtime
+import coordinator.sessioning
+import mesh.numpy as mnp
+import worker.returning
+import worker.snapshotting
+from coordinator.deploying import Deploying
+from coordinator.planning import Planning
 from coordinator.program import Program
+from coordinator.report import CallReport
+from coordinator.sessioning import Session
+from coordinator.teller import Teller
+from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
 from mesh.simulation.cluster import Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.host import Device, SimulatedHost
+from wire.codec import hash_array
 from wire.dtypes import F32
-from wire.errors import NodeLost
+from wire.errors import MeshError, NodeLost
+from wire.exchange import BlobExchange
 from wire.graph import GraphBuilder
+from wire.link import Link
+from wire.sharedmem import SharedDir
+from wire.types import TensorType
+from worker.blobs import BlobStore
+from worker.collectives.bridge import Bridge
 from worker.daemon import Daemon
+from worker.neighbours import Neighbours
+from worker.repair import WITHIN_S
+from worker.returning import Returning
 
 LARGE = np.ones(1 << 16, np.float32)  # travels as a file, not in a message
 
@@ -55,3 +84,174 @@ def test_the_inputs_of_a_part_that_cannot_reach_its_gang_are_freed() -> None:
         assert files_of(daemon) == before
 
     simulate(scenario, devices=[Device()])
+
+
+# -- foreign exceptions
+
+FAULTS = (OSError(24, "Too many open files"), MemoryError(), ValueError("no one foresaw this"))
+ANSWER_S = 300.0  # virtual seconds within which anything must have ended, be it as an error
+
+
+def weight_of(number: int) -> Any:
+    """Another content for every number, so that workers have to fetch it."""
+    return np.linspace(-1, 1 + number, LARGE.size, dtype=np.float32)
+
+
+@contextlib.contextmanager
+def failing_once(owner: Any, name: str, fault: Exception) -> Iterator[list[int]]:
+    """The next call of this raises; whether there was one."""
+    real = inspect.getattr_static(owner, name)
+    calls: list[int] = []
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            return called(*args, **kwargs)
+        if not inspect.iscoroutinefunction(called):
+            raise fault
+
+        async def raising() -> None:
+            raise fault
+
+        return raising()
+
+    called = real.__func__ if isinstance(real, staticmethod) else real
+    setattr(owner, name, staticmethod(failing) if isinstance(real, staticmethod) else failing)
+    try:
+        yield calls
+    finally:
+        setattr(owner, name, real)
+
+
+def weighted(number: int) -> Program:
+    """A large weight, and a large output that is made on several workers."""
+    builder = GraphBuilder()
+    y, weight = builder.input("x", LARGE.shape, F32), builder.param("weight", LARGE.shape, F32)
+    for _ in range(6 + number):
+        y = builder.add("tanh", builder.add("mul", y, weight))
+    content = hash_array(weight_of(number)), TensorType(LARGE.shape, F32)
+    return Program(builder.build([y]), {"weight": content}, "pipeline")
+
+
+async def answered(cluster: Cluster, number: int) -> bool:
+    """Whether a call of a new program is answered, and then rightly; a MeshError is an answer as well."""
+    weight = weight_of(number)
+    cluster.coordinator.hold(hash_array(weight), weight)
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            (found,), _ = await cluster.coordinator.call(weighted(number), {"x": LARGE})
+    except MeshError:
+        return False
+    right = LARGE
+    for _ in range(6 + number):
+        right = np.tanh(right * weight)
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
+    return True
+
+
+CALLS: dict[str, tuple[Any, str]] = {
+    "what a worker has of some content": (BlobStore, "find"),
+    "storing content": (BlobStore, "put"),
+    "the file of some content": (BlobStore, "path"),
+    "content by a link": (BlobExchange, "fetch"),
+    "serving content": (BlobExchange, "serve"),
+    "room for a stream": (SharedDir, "allocate"),
+    "a stream": (Link, "send_stream"),
+    "dialling": (Neighbours, "linked"),
+    "outputs": (Returning, "answer"),
+    "an output's file": (worker.returning, "take"),
+    "planning": (Planning, "plan_for"),
+    "a plan of before": (Planning, "found"),
+    "deploying": (Deploying, "deploy"),
+    "the params": (Deploying, "params"),
+    "running": (coordinator.runtime, "run_step"),
+    "putting outputs together": (coordinator.dispatch, "outputs"),
+    "beginning a run": (CallReport, "begins"),
+    "telling of a plan": (Teller, "planned"),
+    "telling of the end": (coordinator.runtime.Coordinator, "_answer"),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_whatever_a_shell_raises_in_a_call_ends_it(what: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        numbers = itertools.count()
+        assert await answered(cluster, next(numbers))
+        for fault in FAULTS:
+            with failing_once(*CALLS[what], fault) as calls:
+                await answered(cluster, next(numbers))
+                if what == "dialling" and not calls:  # they are linked already
+                    cluster.kill("sim-1")
+                    await asyncio.sleep(1)
+                    cluster.start("sim-1")
+                    await asyncio.sleep(5)
+                    await answered(cluster, next(numbers))
+            assert calls, "it was not called"
+            await asyncio.sleep(2)
+            assert await answered(cluster, next(numbers)), "it goes on"
+        assert cluster.coordinator.idle and not any(cluster.busy().values())
+
+    simulate(scenario, devices=[Device(dispatch_s=0.01) for _ in range(3)])
+
+
+def test_a_host_that_cannot_be_started_again_is_tried_later() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for number, fault in enumerate(FAULTS):
+            assert await answered(cluster, 2 * number)
+            with failing_once(SimulatedHost, "start", fault) as calls:
+                cluster.devices[0].fails_after = 0
+                assert await answered(cluster, 2 * number + 1)
+            assert len(calls) == 2
+            await asyncio.sleep(WITHIN_S + 10)  # three losses in that time are too many
+
+    simulate(scenario, devices=[Device(dispatch_s=0.01)])
+
+
+def reduced(x: Any) -> Any:
+    """A gang of three."""
+    spec = PartitionSpec("dp")
+    blocks = shard_map(
+        lambda block: collectives.all_reduce(mnp.sum(block), "dp"), Grid((3,), ("dp",)), (spec,), PartitionSpec()
+    )
+    return blocks(x)
+
+
+@pytest.mark.parametrize("name", ["prepare", "inboxes"])
+def test_a_gang_without_mailboxes_ends_its_call(name: str) -> None:
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        for size, fault in zip((9, 12, 15), FAULTS, strict=True):  # another gang each time
+            x = np.arange(size, dtype=np.float32)
+            with failing_once(Bridge, name, fault) as calls, contextlib.suppress(MeshError):
+                mesh.submit(reduced, x, strategy=Ranks()).result(ANSWER_S)
+            assert calls
+            assert mesh.submit(reduced, x, strategy=Ranks()).result(ANSWER_S) == x.sum()
+
+
+SESSIONS: dict[str, tuple[Any, str]] = {
+    "planning": (Session, "_planned"),
+    "deploying": (Deploying, "deploy"),
+    "running": (coordinator.sessioning, "run_step"),
+    "outputs": (coordinator.dispatch, "outputs"),
+    "hashing a snapshot": (worker.snapshotting, "hash_bytes"),
+    "storing a snapshot": (BlobStore, "put"),
+    "keeping a copy": (Deploying, "keep"),
+    "fetching a copy": (BlobExchange, "fetch"),
+}
+
+
+@pytest.mark.parametrize("what", SESSIONS)
+def test_whatever_a_shell_raises_in_a_session_ends_its_steps(what: str) -> None:
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        for fault in FAULTS:
+            given: dict[str, Any] = {"strategy": "pipeline", "copies": "buddy", "every": 1}
+            with (
+                failing_once(*SESSIONS[what], fault) as calls,
+                contextlib.suppress(MeshError),
+                mesh.session(train, first_state(), *batch(0), **given) as session,
+            ):
+                for step in range(3):
+                    session.step(*batch(step)).result(ANSWER_S)
+                mesh.simulation.wait(2)
+            assert calls, "it was not called"
+        with mesh.session(train, first_state(), *batch(0), strategy="pipeline") as session:
+            assert np.isfinite(float(session.step(*batch(0)).result(ANSWER_S)))

@@ -13,7 +13,6 @@ a link stands; a mailbox that is unknown here belongs to a plan that is over, an
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from wire.limits import KIB
 from wire.link import Link
 from wire.messages import Gang, GaveUp, Letter, LettersRead, Meet, Member, Message, PlanKey
 from wire.sharedmem import SharedDir, remove
+from wire.tasks import Tasks, unheard
 
 from ..host_messages import Expecting, Parted, Rang, RankOf, RankPeer
 from .introducing import Calls
@@ -89,7 +89,7 @@ class Bridge:
         self._originals: dict[str, _Original] = {}
         self._copies: dict[str, _Copy] = {}
         self._near: dict[tuple[PlanKey, str], str] = {}  # the directories of the nodes of a plan, as first seen
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending = Tasks()
 
     # -- what the daemon does
 
@@ -184,8 +184,7 @@ class Bridge:
                     self._tell_now(name, copy, copy.outbox.read)
 
     def close(self) -> None:
-        for task in self._sending:
-            task.cancel()
+        self._sending.cancel()
         for copy in self._copies.values():
             if copy.telling is not None:
                 copy.telling.cancel()
@@ -313,9 +312,8 @@ class Bridge:
             link.notify(GaveUp(name, inbox.failed, inbox.failure(inbox.failed) or b""))
 
     def _spawn(self, link: Link, header: Message, data: memoryview) -> None:
-        task = asyncio.get_running_loop().create_task(_stream(link, header, data))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        # Ranks wait with a deadline, and `linked` sends again.
+        self._sending.run("sending a letter", link.send_stream(header, data), unheard)
 
     def _arrived(self, copy: _Copy, outbox: Outbox, number: int) -> None:
         copy.came.add(number)
@@ -347,8 +345,3 @@ class Bridge:
         if link is not None and not link.closed and read > copy.told:
             copy.told = read
             link.notify(LettersRead(name, read))
-
-
-async def _stream(link: Link, header: Message, data: memoryview) -> None:
-    with contextlib.suppress(MeshError):  # the machine hears of a link that ended, and `linked` sends again
-        await link.send_stream(header, data)

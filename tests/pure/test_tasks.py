@@ -1,0 +1,74 @@
+"""Tasks of a shell: whatever one raises is told as a MeshError, and what serves begins again."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Any
+
+import pytest
+
+from mesh.simulation.loop import VirtualLoop
+from wire.errors import BlobMissing, MeshError, OutOfMemory
+from wire.tasks import AGAIN_S, Tasks
+
+FAULTS: list[tuple[Exception, type[MeshError]]] = [
+    (BlobMissing("it is gone"), BlobMissing),
+    (MemoryError(), OutOfMemory),
+    (OSError(30, "Read-only file system"), MeshError),
+    (ValueError("no one foresaw this"), MeshError),
+]
+
+
+def run(story: Any) -> None:
+    with warnings.catch_warnings(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        warnings.simplefilter("error")
+        runner.run(story())
+
+
+@pytest.mark.parametrize(("fault", "kind"), FAULTS)
+def test_what_a_task_raises_is_told_once_as_the_error_it_means(fault: Exception, kind: type[MeshError]) -> None:
+    async def work() -> None:
+        await asyncio.sleep(1)
+        raise fault
+
+    async def story() -> None:
+        tasks, told = Tasks(), list[MeshError]()
+        task = tasks.run("working", work(), told.append)
+        with pytest.raises(kind):
+            await task
+        assert [type(error) for error in told] == [kind] and not tasks
+        assert str(fault) in str(told[0])
+
+    run(story)
+
+
+def test_one_that_is_well_or_cancelled_tells_of_nothing() -> None:
+    async def story() -> None:
+        tasks, told = Tasks(), list[MeshError]()
+        assert await tasks.run("working", asyncio.sleep(1, "done"), told.append) == "done"
+        for _ in range(2):
+            tasks.run("working", asyncio.sleep(100), told.append)
+            await asyncio.sleep(0)
+        tasks.run("not begun", asyncio.sleep(100), told.append)
+        tasks.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not told and not tasks
+
+    run(story)
+
+
+def test_what_serves_begins_again_until_it_returns() -> None:
+    faults = [fault for fault, _ in FAULTS]
+    began_s: list[float] = []
+
+    async def serve() -> None:
+        began_s.append(asyncio.get_running_loop().time())
+        if len(began_s) <= len(faults):
+            raise faults[len(began_s) - 1]
+
+    async def story() -> None:
+        await Tasks().keep("serving", serve)
+        assert began_s == pytest.approx([began_s[0] + number * AGAIN_S for number in range(len(faults) + 1)])
+
+    run(story)
