@@ -35,10 +35,10 @@ def working_set(graph: WireGraph) -> int:
 
 def inside(graph: WireGraph, index: int) -> int:
     """What a node needs besides its operands and results.  A composite is taken to be one kernel."""
-    op, inputs, attrs = graph.nodes[index]
-    if op in CONTROL:
-        return max(map(_of_inner, inner_graphs(op, attrs)))
-    return scratch_bytes(op, attrs, [graph.types[source] for source in inputs], graph.types[index])
+    node = graph.nodes[index]
+    if node.op in CONTROL:
+        return max(map(_of_inner, inner_graphs(node.op, node.attrs)))
+    return scratch_bytes(graph, index)
 
 
 @lru_cache(maxsize=1024)

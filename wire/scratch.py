@@ -9,15 +9,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from .dtypes import BF16, F16
+from .graph import WireGraph
 from .types import Attrs, TensorType
 
 BLOCK_BYTES = 1 << 22  # of windows copied at once: a few times what caches hold, so that a product is worth its call
 Rule = Callable[[Attrs, Sequence[TensorType], TensorType], int]
 
 
-def scratch_bytes(op: str, attrs: Attrs, operands: Sequence[TensorType], out: TensorType) -> int:
+def scratch_bytes(graph: WireGraph, index: int) -> int:
+    """That of a node."""
+    op, inputs, attrs = graph.nodes[index]
     rule = SCRATCH.get(op)
-    return 0 if rule is None else rule(attrs, operands, out)
+    return 0 if rule is None else rule(attrs, [graph.types[source] for source in inputs], graph.types[index])
 
 
 def _conv(attrs: Attrs, operands: Sequence[TensorType], out: TensorType) -> int:

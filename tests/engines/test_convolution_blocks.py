@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from coordinator.working_set import working_set
 from wire.dtypes import F16, F32, DType
 from wire.graph import GraphBuilder, WireGraph
 from wire.scratch import BLOCK_BYTES, scratch_bytes
@@ -90,9 +91,9 @@ def test_no_more_memory_is_taken_than_was_said(conv: Conv, dtype: DType) -> None
         tracemalloc.stop()
     small_bytes = 1 << 16  # objects that are no arrays
     assert peak_bytes <= executable.memory_bytes + small_bytes
-    node, kind = graph.nodes[graph.outputs[0]], graph.types[graph.outputs[0]]
-    scratch = scratch_bytes("conv", node.attrs, [graph.types[source] for source in node.inputs], kind)
-    assert executable.memory_bytes == kind.size_bytes + scratch
+    (output,) = graph.outputs
+    assert executable.memory_bytes == graph.types[output].size_bytes + scratch_bytes(graph, output)
+    assert working_set(graph) == executable.memory_bytes, "plans count the same"
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.values import ordinary
+from support.compare import same_bits
+from support.values import any_bits, ordinary
 
 from wire.dtypes import BOOL, DTYPES, F32, F64, DType
 from wire.errors import ExecuteFailed, InputError, MeshError, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph
+from wire.ops import OPS
 from wire.types import Attrs, TensorType
 from worker.cpu import CpuEngine, evaluate
 from worker.cpu import engine as cpu_engine
@@ -207,6 +209,21 @@ def test_results_are_written_over_operands_that_nobody_else_has(monkeypatch: pyt
         assert given.tobytes() == expected.tobytes()
     assert x.tobytes() == before.tobytes(), "an input is never written over"
     assert over == ["mul", "add"]
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("op", IN_PLACE)
+def test_what_is_written_over_an_operand_has_the_same_bits(op: str, dtype: DType) -> None:
+    count = OPS[op].inputs
+    assert count is not None
+    for size in (1, 7, 64, 5003):
+        operands = [any_bits(dtype, size, seed=seed) for seed in range(count)]
+        with np.errstate(all="ignore"):
+            wanted = KERNELS[op](Attrs({}), operands, TensorType((size,), dtype))
+            for place in range(count):
+                given = [each.copy() for each in operands]
+                found = IN_PLACE[op](*given, out=given[place])
+                assert found is given[place] and same_bits(found, wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 48, 49])

@@ -73,10 +73,11 @@ def _erf_f64(x: Array) -> Array:
 
 def _horner(x: Array, coefficients: tuple[float, ...]) -> Array:
     """The polynomial with these coefficients, lowest first."""
-    result = np.full_like(x, coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
-        result *= x
+    result = x * coefficients[-1]
+    for coefficient in coefficients[-2:0:-1]:
         result += coefficient
+        result *= x
+    result += coefficients[0]
     return result
 
 
@@ -219,7 +220,9 @@ def _bitcast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
 
 
 # What may be written over its operand: the processor's own operations, the same bits wherever they are put.
-IN_PLACE: dict[str, np.ufunc] = {"add": np.add, "mul": np.multiply}
+IN_PLACE: dict[str, np.ufunc] = {
+    "add": np.add, "mul": np.multiply, "div": np.divide, "neg": np.negative, "sqrt": np.sqrt, "abs": np.abs,
+}  # fmt: skip
 
 ELEMENTWISE: dict[str, Kernel] = {
     "neg": _plain(np.negative),

@@ -407,13 +407,11 @@ def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting]) -> 
     """The most bytes of results that are alive at once, inside branches and loops as well, and of what kernels copy."""
     alive = peak = 0
     for call in calls:
-        made = graph.siblings[call.outputs[0][0]] if isinstance(call, _Turn) else (call.index,)
-        graphs = call.graphs.values() if isinstance(call, _Turn) else ()
-        inner = max((each.memory_bytes for each in graphs), default=0)
-        if isinstance(call, _Call):
-            inner = scratch_bytes(
-                call.node.op, call.node.attrs, [graph.types[i] for i in call.node.inputs], call.result
-            )
+        if isinstance(call, _Turn):
+            made = graph.siblings[call.outputs[0][0]]
+            inner = max((each.memory_bytes for each in call.graphs.values()), default=0)
+        else:
+            made, inner = (call.index,), scratch_bytes(graph, call.index)
         alive += sum(graph.types[index].size_bytes for index in made if graph.nodes[index].op != "after")
         peak = max(peak, alive + inner)
         alive -= sum(graph.types[index].size_bytes for index in call.frees if graph.nodes[index].op != "after")
