@@ -221,6 +221,8 @@ def _widened(
     arguments: Sequence[Argument], declared: Sequence[Tensor], outputs: Sequence[Array]
 ) -> tuple[tuple[Argument, ...], list[Tensor]]:
     """The arguments with those Python numbers in 64 bits that the outputs need so; what is narrower is made of them."""
+    if not any(tensor.wide for tensor in declared):
+        return tuple(arguments), list(declared)
     needed = {id(tensor) for tensor in pending([array.tensor for array in outputs])}
     given: list[tuple[Argument, Tensor]] = []
     for each, tensor in zip(arguments, declared, strict=True):

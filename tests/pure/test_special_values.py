@@ -153,3 +153,69 @@ def test_a_function_of_two_special_complex_numbers(name: str, dtype: str) -> Non
 def test_special_cases_that_numpy_has_otherwise(name: str, dtype: str) -> None:
     given, wanted = (np.array(side, dtype) for side in zip(*STANDARD_CASES[name], strict=True))
     check(name, getattr(mnp, name)(mnp.asarray(given)), wanted, given)
+
+
+# -- the standard's own tables ----------------------------------------------------------------------------
+
+pi = math.pi
+ZEROS, FINITE, NONZERO, POSITIVE = (0.0, -0.0), (0.0, -0.0, 2.5, -2.5), (2.5, -2.5, 1e5), (2.5, 0.1)
+INFINITE, EVERY = (inf, -inf), (0.0, -0.0, 2.5, -2.5, inf, -inf, nan)
+Side = tuple[float, ...] | float
+LOGARITHM: list[tuple[Side, Side, float, float]] = [
+    (FINITE, inf, inf, pi / 2), (FINITE, nan, nan, nan), (-inf, POSITIVE, inf, pi), (inf, POSITIVE, inf, 0.0),
+    (-inf, inf, inf, 3 * pi / 4), (inf, inf, inf, pi / 4), (INFINITE, nan, inf, nan), (nan, FINITE, nan, nan),
+    (nan, inf, inf, nan), (nan, nan, nan, nan),
+]  # fmt: skip
+TABLES: dict[str, list[tuple[Side, Side, float, float]]] = {  # real and imaginary parts of arguments, and of results
+    "abs": [(INFINITE, EVERY, inf, 0.0), (EVERY, INFINITE, inf, 0.0), (nan, FINITE, nan, 0.0), (FINITE, nan, nan, 0.0)],
+    "acos": [(ZEROS, 0.0, pi / 2, -0.0), (ZEROS, nan, pi / 2, nan), (FINITE, inf, pi / 2, -inf),
+             (NONZERO, nan, nan, nan), (-inf, POSITIVE, pi, -inf), (inf, POSITIVE, 0.0, -inf),
+             (-inf, inf, 3 * pi / 4, -inf), (inf, inf, pi / 4, -inf), (INFINITE, nan, nan, inf),
+             (nan, FINITE, nan, nan), (nan, inf, nan, -inf), (nan, nan, nan, nan)],
+    "acosh": [(ZEROS, 0.0, 0.0, pi / 2), (FINITE, inf, inf, pi / 2), (NONZERO, nan, nan, nan), (0.0, nan, nan, pi / 2),
+              (-inf, POSITIVE, inf, pi), (inf, POSITIVE, inf, 0.0), (-inf, inf, inf, 3 * pi / 4),
+              (inf, inf, inf, pi / 4), (INFINITE, nan, inf, nan), (nan, FINITE, nan, nan), (nan, inf, inf, nan),
+              (nan, nan, nan, nan)],
+    "asinh": [(0.0, 0.0, 0.0, 0.0), (POSITIVE, inf, inf, pi / 2), (FINITE, nan, nan, nan), (inf, POSITIVE, inf, 0.0),
+              (inf, inf, inf, pi / 4), (nan, 0.0, nan, 0.0), (nan, NONZERO, nan, nan), (nan, inf, inf, nan),
+              (nan, nan, nan, nan)],
+    "atanh": [(0.0, 0.0, 0.0, 0.0), (0.0, nan, 0.0, nan), (1.0, 0.0, inf, 0.0), (POSITIVE, inf, 0.0, pi / 2),
+              (NONZERO, nan, nan, nan), (inf, POSITIVE, 0.0, pi / 2), (inf, inf, 0.0, pi / 2), (inf, nan, 0.0, nan),
+              (nan, FINITE, nan, nan), (nan, inf, 0.0, pi / 2), (nan, nan, nan, nan)],
+    "cosh": [(0.0, 0.0, 1.0, 0.0), (0.0, inf, nan, 0.0), (0.0, nan, nan, 0.0), (NONZERO, inf, nan, nan),
+             (NONZERO, nan, nan, nan), (inf, 0.0, inf, 0.0), (inf, inf, inf, nan), (inf, nan, inf, nan),
+             (nan, ZEROS, nan, 0.0), (nan, NONZERO, nan, nan), (nan, nan, nan, nan)],
+    "exp": [(ZEROS, 0.0, 1.0, 0.0), (FINITE, inf, nan, nan), (FINITE, nan, nan, nan), (inf, 0.0, inf, 0.0),
+            (-inf, inf, 0.0, 0.0), (inf, inf, inf, nan), (-inf, nan, 0.0, 0.0), (inf, nan, inf, nan),
+            (nan, 0.0, nan, 0.0), (nan, NONZERO, nan, nan), (nan, nan, nan, nan)],
+    "expm1": [(ZEROS, 0.0, 0.0, 0.0), (FINITE, inf, nan, nan), (FINITE, nan, nan, nan), (inf, 0.0, inf, 0.0),
+              (-inf, inf, -1.0, 0.0), (inf, inf, inf, nan), (-inf, nan, -1.0, 0.0), (inf, nan, inf, nan),
+              (nan, 0.0, nan, 0.0), (nan, NONZERO, nan, nan), (nan, nan, nan, nan)],
+    "log": [(-0.0, 0.0, -inf, pi), (0.0, 0.0, -inf, 0.0), *LOGARITHM],
+    "log1p": [(-1.0, 0.0, -inf, 0.0), *LOGARITHM],
+    "sinh": [(0.0, 0.0, 0.0, 0.0), (0.0, inf, 0.0, nan), (0.0, nan, 0.0, nan), (POSITIVE, inf, nan, nan),
+             (POSITIVE, nan, nan, nan), (inf, 0.0, inf, 0.0), (inf, inf, inf, nan), (inf, nan, inf, nan),
+             (nan, 0.0, nan, 0.0), (nan, NONZERO, nan, nan), (nan, nan, nan, nan)],
+    "sqrt": [(ZEROS, 0.0, 0.0, 0.0), (EVERY, inf, inf, inf), (FINITE, nan, nan, nan), (-inf, POSITIVE, 0.0, inf),
+             (inf, POSITIVE, inf, 0.0), (-inf, nan, nan, inf), (inf, nan, inf, nan), (nan, FINITE, nan, nan),
+             (nan, nan, nan, nan)],
+    "tanh": [(0.0, 0.0, 0.0, 0.0), (NONZERO, inf, nan, nan), (NONZERO, nan, nan, nan), (inf, POSITIVE, 1.0, 0.0),
+             (inf, inf, 1.0, 0.0), (inf, nan, 1.0, 0.0), (nan, 0.0, nan, 0.0), (nan, NONZERO, nan, nan),
+             (nan, nan, nan, nan)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", COMPLEXES)
+@pytest.mark.parametrize("name", TABLES)
+def test_complex_special_cases_are_those_of_the_standards_tables(name: str, dtype: str) -> None:
+    """Signs of zeros and infinities are those of the comparison with numpy above, as the tables leave some open."""
+    for real_side, imag_side, real, imag in TABLES[name]:
+        a, b = np.broadcast_arrays(np.array(real_side, ndmin=1)[:, None], np.array(imag_side))
+        z = np.empty(a.size, dtype)
+        z.real, z.imag = a.ravel(), b.ravel()
+        for given, sign in ((z, 1), (np.conj(z), -1)):
+            found = np.asarray(getattr(mnp, name)(mnp.asarray(given)))
+            for part, wanted in ((found.real, real), (found.imag, sign * imag)):
+                if not wanted or not np.isfinite(wanted) or np.isnan(z.imag).any():
+                    part, wanted = np.abs(part), abs(wanted)
+                np.testing.assert_allclose(part, np.full(z.shape, wanted), 1e-6, err_msg=f"{name} of {given}")
