@@ -396,6 +396,9 @@ def test_constants_of_jax_functions_keep_their_bits() -> None:
         n = np.array([2**53 + 1, 3])
         wanted = function(X, n)
         imported = mesh.from_jax(function, X, n)
+        scaled = mesh.from_jax(lambda x, s: x * s, X, 0.1)
+    for found in (scaled(X, 0.3), mesh.evaluate(scaled, X, 0.3)):
+        np.testing.assert_array_equal(np.asarray(found), X * 0.3)
     for one, other in zip(mesh.evaluate(imported, X, n), wanted, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(one, other, 1e-15)

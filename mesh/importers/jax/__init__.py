@@ -91,7 +91,7 @@ def _fitting(leaf: Any, kind: Any, place: int, narrowed: Mapping[str, str]) -> A
     array = asarray(leaf)
     number = array.weak or not hasattr(leaf, "dtype")
     if number or narrowed.get(str(array.dtype)) == kind.dtype.numpy.name:
-        array = asarray(array, kind.dtype.numpy)
+        array = asarray(leaf, kind.dtype.numpy)
     if array.type != kind:
         raise InputError(f"leaf {place} of the arguments is {array.type}, the function was imported for {kind}")
     return array
