@@ -59,6 +59,13 @@ class AsyncMesh:
         self._here: set[asyncio.Future[Any]] = set()  # calls computed in this process
         self._closing: asyncio.Future[None] | None = None
 
+    def __repr__(self) -> str:
+        return f"<{self.told('AsyncMesh')}>"
+
+    def told(self, what: str) -> str:
+        """This mesh in a few words, as a `what`."""
+        return f"{what}: closed" if self._closing is not None else f"{what}: {self._backend.told()}"
+
     @staticmethod
     def builder() -> MeshBuilder:
         return MeshBuilder()
@@ -355,6 +362,11 @@ class AsyncJob:
             if self._started.outputs.cancelled():
                 raise Cancelled("the job was cancelled") from None
             raise
+
+    def __repr__(self) -> str:
+        outputs = self._started.outputs
+        how = "under way" if not outputs.done() else "cancelled" if outputs.cancelled() else "over"
+        return f"<AsyncJob: {self._form.graph.name or 'unnamed'}, {how}>"
 
     def done(self) -> bool:
         return self._started.outputs.done()

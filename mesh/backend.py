@@ -103,6 +103,10 @@ class Backend(Protocol):
         """Whether any worker can take work now."""
         ...
 
+    def told(self) -> str:
+        """Who computes, in a few words, of what is known without asking; in any thread."""
+        ...
+
     async def plan(self, graph: WireGraph, strategy: str, copies: str, dies: str = "") -> Mapping[str, Any]:
         """The plan as plain data (docs/planning.md); nothing is sent."""
         ...

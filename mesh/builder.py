@@ -9,7 +9,7 @@ A builder is an immutable value: every method returns a new one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,11 @@ class MeshBuilder:
 
     def __init__(self, config: MeshConfig = MeshConfig()) -> None:
         self.config = config
+
+    def __repr__(self) -> str:
+        said = {each.name: getattr(self.config, each.name) for each in fields(MeshConfig)}
+        given = [f"{name}={value!r}" for name, value in said.items() if value != getattr(MeshConfig(), name)]
+        return f"<MeshBuilder: {', '.join(given) or 'nothing said yet'}>"
 
     def node(self, address: str) -> MeshBuilder:
         """A worker, or a coordinator, at "host:port" or "host" (port 7100).

@@ -60,6 +60,9 @@ class Mesh:
             self._loop.stop()
             raise
 
+    def __repr__(self) -> str:
+        return f"<{self._async.told('Mesh')}>"
+
     @staticmethod
     def builder() -> MeshBuilder:
         return MeshBuilder()
@@ -334,6 +337,9 @@ class Job:
         """The value; DeadlineExceeded after `timeout_s` (the job goes on), Cancelled, or the job's own error."""
         return self._form.unbind(self._waiter.value(timeout_s))
 
+    def __repr__(self) -> str:
+        return f"<Job: {self._form.graph.name or 'unnamed'}, {self._waiter.told}>"
+
     def done(self) -> bool:
         return self._waiter.arrived.done()
 
@@ -353,6 +359,9 @@ class Session:
     def __init__(self, mesh: Mesh, session: AsyncSession) -> None:
         self._mesh = mesh
         self._async = session
+
+    def __repr__(self) -> str:
+        return f"<{self._async.told('Session')}>"
 
     @property
     def running(self) -> Running:
@@ -413,6 +422,9 @@ class Step:
         """What the step tells; DeadlineExceeded after `timeout_s` (it goes on), Cancelled, or its own error."""
         return self._waiter.value(timeout_s)
 
+    def __repr__(self) -> str:
+        return f"<Step: {self._waiter.told}>"
+
     def done(self) -> bool:
         return self._waiter.arrived.done()
 
@@ -441,6 +453,16 @@ class _Waiter:
         except KeyboardInterrupt:
             self.cancel()
             raise
+
+    @property
+    def told(self) -> str:
+        """How it is, in a few words."""
+        if not self.arrived.done():
+            return "under way"
+        if self.arrived.cancelled():
+            return "cancelled"
+        error = self.arrived.exception()
+        return "done" if error is None else f"failed: {type(error).__name__}"
 
     def on_end(self, call: Callable[[], object]) -> None:
         """On the loop: call this once there is a result, which may be now."""

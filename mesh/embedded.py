@@ -35,6 +35,7 @@ from .backend import Others, Running, Started, Stateful, Work
 from .handle import Handle
 from .local import LocalWorkers
 from .node import Node, node_from
+from .sizes import counted
 
 if TYPE_CHECKING:
     from .admission import Admission
@@ -68,6 +69,11 @@ class Embedded:
 
     def live(self) -> bool:
         return self.coordinator.live
+
+    def told(self) -> str:
+        nodes = self.coordinator.nodes()
+        names = [each.name + ("" if each.state == "healthy" else f" ({each.state})") for each in nodes]
+        return f"{counted(len(nodes), 'worker')}: {', '.join(names)}" if nodes else "no workers"
 
     async def plan(self, graph: WireGraph, strategy: str, copies: str, dies: str = "") -> Mapping[str, Any]:
         return await self.coordinator.preview(graph, self.coordinator.config.strategy_of(strategy), copies, dies)

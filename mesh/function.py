@@ -62,6 +62,10 @@ class Function:
         outputs = self._buckets.call(self._run, args) if self._buckets else self._run(args)
         return tree.map(value_array, outputs)
 
+    def __repr__(self) -> str:
+        buckets = f", buckets {self._buckets.told}" if self._buckets else ""
+        return f"<mesh.function {getattr(self, '__name__', 'unnamed')}{buckets}>"
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
@@ -121,6 +125,11 @@ class _Buckets:
         self._sizes = sizes
         self._out_axis = out_axis
         self._checked: set[Any] = set()
+
+    @property
+    def told(self) -> str:
+        """The arguments with an axis of any size."""
+        return ", ".join(f"{self._names[place]} axis {axis}" for place, axis in self._axes.items())
 
     def call(self, run: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...]) -> Any:
         count = self._count(args)

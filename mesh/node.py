@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .sizes import size_text, speed_text
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Device:
     """One device of a worker: `gflops` (f32 matmul) and `gbytes_per_s` were measured when it started.
 
@@ -25,8 +27,16 @@ class Device:
     software: bool
     given_up: bool = False
 
+    def __repr__(self) -> str:
+        return f"<Device {self.index}: {self._told()}>"
 
-@dataclass(frozen=True, slots=True)
+    def _told(self) -> str:
+        adapter = f" on {self.adapter}" if self.adapter else ""
+        lost = ", given up" if self.given_up else ""
+        return f"{self.engine}{adapter}, {size_text(self.memory_bytes)}, {speed_text(self.gflops)} GFLOP/s{lost}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Node:
     """One worker.  `state` is "healthy", "suspect" or "dead", "paused" where somebody wants its machine for himself,
     "stuck" where it is alive and gets nothing done, or "quarantined" where it was wrong in audits; `pid` is 0 for a
@@ -44,6 +54,10 @@ class Node:
     version: str
     devices: tuple[Device, ...]
     silent_s: float = 0.0  # since it was last heard
+
+    def __repr__(self) -> str:
+        devices = "; ".join(device._told() for device in self.devices)
+        return f"<Node {self.name}: {self.state}, {devices or 'no device'}>"
 
     @property
     def address(self) -> str:

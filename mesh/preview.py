@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .picture import svg
-from .sizes import size_text
+from .sizes import counted, size_text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlanPreview:
     """What would go where.  `data` is the plan as plain data (docs/planning.md); `str(preview)` is a table."""
 
@@ -88,6 +88,10 @@ class PlanPreview:
     def svg(self) -> str:
         """A picture of who runs what when, as an SVG document."""
         return svg(self.data)
+
+    def __repr__(self) -> str:
+        parts, who = counted(len(self.parts), "part"), ", ".join(self.workers)
+        return f"<PlanPreview: {parts} on {who}, predicted {self.seconds * 1e3:.3g} ms per call; print() shows it>"
 
     def __str__(self) -> str:
         titles = ("part", "worker", "device", "engine", "nodes", "GFLOP", "weights", "from", "to")

@@ -138,6 +138,10 @@ class Remote:
         answer = await self._ask(AskNodes(), Nodes)
         return tuple(node_from(report) for report in answer.nodes)
 
+    def told(self) -> str:
+        host, port = self._address
+        return f"the workers of the coordinator at {shown(host)}:{port}"
+
     async def node_timeout_s(self) -> float:
         """After how much silence the coordinator counts a worker as dead."""
         return (await self._ask(AskNodes(), Nodes)).node_timeout_s

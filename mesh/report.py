@@ -8,8 +8,10 @@ from typing import Any
 
 from wire.reports import Event, PartReport, RelayReport, WorkerReport
 
+from .sizes import counted, size_text
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """One call.  `generations` are the plans it went through; more than one means that something failed on the way.
 
@@ -23,6 +25,12 @@ class Report:
     workers: Mapping[str, WorkerReport]
     events: tuple[Event, ...]
     relayed: tuple[RelayReport, ...] = ()
+
+    def __repr__(self) -> str:
+        who = ", ".join(self.workers) or (self.reasons[0] if self.reasons else "nobody yet")
+        plans = f", by {counted(len(self.generations), 'plan')}" if len(self.generations) > 1 else ""
+        moved = size_text(self.weight_bytes_moved)
+        return f"<Report: {self.seconds * 1e3:.3g} ms on {who}{plans}, {moved} of weights moved>"
 
     @property
     def weight_bytes_moved(self) -> int:

@@ -22,6 +22,7 @@ from wire.redundancy import OF_SESSIONS, copies_of
 
 from .arguments import integer
 from .backend import Feeds, Running, Started
+from .sizes import counted, size_text
 from .stepping import Stepping
 
 STEPS_MAX = 1 << 53
@@ -37,6 +38,14 @@ class AsyncSession:
         self._loop = asyncio.get_running_loop()
         self._remembered: dict[int, NDArray[Any]] = {}
         self._closing: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.told('AsyncSession')}>"
+
+    def told(self, what: str) -> str:
+        """This session in a few words, as a `what`."""
+        carried = f"{counted(len(self.stepping.carries), 'tensor')} carried, {size_text(self.stepping.state_bytes)}"
+        return f"{what}: {carried}{', closed' if self._closing else ''}"
 
     def step(self, *args: Any, **named: Any) -> asyncio.Future[Any]:
         """Do one step; what it tells, in time.  Several may be under way: they are done in the order of these calls.

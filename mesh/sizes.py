@@ -39,6 +39,11 @@ def size_text(size_bytes: float) -> str:
     return f"{size:.0f} {_READ[unit]}" if unit == 0 else f"{size:.1f} {_READ[unit]}"
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things for people: "1 worker", "3 workers"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def speed_text(gflops: float) -> str:
     """A speed for people: "98", "4.3", "0.1"."""
     return f"{gflops:.0f}" if gflops >= 10 or not gflops else f"{gflops:.2g}"

@@ -86,6 +86,9 @@ class Coding:
                 raise InputError(f"there is no worker {name!r}", next_step=f"There are {', '.join(names) or 'none'}")
         return workers
 
+    def __repr__(self) -> str:
+        return f"<Coding: any {self.code.k} of {self.code.n} shares, on {self.mesh!r}>"
+
     def healthy(self) -> list[str]:
         """Names of the workers that can be asked."""
         return [node.name for node in self.mesh.nodes if node.state == "healthy"]

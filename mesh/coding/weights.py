@@ -61,6 +61,11 @@ class CodedWeights:
         for number, share in enumerate(coding.code.encode(blocks_of(whole, coding.code.k))):
             self._open(number, share)
 
+    def __repr__(self) -> str:
+        code = self.coding.code
+        how = "closed" if self._closed else f"{len(self._sessions)} of {code.n} shares, any {code.k} of which suffice"
+        return f"<CodedWeights: {list(self._shape)}, version {self.version}, {how}>"
+
     @property
     def shares(self) -> tuple[int, ...]:
         """Numbers of the shares that are not known to be lost."""

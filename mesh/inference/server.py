@@ -86,9 +86,17 @@ class AsyncInferenceServer:
             use = "InferenceServer is for a mesh.Mesh" if isinstance(mesh, Mesh) else "Use AsyncMesh.connect()"
             raise InputError(f"AsyncInferenceServer serves on a mesh.AsyncMesh, got {mesh!r:.60}", next_step=use)
         self._mesh = mesh
-        self.models: dict[str, _Served] = {}
+        self._models: dict[str, _Served] = {}
         self._loading: set[str] = set()
         self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{self.told('AsyncInferenceServer')}>"
+
+    def told(self, what: str) -> str:
+        """This server in a few words, as a `what`."""
+        models = ", ".join(sorted(self._models)) or "no model"
+        return f"{what}: {'closed' if self._closed else models}, on {self._mesh.told('Mesh')}"
 
     @spelt
     async def load_model(self, name: str, model: Source, **options: Any) -> None:
@@ -100,13 +108,13 @@ class AsyncInferenceServer:
         if not isinstance(name, str) or not name:
             raise InputError(f"a model's name is a str, got {name!r}")
         options_of = chosen(Options, options, "load_model")
-        if name in self.models or name in self._loading:
+        if name in self._models or name in self._loading:
             raise InputError(f"a model is called {name!r} already", next_step="Unload it first, or choose another name")
         self._loading.add(name)
         try:
             found = await asyncio.to_thread(_loaded, model)
             self._check_open()
-            self.models[name] = _Served(self._mesh, found, options_of)
+            self._models[name] = _Served(self._mesh, found, options_of)
         finally:
             self._loading.discard(name)
 
@@ -131,20 +139,20 @@ class AsyncInferenceServer:
     @spelt
     def loaded_models(self) -> tuple[LoadedModel, ...]:
         """All of them, by name."""
-        return tuple([served.told(name) for name, served in sorted(self.models.items())])
+        return tuple([served.told(name) for name, served in sorted(self._models.items())])
 
     @spelt
     async def unload_model(self, name: str) -> None:
         """Cancel what is asked of a model, and free what it has on the workers."""
         served = self._served(name)
-        del self.models[name]
+        del self._models[name]
         await served.close()
 
     async def close(self) -> None:
         """Unload all."""
         self._closed = True
-        while self.models:
-            await self.models.popitem()[1].close()
+        while self._models:
+            await self._models.popitem()[1].close()
 
     async def __aenter__(self) -> AsyncInferenceServer:
         return self
@@ -154,9 +162,9 @@ class AsyncInferenceServer:
 
     def _served(self, name: str) -> _Served:
         self._check_open()
-        found = self.models.get(name) if isinstance(name, str) else None
+        found = self._models.get(name) if isinstance(name, str) else None
         if found is None:
-            known = ", ".join(sorted(self.models)) or "none"
+            known = ", ".join(sorted(self._models)) or "none"
             raise InputError(f"no model is called {name!r}", next_step=f"Loaded: {known}")
         return found
 
@@ -175,6 +183,9 @@ class InferenceServer:
             raise InputError(f"InferenceServer serves on a mesh.Mesh, got {mesh!r:.60}", next_step=use)
         self._mesh = mesh
         self._async = AsyncInferenceServer(mesh.on_loop)
+
+    def __repr__(self) -> str:
+        return f"<{self._async.told('InferenceServer')}>"
 
     @spelt
     def load_model(self, name: str, model: Source, **options: Any) -> None:

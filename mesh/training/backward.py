@@ -26,6 +26,7 @@ from .. import numpy as mnp
 from .. import tree
 from ..array import Array
 from ..client import Mesh
+from ..sizes import counted
 from ..stepping import Stepping
 from .data import Cursor, Rows, Shares, batch_of, padded, rows_of
 from .formation import Alone, Formed, Together, live_workers, stages_for
@@ -87,6 +88,9 @@ class Gradients:
         else:
             self._formed = Alone(stepping, _each)
         self.loss = self._step(first)
+
+    def __repr__(self) -> str:
+        return f"<Gradients: of {counted(self._rows, 'row')}, loss {self.loss:.4g}>"
 
     @property
     def owners(self) -> Mapping[str, tuple[str, ...]]:

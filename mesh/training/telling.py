@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..sizes import counted, size_text
+
 LINE_S = 10.0  # between two lines where there is no terminal
 FRAME_S = 0.1
 BAR_CHARS = 20
@@ -33,7 +35,7 @@ class StepReport:
     shares: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class History:
     """What `fit` did: `losses` of all steps, the numbers of those that were `skipped`, and seconds in all; `redone`
     steps were done once more, since the state after them died with its workers."""
@@ -43,6 +45,11 @@ class History:
     rows: int = 0
     redone: int = 0
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        losses = f", loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}" if self.losses else ""
+        done = f"{counted(len(self.losses), 'step')}{losses}, {counted(self.rows, 'row')} in {self.seconds:.3g} s"
+        return f"<History: {done}{f', {len(self.skipped)} skipped' if self.skipped else ''}>"
 
     @property
     def rows_per_s(self) -> float:
@@ -84,7 +91,7 @@ class Progress(Callback):
         rate = self._rows / max(now_s - self._begun_s, 1e-9)
         line = (
             f"step {report.step}, epoch {report.epoch}: loss {report.loss:.4g}, {rate:.0f} samples/s, "
-            f"{report.sent_bytes} bytes/step, {report.workers} workers"
+            f"{size_text(report.sent_bytes)}/step, {report.workers} workers"
         )
         if len({*report.shares.values()}) > 1:
             line += f" ({', '.join(f'{name} {rows}' for name, rows in report.shares.items())} rows)"

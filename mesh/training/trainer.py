@@ -23,6 +23,7 @@ from ..arguments import integer, items, said
 from ..client import Mesh
 from ..optim import Optimiser, adam
 from ..session import check_copies
+from ..sizes import counted
 from .backward import Gradients
 from .checkpoint import Checkpoints, filled
 from .data import Cursor, data_of
@@ -73,6 +74,12 @@ class DistributedTrainer:
         self._state = together_first(self.recipe, params)
         self._cursor, self._step = Cursor(), 0
         self._mesh: Mesh | None = None
+
+    def __repr__(self) -> str:
+        numbers = counted(sum(leaf.size for leaf in tree.leaves(self.params)), "param")
+        where = "this process" if self._mesh is None else repr(self._mesh)
+        loss = getattr(self.recipe.loss, "__name__", "a loss")
+        return f"<DistributedTrainer: {numbers}, {loss}, {self._strategy.text}, step {self._step}, on {where}>"
 
     @property
     def params(self) -> Any:
