@@ -20,6 +20,7 @@ from wire.errors import PlacementError
 from wire.graph import WireGraph
 from wire.grids import Axes, Sizes
 from wire.ops import COLLECTIVES, LEAVES
+from wire.sizes import need_text, room_text
 
 from .collectives import exchange_s
 from .cost import graph_seconds, needs
@@ -198,11 +199,11 @@ def _too_few(
     grid = " x ".join(f"{axis} {size}" for axis, size in zip(axes, sizes, strict=True))
     fit = list(able({graph for mine in graphs for graph in mine}, profiles))
     rows = "; ".join(
-        f"{site.worker.name} has {min(site.device.memory_bytes, site.worker.memory_bytes)} bytes" for site in fit
+        f"{site.worker.name} has {room_text(min(site.device.memory_bytes, site.worker.memory_bytes))}" for site in fit
     )
     devices = sum(len(worker.devices) for worker in profiles.workers)
     return PlacementError(
-        f"a grid of {grid} needs {math.prod(sizes)} devices, one per rank, with {need_bytes} bytes each, and of "
+        f"a grid of {grid} needs {math.prod(sizes)} devices, one per rank, with {need_text(need_bytes)} each, and of "
         f"{devices} there are {len(fit)} that compute it: {rows or 'none'}",
         next_step='Add workers, make the grid smaller, or have one worker compute all ranks: strategy="single"',
     )

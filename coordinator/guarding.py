@@ -27,6 +27,7 @@ from wire.errors import MeshError, OutOfMemory
 from wire.graph import WireGraph
 from wire.messages import PlanKey
 from wire.redundancy import copies_of
+from wire.sizes import size_text
 from wire.tasks import Tasks, unheard
 from wire.types import TensorType
 
@@ -195,7 +196,9 @@ class Guarding:
             guard.keys = [each for each in guard.keys if each not in keys] + ([(node, key)] if not number else [])
             await asyncio.gather(*(self._deploying.drop(*each) for each in keys))
         member.blobs.difference_update(blob for blob in kept if blob not in contents)
-        self._tell("unguarded", node, f"{beside} bytes that it kept for others give way to what it computes with", 0)
+        self._tell(
+            "unguarded", node, f"{size_text(beside)} that it kept for others give way to what it computes with", 0
+        )
 
     # -- making checks
 
@@ -229,7 +232,7 @@ class Guarding:
         self._tell("guarded", "", f"copies {program.copies}: {text}", 0)
         bare = unkept(held, nodes, copies, groups) if copies.on_workers and len(nodes) > copies.extra else ()
         if bare:
-            text = f"{sum(each.size_bytes for each in bare)} bytes are not kept twice, for lack of room"
+            text = f"{size_text(sum(each.size_bytes for each in bare))} are not kept twice, for lack of room"
             self._tell("unguarded", "", f"copies {program.copies}: {text}; raise --max-memory, or add a worker", 0)
 
     def _unguarded(self, error: MeshError) -> None:
@@ -357,7 +360,7 @@ class Guarding:
             return None
         if node in self._members:
             self._members[node].blobs.add(made.blob)
-        self._tell("restored", node, f"{size_bytes} bytes of weights, made again of what others keep", 0)
+        self._tell("restored", node, f"{size_text(size_bytes)} of weights, made again of what others keep", 0)
         return made.bytes_socket, made.bytes_shared
 
 

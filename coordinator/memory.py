@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from wire.errors import PlacementError
+from wire.sizes import need_text, room_text
 
 from .plan import FromPart, FromState, Part, Plan
 from .profile import Profiles
@@ -95,11 +96,11 @@ def missing(plan: Plan, profiles: Profiles) -> list[int]:
 
 def does_not_fit(plan: Plan, short: Sequence[int]) -> PlacementError:
     rows = [
-        f"{share.name} needs {share.memory_bytes} bytes and has "
-        f"{share.memory_bytes - lacking if lacking else share.budget_bytes}"
+        f"{share.name} needs {need_text(share.memory_bytes)} and has "
+        f"{room_text(share.memory_bytes - lacking if lacking else share.budget_bytes)}"
         for share, lacking in zip(plan.workers, short, strict=True)
     ]
     return PlacementError(
         f"no plan fits the workers' memory: {'; '.join(rows)}",
-        next_step=f"Raise --max-memory by {sum(short)} bytes in all, or add a worker with at least that much",
+        next_step=f"Raise --max-memory by {need_text(sum(short))} in all, or add a worker with at least that much",
     )

@@ -13,6 +13,7 @@ from wire.graph import WireGraph
 from wire.redundancy import copies_of
 from wire.sharding.partition import partition
 from wire.simplify import simplify
+from wire.sizes import size_text
 from wire.strategies import Auto, DataParallel, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
 from wire.unroll import unroll
 
@@ -309,7 +310,7 @@ NO_ROOM = "does not fit into the workers' memory"
 
 def _compared(what: str, other: Prediction, chosen: Prediction) -> str:
     if not other.fits:
-        return f"{what} it would need {sum(other.short_bytes)} bytes more than there are"
+        return f"{what} it would need {size_text(sum(other.short_bytes))} more than there are"
     times = other.seconds / chosen.seconds
     return f"{what} a call would take {'about' if 0.95 < times < 1.05 else f'{times:.2g} times'} as long"
 
@@ -323,8 +324,8 @@ def _relays(profiles: Profiles, parts: Sequence[Part], edges: Sequence[Edge]) ->
         if profiles.link(*way).relayed:
             sizes[way] = sizes.get(way, 0) + edge.size_bytes
     return [
-        f"{names[source]} and {names[target]} cannot connect: {size_bytes} bytes per call go through the coordinator, "
-        f"predicted {profiles.link(source, target).seconds(size_bytes) * 1e3:.3g} ms"
+        f"{names[source]} and {names[target]} cannot connect: {size_text(size_bytes)} per call go through the "
+        f"coordinator, predicted {profiles.link(source, target).seconds(size_bytes) * 1e3:.3g} ms"
         for (source, target), size_bytes in sizes.items()
     ]
 

@@ -18,6 +18,7 @@ from wire.errors import PlacementError
 from wire.graph import GraphBuilder, WireGraph
 from wire.grids import Axes, Sizes
 from wire.ops import GRAPH_ATTRS, LEAVES, inner_graphs
+from wire.sizes import size_text
 from wire.unroll import joined, unroll
 
 from .collectives import exchange_s, exchanged_bytes, sending_rates
@@ -348,7 +349,7 @@ class _Draft:
             where = ", ".join(dict.fromkeys(names[plan.parts[part].node] for part in gang.parts))
             reasons.append(
                 f"the ranks of the grid {grid} each have a device, on {where}; they send each other "
-                f"{gang.sent_bytes} bytes per call, predicted {gang.seconds * 1e3:.3g} ms"
+                f"{size_text(gang.sent_bytes)} per call, predicted {gang.seconds * 1e3:.3g} ms"
             )
             mine = [plan.parts[part] for part in gang.parts]
             if any(part.graph is not mine[0].graph for part in mine):

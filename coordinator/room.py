@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from wire.errors import PlacementError
 from wire.graph import WireGraph
 from wire.redundancy import Copies, copies_of
+from wire.sizes import need_text, room_text, size_text
 
 from .groups import Held, grouped, kept_bytes, unkept
 from .memory import memory_by_site
@@ -61,7 +62,7 @@ def with_copies(
     message, next_step = _lacking(text, *_enough(make, found, profiles, keeps, share), profiles)
     kept = keeps(first, room_of(first, profiles))
     bare = sum(each.size_bytes for each in kept.bare)
-    said = f"copies {text}: of {bare} bytes {instead}, since {message}"
+    said = f"copies {text}: of {size_text(bare)} {instead}, since {message}"
     return replace(_charged(first, profiles, kept), unkept=(message, next_step), reasons=(*first.reasons, said))
 
 
@@ -287,10 +288,11 @@ def _lacking(text: str, plan: Plan | None, wanted: Profiles, profiles: Profiles)
         kept = next((each.kept_bytes for each in plan.workers if each.node == worker.node_id), 0) if plan else 0
         lacking = more.memory_bytes - worker.memory_bytes
         kept = more.memory_bytes - mine if lacking else kept
-        rows.append(f"{worker.name} needs {mine} bytes and {kept} for copies, and has {worker.memory_bytes}")
+        needs = f"{worker.name} needs {need_text(mine)} and {need_text(kept)} for copies"
+        rows.append(f"{needs}, and has {room_text(worker.memory_bytes)}")
         total += lacking
     other = "coded" if text == "buddy" else "other"
-    raised = f"Raise --max-memory by {total} bytes in all, add a worker with at least that much"
+    raised = f"Raise --max-memory by {need_text(total)} in all, add a worker with at least that much"
     message = f"copies {text} do not fit the workers' memory: {'; '.join(rows)}"
     return message, f"{raised}, or choose {other} copies, or none"
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from wire.graph import WireGraph
 from wire.simplify import simplify
+from wire.sizes import size_text
 from wire.strategies import strategy_of
 
 from .cost import CostModel, Prediction
@@ -173,7 +174,7 @@ def _plan(model: CostModel, strategy: str, assignment: list[int], lost_bytes: in
         prediction.cut_bytes,
         (
             f"{len(used)} of {len(workers)} workers ({', '.join(used)}), {took}",
-            f"weights stay where they are; {lost_bytes} bytes that a lost worker alone had go to others",
+            f"weights stay where they are; {size_text(lost_bytes)} that a lost worker alone had go to others",
         ),
     )
 

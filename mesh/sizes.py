@@ -1,4 +1,4 @@
-"""Sizes as people type them, 8GiB, 500MB, 1073741824, and read them; and fractions."""
+"""Sizes as people type them, 8GiB, 500MB, 1073741824; fractions, speeds and counts as they read them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from numbers import Real
 
 from wire.errors import ConfigError
+from wire.sizes import size_text
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _UNITS |= {f"{prefix}ib": 1 << shift for prefix, shift in (("k", 10), ("m", 20), ("g", 30), ("t", 40))}
@@ -31,14 +32,6 @@ def check_fraction(what: str, fraction: float) -> float:
     return fraction
 
 
-def size_text(size_bytes: float) -> str:
-    """A size for people: "12.5 MiB"."""
-    size, unit = float(size_bytes), 0
-    while size >= 1024 and unit < len(_READ) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.0f} {_READ[unit]}" if unit == 0 else f"{size:.1f} {_READ[unit]}"
-
-
 def counted(count: int, what: str) -> str:
     """A number of things for people: "1 worker", "3 workers"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
@@ -49,4 +42,4 @@ def speed_text(gflops: float) -> str:
     return f"{gflops:.0f}" if gflops >= 10 or not gflops else f"{gflops:.2g}"
 
 
-_READ = ("B", "KiB", "MiB", "GiB", "TiB")
+__all__ = ["check_fraction", "counted", "parse_size", "size_text", "speed_text"]

@@ -35,6 +35,7 @@ from .errors import AttrError, GraphDecodeError, GraphError, LimitExceeded, Vers
 from .graph import Node, WireGraph, check_arity, check_type, little_endian
 from .limits import DEFAULT, Limits
 from .ops import OPS, check_attrs, op_named
+from .sizes import size_text
 from .types import Attrs, TensorType
 
 FORMAT = 1
@@ -257,7 +258,7 @@ class _Reader:
         """The fields.  A first pass that makes nothing finds every length that the bytes do not fill."""
         limits = self._limits
         if len(data) > limits.graph_bytes_max:
-            raise LimitExceeded(f"a graph of {len(data)} bytes exceeds {limits.graph_bytes_max}")
+            raise LimitExceeded(f"a graph of {size_text(len(data))} exceeds {size_text(limits.graph_bytes_max)}")
         _check_format(data)
         try:
             walker = msgpack.Unpacker(max_buffer_size=len(data))
@@ -302,7 +303,7 @@ class _Reader:
                         _check_text(item, limits, "a string in an attribute")
             elif kind is bytes:
                 if len(value) > limits.inline_const_bytes_max:
-                    raise LimitExceeded(f"an inline constant has at most {limits.inline_const_bytes_max} bytes")
+                    raise LimitExceeded(f"an inline constant has at most {size_text(limits.inline_const_bytes_max)}")
             elif kind is msgpack.ExtType and value.code == _GRAPH_EXT:
                 entry[key] = self._read_nested(value.data)
             elif kind is msgpack.ExtType and value.code == _AGAIN_EXT and "output" in entry:

@@ -22,6 +22,7 @@ from .graph import check_type
 from .limits import DEFAULT, MIB
 from .messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, Message, NamedValue
 from .sharedmem import SharedDir, new_name, remove, take
+from .sizes import size_text
 from .tasks import Tasks, unheard
 from .transport import Link
 from .types import TensorType
@@ -68,7 +69,7 @@ def room_for(size_bytes: int) -> memoryview:
     try:
         return np.empty(size_bytes, np.uint8).data
     except MemoryError:
-        raise OutOfMemory(f"{size_bytes} bytes do not fit into memory") from None
+        raise OutOfMemory(f"{size_text(size_bytes)} do not fit into memory") from None
 
 
 class BlobExchange:

@@ -25,6 +25,7 @@ from .dtypes import DType, dtype_of
 from .errors import AttrError, GraphError, LimitExceeded, ShapeError
 from .limits import DEFAULT, Limits
 from .ops import COLLECTIVES, CONTROL, MULTIPLE, OPS, VARIADIC, VARYING, check_attrs, inner_graphs, op_named
+from .sizes import size_text
 from .types import NO_ATTRS, Attrs, TensorType
 
 
@@ -366,7 +367,7 @@ def check_type(result: TensorType, limits: Limits) -> None:
             raise LimitExceeded(f"dimension {dim} exceeds {limits.dim_max}")
         size_bytes *= max(dim, 1)
     if size_bytes > limits.tensor_bytes_max:
-        raise LimitExceeded(f"a tensor of shape {shape} exceeds {limits.tensor_bytes_max} bytes")
+        raise LimitExceeded(f"a tensor of shape {shape} exceeds {size_text(limits.tensor_bytes_max)}")
 
 
 def check_name(name: Any, limits: Limits) -> None:

@@ -66,6 +66,7 @@ from .frames import (
     hello_version,
 )
 from .limits import DEFAULT, Limits
+from .sizes import size_text
 from .versions import Version, negotiate
 
 
@@ -348,7 +349,7 @@ class Peer:
         """Answer a request; ignored when the link is over.  An answer that is too long becomes an error, so that nobody
         waits for ever for it."""
         if len(body) > self.limits.message_bytes_max:
-            self.reply_error(number, LimitExceeded(f"the answer has {len(body)} bytes, {self._too_long}"))
+            self.reply_error(number, LimitExceeded(f"the answer has {size_text(len(body))}, {self._too_long}"))
         elif self._is_serving(number):
             self._send_body(Reply(number, body))
             self._serving.remove(number)

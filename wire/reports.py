@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .sizes import size_text
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -46,7 +48,7 @@ class RelayReport:
 
     def __str__(self) -> str:
         tensors = "1 tensor" if self.tensors == 1 else f"{self.tensors} tensors"
-        return f"{self.source} to {self.target}: {tensors}, {self.size_bytes} bytes through the coordinator"
+        return f"{self.source} to {self.target}: {tensors}, {size_text(self.size_bytes)} through the coordinator"
 
 
 @dataclass(frozen=True, slots=True)

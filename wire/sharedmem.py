@@ -31,6 +31,7 @@ from . import mapping
 from .disk import WRITING
 from .errors import BlobCorrupt, BlobMissing, ConfigError, OutOfMemory, ProtocolError
 from .limits import MIB
+from .sizes import size_text
 
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_BYTES_MIN = 512 * MIB  # containers often get 64 MiB there; files on disk are then the better choice
@@ -99,7 +100,7 @@ class SharedDir:
             return Segment(name, mapping.shared(handle, size_bytes))
         except OSError as error:
             _unlink(self._file(name))
-            raise OutOfMemory(f"{size_bytes} bytes do not fit into shared memory", cause=str(error)) from None
+            raise OutOfMemory(f"{size_text(size_bytes)} do not fit into shared memory", cause=str(error)) from None
         finally:
             os.close(handle)
 
@@ -185,7 +186,7 @@ def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True)
             raise BlobCorrupt(f"shared file {name} has {found.st_size} bytes, expected {size_bytes}")
         view = mapping.copied(handle, size_bytes)
     except OSError as error:
-        raise OutOfMemory(f"{size_bytes} bytes of shared memory cannot be mapped", cause=str(error)) from None
+        raise OutOfMemory(f"{size_text(size_bytes)} of shared memory cannot be mapped", cause=str(error)) from None
     finally:
         os.close(handle)
     if unlink:

@@ -14,6 +14,7 @@ from typing import Any
 from .errors import AttrError, GraphError, LimitExceeded
 from .graph import WireGraph, check_name, infer
 from .limits import DEFAULT, Limits
+from .sizes import size_text
 from .types import Attrs
 
 
@@ -27,7 +28,7 @@ def verify(graph: WireGraph, limits: Limits = DEFAULT, grid: Mapping[str, int] =
     _verify(graph, limits, depth=0)
     check_bound(graph, grid)
     if len(graph.encoded) > limits.graph_bytes_max:
-        raise LimitExceeded(f"a graph of {len(graph.encoded)} bytes exceeds {limits.graph_bytes_max}")
+        raise LimitExceeded(f"a graph of {size_text(len(graph.encoded))} exceeds {size_text(limits.graph_bytes_max)}")
 
 
 def check_bound(graph: WireGraph, grid: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -94,7 +95,7 @@ def _check_attr_sizes(attrs: Attrs, limits: Limits) -> None:
         if isinstance(value, str):
             check_name(value, limits)
         if isinstance(value, bytes) and len(value) > limits.inline_const_bytes_max:
-            raise LimitExceeded(f"an inline constant has at most {limits.inline_const_bytes_max} bytes")
+            raise LimitExceeded(f"an inline constant has at most {size_text(limits.inline_const_bytes_max)}")
 
 
 def _are_indices(values: Sequence[Any], bound: int) -> bool:

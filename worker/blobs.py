@@ -27,6 +27,7 @@ from wire.codec import hash_bytes
 from wire.errors import BlobError, BlobMissing, ConfigError
 from wire.exchange import off_loop
 from wire.limits import GIB
+from wire.sizes import size_text
 
 _FILE_NAME = re.compile(r"[0-9a-f]{64}")
 _WRITING = re.compile(r"writing-\d+-\d+")
@@ -128,7 +129,7 @@ class BlobStore:
             if self._make_room(folder, data.nbytes) and await self._write(folder, blob, data, keep):
                 return
         raise BlobError(
-            f"no room for a blob of {data.nbytes} bytes",
+            f"no room for a blob of {size_text(data.nbytes)}",
             cause=f"{' and '.join(str(folder.path) for folder in folders)} cannot take it",
             next_step="Free disk space, or give the worker another --cache-dir",
         )

@@ -17,6 +17,7 @@ from wire.coding.octets import add
 from wire.errors import BlobCorrupt, BlobMissing, MeshError, OutOfMemory, ProtocolError
 from wire.exchange import off_loop
 from wire.messages import Combine, Combined, Term
+from wire.sizes import size_text
 
 from .blobs import BlobStore
 from .holders import Holders
@@ -44,7 +45,7 @@ class Combining:
             try:
                 total = np.zeros(asked.size_bytes, np.uint8)
             except MemoryError:
-                raise OutOfMemory(f"{asked.size_bytes} bytes do not fit into memory") from None
+                raise OutOfMemory(f"{size_text(asked.size_bytes)} do not fit into memory") from None
             moved = {True: 0, False: 0}
             for term in asked.terms:
                 moved_here, through_memory = await self._add(total, term, asked)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from wire.errors import LimitExceeded
 from wire.limits import MIB
 from wire.messages import Deploy, PlanKey
+from wire.sizes import size_text
 
 from .events import Tensor, size_bytes_of
 
@@ -63,7 +64,8 @@ class EarlyTensors:
         if found is None or not found.overflowed:
             return None
         return LimitExceeded(
-            f"more than {self._bytes_max} bytes came for steps that had not begun", next_step="Run fewer steps at once"
+            f"more than {size_text(self._bytes_max)} came for steps that had not begun",
+            next_step="Run fewer steps at once",
         )
 
     def take(self, plan: PlanKey, step: int) -> list[tuple[int, int, Tensor]]:

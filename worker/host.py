@@ -33,6 +33,7 @@ from wire.graph import WireGraph
 from wire.launch import take_stdio
 from wire.open_files import allow_open_files
 from wire.sharedmem import SharedDir, remove, take
+from wire.sizes import need_text, room_text, size_text
 from wire.throttle import parse_throttle
 from wire.types import TensorType
 
@@ -263,9 +264,9 @@ class Host:
         while self._unused and (need > budget or len(self._unused) > UNUSED_MAX):
             need -= self._evict(self._unused.popitem(last=False)[0])
         if need > budget:
-            kept = f", beside {kept_bytes} bytes that are kept for other workers" if kept_bytes else ""
+            kept = f", beside {size_text(kept_bytes)} that are kept for other workers" if kept_bytes else ""
             raise OutOfMemory(
-                f"the part needs {need} bytes of device memory, the budget is {budget}{kept}",
+                f"the part needs {need_text(need)} of device memory, the budget is {room_text(budget)}{kept}",
                 next_step="Give the worker a larger --max-memory, or more workers",
             )
 

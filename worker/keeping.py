@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 
 from wire.errors import OutOfMemory
 from wire.messages import Deploy
+from wire.sizes import size_text
 
 from .plans import Plan
 
@@ -32,8 +33,8 @@ def no_room(deploy: Deploy, node: str, plans: Collection[Plan], memory_bytes: in
     if not asked or mine + more <= memory_bytes:
         return None
     return OutOfMemory(
-        f"{more} bytes are to be kept for other workers, beside {mine} bytes to compute with; "
-        f"the budget is {memory_bytes}",
+        f"{size_text(more)} are to be kept for other workers, beside {size_text(mine)} to compute with; "
+        f"the budget is {size_text(memory_bytes)}",
         next_step="Give the worker a larger --max-memory, or choose copies that take less",
     )
 

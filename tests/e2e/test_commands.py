@@ -284,5 +284,5 @@ def test_a_plan_that_fits_no_worker_says_need_and_have(tmp_path: Path) -> None:
             arguments = ("submit", "big.wire", "--input", "x=x.npy", "--output", "o")
             done = run("coord", *arguments, env=env, cwd=tmp_path)
     assert done.returncode == exit_codes.NOTHING_FITS
-    assert "small needs 8388608 bytes and has 1048576" in done.stderr
+    assert "small needs 8.0 MiB and has 1.0 MiB" in done.stderr
     assert "Raise --max-memory" in done.stderr

@@ -206,7 +206,7 @@ def test_groups_get_smaller_where_text_would_be_too_long() -> None:
     cut = compiled(graph, replace(MINIMUM, wgsl_bytes=4_000))
     assert len(whole.dispatches) == 2 and len(cut.dispatches) > 6
     assert all(len(module.text) <= 4_000 for module in cut.modules)
-    with pytest.raises(CompileFailed, match="bytes of WGSL of 100"):
+    with pytest.raises(CompileFailed, match="of WGSL, of at most 100 B"):
         compiled(graph, replace(MINIMUM, wgsl_bytes=100))
 
 
@@ -236,7 +236,7 @@ def test_loops_stay_below_what_software_drivers_run() -> None:
 def test_a_tensor_larger_than_a_binding_is_refused_with_need_and_have() -> None:
     builder = GraphBuilder()
     graph = builder.build([builder.add("neg", builder.input("x", (1 << 26,), F32))])
-    with pytest.raises(Unsupported, match=r"268435456 bytes, this adapter has 134217728"):
+    with pytest.raises(Unsupported, match=r"256.0 MiB, this adapter has 128.0 MiB"):
         compiled(graph)
 
 

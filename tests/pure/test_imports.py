@@ -189,6 +189,7 @@ PURE = (
     "wire/sharding/special.py",
     "wire/schedules.py",
     "wire/simplify.py",
+    "wire/sizes.py",
     "wire/specialise.py",
     "wire/strategies.py",
     "wire/text.py",

@@ -129,7 +129,7 @@ def test_the_bytes_of_a_graph() -> None:
     size = len(graph.encoded)
     for most in (size + 1, size):
         assert decode_graph(graph.encoded, replace(DEFAULT, graph_bytes_max=most)) == graph
-    with pytest.raises(LimitExceeded, match=f"{size} bytes"):
+    with pytest.raises(LimitExceeded, match=f"a graph of {size} B"):
         decode_graph(graph.encoded, replace(DEFAULT, graph_bytes_max=size - 1))
 
 

@@ -194,7 +194,7 @@ def test_too_few_devices_and_too_little_memory_say_need_and_have() -> None:
     plan = make_plan(graph, three, "auto")
     assert not plan.gangs and any("as one program" in reason and "needs 4" in reason for reason in plan.reasons)
     small = near(*(worker(number, device(0, 1.0, 1.0), memory_bytes=1500) for number in range(6)))
-    with pytest.raises(PlacementError, match=r"2048 bytes each.*has 1500 bytes"):
+    with pytest.raises(PlacementError, match=r"2.0 KiB each.*has 1.4 KiB"):
         make_plan(graph, small, "ranks")
 
 

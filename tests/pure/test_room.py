@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,11 +15,15 @@ from coordinator.plan import Plan
 from coordinator.planner import Question
 from coordinator.profile import Profiles
 from coordinator.room import contents_of, own_bytes, room_of
+from mesh.sizes import parse_size
 from wire.dtypes import F32
 from wire.errors import PlacementError
 from wire.graph import GraphBuilder, WireGraph
 from wire.redundancy import copies_of
+from wire.sizes import room_text
 
+SIZE = r"[\d.]+ [KMG]?i?B"
+TENTH = 0.1  # of itself is the most that a size in a message is off
 LAYERS, WIDTH = 6, 32
 LAYER_BYTES = 4 * WIDTH * WIDTH
 WORKING_BYTES = 4096
@@ -54,6 +59,10 @@ def check(plan: Plan, profiles: Profiles, text: str) -> None:
     assert bool(lacking) == (plan.unkept is not None)
 
 
+def read(size: str) -> int:
+    return parse_size(size) if size != "0 B" else 0
+
+
 def needed(plan: Plan, profiles: Profiles) -> Profiles:
     """Workers that have what the refusal says they would need."""
     assert plan.unkept is not None
@@ -61,11 +70,15 @@ def needed(plan: Plan, profiles: Profiles) -> Profiles:
     assert len(rows) == len(profiles.workers)
     found, total = [], 0
     for row, each in zip(rows, profiles.workers, strict=True):
-        name, _, own, _, _, kept, _, _, _, _, has = row.split()
-        assert (name, int(has)) == (each.name, each.memory_bytes)
-        found.append(replace(each, memory_bytes=max(int(own) + int(kept), int(has))))
+        match = re.fullmatch(rf"(\S+) needs ({SIZE}) and ({SIZE}) for copies, and has ({SIZE})", row)
+        assert match is not None, row
+        name, own, kept, has = match.groups()
+        assert (name, has) == (each.name, room_text(each.memory_bytes))
+        found.append(replace(each, memory_bytes=max(read(own) + read(kept), each.memory_bytes)))
         total += found[-1].memory_bytes - each.memory_bytes
-    assert f"Raise --max-memory by {total} bytes in all" in plan.unkept[1] and total > 0
+    said = re.match(rf"Raise --max-memory by ({SIZE}) in all", plan.unkept[1])
+    assert said is not None
+    assert 0 < read(said[1]) <= total * (1 + TENTH), "what is needed is rounded up, and this likewise"
     return replace(profiles, workers=tuple(found))
 
 

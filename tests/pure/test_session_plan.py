@@ -78,7 +78,7 @@ def test_every_value_that_is_held_counts_as_memory() -> None:
 def test_a_state_that_fits_nowhere_says_what_is_missing() -> None:
     profiles = mesh_of(2)
     small = replace(profiles, workers=tuple(replace(each, memory_bytes=4096) for each in profiles.workers))
-    with pytest.raises(PlacementError, match=r"needs \d+ bytes and has 4096"):
+    with pytest.raises(PlacementError, match=r"needs \S+ KiB and has 4.0 KiB"):
         session_plan(STEP.graph, small, "auto", STATE)
 
 

@@ -119,7 +119,7 @@ def test_bodies_nest_only_so_deep() -> None:
         ({"graph_edges_max": 2}, "edges exceed 2"),
         ({"rank_max": 1}, "rank 2 exceeds 1"),
         ({"dim_max": 2}, "dimension 3 exceeds 2"),
-        ({"tensor_bytes_max": 20}, "exceeds 20 bytes"),
+        ({"tensor_bytes_max": 20}, "exceeds 20 B"),
         ({"attrs_per_node_max": 2}, "attributes exceed 2"),
         ({"name_bytes_max": 2}, "at most 2 bytes"),
         ({"graph_bytes_max": 50}, "exceeds 50"),

@@ -58,7 +58,7 @@ def test_so_much_is_kept_as_there_is_room_for(budget: int, held: list[BlobSpec],
     working(drive, computes(blob("w", 600)), 100)
     refused = of(ev.Refuse, drive.ask_deploy(keep(*held)))
     assert not refused if fits else isinstance(refused[0].error, OutOfMemory)
-    assert fits or "301 bytes are to be kept for other workers, beside 700 bytes" in str(refused[0].error)
+    assert fits or "301 B are to be kept for other workers, beside 700 B" in str(refused[0].error)
 
 
 def test_what_is_kept_already_counts_and_counts_once() -> None:

@@ -20,6 +20,7 @@ from math import prod
 
 from ..errors import PlacementError
 from ..graph import WireGraph
+from ..sizes import need_text, room_text
 from .cost import Cost, cost_of
 from .layout import Axes, Dims
 from .partition import partition
@@ -101,7 +102,8 @@ class _Search:
         (over, seconds), specs, graph, cost = self._best
         if over:
             raise PlacementError(
-                f"a rank would hold {cost.held_bytes} bytes of inputs and params, and may hold {self._memory_bytes}",
+                f"a rank would hold {need_text(cost.held_bytes)} of inputs and params, and may hold "
+                f"{room_text(self._memory_bytes or 0)}",
                 next_step="Make the grid larger",
             )
         alone_s = self._graph.flops / self._rates.flops_per_s

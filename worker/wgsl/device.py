@@ -25,6 +25,7 @@ from wgpu.backends.wgpu_native.extras import set_instance_extras
 
 from wire.errors import CompileFailed, ConfigError, DeviceLost, EngineError, ExecuteFailed, OutOfMemory
 from wire.heap import give_back
+from wire.sizes import size_text
 
 from .profile import DeviceLimits, Profile
 
@@ -151,7 +152,7 @@ class Device:
         if rest:
             flat = np.concatenate([flat, np.zeros(rest, np.uint8)])
         if flat.size > memory.size_bytes:
-            raise ExecuteFailed(f"{flat.size} bytes do not fit into a buffer of {memory.size_bytes}")
+            raise ExecuteFailed(f"{size_text(flat.size)} do not fit into a buffer of {size_text(memory.size_bytes)}")
         if flat.size:
             self._flush()  # a write would overtake what is recorded
             with translated("writing a buffer"):
@@ -172,12 +173,13 @@ class Device:
             return pooled.pop()
         if size_bytes > self.profile.limits.buffer_bytes:
             most = self.profile.limits.buffer_bytes
-            raise OutOfMemory(f"a buffer of {size_bytes} bytes exceeds the adapter's {most}")
+            raise OutOfMemory(f"a buffer of {size_text(size_bytes)} exceeds the adapter's {size_text(most)}")
         if self.allocated_bytes + size > self.memory_bytes:
             self.trim()
         if self.allocated_bytes + size > self.memory_bytes:
             raise OutOfMemory(
-                f"needs {size} more bytes, {self.memory_bytes - self.allocated_bytes} of {self.memory_bytes} are left",
+                f"needs {size_text(size)} more, {size_text(self.memory_bytes - self.allocated_bytes)} of "
+                f"{size_text(self.memory_bytes)} are left",
                 next_step="Unload weights, lower the batch, or raise --max-memory",
             )
         with translated("allocating a buffer"):

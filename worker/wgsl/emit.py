@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wire.errors import CompileFailed
+from wire.sizes import size_text
 
 from .expressions import Expr, terms_of
 from .kernel_ir import (
@@ -80,7 +81,8 @@ def emit(kernel: Kernel, profile: Profile) -> Shader:
     ]
     if len(text) > profile.wgsl_bytes:
         raise TextTooLong(
-            f"kernel {kernel.name} needs {len(text)} bytes of WGSL of {profile.wgsl_bytes}", op=kernel.name
+            f"kernel {kernel.name} needs {size_text(len(text))} of WGSL, of at most {size_text(profile.wgsl_bytes)}",
+            op=kernel.name,
         )
     for broken, what in problems:
         if broken:

@@ -19,6 +19,7 @@ from wire.dtypes import F32, dtype_of
 from wire.errors import ExecuteFailed, InputError, OutOfMemory
 from wire.graph import GraphBuilder, WireGraph, const_value
 from wire.ops import OPS
+from wire.sizes import need_text, room_text
 from wire.types import TensorType
 from wire.unroll import unroll
 
@@ -184,7 +185,7 @@ class WgslEngine:
         """OutOfMemory, before anything is allocated, for a part that can never run within the budget."""
         if need > self._device.memory_bytes:
             raise OutOfMemory(
-                f"the part needs {need} bytes on the device, its budget is {self._device.memory_bytes}",
+                f"the part needs {need_text(need)} on the device, its budget is {room_text(self._device.memory_bytes)}",
                 next_step="Cut the part, lower the batch, or raise --max-memory",
             )
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from wire.errors import Cancelled, ExecuteFailed, Unsupported
 from wire.graph import WireGraph
 from wire.ops import COLLECTIVES, GRAPH_ATTRS
+from wire.sizes import size_text
 from wire.types import TensorType
 
 from ..engine import Collectives, Pending, Stopped
@@ -207,8 +208,8 @@ class ControlExecutable:
             for index in (*work.step.inputs, *_outputs(work.step)):
                 if stored_size(graph.types[index]) > most:
                     raise Unsupported(
-                        f"a tensor {graph.types[index]} needs {stored_size(graph.types[index])} bytes, "
-                        f"this adapter binds {most}",
+                        f"a tensor {graph.types[index]} needs {size_text(stored_size(graph.types[index]))}, "
+                        f"this adapter binds {size_text(most)}",
                         op=graph.nodes[index].op,
                         next_step="Cut the tensor, or place this part on a cpu engine",
                     )

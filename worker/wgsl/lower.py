@@ -10,6 +10,7 @@ import hashlib
 from wire.errors import Unsupported
 from wire.graph import Node, WireGraph
 from wire.ops import LEAVES
+from wire.sizes import need_text, room_text
 
 from .canonicalise import canonicalise, splat_bits
 from .emit import Shader, TextTooLong
@@ -66,7 +67,8 @@ def _check_sizes(graph: WireGraph, shaders: list[Shader], profile: Profile) -> N
         need = stored_bytes(graph, index)
         if need > most:
             raise Unsupported(
-                f"a tensor {graph.types[index]} needs a binding of {need} bytes, this adapter has {most}",
+                f"a tensor {graph.types[index]} needs a binding of {need_text(need)}, this adapter has "
+                f"{room_text(most)}",
                 op=graph.nodes[index].op,
                 next_step="Cut the tensor, or place this part on a cpu engine",
             )

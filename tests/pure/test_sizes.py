@@ -1,0 +1,64 @@
+"""Sizes that people read have units, everywhere; what they are to give is rounded up."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+from support.source import PACKAGES, SourceFile, source_files
+
+from mesh.sizes import parse_size
+from wire.sizes import need_text, room_text, size_text
+
+# Errors about bytes that do not come out even: there the exact numbers are the news, and their difference may be one.
+EXACT = {"BlobCorrupt", "BlobMissing", "FrameError", "GraphDecodeError", "GraphError", "LocalError", "ProtocolError"}
+EXACT |= {"InputError", "ShapeError", "OSError"}  # a file that is cut off, a constant of another shape
+# So they are in the checks of frames, in bindings that are not aligned, and of names, whose bytes people count.
+COUNTED = ("wire/frames.py:", "is not possible", "name_bytes_max", "NAME_BYTES_MAX")
+
+
+READ = [  # a size, how it is read, as a need, and as room
+    (0, "0 B", "0 B", "0 B"),
+    (1023, "1023 B", "1023 B", "1023 B"),
+    (1024, "1.0 KiB", "1.0 KiB", "1.0 KiB"),
+    (1025, "1.0 KiB", "1.1 KiB", "1.0 KiB"),
+    (2047, "2.0 KiB", "2.0 KiB", "1.9 KiB"),
+    (1536 << 10, "1.5 MiB", "1.5 MiB", "1.5 MiB"),
+    ((3 << 30) + 1, "3.0 GiB", "3.1 GiB", "3.0 GiB"),
+    (5 << 50, "5120.0 TiB", "5120.0 TiB", "5120.0 TiB"),
+]
+
+
+@pytest.mark.parametrize(("size_bytes", "read", "need", "room"), READ)
+def test_sizes_are_read_and_needs_are_never_too_small(size_bytes: int, read: str, need: str, room: str) -> None:
+    assert (size_text(size_bytes), need_text(size_bytes), room_text(size_bytes)) == (read, need, room)
+    if 0 < size_bytes < 1 << 50:
+        assert parse_size(room) <= size_bytes <= parse_size(need)
+
+
+def raw_sizes(file: SourceFile) -> Iterator[str]:
+    """Texts of errors, reasons and events that hold a number of bytes as it is."""
+    tree = ast.parse(file.text)
+    exact = {
+        id(inner)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in EXACT
+        for inner in ast.walk(call)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.JoinedStr) or id(node) in exact:
+            continue
+        for value, after in zip(node.values, node.values[1:], strict=False):
+            said = after.value if isinstance(after, ast.Constant) else ""
+            number = value.value if isinstance(value, ast.FormattedValue) else None
+            named = ast.unparse(number) if number is not None else ""
+            sized = named.endswith(("_bytes", "nbytes")) and not isinstance(number, ast.Call)
+            if number is not None and (str(said).startswith((" bytes", " more bytes")) or sized):
+                yield f"{file.path}:{node.lineno}: {ast.unparse(node)[:100]}"
+
+
+def test_what_people_read_holds_no_bare_number_of_bytes() -> None:
+    lines = [line for file in source_files(*PACKAGES) for line in raw_sizes(file)]
+    assert not [line for line in lines if not any(each in line for each in COUNTED)]
+    assert all(any(each in line for line in lines) for each in COUNTED), "an exception that nothing needs"
