@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wire.errors import Busy, Cancelled, InputError, MeshError, from_fields
-from wire.messages import JobReport
+from wire.messages import REPORT_CHARS_MAX, JobReport
 
 FINAL = frozenset({"done", "failed", "cancelled"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -309,6 +309,8 @@ class JobTable:
     def recall(self, job: Job, fields: Mapping[str, Any]) -> None:
         """What the journal says of a job that was shrunk."""
         job.shrunk, job.report, job.log = False, fields["report"], tuple(fields["log"])
+        if len(job.report) > REPORT_CHARS_MAX:  # of a version that did not cut them; it fits into no message
+            job.report = ""
         job.kept = fields["values"] or _NOTHING
         job.error = from_fields(fields["error"]) if fields["error"] else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,8 +36,7 @@ class Receiving:
             value = given[name]
             if (value.shape, value.dtype) != (kind.shape, kind.dtype.name):
                 raise InputError(f"the input {name!r} is {value.dtype}{list(value.shape)}, expected {kind}")
-        fetches = [self._blobs.fetch_named(link, given[name]) for name in kinds]
-        return dict(zip(kinds, await asyncio.gather(*fetches), strict=True))
+        return dict(zip(kinds, await self._blobs.fetch_all(link, [given[name] for name in kinds]), strict=True))
 
     async def params(
         self, link: Link, values: tuple[NamedValue, ...], graph: WireGraph

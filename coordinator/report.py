@@ -5,12 +5,18 @@ Plain data, ready for a table or for JSON (`dataclasses.asdict`).  Bytes and sec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from wire.messages import Deployed, DeviceReport, Ran
+from wire.messages import REPORT_CHARS_MAX, Deployed, DeviceReport, Ran
 from wire.reports import Event, PartReport, RelayReport, WorkerReport
 
 from .plan import Plan
+
+EVENTS_FIRST, EVENTS_LAST = 64, 192  # of one call that are kept
+TEXT_CHARS_MAX = 1000  # of an event or a reason, where a report is too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,8 @@ class PairView:
 class CallReport:
     """What happened during one call; complete once the call has ended.
 
-    `generations` are the plans it went through: more than one means that something failed on the way.
+    `generations` are the plans it went through: more than one means that something failed on the way.  Of many of them,
+    and of many events, the first and the latest are kept; `omitted` counts the events between by their kind.
     """
 
     seconds: float = 0.0
@@ -60,16 +67,54 @@ class CallReport:
     workers: dict[str, WorkerReport] = field(default_factory=dict)
     relayed: list[RelayReport] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    omitted: dict[str, int] = field(default_factory=dict)
 
     def begins(self, generation: int) -> None:
         """Note a plan that the call goes through, made for it or not."""
         if generation not in self.generations:
             self.generations.append(generation)
+            if len(self.generations) > EVENTS_FIRST + EVENTS_LAST:
+                del self.generations[EVENTS_FIRST]
+
+    def tell(self, event: Event) -> None:
+        """Note an event.  The first and the latest are kept, and of those between how many there were of each kind."""
+        self.events.append(event)
+        if len(self.events) > EVENTS_FIRST + EVENTS_LAST:
+            kind = self.events.pop(EVENTS_FIRST).kind
+            self.omitted[kind] = self.omitted.get(kind, 0) + 1
 
     @property
     def weight_bytes_moved(self) -> int:
         """Bytes of weights that crossed from one process to another for this call."""
         return sum(worker.weight_bytes["socket"] + worker.weight_bytes["shared"] for worker in self.workers.values())
+
+
+def as_text(report: CallReport) -> str:
+    """The report as JSON for a message, which takes so much: what is too long loses the middle of its lists, and in the
+    end all but its figures."""
+    told: dict[str, Any] = asdict(report)
+    lists = ["events", "relayed", "reasons", "generations"]
+    for keep in _KEPT:
+        text = json.dumps(told)
+        if len(text) <= REPORT_CHARS_MAX:
+            return text
+        for name in lists:
+            told[name] = _ends(told[name], keep)
+        for event in told["events"]:
+            event["text"] = event["text"][:TEXT_CHARS_MAX]
+        told["reasons"] = [reason[:TEXT_CHARS_MAX] for reason in told["reasons"]]
+        for worker in told["workers"].values():
+            worker["parts"] = _ends(worker["parts"], keep)
+    return json.dumps({name: told[name] for name in ("seconds", "generation", "generations")})
+
+
+_KEPT = (4096, 1024, 256, 64, 16, 4, 4)
+
+
+def _ends(items: Sequence[Any], keep: int) -> list[Any]:
+    """The first and the last of a list, half of `keep` each."""
+    half = keep // 2
+    return list(items) if len(items) <= keep else [*items[:half], *items[len(items) - half :]]
 
 
 def worker_report(plan: Plan, view: NodeView, ran: Ran, deployed: Deployed | None) -> WorkerReport:

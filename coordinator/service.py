@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from wire.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
-from wire.errors import Cancelled, InputError, MeshError, NotDurable, NotTrusted, StorageError
-from wire.exchange import BlobExchange, off_loop
+from wire.errors import Cancelled, InputError, LimitExceeded, MeshError, NotDurable, NotTrusted, StorageError
+from wire.exchange import BlobExchange, apart, off_loop
 from wire.graph import WireGraph
 from wire.heap import give_back
 from wire.messages import (
-    INLINE_BYTES_MAX,
+    PLAN_CHARS_MAX,
     AskJobs,
     AskNodes,
     AwaitJob,
@@ -61,7 +61,7 @@ from .jobs import FINAL, Action, Free, Job, JobTable, Note, Save, Start, Stop, T
 from .keeping import Content, Found, Keeper
 from .program import Program
 from .receiving import Receiving, consts_of
-from .report import NodeView
+from .report import NodeView, as_text
 from .runtime import Coordinator
 
 log = logging.getLogger("graph_mesh.service")
@@ -214,7 +214,10 @@ class JobService:
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
         graph, copies = decode_graph(body.graph), copies_of(body.copies, OF_CALLS).text
         strategy = self._coordinator.config.strategy_of(body.strategy)
-        return Planned(json.dumps(await self._coordinator.preview(graph, strategy, copies, body.dies)))
+        told = json.dumps(await self._coordinator.preview(graph, strategy, copies, body.dies))
+        if len(told) > PLAN_CHARS_MAX:
+            raise LimitExceeded(f"the plan is {len(told)} characters of text, the limit is {PLAN_CHARS_MAX}")
+        return Planned(told)
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)
@@ -341,7 +344,7 @@ class JobService:
                 self._coordinator.hold(address, array)
                 held.append(address)
             arrays, told = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
-            report = json.dumps(dataclasses.asdict(told))
+            report = as_text(told)
             for relayed in told.relayed:
                 self._table.tell(job.job, self._wall(), f"relayed {relayed}")
             outputs = dict(zip(work.graph.output_names, arrays, strict=True))
@@ -393,13 +396,13 @@ class JobService:
         """A job's outputs for clients; large ones stay here to be fetched by address, as long as the job is kept."""
         arrays = await self._kept_outputs(job) if job.outputs is None else job.outputs
         outputs = []
-        for name, array in arrays.items():
+        for (name, array), far in zip(arrays.items(), apart(arrays.values()), strict=True):
             address = None
-            if array.nbytes > INLINE_BYTES_MAX:
+            if far:
                 address = await off_loop(array.nbytes, hash_array, array)
                 self._coordinator.hold(address, array)
                 self._held.setdefault(job.job, []).append(address)
-            outputs.append(BlobExchange.named(name, array, address))
+            outputs.append(BlobExchange.named(name, array, far, address))
         return tuple(outputs)
 
     # -- values of before

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from wire.codec import decode_graph, hash_array
 from wire.errors import Cancelled, InputError, MeshError
-from wire.exchange import BlobExchange, off_loop
+from wire.exchange import BlobExchange, apart, off_loop
 from wire.link import Link
 from wire.messages import (
-    INLINE_BYTES_MAX,
     CloseSession,
     Done,
     Message,
@@ -161,14 +160,14 @@ class SessionService:
 
     async def _published(self, opened: _Open, arrays: Iterable[tuple[str, NDArray[Any]]]) -> tuple[NamedValue, ...]:
         """Values for the client; large ones stay here to be fetched by address, until others have taken their place."""
-        values, held = [], []
-        for name, array in arrays:
+        values, held, named = [], [], list(arrays)
+        for (name, array), far in zip(named, apart(array for _, array in named), strict=True):
             address = None
-            if array.nbytes > INLINE_BYTES_MAX:
+            if far:
                 address = await off_loop(array.nbytes, hash_array, array)
                 self._coordinator.hold(address, array)
                 held.append(address)
-            values.append(BlobExchange.named(name, array, address))
+            values.append(BlobExchange.named(name, array, far, address))
         if held:
             opened.told.append(held)
         while len(opened.told) > TOLD_MAX:

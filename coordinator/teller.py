@@ -43,7 +43,7 @@ class Teller:
             self.events.append(event)
             del self.events[:-EVENTS_MAX]
         for call in self._calls.values():
-            call.report.events.append(event)
+            call.report.tell(event)
         for watcher in self.watchers:
             self._loop.call_soon(self._show, watcher, event)
 

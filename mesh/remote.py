@@ -32,7 +32,7 @@ from wire.errors import (
     ProtocolError,
     RemoteError,
 )
-from wire.exchange import BlobExchange
+from wire.exchange import BlobExchange, apart
 from wire.graph import WireGraph
 from wire.identity import identity_here, process_id
 from wire.link import Link
@@ -228,9 +228,10 @@ class Remote:
         A job that is not detached ends with this client.
         """
         offered, strategy = dict(graph.blobs), self._text_of(strategy)
-        values = [tuple([_named(name, array, offered) for name, array in side.items()]) for side in (inputs, params)]
+        values = _named({**inputs, **params}, offered)
         name = job or secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
-        message = SubmitJob(graph.encoded, values[0], values[1], strategy, detach, graph.name, name, copies, force)
+        given, held = values[: len(inputs)], values[len(inputs) :]
+        message = SubmitJob(graph.encoded, given, held, strategy, detach, graph.name, name, copies, force)
         self._offered[name] = offered
         try:
             return (await self._ask(message, JobAccepted)).job
@@ -247,7 +248,7 @@ class Remote:
             answer = await self._ask(AwaitJob(job), JobResult)
             link = await self._open()
             try:
-                arrays = await asyncio.gather(*(self._exchange.fetch_named(link, value) for value in answer.outputs))
+                arrays = await self._exchange.fetch_all(link, answer.outputs)
             except (RemoteError, BlobMissing) as error:
                 if not (link.closed or isinstance(error, BlobMissing)):  # it may hold only the most recent results
                     raise
@@ -358,13 +359,15 @@ def _find(offers: Mapping[str, Mapping[bytes, NDArray[Any]]], address: bytes) ->
     return None if found is None else tensor_bytes(found)
 
 
-def _named(name: str, value: NDArray[Any] | Handle, offered: dict[bytes, NDArray[Any]]) -> NamedValue:
-    """A value for a message; if it does not travel in it, it is offered for fetching."""
-    array = np.asarray(value)
-    named = BlobExchange.named(name, array, value.address if isinstance(value, Handle) else None)
-    if named.blob is not None:
-        offered[named.blob] = array
-    return named
+def _named(given: Mapping[str, NDArray[Any] | Handle], offered: dict[bytes, NDArray[Any]]) -> tuple[NamedValue, ...]:
+    """Values for a message, in their order; what does not travel in it is offered for fetching."""
+    arrays, values = [np.asarray(value) for value in given.values()], []
+    for (name, value), array, far in zip(given.items(), arrays, apart(arrays), strict=True):
+        named = BlobExchange.named(name, array, far, value.address if isinstance(value, Handle) else None)
+        if named.blob is not None:
+            offered[named.blob] = array
+        values.append(named)
+    return tuple(values)
 
 
 def told(text: str) -> dict[str, Any]:

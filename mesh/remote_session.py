@@ -33,7 +33,7 @@ from .backend import Stateful, Work
 from .handle import Handle
 
 M = TypeVar("M", bound=Message)
-Named = Callable[[str, Any, dict[bytes, NDArray[Any]]], NamedValue]
+Named = Callable[[Mapping[str, Any], dict[bytes, NDArray[Any]]], tuple[NamedValue, ...]]
 
 
 class RemoteSession:
@@ -77,7 +77,7 @@ class RemoteSession:
         there = await link
         values: Mapping[str, Handle] = work.bindings
         offered = dict(work.graph.blobs)
-        params = tuple(self._named(name, handle, offered) for name, handle in values.items())
+        params = self._named(values, offered)
         carries = tuple(SessionCarry(name, output) for name, output in state.carries)
         options = work.strategy, state.copies, state.every, state.ahead or 0, state.replay_bytes
         key = f"session {id(self)}"
@@ -91,19 +91,19 @@ class RemoteSession:
     async def _step(self, number: int, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         link, name = await self._opened
         offered: dict[bytes, NDArray[Any]] = {}
-        values = tuple(self._named(each, array, offered) for each, array in inputs.items())
+        values = self._named(inputs, offered)
         key = f"step {id(self)} {number}"
         self._offered[key] = offered
         try:
             told = await _asked(link, SessionStep(name, number, values), SessionTold)
         finally:
             del self._offered[key]
-        return await asyncio.gather(*(self._exchange.fetch_named(link, value) for value in told.values))
+        return await self._exchange.fetch_all(link, told.values)
 
     async def _state(self, number: int) -> dict[str, NDArray[Any]]:
         link, name = await self._opened
         told = await _asked(link, SessionState(name, number), SessionTold)
-        arrays = await asyncio.gather(*(self._exchange.fetch_named(link, value) for value in told.values))
+        arrays = await self._exchange.fetch_all(link, told.values)
         return {value.name: array for value, array in zip(told.values, arrays, strict=True)}
 
     def _task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wire.reports import Event, PartReport, RelayReport, WorkerReport
@@ -15,7 +15,8 @@ from .sizes import counted, size_text
 class Report:
     """One call.  `generations` are the plans it went through; more than one means that something failed on the way.
 
-    `relayed` is what workers that cannot connect sent each other through the coordinator.
+    `relayed` is what workers that cannot connect sent each other through the coordinator.  Of many events the first 64
+    and the latest 192 are kept, and `omitted` counts those between by their kind.
     """
 
     seconds: float
@@ -25,6 +26,7 @@ class Report:
     workers: Mapping[str, WorkerReport]
     events: tuple[Event, ...]
     relayed: tuple[RelayReport, ...] = ()
+    omitted: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         who = ", ".join(self.workers) or (self.reasons[0] if self.reasons else "nobody yet")
@@ -53,6 +55,7 @@ class Report:
             workers,
             tuple(Event(**event) for event in data.get("events", ())),
             tuple(RelayReport(**each) for each in data.get("relayed", ())),
+            dict(data.get("omitted", {})),
         )
 
 

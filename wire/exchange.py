@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +28,8 @@ from .transport import Link
 from .types import TensorType
 
 OFF_LOOP_BYTES = MIB  # copies and hashes above this run in a thread, so that heartbeats are read on time
+INLINE_TOTAL_BYTES_MAX = 4 * MIB  # of the values of one message, which may have 17 MiB
+FETCHES_MAX = 64  # at once
 T = TypeVar("T")
 
 
@@ -59,6 +61,15 @@ async def share_with(link: Link, shared: SharedDir, data: memoryview) -> str:
         raise NodeLost(f"the link to {link.peer.name} has ended", node=link.peer.name)
     link.hand(str(shared.path), name, data.nbytes)
     return name
+
+
+def apart(arrays: Iterable[NDArray[Any]]) -> list[bool]:
+    """Which tensors of one message do not travel in it: large ones, and those for which the others leave no room."""
+    found, room_bytes = [], INLINE_TOTAL_BYTES_MAX
+    for array in arrays:
+        found.append(array.nbytes > min(INLINE_BYTES_MAX, room_bytes))
+        room_bytes -= 0 if found[-1] else array.nbytes
+    return found
 
 
 def room_for(size_bytes: int) -> memoryview:
@@ -138,6 +149,16 @@ class BlobExchange:
                 f"blob {asked.blob.hex()[:16]} could not be sent", node=error.node, cause=str(error)
             ) from None
 
+    async def fetch_all(self, link: Link, values: Sequence[NamedValue]) -> list[NDArray[Any]]:
+        """As `fetch_named`, some at a time: a link has room for so many requests."""
+        some = asyncio.Semaphore(FETCHES_MAX)
+
+        async def fetch(value: NamedValue) -> NDArray[Any]:
+            async with some:
+                return await self.fetch_named(link, value)
+
+        return await asyncio.gather(*(fetch(value) for value in values))
+
     async def fetch_named(self, link: Link, value: NamedValue) -> NDArray[Any]:
         """The tensor a NamedValue stands for, fetched if it did not ride along."""
         kind = TensorType(value.shape, dtype_named(value.dtype))
@@ -171,9 +192,9 @@ class BlobExchange:
             arrived.set_exception(NodeLost("the stream broke off", cause=str(error)))
 
     @staticmethod
-    def named(name: str, array: NDArray[Any], address: bytes | None = None) -> NamedValue:
-        """A NamedValue for a tensor: inline if small, else its address, under which the other side will ask for it."""
+    def named(name: str, array: NDArray[Any], apart: bool, address: bytes | None = None) -> NamedValue:
+        """A NamedValue for a tensor: inline or, `apart`, its address, under which the other side will ask for it."""
         dtype = dtype_of(array).name
-        if array.nbytes <= INLINE_BYTES_MAX:
+        if not apart:
             return NamedValue(name, dtype, array.shape, tensor_bytes(array).tobytes())
         return NamedValue(name, dtype, array.shape, None, address or hash_array(array))

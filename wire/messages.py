@@ -33,6 +33,8 @@ Dims = Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...], Meta(max_le
 Seconds = Annotated[float, Meta(ge=0)]
 Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
 REVOCATIONS_BYTES_MAX = 64 * KIB  # of 1,024 nodes: 37 KiB
+REPORT_CHARS_MAX = 1 << 20  # of what a call did where, as JSON
+PLAN_CHARS_MAX = 4 << 20  # of a plan, as JSON
 INLINE_BYTES_MAX = 64 * KIB  # a tensor up to this size rides along in its message
 Certificate = Annotated[bytes, Meta(max_length=2 * KIB)]
 RevocationList = Annotated[bytes, Meta(max_length=REVOCATIONS_BYTES_MAX)]
@@ -590,7 +592,7 @@ class PlanGraph(Message, frozen=True, array_like=True, tag=True):
 class Planned(Message, frozen=True, array_like=True, tag=True):
     """A plan as JSON text (the fields of coordinator.plan.Plan)."""
 
-    plan: Annotated[str, Meta(max_length=4 << 20)]
+    plan: Annotated[str, Meta(max_length=PLAN_CHARS_MAX)]
 
 
 class AskJobs(Message, frozen=True, array_like=True, tag=True):
@@ -607,7 +609,7 @@ class JobReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     seconds: Seconds
     error: dict[Name, Text] = {}
     log: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
-    report: Annotated[str, Meta(max_length=1 << 20)] = ""  # JSON of the run's report, once done
+    report: Annotated[str, Meta(max_length=REPORT_CHARS_MAX)] = ""  # JSON of the run's report, once done
     waits: Text = ""  # what it waits for, for people, where it does
 
 
@@ -625,7 +627,7 @@ class JobResult(Message, frozen=True, array_like=True, tag=True):
     """The outputs, small ones inline and others as blobs to fetch from the coordinator."""
 
     outputs: tuple[NamedValue, ...]
-    report: Annotated[str, Meta(max_length=1 << 20)] = ""
+    report: Annotated[str, Meta(max_length=REPORT_CHARS_MAX)] = ""
 
 
 class CancelJob(Message, frozen=True, array_like=True, tag=True):

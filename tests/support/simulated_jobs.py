@@ -157,7 +157,8 @@ def submission(name: str, job: Job, detach: bool) -> SubmitJob:
     """What a client says to have a job done."""
     made = job.random
     inputs, params = (
-        tuple(BlobExchange.named(each, array) for each, array in side.items()) for side in (made.inputs, made.params)
+        tuple(BlobExchange.named(each, array, apart=False) for each, array in side.items())
+        for side in (made.inputs, made.params)
     )
     return SubmitJob(made.graph.encoded, inputs, params, job.program.strategy, detach, "", name)
 
