@@ -42,13 +42,15 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Those in `folder`, of which the `keep` last stay."""
+    """Those in `folder`, of which the `keep` that were saved last stay, whatever their steps: another run of training
+    may have come further there.  `step` is that of the one which was saved or loaded last by this object."""
 
     def __init__(self, folder: str | Path, keep: int = 3, disk: Disk | None = None) -> None:
         integer(keep, "keep: how many checkpoints stay", 1)
         if not isinstance(folder, str | PathLike):
             raise InputError(f"checkpoints are in a folder, not in {folder!r}")
         self.folder, self._keep, self._disk = Path(folder), keep, disk or Disk()
+        self.step: int | None = None
 
     def save(self, step: int, cursor: Cursor, state: Any, about: Mapping[str, Any]) -> Path:
         """Write one, whole or not at all; the path of its manifest.  StorageError if the disk refuses."""
@@ -61,6 +63,7 @@ class Checkpoints:
         manifest = {
             "format": FORMAT,
             "step": step,
+            "saved": 1 + max((saved for saved, _ in self._saved()), default=0),
             "cursor": asdict(cursor),
             "about": dict(about),
             "sha256": digest.hexdigest(),
@@ -73,13 +76,13 @@ class Checkpoints:
             self._disk.write_whole(path, [json.dumps(manifest, indent=1).encode()])
         except OSError as error:
             raise StorageError(f"a checkpoint could not be written to {self.folder}", cause=str(error)) from error
+        self.step = step
         self._tidy()
         return path
 
     def steps(self) -> list[int]:
-        """Of which steps there are manifests, the newest first."""
-        names = (path.stem.removeprefix("step-") for path in self.folder.glob("step-*.json"))
-        return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+        """Of which steps there are manifests, the one that was saved last first."""
+        return [step for _, step in sorted(self._saved(), reverse=True)]
 
     def latest(self) -> Checkpoint | None:
         """The newest whole one, None if there is none; those that are damaged are passed over with a warning."""
@@ -105,7 +108,21 @@ class Checkpoints:
         state = load_safetensors(data, mmap=False)
         if set(state) != set(tensors):
             raise InputError(f"{data} has other tensors than {path.name} says")
+        self.step = step
         return Checkpoint(step, cursor, state, about)
+
+    def _saved(self) -> list[tuple[int, int]]:
+        """The place of every manifest in the order of saving, and its step; 0 for one that does not say."""
+        found = []
+        for path in self.folder.glob("step-*.json"):
+            name = path.stem.removeprefix("step-")
+            if name.isdigit():
+                try:
+                    saved = int(json.loads(path.read_bytes())["saved"])
+                except (OSError, ValueError, KeyError, TypeError):  # damaged, or of a version that did not say
+                    saved = 0
+                found.append((saved, int(name)))
+        return found
 
     def _paths(self, step: int) -> tuple[Path, Path]:
         stem = self.folder / f"step-{step:010}"

@@ -126,7 +126,7 @@ class Run:
             elif self._mesh is not None and time.monotonic() - self._fetched_s > self._fetch_after_s:
                 self._settle()
         self._settle()
-        if self._wishes.store is not None and self._wishes.store.steps()[:1] != [self.number]:
+        if self._wishes.store is not None and self._wishes.store.step != self.number:
             self._save()
 
     def _go_back(self) -> None:

@@ -54,6 +54,38 @@ def test_the_last_ones_are_kept_and_rubbish_is_not(tmp_path: Path) -> None:
     ]
 
 
+def test_those_of_the_run_that_saved_last_are_kept_and_taken_whatever_their_steps(tmp_path: Path) -> None:
+    assert saved(tmp_path, 40, 50, 60).steps() == [60, 50, 40]
+    for path in tmp_path.glob("*40.json"):  # as versions wrote it that did not count
+        path.write_text(
+            json.dumps({name: each for name, each in json.loads(path.read_text()).items() if name != "saved"})
+        )
+    assert saved(tmp_path, 10, keep=3).steps() == [10, 60, 50]
+    store = saved(tmp_path, 20, 60, 30)
+    newest = store.latest()
+    assert store.steps() == [30, 60, 20] and newest is not None and newest.step == 30
+
+
+@pytest.mark.parametrize("steps", [30, 60])
+def test_fitting_anew_in_a_used_folder_keeps_its_own(tmp_path: Path, steps: int) -> None:
+    def fit(steps: int, every: int, **how: Any) -> Any:
+        trainer = DistributedTrainer(linear, {"w": np.ones((8, 4), np.float32)}).distribute(None)
+        trainer.fit((X, Y), batch_size=8, epochs=1000, steps=steps, checkpoint=tmp_path, every=every, **how)
+        return trainer.params["w"]
+
+    fit(60, 10)
+    assert Checkpoints(tmp_path).steps() == [60, 50, 40]
+    anew = fit(steps, 100, resume=False, shuffle=False)
+    assert Checkpoints(tmp_path).steps()[0] == steps
+    assert np.array_equal(fit(0, 100), anew), "what goes on goes on from the run that was here last"
+    fit(35, 10, resume=False)
+    assert Checkpoints(tmp_path).steps() == [35, 30, 20]
+
+
+def linear(params: Any, x: Any, y: Any) -> Any:
+    return ((x @ params["w"] - y) ** 2).mean()
+
+
 @pytest.mark.parametrize("part", ["json", "safetensors"])
 def test_a_damaged_one_is_passed_over_byte_by_byte(tmp_path: Path, part: str) -> None:
     store = saved(tmp_path, 1, 2)
