@@ -1,7 +1,9 @@
 """The jobs of a coordinator daemon: what was submitted, what became of it, and for how long that is kept.
 
-Pure: `now` is Unix time in seconds, ids are given, and a method that changes something returns what the shell
-(`service.py`) must do, in order.  It does not know how a job runs, what its values are, or where entries are kept.
+Pure: `now` is in seconds of a clock that nobody sets, ids are given, and a method that changes something returns what
+the shell (`service.py`) must do, in order.  What people read and the journal keeps is Unix time: `now` and `unix_s`
+more.  The shell keeps that figure current, for a machine's date may be set while jobs run.  The table does not know how
+a job runs, what its values are, or where entries are kept.
 
     arriving --Save accepted--> queued --Start--> running --Save ended--> done | failed | cancelled
                                                                      (kept `keep_s`, --Save forgotten--> Free)
@@ -24,7 +26,8 @@ from types import MappingProxyType
 from typing import Any
 
 from wire.errors import Busy, Cancelled, InputError, MeshError, from_fields
-from wire.messages import REPORT_CHARS_MAX, JobReport
+from wire.limits import REPORT_CHARS_MAX
+from wire.messages import JobReport
 
 FINAL = frozenset({"done", "failed", "cancelled"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -40,6 +43,7 @@ class JobLimits:
     log_lines_max: int = 1000
     grace_s: float = 10.0  # an attached job outlives its client's link by so much: a restart, or a moment without Wi-Fi
     retry_s: float = 5.0  # between attempts to write an end that the disk refused
+    keep_anew_s: float = 3600.0  # a result is kept so long after a restart: the machine's date may be wrong then
     gather_s: float = 10.0  # after a restart, how long jobs wait for the workers of before
 
 
@@ -49,7 +53,7 @@ class Job:
     name: str
     client: str
     detached: bool
-    created_s: float
+    created_s: float  # Unix time, as is ended_s
     content: str = ""  # a digest of what it computes: the same id may only come again with the same
     work: Any = None  # what service.py needs to run it, once that has arrived; freed at the end
     kept: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)  # what the journal said of its values
@@ -66,6 +70,8 @@ class Job:
     retry_s: float | None = None  # when its end is saved again
     forgetting: bool = False
     restored: bool = False  # from the journal
+    began_s: float = 0.0  # by the table's clock
+    over_s: float | None = None  # likewise
 
     @property
     def patient(self) -> bool:
@@ -139,6 +145,7 @@ class JobTable:
         self._unsaved: dict[str, Job] = {}  # whose last entry the disk refused
         self._gather_until_s: float | None = None  # until then jobs wait for all workers of before a restart
         self._lack = ""  # why no worker can be given work
+        self.unix_s = 0.0  # what Unix time is ahead of `now`
 
     # -- a job's life
 
@@ -160,7 +167,8 @@ class JobTable:
             raise Busy(f"{waiting} jobs of this client are waiting already", next_step="Wait for some, or cancel them")
         self._over.pop(job.job, None)  # one that was refused
         self._jobs[job.job] = self._going[job.job] = job
-        self._tell(job, job.created_s, "submitted")
+        job.began_s = job.created_s - self.unix_s
+        self._tell(job, job.began_s, "submitted")
         return job
 
     def arrived(self, job: Job, now: float, work: Any) -> list[Action]:
@@ -184,7 +192,7 @@ class JobTable:
         if job.state in FINAL or job.final:
             return []
         job.final = _final_state(error)
-        job.ended_s, job.outputs, job.report = now, outputs, report
+        job.over_s, job.ended_s, job.outputs, job.report = now, now + self.unix_s, outputs, report
         job.error = error and error.copy()  # the error itself would hold the stacks that it went through
         self._tell(job, now, job.final if error is None else f"{job.final}: {error}")
         return [self._save_end(job)]
@@ -267,7 +275,8 @@ class JobTable:
         if kind == "accepted":
             made = self._jobs[job] = self._going[job] = _job_of(job, fields)
             made.state, made.restored = "queued", True
-            self._tell(made, made.created_s, "submitted")
+            made.began_s = min(made.created_s - self.unix_s, now)
+            self._tell(made, made.created_s - self.unix_s, "submitted")
             self._tell(made, now, "queued again: the coordinator started anew")
             if not made.detached:
                 made.leaves_s = now + self.limits.grace_s
@@ -278,6 +287,9 @@ class JobTable:
             made = self._jobs[job] = self._over[job] = _job_of(job, fields)
             made.state = made.final = fields["state"]
             made.ended_s = fields["ended_s"]
+            longest_s = max(self.limits.keep_s - self.limits.keep_anew_s, 0.0)
+            made.over_s = max(min(made.ended_s - self.unix_s, now), now - longest_s)
+            made.began_s = made.over_s - max(made.ended_s - made.created_s, 0.0)
             made.error = from_fields(fields["error"]) if fields["error"] else None
             self.shrink(made)
 
@@ -334,7 +346,7 @@ class JobTable:
         """When a tick is due, or None."""
         due = [self._gather_until_s, *(job.leaves_s for job in self._going.values())]
         due += [job.retry_s for job in self._unsaved.values()]
-        due += [job.ended_s + self.limits.keep_s for job in itertools.islice(self._over.values(), 1)]
+        due += [_over_s(job) + self.limits.keep_s for job in itertools.islice(self._over.values(), 1)]
         return min((time_s for time_s in due if time_s is not None), default=None)
 
     # -- asking
@@ -353,7 +365,7 @@ class JobTable:
 
     def report(self, job: Job, now: float, details: bool) -> JobReport:
         """The job as a message row, with its log and its report or without."""
-        seconds = max((job.ended_s or now) - job.created_s, 0.0)
+        seconds = max((now if job.over_s is None else job.over_s) - job.began_s, 0.0)
         error = job.error.to_fields() if job.error and job.state in FINAL else {}
         log = tuple(line[:4096] for line in job.log) if details else ()
         report = job.report if details else ""
@@ -388,8 +400,8 @@ class JobTable:
     def _end(self, job: Job, now: float) -> list[Action]:
         if job.state in FINAL:
             return []
-        if not job.ended_s:
-            job.ended_s = now
+        if job.over_s is None:
+            job.over_s, job.ended_s = now, now + self.unix_s
             self._tell(job, now, f"{job.final}: {job.error}")
         job.state, job.work = job.final, None
         del self._going[job.job]
@@ -422,7 +434,7 @@ class JobTable:
         actions: list[Action] = []
         while self._over:
             job = next(iter(self._over.values()))
-            if len(self._over) <= self.limits.kept_max and now < job.ended_s + self.limits.keep_s:
+            if len(self._over) <= self.limits.kept_max and now < _over_s(job) + self.limits.keep_s:
                 break
             del self._over[job.job]
             job.forgetting = True
@@ -436,7 +448,12 @@ class JobTable:
         return [Free(job)]
 
     def _tell(self, job: Job, now: float, text: str) -> None:
-        job.log = (*job.log, f"{now:.3f} {text}")[-self.limits.log_lines_max :]
+        job.log = (*job.log, f"{now + self.unix_s:.3f} {text}")[-self.limits.log_lines_max :]
+
+
+def _over_s(job: Job) -> float:
+    assert job.over_s is not None
+    return job.over_s
 
 
 def _final_state(error: MeshError | None) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from wire.messages import REPORT_CHARS_MAX, Deployed, DeviceReport, Ran
+from wire.limits import REPORT_CHARS_MAX
+from wire.messages import Deployed, DeviceReport, Ran
 from wire.reports import Event, PartReport, RelayReport, WorkerReport
 
 from .plan import Plan

@@ -30,8 +30,8 @@ from wire.errors import Cancelled, InputError, LimitExceeded, MeshError, NotDura
 from wire.exchange import BlobExchange, apart, off_loop
 from wire.graph import WireGraph
 from wire.heap import give_back
+from wire.limits import PLAN_CHARS_MAX
 from wire.messages import (
-    PLAN_CHARS_MAX,
     AskJobs,
     AskNodes,
     AwaitJob,
@@ -109,12 +109,12 @@ class JobService:
         coordinator: Coordinator,
         table: JobTable,
         keeper: Keeper,
-        wall: Callable[[], float] = time.time,
+        unix: Callable[[], float] = time.time,
     ) -> None:
         self._coordinator = coordinator
         self._table = table
         self._keeper = keeper
-        self._wall = wall  # Unix time
+        self._unix = unix  # what people call the time, which may be set
         self._receiving = Receiving(coordinator.blobs)
         self._loop = asyncio.get_running_loop()
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -154,7 +154,7 @@ class JobService:
 
     def resume(self, found: Iterable[Found]) -> dict[str, list[str]]:
         """Take up the jobs of before; the workers of before, by node id, with addresses that are worth dialling."""
-        now = self._wall()
+        now = self._now()
         for entry in found:
             if entry.job == WORKERS:
                 self._workers_kept = entry.fields["workers"]
@@ -188,7 +188,8 @@ class JobService:
         self._table.seen(client)
         name = body.job or secrets.token_hex(6)
         while True:
-            job = Job(name, sys.intern(body.name), client, body.detach, self._wall(), _digest(body))
+            created_s = self._now() + self._table.unix_s
+            job = Job(name, sys.intern(body.name), client, body.detach, created_s, _digest(body))
             known = self._table.submit(job)
             if known is job:
                 await self._take_in(link, job, graph, body)
@@ -206,9 +207,9 @@ class JobService:
             work = await self._receive(link, graph, body)
         except BaseException as error:
             known = error if isinstance(error, MeshError) else Cancelled("the client went away")
-            self._feed(self._table.refused(job, self._wall(), known))
+            self._feed(self._table.refused(job, self._now(), known))
             raise
-        self._feed(self._table.arrived(job, self._wall(), work))
+        self._feed(self._table.arrived(job, self._now(), work))
         await self._until(job, lambda job: job.state != "arriving")
 
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
@@ -221,7 +222,7 @@ class JobService:
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)
-        now = self._wall()
+        now = self._now()
         if not body.job:
             return Jobs(tuple(self._table.report(job, now, details=False) for job in self._table.all()))
         job = self._table.get(body.job)
@@ -260,7 +261,7 @@ class JobService:
     async def _cancel(self, link: Link, body: CancelJob) -> Done:
         job = self._table.get(body.job)
         if job.state not in FINAL:
-            self._feed(self._table.cancel(job, self._wall()))
+            self._feed(self._table.cancel(job, self._now()))
             await self._until(job, lambda job: job.state in FINAL)
         elif job.state != "cancelled":
             raise InputError(f"job {body.job} is over already: {job.state}")
@@ -275,7 +276,7 @@ class JobService:
             PairReport(**{name: getattr(pair, name) for name in PairReport.__struct_fields__}) for pair in pairs
         )
         timeout_s = self._coordinator.config.health.node_timeout_s
-        return Nodes(reports, timeout_s, ways, self._wall(), platform.system())
+        return Nodes(reports, timeout_s, ways, self._unix(), platform.system())
 
     async def _pause_node(self, link: Link, body: PauseNode) -> Done:
         await self._coordinator.pause(body.node, body.on)
@@ -308,7 +309,7 @@ class JobService:
         kept = await self._keeper.save(job.job, save.kind, save.fields, _values(save))
         if save.kind == "ended" and kept:
             job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
-        self._feed(self._table.saved(save, self._wall()))
+        self._feed(self._table.saved(save, self._now()))
         if save.kind == "ended":
             self._remember(job)
             if next(self._ended) % GIVE_BACK_EVERY == 0:
@@ -317,7 +318,7 @@ class JobService:
     def _not_saved(self, save: Save, error: MeshError) -> None:
         log.error("job %s: %s", save.job.job, error)
         known = error if isinstance(error, StorageError) else NotDurable("the job could not be kept", cause=str(error))
-        self._feed(self._table.not_saved(save, self._wall(), known))
+        self._feed(self._table.not_saved(save, self._now(), known))
 
     def _start_running(self, start: Start) -> None:
         if self._closing:
@@ -346,7 +347,7 @@ class JobService:
             arrays, told = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
             report = as_text(told)
             for relayed in told.relayed:
-                self._table.tell(job.job, self._wall(), f"relayed {relayed}")
+                self._table.tell(job.job, self._now(), f"relayed {relayed}")
             outputs = dict(zip(work.graph.output_names, arrays, strict=True))
         except asyncio.CancelledError:
             error = Cancelled("the job was cancelled")
@@ -360,7 +361,7 @@ class JobService:
     def _ran(self, job: Job, outputs: Mapping[str, NDArray[Any]], report: str, error: MeshError | None) -> None:
         if error is not None and self._closing:
             return  # the next start runs it again
-        self._feed(self._table.ran(job, self._wall(), outputs, report, error))
+        self._feed(self._table.ran(job, self._now(), outputs, report, error))
 
     def _stop(self, stop: Stop) -> None:
         self._running[stop.job.job].cancel()
@@ -431,18 +432,24 @@ class JobService:
 
     # -- clients, workers, time
 
+    def _now(self) -> float:
+        """By the clock of the table, who hears meanwhile what the date is."""
+        now = self._loop.time()
+        self._table.unix_s = self._unix() - now
+        return now
+
     def _client_gone(self, link: Link, error: MeshError | None) -> None:
         client = link.peer.node_id
         newer = self._coordinator.endpoint.links.get(client)
         if newer is None or newer is link or newer.closed:
-            self._feed(self._table.left(client, self._wall(), for_good=error is None))
+            self._feed(self._table.left(client, self._now(), for_good=error is None))
 
     def _happened(self, event: Event) -> None:
         """What happens to the workers is part of the log of every job that runs meanwhile."""
         about = f" {event.node}" if event.node else _ABOUT.get(event.kind, "")
         text = f"{event.kind}{about}: {event.text}"
         for job in self._running:
-            self._table.tell(job, self._wall(), text)
+            self._table.tell(job, self._now(), text)
         if event.kind in WORKERS_CHANGED:
             self._wake.set()
 
@@ -452,9 +459,9 @@ class JobService:
             due_s = self._table.next_deadline()
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if due_s is None else max(due_s - self._wall(), 0.0)):
+                async with asyncio.timeout(None if due_s is None else max(due_s - self._now(), 0.0)):
                     await self._wake.wait()
-            now, workers = self._wall(), self._workers()
+            now, workers = self._now(), self._workers()
             missing = self._workers_before - {worker.node_id for worker in workers}
             self._perform([*self._table.tick(now), *self._table.workers(now, self._coordinator.lack, missing)])
             await self._keep_workers(workers)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+REPORT_CHARS_MAX = 1 * MIB  # of what a call did where, as JSON in one message
+PLAN_CHARS_MAX = 4 * MIB  # of a plan, likewise
 
 
 @dataclass(frozen=True, slots=True)

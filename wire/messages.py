@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .errors import FrameError, LocalError
-from .limits import DEFAULT, KIB
+from .limits import DEFAULT, KIB, PLAN_CHARS_MAX, REPORT_CHARS_MAX
 from .timeouts import COLLECTIVE_TIMEOUT_S
 from .versions import PROTOCOL, text
 
@@ -33,8 +33,6 @@ Dims = Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...], Meta(max_le
 Seconds = Annotated[float, Meta(ge=0)]
 Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
 REVOCATIONS_BYTES_MAX = 64 * KIB  # of 1,024 nodes: 37 KiB
-REPORT_CHARS_MAX = 1 << 20  # of what a call did where, as JSON
-PLAN_CHARS_MAX = 4 << 20  # of a plan, as JSON
 INLINE_BYTES_MAX = 64 * KIB  # a tensor up to this size rides along in its message
 Certificate = Annotated[bytes, Meta(max_length=2 * KIB)]
 RevocationList = Annotated[bytes, Meta(max_length=REVOCATIONS_BYTES_MAX)]

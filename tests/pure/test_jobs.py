@@ -13,7 +13,7 @@ from wire.errors import Busy, Cancelled, ExecuteFailed, InputError, MeshError, N
 
 LIMITS = JobLimits(
     queued_per_client_max=3, running_max=2, kept_max=2, keep_s=10.0, log_lines_max=4, grace_s=5.0, retry_s=2.0,
-    gather_s=3.0,
+    gather_s=3.0, keep_anew_s=4.0,
 )  # fmt: skip
 NOBODY = "none is connected"
 
@@ -32,7 +32,7 @@ class Story:
         return self.table.get(name)
 
     def submit(self, name: str, client: str = "c", detached: bool = False, content: str = "x") -> Job:
-        job = self.table.submit(Job(name, "", client, detached, self.now, content))
+        job = self.table.submit(Job(name, "", client, detached, self.now + self.table.unix_s, content))
         if job.state == "arriving":
             self.do(self.table.arrived(job, self.now, "work"))
         return job
@@ -67,9 +67,9 @@ class Story:
     def waits(self, name: str) -> str:
         return self.table.report(self.job(name), self.now, details=False).waits
 
-    def restarted(self, now: float) -> Story:
+    def restarted(self, now: float, unix_s: float = 0.0) -> Story:
         made = Story()
-        made.now = now
+        made.now, made.table.unix_s = now, unix_s
         for job, kind, fields in self.journal:
             made.table.restore(job, kind, fields, now)
         made.table.gather(now)
@@ -88,6 +88,50 @@ def test_a_job_is_promised_run_and_told_in_this_order() -> None:
     assert story.told == ["Save a ended", "Tell a"]
     job = story.job("a")
     assert (job.state, job.outputs, job.work, job.ended_s) == ("done", "outputs", None, 2.0)
+
+
+@pytest.mark.parametrize("hours", [-5, 48])
+def test_no_wait_follows_the_date_and_what_people_read_does(hours: int) -> None:
+    story, set_s = Story(), hours * 3600.0
+    story.table.unix_s = 1_700_000_000.0
+    story.submit("a")
+    story.submit("b")
+    story.table.unix_s += set_s
+    story.do(story.table.left("c", 1.0, for_good=False))
+    story.ran("a", 2.0, "outputs")
+    report = story.table.report(story.job("a"), 9.0, details=True)
+    assert (report.created_s, report.seconds) == (1_700_000_000.0, 2.0)
+    assert story.job("a").ended_s == 1_700_000_002.0 + set_s
+    assert float(report.log[-1].split()[0]) == story.job("a").ended_s
+    limits = story.table.limits
+    for at, of_b in ((0.9 + limits.grace_s, "running"), (1.0 + limits.grace_s, "cancelled")):
+        story.at(at)
+        assert story.job("b").state == of_b
+    story.at(1.9 + limits.keep_s)
+    assert story.job("a").state == "done"
+    story.at(2.0 + limits.keep_s)
+    with pytest.raises(InputError, match="no job 'a'"):
+        story.job("a")
+
+
+@pytest.mark.parametrize("hours", [-100, 0, 5, 10_000])
+def test_results_outlive_a_restart_whatever_the_date_is_then(hours: int) -> None:
+    story = Story()
+    story.table.unix_s = 1_700_000_000.0
+    story.submit("a")
+    story.ran("a", 2.0, "outputs")
+    story.submit("b")
+    again = story.restarted(10.0, unix_s=1_700_000_000.0 + hours * 3600)
+    limits = again.table.limits
+    assert again.table.report(again.job("a"), 10.0, details=False).seconds == 2.0
+    again.do(again.table.workers(10.0 + limits.gather_s, "", {"gone"}))
+    assert again.job("b").state == "running", "it waited for the workers of before, and no longer"
+    assert again.table.report(again.job("b"), 20.0, details=False).seconds >= 10.0
+    again.at(9.0 + limits.keep_anew_s)
+    assert again.job("a").state == "done"
+    again.at(10.0 + limits.keep_s)
+    with pytest.raises(InputError, match="no job 'a'"):
+        again.job("a")
 
 
 def test_jobs_start_in_order_up_to_the_limit() -> None:

@@ -11,8 +11,8 @@ import pytest
 from coordinator.report import EVENTS_FIRST, EVENTS_LAST, CallReport, as_text
 from mesh.report import Report
 from wire.exchange import INLINE_TOTAL_BYTES_MAX, BlobExchange, apart
-from wire.limits import DEFAULT, KIB
-from wire.messages import INLINE_BYTES_MAX, REPORT_CHARS_MAX, JobResult, decode_message, encode_message
+from wire.limits import DEFAULT, KIB, REPORT_CHARS_MAX
+from wire.messages import INLINE_BYTES_MAX, JobResult, decode_message, encode_message
 from wire.reports import Event, PartReport, RelayReport, WorkerReport
 
 
