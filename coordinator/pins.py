@@ -1,14 +1,14 @@
 """Pins: what has to be computed on which device, because a program says so with `transfer`.  Pure.
 
 A node is pinned where its operands are: those that are pinned must agree, the others have no say.  A `transfer` moves
-its operand, and what follows from it, to another device.
+its operand, and what follows from it, to another device; one to any device leaves them free.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from wire.device_names import DeviceName, device_named
+from wire.device_names import ANY, DeviceName, device_named
 from wire.errors import InputError, NoSuchDevice
 from wire.graph import WireGraph
 from wire.ops import GRAPH_ATTRS, LEAVES, inner_graphs
@@ -35,7 +35,8 @@ def pins(graph: WireGraph) -> dict[int, DeviceName]:
                 next_step=RANKS_STEP if node.op == "spmd" else "Name it outside",
             )
         if node.op == "transfer":
-            found[index] = device_named(node.attrs["device"])
+            if node.attrs["device"] != ANY:
+                found[index] = device_named(node.attrs["device"])
         elif node.op not in LEAVES and node.op != "spmd":
             mine = dict.fromkeys(found[each] for each in node.inputs if each in found)
             if len(mine) > 1:

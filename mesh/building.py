@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
+from wire.device_names import ANY
 from wire.errors import ConfigError, GraphError, InputError
 from wire.graph import WireGraph
 from wire.ops import COLLECTIVES, inner_graphs
@@ -66,7 +67,7 @@ def check_local(graph: WireGraph) -> None:
                 op=op,
                 next_step="mode='off' computes here what all ranks together would",
             )
-        if op == "transfer" and attrs["device"] != "cpu":
+        if op == "transfer" and attrs["device"] not in ("cpu", ANY):
             raise GraphError(f"mode='local' computes in this process alone, not on {attrs['device']!r}", op=op)
         for inner in inner_graphs(op, attrs):
             check_local(inner)

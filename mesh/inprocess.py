@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.device_names import device_named
+from wire.device_names import ANY, device_named
 from wire.errors import NoSuchDevice
 from wire.graph import WireGraph
 from worker.cpu.engine import CpuExecutable, compile_graph, ordered, run
@@ -103,7 +103,7 @@ class Evaluating:
 def _check_devices(graph: WireGraph) -> None:
     """NoSuchDevice if values are to be elsewhere than on the cpu of this process."""
     for op, _, attrs in graph.nodes:
-        if op == "transfer" and attrs["device"] != "cpu":
+        if op == "transfer" and attrs["device"] not in ("cpu", ANY):
             raise NoSuchDevice(
                 f"there is no device {device_named(attrs['device']).said!r} in this process",
                 next_step="Run it on a mesh: with mesh.Mesh.builder()...build() as m",

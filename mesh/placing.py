@@ -3,9 +3,10 @@
     y = mesh.gpu(x) @ mesh.gpu(w)            # on some device of the wgsl engine
     y = mesh.to_device(y, "anna")            # on a worker, by its name, or mesh.nodes[0]; "anna:1" is its second device
 
-What is computed of a value that was placed, and of nothing placed elsewhere, is computed there, too.  Derivatives go
-back to where they came from.  A device that is not there raises NoSuchDevice when the program is placed; with no mesh
-there is a cpu and nothing else.  This file only builds nodes; coordinator/pins.py has the rest.
+What is computed of a value that was placed, and of nothing placed elsewhere, is computed there, too.  A derivative goes
+back to where the value it is of was computed, or where nobody said, to wherever the planner likes.  A device that is
+not there raises NoSuchDevice when the program is placed; with no mesh there is a cpu and nothing else.  This file only
+builds nodes; coordinator/pins.py has the rest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Device names: which device is meant, as a text that graphs hold.  Pure.
 
 `cpu` and `gpu` are any device of that kind, `accelerator 2` the third of all that are no cpu, in the order of workers'
-names; `worker - NAME` is any device of a worker, and `worker 1 NAME` its second.  To add a kind: a pattern here, and in
-coordinator/placement.py what it means.
+names; `worker - NAME` is any device of a worker, and `worker 1 NAME` its second.  `any` is wherever the planner likes:
+what is computed of it is bound to no device.  To add a kind: a pattern here, and in coordinator/pins.py what it means.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 from .errors import AttrError
 
-_PATTERN = re.compile(r"(?P<kind>cpu|gpu)|accelerator (?P<number>\d{1,6})|worker (?P<index>-|\d{1,6}) (?P<worker>\S.*)")
+_PATTERN = re.compile(
+    r"(?P<kind>cpu|gpu|any)|accelerator (?P<number>\d{1,6})|worker (?P<index>-|\d{1,6}) (?P<worker>\S.*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceName:
     """A device, or several of which any will do."""
 
-    kind: str  # cpu, gpu, accelerator, worker
+    kind: str  # cpu, gpu, any, accelerator, worker
     number: int = -1  # of an accelerator among all, of a device among a worker's; -1: any
     worker: str = ""
 
@@ -35,6 +37,9 @@ class DeviceName:
         if self.kind != "worker":
             return str(self)
         return self.worker if self.number < 0 else f"{self.worker}:{self.number}"
+
+
+ANY = "any"
 
 
 def device_named(text: str) -> DeviceName:

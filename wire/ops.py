@@ -36,7 +36,7 @@ Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine
     was kept before its other operands need not be kept for what comes behind it.
   * `constraint` is its operand.  It asks whoever splits the program over a grid for a result that lies as `spec` says.
   * `transfer` is its operand, on the device that it names.  What is computed of it and of nothing on another device is
-    computed there, too.
+    computed there, too.  On `any` device it, and what is computed of it, may be anywhere.
   * `lu`, `qr`, `eigh`, `svd`, `cond`, `while` and `scan` have several results: a node is one of them, `output`, and
     nodes that differ in `output` only are computed once.
   * `cond`, `while` and `scan` have as many results as their graphs have outputs.  Only the branch that `cond` takes is

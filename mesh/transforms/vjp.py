@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from wire.device_names import ANY
 from wire.errors import UnknownOp
 from wire.ops import ELEMENTWISE
 from wire.types import TensorType
@@ -307,7 +308,7 @@ VJPS: dict[str, Row] = {
     "concat": Whole(_concat),
     "after": Whole(_after),
     "constraint": (lambda g, z, x, **attrs: apply("constraint", g, **attrs),),
-    "transfer": (lambda g, z, x, **attrs: g,),  # back to wherever x was computed
+    "transfer": (lambda g, z, x, device: apply("transfer", g, device=ANY),),  # back to wherever x was computed
     "reverse": (lambda g, z, x, axes: apply("reverse", g, axes=axes),),
     "dot": (_dot_left, _dot_right),
     "conv": (convolutions.of_x, convolutions.of_w),

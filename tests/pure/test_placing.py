@@ -151,6 +151,55 @@ def test_derivatives_and_batches_go_through() -> None:
         np.testing.assert_allclose(mesh.evaluate(of(loss), X), mesh.evaluate(of(plain), X), rtol=1e-6)
 
 
+def on_two(ws: Any, x: Any) -> Any:
+    """Two layers on two workers, and a weight that both use."""
+    h = mnp.tanh(to_device(x, "worker-1") @ to_device(ws[0], "worker-1")) * to_device(ws[2], "worker-1")
+    y = (to_device(h, "worker-2") @ to_device(ws[1], "worker-2")) * to_device(ws[2], "worker-2")
+    return mnp.sum(y**2)
+
+
+def both(ws: Any, x: Any) -> Any:
+    value, slopes = mesh.value_and_grad(on_two)(ws, x)
+    return (value, *slopes, sum(mnp.sum(slope**2) for slope in slopes))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        mesh.grad(on_two),
+        both,
+        mesh.grad(lambda ws, x: mesh.vmap(on_two, in_axes=(None, 0))(ws, mnp.stack([x, 2 * x])).sum()),
+        lambda ws, x: mesh.jvp(mesh.grad(lambda w: on_two((w, *ws[1:]), x)), (ws[0],), (ws[0],))[1],
+        mesh.grad(lambda ws, x: mnp.sum(mesh.grad(on_two)(ws, x)[0] ** 2)),
+        lambda ws, x: mesh.grad(on_two)((to_device(ws[0], "worker-2:1"), *ws[1:]), x)[0] * 2,
+    ],
+    ids=["grad", "value_and_grad", "vmap", "jvp", "grad of grad", "placed before"],
+)
+def test_derivatives_go_back_between_devices_to_where_values_came_from(fn: Any) -> None:
+    weights = [np.random.default_rng(each).normal(size=shape) for each, shape in enumerate([(4, 4), (4, 2), ()])]
+    ws = tuple(np.asarray(weight, np.float32) for weight in weights)
+    graph = mesh.trace(fn, ws, X)
+    given = dict(zip(graph.input_types, (*ws, X), strict=True))
+    found = run_plan(make_plan(graph, MIXED, "auto"), given, {})
+    plain = run_plan(make_plan(without_devices(graph), MIXED, "single"), given, {})
+    for one, other in zip(found, plain, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_derivative_is_computed_where_its_value_was() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return mnp.sum(mnp.tanh(to_device(mnp.tanh(to_device(x, "worker-1") @ to_device(w, "worker-1")), "worker-2:2")))
+
+    w = np.full((4, 2), 0.1, np.float32)
+    graph = mesh.trace(mesh.grad(loss), w, X)
+    plan = make_plan(graph, MIXED, "auto")
+    where = {
+        (part.node[-1], part.device): {node.op for node in part.graph.nodes if node.op not in ("param", "input")}
+        for part in plan.parts
+    }
+    assert {site for site, ops in where.items() if "dot" in ops} == {("1", 0)}, "forward and backward"
+
+
 def test_pytrees_are_placed_whole_and_nodes_are_workers() -> None:
     with mesh.Mesh.builder().simulate(2).build() as simulated:
         other = simulated.nodes[1]
@@ -159,7 +208,7 @@ def test_pytrees_are_placed_whole_and_nodes_are_workers() -> None:
         assert list(simulated.report().workers) == [other.name]
 
 
-@pytest.mark.parametrize("text", ["cpu", "gpu", "accelerator 3", "worker - anna", "worker 2 anna's machine"])
+@pytest.mark.parametrize("text", ["cpu", "gpu", "accelerator 3", "any", "worker - anna", "worker 2 anna's machine"])
 def test_names_have_a_text_and_come_back_from_it(text: str) -> None:
     assert str(device_named(text)) == text
     assert device_named(text) == device_named(str(device_named(text)))
