@@ -38,7 +38,7 @@ class Executables:
         self._alive: WeakKeyDictionary[WireGraph, CpuExecutable] = WeakKeyDictionary()
         self._latest: Latest[CpuExecutable] = Latest(LATEST_COUNT, LATEST_BYTES)
         self._forced: WeakSet[Work] = WeakSet()  # those that asked for it, and were compiled anew
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is freed within may compute something
 
     def __len__(self) -> int:
         """Of graphs that somebody has."""

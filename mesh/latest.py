@@ -25,7 +25,7 @@ class Latest(Generic[Value]):
         self._bytes_max = bytes_max
         self._bytes = 0
         self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is freed within may ask for something
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -3,8 +3,8 @@
 Blocks are of bounded memory (wire/scratch.py) and follow from shapes alone, as does everything else here, so the same
 conv gives the same bits in any part of any graph.
 
-A derivative by the weights is a conv whose kernel is as large as an image and that has few windows.  It is as quick: a
-matrix has the elements of a window beside each other or below each other, as there are more taps than windows or not.
+A derivative by the weights is a conv whose kernel is as large as an image and that has few windows.  It is as quick: in
+a matrix the elements of a window lie beside each other where there are more taps than windows, else below each other.
 
 Where x is dilated, most taps of a kernel meet zeros.  Those that do not are the same at every so-many-th place, which
 is a *phase*: a conv of its own, of x as it is by some of the taps.  Phases that read alike are one conv.
