@@ -70,13 +70,14 @@ class CallSubmitted:
 @dataclass(frozen=True, slots=True)
 class PlanMade:
     """`nodes` are those the plan uses; `outputs` how many graph outputs come back from them; `seconds` what every part
-    is predicted to take, `prepare_s` what to compile it."""
+    is predicted to take, `prepare_s` what to compile it, `call_s` what all of it takes."""
 
     generation: int
     nodes: frozenset[str]
     outputs: int
     seconds: Mapping[int, float] = field(default_factory=dict)
     prepare_s: Mapping[int, float] = field(default_factory=dict)
+    call_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,14 @@ class SendDrop:
 
 
 @dataclass(frozen=True, slots=True)
+class TellStalled:
+    """For people: nobody has worked on a plan for so long, and it is made anew."""
+
+    generation: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetPlan:
     """Nothing refers to this generation any more."""
 
@@ -226,4 +235,4 @@ Event = (
     | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled | JobForgotten | Tick
 )  # fmt: skip
 NEWS_OF_NODES = frozenset({NodeJoined, NodeGone, NodePaused, ProfilesChanged})  # other plans may be wanted after it
-Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ForgetPlan | Resolve | Reject
+Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | TellStalled | ForgetPlan | Resolve | Reject

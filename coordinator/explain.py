@@ -76,6 +76,15 @@ def stuck_step(took_s: float) -> MeshError:
     )
 
 
+def stalled(seconds: float) -> MeshError:
+    """The error of a call for which nobody works any more, though it is not done."""
+    return DeadlineExceeded(
+        f"nobody has worked on the call for {seconds:.0f} s, though its workers are there and it is not done",
+        cause="something between two of them was lost, perhaps with a connection that is cut",
+        next_step="See with mesh-coord pairs which of them reach each other",
+    )
+
+
 def stuck_at_first(node: str) -> MeshError:
     """The error of a session for which a worker does not get ready: it compiles, or does something else, for ever."""
     return DeadlineExceeded(

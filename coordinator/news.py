@@ -21,6 +21,7 @@ LINES: Mapping[str, tuple[int, str]] = {
     "paused": (logging.INFO, "{node} takes no work: {text}"),
     "resumed": (logging.INFO, "{node} takes work again"),
     "stuck": (logging.WARNING, "{node} is stuck: {text}"),
+    "stalled": (logging.WARNING, "work is done anew: {text}"),
     "unstuck": (logging.INFO, "{node} is not stuck any more: {text}"),
     "devices": (logging.WARNING, "{node} has other devices: {text}"),
     "quarantined": (logging.WARNING, "{node} is in quarantine: {text}"),

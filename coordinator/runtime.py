@@ -142,8 +142,7 @@ class Coordinator:
         self._tell, self.events, self.watchers = self._teller.tell, self._teller.events, self._teller.watchers
         self._call_numbers = itertools.count(1)
         self._tasks = Tasks()
-        self._wake = asyncio.Event()
-        self._closing = False
+        self._wake, self._closing = asyncio.Event(), False
         self._revocations: Revocations | None = None  # the newest list, where the mesh has one
         self._joins: dict[Link, asyncio.Task[NodeView]] = {}
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -172,6 +171,7 @@ class Coordinator:
             ev.SendRun: self._start_run,
             ev.SendCancel: self._send_cancel,
             ev.SendDrop: self._send_drop,
+            ev.TellStalled: lambda action: self._tell("stalled", "", str(action.error), action.generation),
             ev.ForgetPlan: self._forget_plan,
             ev.Resolve: self._resolve,
             ev.Reject: self._reject,
@@ -631,7 +631,7 @@ class Coordinator:
             if not deployment.trial:
                 self._planning.use(deployment.program, dispatch.nodes(plan))
         nodes, outputs = dispatch.nodes(plan), dispatch.output_count(plan)
-        timed = dispatch.part_seconds(plan), dispatch.prepare_seconds(plan)
+        timed = dispatch.part_seconds(plan), dispatch.prepare_seconds(plan), plan.seconds
         self._feed(ev.PlanMade(generation, nodes, outputs, *timed))
 
     def _forget_plan(self, action: ev.ForgetPlan) -> None:

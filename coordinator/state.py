@@ -60,10 +60,11 @@ from .events import (
     SendDeploy,
     SendDrop,
     SendRun,
+    TellStalled,
     Tick,
     Working,
 )
-from .explain import nobody
+from .explain import nobody, stalled
 from .session_patience import compile_s_max
 
 ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up as poisonous
@@ -74,6 +75,10 @@ STUCK_S_MIN = 2.0  # a part is never stuck before; a busy machine or a cold cach
 STUCK_OBSERVED = 2.0  # times the longest that the part took of late: a straggler is worth a second try
 FADING = 0.8  # of what a part took, with every run after it
 STUCK_PREDICTED = 20.0  # times what it should take: the first time, predictions are rough
+STALLED_S_MIN = 30.0  # without a sign of work: inputs, outputs and tensors between workers may be on their way
+STALLED_PREDICTED = 20.0  # times what a call should take, where that is more: links may be slower than assumed
+STALLED_DOUBLED_MAX = 6  # the next time a call waits for twice as long
+STALLED_LOOK_S = 5.0  # how often it is looked for
 STOPPED_S = 5.0  # a part that goes on for nobody should have noticed by then
 POISON_NODES = 3
 NO_MEMORY_MAX = 2  # how often a call that ran out of memory is tried elsewhere
@@ -89,6 +94,7 @@ _Key = tuple[Hashable, frozenset[str]]  # a job, and the nodes to avoid
 @dataclass(slots=True)
 class _Step:
     call: int
+    seen_s: float  # when there was a sign of it last
     began: set[str] = field(default_factory=set)  # nodes that compute or did
     ran: set[str] = field(default_factory=set)  # nodes that are done
     outputs: dict[int, Any] = field(default_factory=dict)
@@ -106,6 +112,7 @@ class _Plan:
     expected_s: dict[int, float] = field(default_factory=dict)  # how long a part may take at most
     took_s: dict[int, float] = field(default_factory=dict)  # the longest it took of late
     prepare_s: Mapping[int, float] = field(default_factory=dict)
+    call_s: float = 0.0
     made: bool = False
     deployed: set[str] = field(default_factory=set)
     waiting: deque[int] = field(default_factory=deque)  # calls that start when it is deployed
@@ -134,6 +141,7 @@ class _Call:
     attempts: int = 0
     avoid: set[str] = field(default_factory=set)  # nodes that died of it, or had no memory for it
     no_memory: int = 0
+    stalled: int = 0  # how often nobody worked on it any more
     suspects: frozenset[str] = frozenset()  # what was being computed in every crash
     crashes: dict[str, int] = field(default_factory=dict)  # by node
     alone_since_s: float | None = None  # since when there is no node to run it on
@@ -151,6 +159,9 @@ class CoordinatorState:
         self._plans: dict[int, _Plan] = {}
         self._current: dict[_Key, int] = {}  # the generation new calls use
         self._stuck: dict[str, tuple[int, int, int]] = {}  # with the run that it is stuck in
+        self._worked_s: dict[str, float] = {}  # when nodes computed or compiled last, for whomever
+        self._looked_s = -math.inf  # when it was seen last whether calls get on
+        self._awake_s = -math.inf  # what was not seen before then may have happened while this process slept
         self._calls: dict[int, _Call] = {}
         self._next_generation = 1
         self.story: deque[tuple[float, str]] = deque(maxlen=STORY_EVENTS_MAX)
@@ -185,7 +196,8 @@ class CoordinatorState:
         calls = self._calls.values()
         alone = (until_s for call in calls if (until_s := self._alone_until_s(call)) is not None)
         parked = (call.parked_until_s for call in calls if call.parked_until_s is not None)
-        return min((*alone, *parked), default=None)
+        look = [self._looked_s + STALLED_LOOK_S] if any(plan.steps for plan in self._plans.values()) else []
+        return min((*alone, *parked, *look), default=None)
 
     @property
     def idle(self) -> bool:
@@ -274,6 +286,7 @@ class CoordinatorState:
         """Plans do without the node from now on; returns the calls that this leaves without any."""
         self._nodes.discard(node)
         self._stuck.pop(node, None)
+        self._worked_s.pop(node, None)
         homeless: list[_Call] = []
         for plan in self._plans_with(node):
             homeless += self._void(plan, error, actions)
@@ -296,6 +309,8 @@ class CoordinatorState:
         """Whether a node is stuck: what it computes takes far longer than expected, or goes on for nobody."""
         if event.node not in self._nodes:
             return []
+        if event.runs:
+            self._worked_s[event.node] = now
         late = [(run, took_s) for *run, took_s in event.runs if took_s > self._allowed_s(*run)]
         if not late:
             return self._unstick(event.node, now)
@@ -382,7 +397,7 @@ class CoordinatorState:
         plan = self._plans[generation]
         self._current[key] = self._current.pop(key)  # most recently used stands last
         if plan.ready:
-            return self._start(plan, call)
+            return self._start(plan, call, now)
         call.tries[generation] = None
         plan.waiting.append(call.call)
         return []
@@ -434,10 +449,10 @@ class CoordinatorState:
         if plan is None:
             return [ForgetPlan(event.generation)]
         plan.nodes, plan.outputs, plan.made = event.nodes, event.outputs, True
-        plan.prepare_s = event.prepare_s
+        plan.prepare_s, plan.call_s = event.prepare_s, event.call_s
         plan.expected_s = {part: STUCK_PREDICTED * seconds for part, seconds in event.seconds.items()}
         if plan.ready:  # a graph that computes nothing needs no node
-            return self._start_waiting(plan)
+            return self._start_waiting(plan, now)
         return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
 
     def _plan_failed(self, event: PlanFailed, now: float) -> list[Action]:
@@ -451,7 +466,7 @@ class CoordinatorState:
         if plan is None:
             return [SendDrop(event.generation, event.node)] if event.node in self._nodes else []
         plan.deployed.add(event.node)
-        return self._start_waiting(plan) if plan.ready else []
+        return self._start_waiting(plan, now) if plan.ready else []
 
     def _deploy_failed(self, event: DeployFailed, now: float) -> list[Action]:
         plan = self._plans.get(event.generation)
@@ -465,17 +480,17 @@ class CoordinatorState:
                 call.avoid.add(event.node)
         return self._fail_or_retry(plan, event.error, now, self._short_of_memory(calls, event.node, event.error))
 
-    def _start_waiting(self, plan: _Plan) -> list[Action]:
+    def _start_waiting(self, plan: _Plan, now: float) -> list[Action]:
         actions: list[Action] = []
         while plan.waiting:
-            actions += self._start(plan, self._calls[plan.waiting.popleft()])
+            actions += self._start(plan, self._calls[plan.waiting.popleft()], now)
         return actions
 
-    def _start(self, plan: _Plan, call: _Call) -> list[Action]:
+    def _start(self, plan: _Plan, call: _Call, now: float) -> list[Action]:
         step = plan.next_step
         plan.next_step += 1
         call.tries[plan.generation] = step
-        plan.steps[step] = _Step(call.call)
+        plan.steps[step] = _Step(call.call, now)
         if not plan.nodes:
             return self._finish_if_complete(plan, step)
         return [SendRun(plan.generation, step, node, call.call) for node in sorted(plan.nodes)]
@@ -557,13 +572,14 @@ class CoordinatorState:
         step = self._step(event.generation, event.step)
         if step is None:
             return []
-        step.outputs[event.slot] = event.value
+        step.outputs[event.slot], step.seen_s = event.value, now
         return self._finish_if_complete(self._plans[event.generation], event.step)
 
     def _node_began(self, event: NodeBegan, now: float) -> list[Action]:
         step = self._step(event.generation, event.step)
         if step is not None:
             step.began.add(event.node)
+            step.seen_s = now
         return []
 
     def _node_ran(self, event: NodeRan, now: float) -> list[Action]:
@@ -571,6 +587,7 @@ class CoordinatorState:
         if step is None:
             return []
         step.ran.add(event.node)
+        step.seen_s = now
         plan = self._plans[event.generation]
         for part, took_s in event.seconds.items():
             plan.took_s[part] = max(took_s, FADING * plan.took_s.get(part, 0.0))
@@ -608,7 +625,7 @@ class CoordinatorState:
     # -- time
 
     def _tick(self, event: Tick, now: float) -> list[Action]:
-        actions: list[Action] = []
+        actions = self._renew_stalled(now) if now >= self._looked_s + STALLED_LOOK_S else []
         for call in self._without_plan():
             until_s = self._alone_until_s(call)
             if until_s is not None and now >= until_s:
@@ -616,6 +633,32 @@ class CoordinatorState:
             elif call.parked_until_s is not None and now >= call.parked_until_s:
                 actions += self._place(call, now)
         return actions
+
+    def _renew_stalled(self, now: float) -> list[Action]:
+        """Whatever was lost on the way, and whoever does not know of it: plans that nobody works on are made anew."""
+        if now - self._looked_s > 2 * STALLED_LOOK_S:
+            self._awake_s = now
+        self._looked_s = now
+        actions: list[Action] = []
+        for plan in list(self._plans.values()):
+            silent_s = max((self._over_s(plan, step, now) for step in plan.steps.values()), default=0.0)
+            if not silent_s:
+                continue
+            error = stalled(silent_s)
+            self._tell(now, f"generation {plan.generation} is void: {error}")
+            actions.append(TellStalled(plan.generation, error))
+            for call in self._void(plan, error, actions):
+                call.stalled += 1
+                actions += self._retry(call, error.copy(), now)
+        return actions
+
+    def _over_s(self, plan: _Plan, step: _Step, now: float) -> float:
+        """For how long nobody has worked on a step, if that is too long; else 0."""
+        worked_s = max((self._worked_s.get(node, -math.inf) for node in plan.nodes), default=-math.inf)
+        silent_s = now - max(step.seen_s, worked_s, self._awake_s)
+        predicted_s = STALLED_PREDICTED * plan.call_s if math.isfinite(plan.call_s) else 0.0
+        most_s = max(STALLED_S_MIN, predicted_s) * (1 << min(self._calls[step.call].stalled, STALLED_DOUBLED_MAX))
+        return silent_s if silent_s > most_s else 0.0
 
     def _alone_until_s(self, call: _Call) -> float | None:
         """When a call that has no node is given up, None for never."""

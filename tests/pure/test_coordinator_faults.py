@@ -260,3 +260,59 @@ def test_a_worker_that_waited_for_one_without_memory_may_go_on_with_the_call() -
     drive = running(*ABC)
     actions = drive(s.RunFailed(1, 0, "a", OutOfMemory("too large", node="b"), culprit="b"))
     assert [plan.nodes for plan in of(s.MakePlan, actions)] == [frozenset("ac")]
+
+
+# -- calls that nobody works on
+
+
+def ticked(drive: Driver, until_s: float, busy: str = "") -> list[s.Action]:
+    """What comes of the time that passes, while a node computes something else, or none does."""
+    actions: list[s.Action] = []
+    while drive.now < until_s:
+        actions += drive(s.Tick(), after_s=1.0)
+        if busy:
+            drive(s.Working(busy, ((99, 0, 0, 0.1),)))
+    return actions
+
+
+def test_a_plan_that_nobody_works_on_is_made_anew_and_the_next_one_has_twice_the_time() -> None:
+    drive = running(*ABC)
+    assert ticked(drive, s.STALLED_S_MIN) == []
+    began_s = 0.0
+    for generation, times in ((1, 1), (2, 2), (3, 4)):
+        actions = ticked(drive, began_s + times * s.STALLED_S_MIN + s.STALLED_LOOK_S + 1.0)
+        (told,) = of(s.TellStalled, actions)
+        assert told.generation == generation and "nobody has worked" in str(told.error) and told.error.retry
+        assert of(s.SendDrop, actions) == [s.SendDrop(generation, node) for node in ABC]
+        assert of(s.MakePlan, actions) == [s.MakePlan(generation + 1, "job", frozenset(ABC))]
+        drive.deployed(generation + 1, ABC)
+        began_s = drive.now
+
+
+@pytest.mark.parametrize("sign", [s.NodeBegan(1, 0, "a"), s.NodeRan(1, 0, "a"), s.OutputArrived(1, 0, 0, 1.0)])
+def test_every_sign_of_work_gives_it_more_time(sign: s.Event) -> None:
+    drive = running(*ABC)
+    ticked(drive, s.STALLED_S_MIN - 1.0)
+    drive(sign)
+    assert ticked(drive, 2 * s.STALLED_S_MIN - 1.0) == []
+    assert of(s.TellStalled, ticked(drive, 2 * s.STALLED_S_MIN + s.STALLED_LOOK_S + 1.0))
+
+
+def test_it_waits_behind_what_its_nodes_compute_and_for_slow_links() -> None:
+    drive = running(*ABC)
+    assert of(s.TellStalled, ticked(drive, 1000.0, busy="b")) == []
+    drive = Driver(*ABC)
+    drive(s.CallSubmitted(1, "job"))
+    drive(s.PlanMade(1, frozenset(ABC), 1, call_s=10.0))
+    for node in ABC:
+        drive(s.DeployDone(1, node))
+    assert of(s.TellStalled, ticked(drive, 10.0 * s.STALLED_PREDICTED - 1.0)) == []
+    assert of(s.TellStalled, ticked(drive, 10.0 * s.STALLED_PREDICTED + s.STALLED_LOOK_S + 1.0))
+
+
+def test_a_coordinator_that_slept_gives_all_of_it_again() -> None:
+    drive = running(*ABC)
+    ticked(drive, 3.0)
+    assert of(s.TellStalled, drive(s.Tick(), after_s=8 * 3600.0)) == []
+    assert of(s.TellStalled, ticked(drive, 8 * 3600.0 + s.STALLED_S_MIN)) == []
+    assert of(s.TellStalled, ticked(drive, 8 * 3600.0 + 3.0 + s.STALLED_S_MIN + s.STALLED_LOOK_S + 1.0))

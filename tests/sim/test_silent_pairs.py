@@ -12,6 +12,7 @@ from support.links import Recorder, node
 from support.simulated import simulate
 
 from coordinator.program import Program
+from coordinator.state import STALLED_S_MIN
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop
@@ -261,3 +262,26 @@ def test_a_process_that_stood_still_blames_nobody() -> None:
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(run())
+
+
+@pytest.mark.parametrize("down_s", [0.0, 0.3])
+@pytest.mark.parametrize(("one", "other"), [("sim-0", "sim-1"), ("sim-1", "sim-2"), ("sim-2", "sim-0")])
+def test_calls_end_where_a_worker_starts_again_behind_a_cut_link(one: str, other: str, down_s: float) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        program, x = large(1000)
+        for _ in range(2):
+            await cluster.coordinator.call(program, {"x": x})
+        await asyncio.sleep(3)
+        await cluster.coordinator.call(program, {"x": x})
+        for source, target in ((one, other), (other, one)):
+            cluster.network.block([source], [target])
+        cluster.kill(other)
+        await asyncio.sleep(down_s)
+        cluster.start(other)
+        for _ in range(3):
+            async with asyncio.timeout(2 * STALLED_S_MIN):
+                (found,), _ = await cluster.coordinator.call(program, {"x": x})
+            np.testing.assert_allclose(found, alone(program, x), rtol=1e-6)
+            await asyncio.sleep(0.3)
+
+    simulate(scenario, devices=[Device(dispatch_s=0.01) for _ in range(3)])
