@@ -49,6 +49,10 @@ def test_two_models_at_once_and_what_is_told_of_them() -> None:
         pieces = server.generate("llama", prompt, max_new_tokens=14, ends=(), stream=True)
         assert [next(pieces), next(pieces)] == REFERENCE["tokens"][2][:2]
         pieces.close()
+        beyond = f"32 positions: after a prompt of {len(prompt)} tokens there is room for {33 - len(prompt)} new ones"
+        with pytest.raises(InputError, match=beyond):
+            server.generate("llama", prompt, max_new_tokens=100)
+        assert len(server.generate("llama", prompt, ends=())) == 33 - len(prompt), "nobody asked for more"
         told = {model.name: model for model in server.loaded_models()}
         assert told["llama"].steps >= 14 and told["llama"].batches == 1 and told["bert"].weights_bytes > 60_000
         server.unload_model("bert")

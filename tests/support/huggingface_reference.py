@@ -18,7 +18,10 @@ from safetensors import safe_open
 from . import huggingface_cases as cases
 from .huggingface_cases import Case
 
-OUTPUTS = ("last_hidden_state", "pooler_output", "logits", "prediction_logits", "seq_relationship_logits")
+OUTPUTS = (
+    "last_hidden_state", "pooler_output", "logits", "prediction_logits", "seq_relationship_logits", "start_logits",
+    "end_logits",
+)  # fmt: skip
 RENAMED = {"prediction_logits": "logits"}
 transformers.utils.logging.set_verbosity(logging.CRITICAL)
 transformers.utils.logging.disable_progress_bar()

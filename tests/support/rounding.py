@@ -175,7 +175,7 @@ def allowed_of_model(model: Model, inputs: Any, recorded: Recorded) -> dict[str,
     """`allowed` for a model's outputs, by name."""
     given = model.given((inputs,))
     graph = model.graph(given)
-    arguments = {**model.dynamic(given), **{name: model.params[name] for name in graph.param_types}}
+    arguments = {**model.dynamic(given), **{name: model.weights[name] for name in graph.param_types}}
     return dict(zip(graph.output_names, allowed(graph, arguments, recorded), strict=True))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+from wire.errors import InputError
 
 from ... import nn
 from ... import numpy as mnp
@@ -96,7 +98,7 @@ def _roberta_positions(ids: Value, padding: int) -> Array:
 def _masked_lm(config: Config, weights: Arrays, prefix: str) -> Top:
     act, eps, own = config.activation("hidden_act"), config.number("layer_norm_eps"), "cls.predictions"
     table = tied(config, weights, f"{own}.decoder.weight", f"{prefix}embeddings.word_embeddings.weight")
-    bias = tied(config, weights, f"{own}.decoder.bias", f"{own}.bias")
+    bias = _bias(config, weights, own)
 
     def head(top: Weights, found: Mapping[str, Array]) -> Array:
         x = act(top.linear(f"{own}.transform.dense", found["last_hidden_state"], "hidden_size"))
@@ -106,10 +108,18 @@ def _masked_lm(config: Config, weights: Arrays, prefix: str) -> Top:
     return head
 
 
+def _bias(config: Config, weights: Arrays, head: str) -> str:
+    """The name of a decoder's bias.  An untied decoder has its own; the head's is kept beside, and never added."""
+    name = tied(config, weights, f"{head}.decoder.bias", f"{head}.bias")
+    if name.endswith("decoder.bias"):
+        weights.pop(f"{head}.bias", None)
+    return name
+
+
 def _roberta_lm(config: Config, weights: Arrays, prefix: str) -> Top:
     eps = config.number("layer_norm_eps")
     table = tied(config, weights, "lm_head.decoder.weight", f"{prefix}embeddings.word_embeddings.weight")
-    bias = tied(config, weights, "lm_head.decoder.bias", "lm_head.bias")
+    bias = _bias(config, weights, "lm_head")
 
     def head(top: Weights, found: Mapping[str, Array]) -> Array:
         x = nn.gelu(top.linear("lm_head.dense", found["last_hidden_state"], "hidden_size"))  # whatever hidden_act says
@@ -140,6 +150,21 @@ def _roberta_classifier(config: Config, weights: Arrays, prefix: str) -> Top:
     return head
 
 
+def _answer(place: int) -> Callable[[Config, Arrays, str], Top]:
+    """Logits of each token to begin an answer, or to end it: two columns of one layer."""
+
+    def make(config: Config, weights: Arrays, prefix: str) -> Top:
+        if config.labels != 2:
+            raise InputError(f"{config.file}: a head for question answering has 2 labels, got {config.labels}")
+        return lambda top, found: top.linear("qa_outputs", found["last_hidden_state"], LABELS)[..., place]
+
+    return make
+
+
+ANSWERS = (
+    Head("start_logits", "qa_outputs.weight", ("ForQuestionAnswering",), _answer(0)),
+    Head("end_logits", "qa_outputs.weight", ("ForQuestionAnswering",), _answer(1)),
+)
 TOKENS = Head("logits", "classifier.weight", ("ForTokenClassification",), _of_tokens)
 BERT_HEADS = (
     Head("logits", "cls.predictions.transform.dense.weight", ("ForMaskedLM", "ForPreTraining"), _masked_lm),
@@ -149,11 +174,13 @@ BERT_HEADS = (
     ),
     Head("logits", "classifier.weight", ("ForSequenceClassification",), _of_pooled, "pooler_output"),
     TOKENS,
+    *ANSWERS,
 )  # fmt: skip
 ROBERTA_HEADS = (
     Head("logits", "lm_head.dense.weight", ("ForMaskedLM",), _roberta_lm),
     Head("logits", "classifier.out_proj.weight", ("ForSequenceClassification",), _roberta_classifier),
     TOKENS,
+    *ANSWERS,
 )
 
 # -- model types
@@ -179,10 +206,7 @@ KEYS: dict[str, Key] = {
          "pooler_size_per_head", "pooler_type"), UNREAD,
     ),
 }  # fmt: skip
-LEFT = {
-    r"(^|\.)embeddings\.(position|token_type)_ids$": "numbers that are known: a count, and zeros",
-    r"^(cls\.predictions|lm_head)\.bias$": "an untied decoder has a bias of its own, and this one is never added",
-}
+LEFT = {r"(^|\.)embeddings\.(position|token_type)_ids$": "numbers that are known: a count, and zeros"}
 BERT = Kind(KEYS, architectures("Bert", BERT_HEADS), bert, LEFT)
 ROBERTA_KEYS = {**KEYS, "eos_token_id": Used(2), "pad_token_id": Used(1)}
 ROBERTA = Kind(

@@ -29,7 +29,7 @@ class Config:
         self._values = values
         self._keys = keys
         self.file = file
-        self.read: set[str] = set()
+        self.read: set[str] = set()  # the keys that were asked for
         for key, value in values.items():
             row = keys.get(key)
             if isinstance(row, Only) and value is not None and not _is_one_of(value, row.allowed):

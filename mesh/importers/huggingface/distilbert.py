@@ -9,7 +9,7 @@ from ...array import Array
 from ...model import Value
 from ...nn import relu
 from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
-from .bert import LABELS, TOKENS
+from .bert import ANSWERS, LABELS, TOKENS
 from .config import Config
 from .family import IDS, MASK, Family, Head, Kind, Top, architectures, check_length, heads_of, key_mask, prefix_of, tied
 from .keys import COMMON, FIRST_VALUES, TRAINING, Key, Same, Used
@@ -73,6 +73,7 @@ HEADS = (
     Head("logits", "vocab_transform.weight", ("ForMaskedLM",), _masked_lm),
     Head("logits", "pre_classifier.weight", ("ForSequenceClassification",), _classifier),
     TOKENS,
+    *ANSWERS,
 )
 KEYS: dict[str, Key] = {
     **COMMON,

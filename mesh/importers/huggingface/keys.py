@@ -52,7 +52,10 @@ _REASONS: dict[Same, str] = {
         num_beam_groups num_beams num_return_sequences output_scores remove_invalid_values repetition_penalty
         return_dict_in_generate suppress_tokens target_lookbehind task_specific_params temperature top_k top_p typical_p
     """,
-    TEXT: "bos_token_id decoder_start_token_id pad_token_id prefix sep_token_id tokenizer_class unk_token_id",
+    TEXT: """
+        bos_token_id cls_token_id decoder_start_token_id mask_token_id model_max_length pad_token_id prefix sep_token_id
+        tokenizer_class unk_token_id
+    """,
     FORM: "output_attentions output_hidden_states output_past return_dict tie_last_hidden_states torchscript",
     SPEED: """
         _attn_implementation _flash_attn_2_enabled attn_implementation chunk_size_feed_forward flash_attention
@@ -63,6 +66,7 @@ _REASONS: dict[Same, str] = {
         router_aux_loss_coef
     """,
     FIRST_VALUES: "initializer_factor initializer_range",
+    UNREAD: "_num_labels language max_sequence_length n_special xla_device",
     TOLD: """
         _commit_hash _name_or_path base_model_name_or_path export_model_type model_name name_or_path
         transformers.js_config transformers_version unsloth_fixed unsloth_version

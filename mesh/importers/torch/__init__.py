@@ -141,8 +141,10 @@ def _exported(torch: Any, module: Any, examples: tuple[Any, ...], named: Mapping
         ) from error
 
 
+CACHE = "Set module.config.use_cache = False, or give use_cache=False: a cache is no tensor"
 HINTS = {  # by what is in torch's message
-    "Cache": "Give use_cache=False, or set module.config.use_cache = False: a cache is no tensor",
+    "DynamicCache": CACHE,
+    "EncoderDecoderCache": CACHE,
     "data-dependent": "Write this part with torch.where or torch.cond, so that no Python reads a tensor's value",
 }
 
