@@ -1,8 +1,10 @@
 """Convolutions too large for one block of windows, by JAX's answers; and what they need besides their operands."""
 
 import math
+import sys
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.working_set import working_set
+from mesh import nn, trace_full, vjp
 from wire.dtypes import F16, F32, DType
 from wire.graph import GraphBuilder, WireGraph
 from wire.scratch import BLOCK_BYTES, scratch_bytes
@@ -94,6 +97,47 @@ def test_no_more_memory_is_taken_than_was_said(conv: Conv, dtype: DType) -> None
     (output,) = graph.outputs
     assert executable.memory_bytes == graph.types[output].size_bytes + scratch_bytes(graph, output)
     assert working_set(graph) == executable.memory_bytes, "plans count the same"
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "options"),
+    [
+        ((1, 8), (4, 8, 3, 3), {"padding": 1}),
+        ((1, 8), (8, 1, 3, 3), {"padding": 1, "groups": 8}),
+        ((1, 8), (4, 8, 4, 4), {"stride": 4}),
+    ],
+    ids=["one sample", "depthwise", "patches"],
+)
+def test_a_larger_image_takes_no_more_calls_with_its_derivatives(
+    x: tuple[int, ...], w: tuple[int, ...], options: dict[str, int]
+) -> None:
+    def work(x: Any, w: Any) -> Any:
+        found, pull = vjp(lambda x, w: nn.conv(x, w, **options), x, w)
+        return found, pull(found)
+
+    counted = []
+    for side in (16, 64):
+        arrays = [whole((*x, side, side), 0), whole(w, 1)]
+        executable = compile_graph(trace_full(work, *arrays).graph)
+        run(executable, arrays)  # which may remember something
+        counted.append(calls(partial(run, executable, arrays)))
+    assert counted[1] <= 1.5 * counted[0]
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions are called: what a loop over positions shows in, however quick the machine is."""
+    seen = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal seen
+        seen += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return seen
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
