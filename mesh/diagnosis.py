@@ -337,7 +337,7 @@ def _software(facts: Facts) -> Iterator[Spot]:
 def _processor_only(facts: Facts) -> Iterator[Spot]:
     for name, system, adapters in _adapters(facts):
         if all(adapter.engine == "cpu" for adapter in adapters):
-            yield Spot(name, system, "it has no graphics adapter that could be used, so it computes on its processor")
+            yield Spot(name, system, "it computes on its processor: it has no graphics adapter, or was given none")
 
 
 def _little_room(over: float, up_to: float) -> Callable[[Facts], Iterator[Spot]]:
@@ -375,6 +375,14 @@ _DRIVER = {
     "then start the worker again)",
     "Darwin": "mesh-worker --list-devices   (Metal comes with the system; no virtual machine or ssh-only user has it)",
     "Windows": "mesh-worker --list-devices   (after installing the graphics card's driver from its maker)",
+}
+_LOOK_FIRST = {  # only the machine itself can say: its worker may have been told --device cpu
+    "Linux": "mesh-worker --list-devices   (there; if it lists an adapter, start the worker again without --device "
+    "cpu; if none: sudo apt install mesa-vulkan-drivers vulkan-tools, or the maker's driver)",
+    "Darwin": "mesh-worker --list-devices   (there; if it lists an adapter, start the worker again without --device "
+    "cpu; if none: no virtual machine or ssh-only user has Metal)",
+    "Windows": "mesh-worker --list-devices   (there; if it lists an adapter, start the worker again without --device "
+    "cpu; if none: install the graphics card's driver from its maker)",
 }
 _MAKE_ROOM = {
     "Linux": 'du -xh "{folder}" | sort -h | tail   (the cache may be deleted, the state not; or --cache-dir DIR)',
@@ -429,7 +437,7 @@ FINDINGS: tuple[Finding, ...] = (
     Finding("clock-off", "clock", WARNING, _clock(CLOCKS_S, CLOCKS_S_MAX), _SET_CLOCK),
     Finding("version-differs", "versions", WARNING, _version, {EVERY: "pip install graph-mesh=={version}"}),
     Finding("adapter-software", "adapters", WARNING, _software, _DRIVER),
-    Finding("processor-only", "adapters", WARNING, _processor_only, _DRIVER),
+    Finding("processor-only", "adapters", WARNING, _processor_only, _LOOK_FIRST),
     Finding("disk-full", "disk", PROBLEM, _little_room(0, FREE_BYTES_MIN), _MAKE_ROOM),
     Finding("disk-low", "disk", WARNING, _little_room(FREE_BYTES_MIN, FREE_BYTES), _MAKE_ROOM),
 )  # fmt: skip

@@ -116,7 +116,10 @@ SHOWN: dict[str, tuple[Facts, tuple[str, ...]]] = {
     "clock-off": (clock(-60), ("60 s ahead", "timedatectl")),
     "version-differs": (worker(version="1.0.0"), ("windows", "1.0.0", "graph-mesh==1.2.3")),
     "adapter-software": (worker(adapters=(SOFTWARE, CPU)), ("windows", "llvmpipe", "driver")),
-    "processor-only": (worker(adapters=(CPU,)), ("windows", "processor", "--list-devices")),
+    "processor-only": (
+        worker(adapters=(CPU,)),
+        ("windows", "or was given none", "mesh-worker --list-devices", "without --device cpu"),
+    ),
     "disk-full": (room(3 * MIB), ("3 MiB", "cache", 'du -xh "/c"')),
     "disk-low": (room(300 * MIB), ("300 MiB", "cache", 'du -xh "/c"')),
 }
@@ -144,6 +147,14 @@ def test_a_finding_shows_where_it_is_and_alone(name: str) -> None:
     assert [word for word in said if word not in text] == []
     (row,) = [row for row in checked(facts, [trouble]) if row.check == trouble.check]
     assert row.result == trouble.level
+
+
+def test_no_driver_is_to_be_installed_before_somebody_looked_whether_one_is_there() -> None:
+    """A worker that was told `--device cpu` computes on its processor beside any driver."""
+    (finding,) = [each for each in FINDINGS if each.name == "processor-only"]
+    for line in finding.fix.values():
+        assert line.startswith("mesh-worker --list-devices ")
+        assert line.index("without --device") < line.index("if none:")
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.name)
