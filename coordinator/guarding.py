@@ -33,6 +33,7 @@ from wire.types import TensorType
 
 from . import dispatch
 from .deploying import Deploying, Moved, Term, Wanted
+from .explain import as_error
 from .groups import Group, Held, grouped, kept_bytes, unkept
 from .plan import FromParam, Plan
 from .planning import Planning
@@ -126,6 +127,11 @@ class Guarding:
             if dispatch.nodes(guard.plan) <= self._usable() != guard.nodes:
                 self._begin(program, guard)
 
+    @property
+    def kept(self) -> frozenset[int]:
+        """The plans that pin what workers keep, by generation."""
+        return frozenset(key.generation for guard in self._guards.values() for _, key in guard.keys)
+
     def forget(self, program: Program) -> None:
         """No more calls of it will come."""
         self._admitted.pop(program, None)
@@ -183,17 +189,18 @@ class Guarding:
         member = self._members.get(node)
         kept = {blob: size for guard in self._guards.values() for blob, size in _kept_by(node, guard.groups).items()}
         beside = sum(size for blob, size in kept.items() if blob not in contents)
-        if member is None or own_bytes(plan).get(node, 0) + beside <= member.profile.memory_bytes:
+        guards = [guard for guard in self._guards.values() if any(each[0] == node for each in guard.keys)]
+        if member is None or not guards or own_bytes(plan).get(node, 0) + beside <= member.profile.memory_bytes:
             return
         stay = {
             blob: TensorType((size,), U8) for blob, size in kept.items() if blob in contents and blob in member.blobs
         }
-        key = self._key()
-        await self._deploying.keep(node, key, [(each, frozenset({node})) for each in stay.items()])
-        guards = [guard for guard in self._guards.values() if any(each[0] == node for each in guard.keys)]
-        for number, guard in enumerate(guards):
-            keys = [each for each in guard.keys if each[0] == node]
-            guard.keys = [each for each in guard.keys if each not in keys] + ([(node, key)] if not number else [])
+        kept_by = (node, self._key())
+        guards[0].keys.append(kept_by)  # which goes with it, whatever becomes of this
+        await self._deploying.keep(*kept_by, [(each, frozenset({node})) for each in stay.items()])
+        for guard in guards:
+            keys = [each for each in guard.keys if each[0] == node and each != kept_by]
+            guard.keys = [each for each in guard.keys if each not in keys]
             await asyncio.gather(*(self._deploying.drop(*each) for each in keys))
         member.blobs.difference_update(blob for blob in kept if blob not in contents)
         self._tell(
@@ -210,25 +217,36 @@ class Guarding:
         """Have workers keep what they are to keep for each other, one change of workers after another."""
         if before is not None and not before.done():
             await asyncio.wait([before])
+        try:
+            await self._make_and_pin(program, guard)
+        except OutOfMemory as error:
+            await self._again(program, guard, error)
+        except MeshError as error:  # whoever is gone changes the workers, and there is another turn
+            log.debug("weights are not guarded yet: %s", error)
+        except Exception as fault:
+            told = as_error("guarding weights failed", fault)
+            self._tell("unguarded", "", f"copies {program.copies} are not kept: {told}", 0)
+
+    async def _make_and_pin(self, program: Program, guard: _Guard) -> None:
+        """Whatever ends it before its end, cancellation too, nothing stays pinned of what it asked for."""
         plan, nodes, copies = guard.plan, self._usable(), copies_of(program.copies)
+        keys: list[tuple[str, PlanKey]] = []  # of what pins, each before a worker is asked for it
         try:
             owned, params = await self._owned(program, plan)
             sizes = {blob: size for blobs in owned.values() for blob, size in blobs.items()}
             held = [Held(blob, size, _owners(blob, owned)) for blob, size in sizes.items()]
-            room = self._room(program, plan)
-            groups = grouped(held, nodes, copies, room) if copies.on_workers else ()
+            groups = grouped(held, nodes, copies, self._room(program, plan)) if copies.on_workers else ()
             found = dict(zip(groups, await asyncio.gather(*map(self._checks, groups)), strict=True))
-            keys = await (self._standing_by(program, plan, nodes) if copies.on_devices else self._pinned(found))
-        except OutOfMemory as error:
-            await self._again(program, guard, error)
-            return
-        except MeshError as error:  # whoever is gone changes the workers, and there is another turn
-            log.debug("weights are not guarded yet: %s", error)
-            return
-        self._let_go(guard, {*_kept(found), *((node, blob) for node, blobs in owned.items() for blob in blobs)})
-        guard.nodes, guard.groups, guard.keys, guard.failures = nodes, found, keys, 0
+            await (self._stand_by(program, plan, nodes, keys) if copies.on_devices else self._pin(found, keys))
+            if self._guards.get(program) is not guard:
+                return  # no more calls of it will come
+            self._let_go(guard, {*_kept(found), *((node, blob) for node, blobs in owned.items() for blob in blobs)})
+            guard.nodes, guard.groups, guard.keys, guard.failures = nodes, found, keys, 0
+            keys = []
+        finally:
+            self._drop(keys)
         guard.params = {} if copies.on_devices else params
-        text = f"{len(held)} tensors, {len(groups)} groups, {len(keys)} keepers"
+        text = f"{len(held)} tensors, {len(groups)} groups, {len(guard.keys)} keepers"
         self._tell("guarded", "", f"copies {program.copies}: {text}", 0)
         bare = unkept(held, nodes, copies, groups) if copies.on_workers and len(nodes) > copies.extra else ()
         if bare:
@@ -288,9 +306,10 @@ class Guarding:
         ]
         return (*members, *(each.blob for each in await asyncio.gather(*sums)))
 
-    async def _standing_by(self, program: Program, plan: Plan, nodes: frozenset[str]) -> list[tuple[str, PlanKey]]:
+    async def _stand_by(
+        self, program: Program, plan: Plan, nodes: frozenset[str], keys: list[tuple[str, PlanKey]]
+    ) -> None:
         """Have the plans without each worker of this one on their devices, as far as there is room."""
-        keys: list[tuple[str, PlanKey]] = []
         others = []
         for dead in sorted(dispatch.nodes(plan)):
             try:
@@ -303,25 +322,19 @@ class Guarding:
                 self._tell("guarded", dead, f"no replica of what it has: {error}", 0)
         if program in self._guards:
             self._guards[program].standing = standing_by(plan, others)
-        return keys
 
-    async def _pinned(self, found: Mapping[Group, tuple[bytes, ...]]) -> list[tuple[str, PlanKey]]:
+    async def _pin(self, found: Mapping[Group, tuple[bytes, ...]], keys: list[tuple[str, PlanKey]]) -> None:
         """Have every keeper hold its checks."""
         wanted: dict[str, list[tuple[dispatch.Content, frozenset[str]]]] = {}
         for group, blobs in found.items():
             for keeper, blob in zip(group.keepers, blobs[len(group.members) :], strict=True):
                 having = frozenset(self._deploying.holders(blob))
                 wanted.setdefault(keeper, []).append(((blob, TensorType((group.size_bytes,), U8)), having))
-        keys = [(node, self._key()) for node in wanted]
-        try:
-            await asyncio.gather(*(self._deploying.keep(node, key, wanted[node]) for node, key in keys))
-        except MeshError:
-            self._drop(keys)
-            raise
+        keys += [(node, self._key()) for node in wanted]
+        await asyncio.gather(*(self._deploying.keep(node, key, wanted[node]) for node, key in keys))
         for node, held in wanted.items():
             if node in self._members:
                 self._members[node].blobs.update(blob for (blob, _), _ in held)
-        return keys
 
     def _let_go(self, guard: _Guard, needed: Collection[tuple[str, bytes]]) -> None:
         """Have workers keep no more for each other than this."""

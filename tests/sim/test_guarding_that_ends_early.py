@@ -1,0 +1,130 @@
+"""Keeping copies of weights is cancelled, or fails in a way nobody thought of, at every place where it waits: nothing
+stays pinned on workers, and later programs are guarded."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mesh.numpy as mnp
+from mesh import AsyncMesh
+from mesh.simulation.cluster import Cluster
+from mesh.simulation.loop import VirtualLoop
+
+LAYERS, WIDTH = 4, 24
+AT_REST_S = 10.0  # virtual
+PLACES_MAX = 200
+X = np.ones((2, WIDTH), np.float32)
+
+
+def model(weights: Any, x: Any) -> Any:
+    for each in weights:
+        x = mnp.tanh(x @ each)
+    return x
+
+
+def pinned(cluster: Cluster) -> int:
+    """How many plans workers have that are not those of calls."""
+    deployed = cluster.coordinator._deployments
+    states = [process.daemon._state for process in cluster._processes.values() if process.daemon]
+    return sum(key.generation not in deployed for state in states if state for key in state._plans)
+
+
+class Ended:
+    """A piece of work that ends with an error at the place where it waits for the n-th time."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], place: int, error: Callable[[], BaseException]) -> None:
+        self._work, self._place, self._error = work, place, error
+        self.places = 0  # where it waited
+
+    @types.coroutine
+    def run(self) -> Generator[Any, Any, None]:
+        answer: Any = None
+        while True:
+            try:
+                waits = self._work.send(answer)
+            except StopIteration:
+                return
+            self.places += 1
+            if self.places == self._place:
+                try:
+                    self._work.throw(self._error())
+                except StopIteration:
+                    return
+            try:
+                answer = yield waits
+            except BaseException as error:
+                self._work.throw(error)
+
+
+async def guarded(mesh: AsyncMesh, copies: str, number: int, place: int, error: Callable[[], BaseException]) -> bool:
+    """Call a program, whose guarding ends early; whether there was such a place."""
+    cluster = mesh.simulation
+    guards, works = cluster.coordinator._guards, list[Ended]()
+    spawn = guards._spawn
+
+    def spawn_ended(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        if work.cr_code.co_name != "_guard" or works:  # type: ignore[attr-defined]  # of async functions
+            return spawn(work)
+        works.append(Ended(work, place, error))
+        return spawn(works[0].run())  # type: ignore[arg-type]
+
+    guards._spawn = spawn_ended
+    rng = np.random.default_rng(number)
+    weights = await mesh.put([rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(LAYERS)])
+    form = mesh.form(model, (weights, X), "pipeline", "on", copies)
+    inputs, work = form.bind((weights, X))
+    await mesh.start(form, inputs, work).outputs
+    await asyncio.sleep(AT_REST_S)
+    guards._spawn = spawn
+    ended = bool(works) and works[0].places >= place
+    if ended:
+        assert pinned(cluster) == 0, f"what was pinned when it ended at its place {place} stays"
+    else:
+        assert pinned(cluster) > 0, "nothing is guarded at all"
+    mesh.forget(work)
+    await asyncio.sleep(AT_REST_S)
+    assert pinned(cluster) == 0
+    return ended
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, lambda: OSError("disk full")], ids=["cancelled", "fault"])
+@pytest.mark.parametrize("copies", ["buddy", "coded", "replica"])
+def test_nothing_stays_of_guarding_that_ended_at_any_place(copies: str, error: Callable[[], BaseException]) -> None:
+    async def scenario() -> int:
+        async with await AsyncMesh.builder().mesh("sim").simulate(3).build_async() as mesh:
+            place = 1
+            while await guarded(mesh, copies, place, place, error):
+                place += 1
+                assert place < PLACES_MAX
+            told = [event for event in mesh.simulation.coordinator.events if event.kind == "unguarded"]
+            assert len(told) == (0 if error is asyncio.CancelledError else place - 1)
+            assert all("OSError: disk full" in event.text for event in told)
+            return place - 1
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(scenario()) >= 2
+
+
+@pytest.mark.parametrize("copies", ["buddy", "coded", "replica"])
+def test_a_program_that_is_forgotten_at_any_moment_leaves_nothing(copies: str) -> None:
+    async def scenario() -> None:
+        async with await AsyncMesh.builder().mesh("sim").simulate(3).build_async() as mesh:
+            for moment in range(60):
+                rng = np.random.default_rng(moment)
+                weights = await mesh.put([rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(LAYERS)])
+                form = mesh.form(model, (weights, X), "pipeline", "on", copies)
+                inputs, work = form.bind((weights, X))
+                await mesh.start(form, inputs, work).outputs
+                await asyncio.sleep(0.0005 * moment)
+                mesh.forget(work)
+            await asyncio.sleep(AT_REST_S)
+            assert pinned(mesh.simulation) == 0
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(scenario())
