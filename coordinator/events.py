@@ -22,11 +22,13 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """Dead or left; its plans are void.  If it crashed, `work` says what it had to compute, by generation."""
+    """Dead or left; its plans are void.  If it crashed, `work` says what it had to compute, by generation.  One that is
+    `away` did not say that it goes, and may come back with what it holds for sessions."""
 
     node: str
     error: MeshError
     work: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)

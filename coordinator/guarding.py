@@ -33,7 +33,6 @@ from wire.types import TensorType
 
 from . import dispatch
 from .deploying import Deploying, Moved, Term, Wanted
-from .explain import as_error
 from .groups import Group, Held, grouped, kept_bytes, unkept
 from .plan import FromParam, Plan
 from .planning import Planning
@@ -223,9 +222,6 @@ class Guarding:
             await self._again(program, guard, error)
         except MeshError as error:  # whoever is gone changes the workers, and there is another turn
             log.debug("weights are not guarded yet: %s", error)
-        except Exception as fault:
-            told = as_error("guarding weights failed", fault)
-            self._tell("unguarded", "", f"copies {program.copies} are not kept: {told}", 0)
 
     async def _make_and_pin(self, program: Program, guard: _Guard) -> None:
         """Whatever ends it before its end, cancellation too, nothing stays pinned of what it asked for."""

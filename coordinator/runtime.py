@@ -152,14 +152,9 @@ class Coordinator:
         self._deploying = Deploying(self._members, self.prober, self._slices, config.collective_timeout_s)
         ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
         self._rehearsing = Rehearsing(ahead, self._members, self._deploying, self._spare_key, self._tasks)
+        planner = answerer or PlannerProcess()
         self._planning = Planning(
-            self._members,
-            self._stragglers,
-            self.prober,
-            self._usable,
-            ahead,
-            answerer or PlannerProcess(),
-            self._rehearsing.changed,
+            self._members, self._stragglers, self.prober, self._usable, ahead, planner, self._rehearsing.changed
         )
         keeping = self._spare_key, self._tasks, self._tell, self._planning
         self._guards = Guarding(self._members, self._deploying, self._usable, *keeping)
@@ -353,8 +348,7 @@ class Coordinator:
             told(link, error)
         member = self._members.get(link.peer.node_id)
         if member is not None and member.link is link:
-            reason = str(error) if error else "connection closed"
-            self._judge(self._detector.lost(link.peer.node_id, self._now(), reason))
+            self._judge(self._detector.lost(link.peer.node_id, self._now(), str(error or "connection closed")))
 
     async def on_request(self, link: Link, body: Message) -> Message:
         answer = self.requests.get(type(body))
@@ -384,7 +378,7 @@ class Coordinator:
 
     async def _join(self, link: Link) -> NodeView:
         health = self.config.health
-        join = Join(self.epoch, health.beat_s, self.identity.node_id, health.lease_s)
+        join = Join(self.epoch, health.beat_s, self.identity.node_id, health.lease_s, self._kept())
         try:
             joined = await link.request(join, timeout_s=JOIN_TIMEOUT_S)
             if not isinstance(joined, Joined):
@@ -401,15 +395,21 @@ class Coordinator:
         before = self._members[peer.node_id] if again else None
         graphs, blobs = (before.graphs, before.blobs) if before else (set[bytes](), set[bytes]())
         self._members[peer.node_id] = Member(link, joined, profile, graphs, blobs | set(joined.blobs))
-        view = view_of(peer, name, joined)
-        self._known[peer.node_id] = view
+        view = self._known[peer.node_id] = view_of(peer, name, joined)
         self._pacing.forget(peer.node_id)
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
         self._set_pause(peer.node_id, joined.paused, joining=True)
+        self.sessions.back(peer.node_id, frozenset(joined.kept))
+        for generation in frozenset(joined.kept).difference(self._kept()):  # its session ended meanwhile
+            self._send_drop(ev.SendDrop(generation, peer.node_id))
         if not again:
             self.prober.joined(peer.node_id)
         self._wake.set()
         return view
+
+    def _kept(self) -> tuple[int, ...]:
+        """The plans that a worker which had them is to keep, by generation."""
+        return tuple(sorted(self.sessions.kept.union(self._guards.kept, self._deployments)))
 
     async def _stay_connected(self, address: str, link: Link) -> None:
         """Dial again whenever the link is lost, for ever: where it was found, and wherever else it said it listens."""
@@ -501,11 +501,12 @@ class Coordinator:
         elif change.health is Health.DEAD:
             del self._members[change.node]
             self.prober.left(change.node)
-            member.link.close(change.reason)
+            member.link.fail(NodeLost(change.reason, node=self.identity.name))  # no goodbye: it may find us again
             error = lost_node(member.profile.name, change, self.config.health)
             error.log_lines = (member.last_words or self.last_words(member.link.peer.pid))[-LOG_LINES_MAX:]
             crashed = change.cause is Cause.CLOSED and not member.leaving
-            self._feed(ev.NodeGone(change.node, error, work_by_plan(self._deployments, change.node) if crashed else {}))
+            work = work_by_plan(self._deployments, change.node) if crashed else {}
+            self._feed(ev.NodeGone(change.node, error, work, not member.leaving))
             self._tell_what_lacks()
 
     def _probed(self, ask: AskPeer, reached: bool | None) -> None:
@@ -519,10 +520,8 @@ class Coordinator:
     async def _watch_time(self) -> None:
         """Wake when the detector or the machine has something due, and tell the detector how late that was."""
         while True:
-            due = [
-                time_s for time_s in (self._detector.next_deadline(), self._state.next_deadline()) if time_s is not None
-            ]
-            wake_s = min(due, default=self._now() + 1.0)
+            dues = self._detector.next_deadline(), self._state.next_deadline()
+            wake_s = min((due_s for due_s in dues if due_s is not None), default=self._now() + 1.0)
             self._wake.clear()
             try:
                 async with asyncio.timeout(max(wake_s - self._now(), 0.0)):
@@ -547,7 +546,8 @@ class Coordinator:
         if type(event) in ev.NEWS_OF_NODES:
             self._planning.changed()
             self._guards.nodes_changed()
-            self.sessions.nodes_changed(event.error if isinstance(event, ev.NodeGone) else None)
+            gone = (event.error, event.away) if isinstance(event, ev.NodeGone) else (None, False)
+            self.sessions.nodes_changed(*gone)
 
     def _begin(self, action: ev.Action, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.run(doing(action), work, lambda error: self._failed(action, error))

@@ -50,10 +50,20 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class NodesChanged:
-    """These may get work from now on; `error` says what became of those that may not any more."""
+    """These may get work from now on; `error` says what became of those that may not any more.  Of these some are
+    `away`: they may come back with what they have, and NodeBack says so, or that they do not have it."""
 
     nodes: frozenset[str]
     error: MeshError | None = None
+    away: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBack:
+    """A worker joined that was here before; `kept` are plans and copies that it has still, by generation."""
+
+    node: str
+    kept: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +316,7 @@ class Ended:
 
 
 Event = (
-    NodesChanged | BetterPlan | StepAsked | StateAsked | StateUnasked | CloseAsked | ForgetFirst | NodeStuck
+    NodesChanged | NodeBack | BetterPlan | StepAsked | StateAsked | StateUnasked | CloseAsked | ForgetFirst | NodeStuck
     | Preparing | PlanMade | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed | OutputArrived
     | SnapshotDone | KeepDone | CopyFailed | ChecksMade | ChecksFailed | Tick
 )  # fmt: skip

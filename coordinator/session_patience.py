@@ -26,6 +26,38 @@ ASLEEP_S = 1.0  # whoever looks so much too late was held up itself, and so may 
 
 
 @dataclass(slots=True)
+class Wait:
+    """A wait for something that may not come.  One who looks far too late was held up, and so perhaps was what he waits
+    for: he waits anew."""
+
+    until_s: float | None = None  # None: nothing is waited for
+    _seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.until_s is not None
+
+    def begin(self, now: float, seconds: float) -> None:
+        """Wait for so long; a wait that has begun goes on as it is."""
+        if self.until_s is None:
+            self.until_s, self._seconds = now + seconds, seconds
+
+    def shorten(self, until_s: float) -> None:
+        """It ends then, if not before."""
+        if self.until_s is not None:
+            self.until_s = min(self.until_s, until_s)
+
+    def end(self) -> None:
+        """Nothing is waited for any more."""
+        self.until_s = None
+
+    def is_over(self, now: float) -> bool:
+        """Whether it came to its end in vain."""
+        if self.until_s is not None and now - self.until_s > ASLEEP_S:
+            self.until_s = now + self._seconds
+        return self.until_s is not None and now >= self.until_s
+
+
+@dataclass(slots=True)
 class Patience:
     """Of one session; times as its machine has them."""
 

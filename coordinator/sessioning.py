@@ -109,10 +109,20 @@ class Sessions:
         session.begin()
         return session
 
-    def nodes_changed(self, error: MeshError | None) -> None:
-        """Other workers may be given work than before, perhaps because of an error."""
+    def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
+        """Other workers may be given work than before, by an error perhaps; who is `away` may come back as it was."""
         for session in list(self._open):
-            session.nodes_changed(error)
+            session.nodes_changed(error, away)
+
+    def back(self, node: str, kept: frozenset[int]) -> None:
+        """A worker joined, and has kept these plans, by generation."""
+        for session in list(self._open):
+            session.feed(ev.NodeBack(node, kept))
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The plans that workers are to keep for sessions, by generation."""
+        return frozenset().union(*(session._machine.kept for session in self._open))
 
     def working(self, node: str, runs: Iterable[Working]) -> list[Working]:
         """What a worker computes now; what of it is no session's."""
@@ -303,11 +313,11 @@ class Session:
         """Something happened."""
         self._do(self._machine.handle(event, self._loop.time()))
 
-    def nodes_changed(self, error: MeshError | None) -> None:
+    def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
         """As Sessions has it."""
         before, self._nodes = self._nodes, self._around.usable()
         self._lost |= bool(before - self._nodes)
-        self.feed(ev.NodesChanged(self._nodes, error))
+        self.feed(ev.NodesChanged(self._nodes, error, before - self._nodes if away else frozenset()))
         self._look(bool(self._nodes - before))
 
     def _do(self, actions: Iterable[ev.Action]) -> None:
@@ -675,9 +685,8 @@ class Session:
                 await self._hold(action.copy, contents, holders)
             else:
                 state = {piece: ((at, self._kind(piece)), holders[piece]) for piece, at in contents.items()}
-                await self._around.deploying.keep(
-                    action.node, PlanKey(self._around.epoch(), action.copy), state.values()
-                )
+                key = PlanKey(self._around.epoch(), action.copy)
+                await self._around.deploying.keep(action.node, key, state.values())
         except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
             error = as_error("keeping a copy failed", fault)
             if isinstance(error, OutOfMemory):

@@ -15,6 +15,10 @@ not told again.  So no committed step is ever lost, as long as one copy is left:
     checkpoint    after every `every` steps this process has them
     none          what the client gave is the only copy, for as long as it and all feeds are little
 
+Workers may be gone for a moment only: this process was stopped, or the network was.  They keep what they hold for a
+while, and say so when they are back (`NodeBack`).  So where without them nothing whole is left, a session waits for
+them, and goes on with what it finds: the value its plan had come to, else the newest copy.
+
 A better plan is gone over to once the step under way is done, and the next one if it may have begun.  A copy is a
 snapshot on the workers that have the pieces (for a new plan on all of them, so that each finds there what it goes on
 with), then a plan without parts on every node that is to hold some (`Keep`), which pins them there.  It does not know
@@ -24,7 +28,6 @@ what a piece is, nor who computes what.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from wire.errors import BlobError, Cancelled, DeviceLost, MeshError, OutOfMemory, StaleGeneration
@@ -36,7 +39,6 @@ from .session_copies import Copy, Taking
 from .session_events import (
     Action,
     BetterPlan,
-    Check,
     ChecksFailed,
     ChecksMade,
     CloseAsked,
@@ -54,6 +56,7 @@ from .session_events import (
     LetGo,
     MakeChecks,
     MakePlan,
+    NodeBack,
     NodeRan,
     NodesChanged,
     NodeStuck,
@@ -78,57 +81,17 @@ from .session_events import (
     TakeSnapshot,
     Tick,
 )
-from .session_patience import Avoided, Patience
+from .session_patience import Avoided, Patience, Wait
+from .session_steps import PlanNow, Policy, Read, Step, validate
 
 ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
 PARK_S = 0.05  # doubled with every further failure: what fails at once is not hammered
 PARK_S_MAX = 1.0
 COPY_TRIES = 3  # plans that could not get the pieces of a copy, before it counts as lost
 COMPILES_LOST_MAX = 3  # each may take the ten minutes after which a worker ends a device that hangs
+RETURN_S = 15.0  # for workers to come back without whom the state is lost: as long as a network is away, or a redial
+SETTLE_S = 1.0  # for the others to come back, too, once a copy is whole: with them the plan goes on, and not a copy
 READS_MAX = 5  # how often a value is asked for that nobody could give
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Which copies are made, after how many steps each, and how many steps are under way at most.
-
-    A state that nobody copies is made again of what the client gave while the feeds since are no more than
-    `replay_bytes`.
-    """
-
-    copies: str = "buddy"
-    every: int = 10
-    ahead: int = 2
-    replay_bytes: int = 64 << 20
-    asked: bool = False  # for these copies, by name: without room for them there is no session
-
-
-@dataclass(slots=True)
-class _Step:
-    ran: set[str] = field(default_factory=set)
-    outputs: dict[int, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Plan:
-    generation: int
-    start: int  # the value it begins with
-    nodes: frozenset[str] = frozenset()
-    owners: dict[Piece, set[str]] = field(default_factory=dict)
-    outputs: int = 0
-    prepare_s: Mapping[int, float] = field(default_factory=dict)  # what each part should take to compile
-    deployed: set[str] = field(default_factory=set)
-    running: bool = False
-    ending: bool = False  # a better one follows soon
-    issued: int = 0
-    steps: dict[int, _Step] = field(default_factory=dict)  # by the session's numbers
-
-
-@dataclass(slots=True)
-class _Read:
-    value: int  # the steps that it has to be after
-    attempts: int = 0
-    begun: bool = False
 
 
 class SessionState:
@@ -141,10 +104,10 @@ class SessionState:
         self._generation = generation
         self._alone_s = alone_s
         self._nodes = frozenset(nodes)
-        self._plan: _Plan | None = None
+        self._plan: PlanNow | None = None
         self._copies = [Copy(0, 0, None, {CLIENT: {CLIENT}})]  # the oldest first
         self._takings: dict[int, Taking] = {}
-        self._reads: dict[int, _Read] = {}
+        self._reads: dict[int, Read] = {}
         self._asked = 0  # steps that were asked for
         self._told = 0  # steps whose outputs were told
         self._done = 0  # the value that the present plan has come to, or the next one will begin with
@@ -157,12 +120,14 @@ class SessionState:
         self._compiles_lost = 0  # devices that were lost while they compiled, without a step between
         self._patience = Patience()
         self._avoided = Avoided()
-        self._alone_since_s: float | None = None
+        self._alone = Wait()  # for any worker
         self._parked_until_s: float | None = None
+        self._return = Wait()  # for workers that have what is left
         self._last_error: MeshError | None = None
         self._over: MeshError | None = None
         self._handlers: dict[type, Any] = {
             NodesChanged: self._nodes_changed,
+            NodeBack: self._node_back,
             BetterPlan: self._better_plan,
             StepAsked: self._step_asked,
             StateAsked: self._state_asked,
@@ -197,9 +162,15 @@ class SessionState:
 
     def next_deadline(self) -> float | None:
         """When a Tick is due, or None."""
-        alone = None if self._alone_since_s is None else self._alone_since_s + self._alone_s
         stuck = None if self._plan is None else self._patience.due_s(self._plan.ending)
-        return min((due for due in (alone, self._parked_until_s, stuck) if due is not None), default=None)
+        dues = (self._alone.until_s, self._parked_until_s, self._return.until_s, stuck)
+        return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The plans and copies that workers are to keep, by generation."""
+        copies = (*self._copies, *(taking.copy for taking in self._takings.values()))
+        return frozenset({copy.number for copy in copies} | ({self._plan.generation} if self._plan else set()))
 
     @property
     def next_number(self) -> int:
@@ -232,22 +203,14 @@ class SessionState:
             assert self._plan is None and not self._copies and not self._takings and not self._reads
             return
         assert self._done <= self._asked
-        plan = self._plan
-        if plan is not None:
-            assert plan.nodes <= self._nodes, "a plan uses a node that is gone"
-            assert plan.start <= self._done, "a plan went back"
-            if plan.running:
-                assert self._done <= plan.issued <= min(self._asked, self._done + self.policy.ahead)
-                assert plan.steps.keys() == set(range(self._done, plan.issued))
-        for copy in self._copies:
-            assert copy.whole, "a copy that nobody can give back"
-            assert copy.value >= self._held_from, "the feeds after a copy are gone"
-            assert set().union(*copy.holders.values()) <= self._nodes | {CLIENT}
+        validate(self._plan, self._copies, self._nodes, self._done, self._held_from)
+        if self._plan is not None and self._plan.running:
+            assert self._done <= self._plan.issued <= min(self._asked, self._done + self.policy.ahead)
         for taking in self._takings.values():
             assert taking.nodes <= self._nodes
-        waiting = self._alone_since_s is not None or self._parked_until_s is not None
+        waits = self._alone.until_s, self._parked_until_s, self._return.until_s, self._plan
         rescuing = any(taking.purpose == "rescue" for taking in self._takings.values())
-        assert waiting or rescuing or plan is not None, "a session waits for nothing"
+        assert rescuing or any(each is not None for each in waits), "a session waits for nothing"
 
     # -- what the caller wants
 
@@ -260,7 +223,7 @@ class SessionState:
     def _state_asked(self, event: StateAsked, now: float) -> list[Action]:
         if self._over is not None:
             return [RefuseState(event.request, self._over)]
-        self._reads[event.request] = _Read(self._asked)
+        self._reads[event.request] = Read(self._asked)
         return self._read(now)
 
     def _state_unasked(self, event: StateUnasked, now: float) -> list[Action]:
@@ -271,8 +234,8 @@ class SessionState:
         return self._end(event.error)
 
     def _forget_first(self, event: ForgetFirst, now: float) -> list[Action]:
-        if self.policy.copies != "none" or self._told == 0:
-            return []
+        if self.policy.copies != "none" or self._plan is None or self._done == self._plan.start:
+            return []  # nobody has a value that was made of it
         return self._trim(lambda copy: copy.contents is None)
 
     # -- nodes
@@ -284,19 +247,14 @@ class SessionState:
         self._last_error = event.error or self._last_error
         actions: list[Action] = []
         for copy in [*self._copies, *(taking.copy for taking in self._takings.values())]:
-            if copy.asked & gone:  # it has to make up for what was there twice, and is not now
+            if copy.lose(gone, event.away):  # it has to make up for what was there twice, and is not now
                 self._copied = self._done - self.policy.every
-            copy.asked -= gone
-            copy.keepers -= gone
-            for nodes in copy.holders.values():
-                nodes -= gone
-        actions += self._trim(lambda copy: not copy.whole)
+        actions += self._trim_lost()
+        if self._return and not self._nodes:  # nobody is left who came back
+            self._return.end()
+            self._return.begin(now, self._return_s)
         plan = self._plan
-        hit = plan is not None and bool(gone & plan.nodes)
-        if plan is not None:
-            plan.nodes -= gone
-            for owners in plan.owners.values():
-                owners -= gone
+        hit = plan is not None and plan.lose(gone, event.away)
         for taking in [each for each in self._takings.values() if gone & set(each.sources.values())]:
             hit |= taking.purpose == "rescue"
             actions += self._abandon(taking.purpose)
@@ -311,9 +269,53 @@ class SessionState:
             if plan is not None and plan is self._plan and plan.running and all(plan.owners.values()) and plan.nodes:
                 actions += self._counted(now)  # the others have all of what a step made that they have done
             return [*actions, *self._restart(None, now)]
-        if self._alone_since_s is not None and self._nodes:
+        if self._return:
+            return [*actions, *self._look_what_is_back(now)]
+        if self._alone and self._nodes:
             return [*actions, *self._go_on(now)]
         return [*actions, *self._read(now)]  # who brought a value may be gone
+
+    def _node_back(self, event: NodeBack, now: float) -> list[Action]:
+        """What a worker has kept counts again; what it has not is gone."""
+        if self._over is not None:
+            return []
+        here = event.node in self._nodes
+        for copy in self._copies:
+            copy.back(event.node, here and copy.number in event.kept)
+        if self._plan is not None:
+            self._plan.back(event.node, here and self._plan.generation in event.kept)
+        actions = self._trim_lost()
+        return [*actions, *self._look_what_is_back(now)] if self._return else actions
+
+    def _look_what_is_back(self, now: float, late: bool = False) -> list[Action]:
+        """Go on with the best there is: with what the plan had come to as long as that may come back whole, for a while
+        also where a copy is whole; then with a copy.  `late`: nobody is waited for any more."""
+        plan, actions = self._plan, list[Action]()
+        if late:
+            if plan is not None:
+                plan.away.clear()
+            actions += self._trim(lambda copy: not copy.whole)
+        if plan is not None and plan.hopeful and not plan.whole:
+            if self._nodes and self._whole_copies:
+                self._return.shorten(now + SETTLE_S)
+            return actions
+        self._return.end()
+        if late and not self._nodes and self._copies:
+            return [*actions, *self._end(nobody(self._alone_s, 0, self._last_error))]
+        return [*actions, *self._restart(None, now)]
+
+    @property
+    def _return_s(self) -> float:
+        return self._alone_s if self._whole_copies else RETURN_S
+
+    @property
+    def _whole_copies(self) -> list[Copy]:
+        return [copy for copy in self._copies if copy.whole]
+
+    def _trim_lost(self) -> list[Action]:
+        """Let go copies that nobody can give back; those that may become whole again only while none is whole."""
+        whole = bool(self._whole_copies)
+        return self._trim(lambda copy: not copy.whole and (whole or not copy.hopeful))
 
     def _better_plan(self, event: BetterPlan, now: float) -> list[Action]:
         plan = self._plan
@@ -324,7 +326,7 @@ class SessionState:
             return self._restart(None, now)
         return self._stop(plan, self._done + 1 + self._patience.half_done(now))
 
-    def _stop(self, plan: _Plan, number: int) -> list[Action]:
+    def _stop(self, plan: PlanNow, number: int) -> list[Action]:
         """Have the workers do no step from this one on: some may be ahead of what is known of them."""
         stopped = range(number - plan.start, plan.issued - plan.start)
         plan.issued = min(plan.issued, number)
@@ -340,29 +342,37 @@ class SessionState:
             actions += self._stop(plan, self._done) if plan.running else []
             plan.running = False
             self._patience.stopped()
-            whole = plan.owners and all(plan.owners.values())
-            if whole and not any(copy.value == self._done for copy in self._copies) and self._done > plan.start:
-                return [*actions, *self._abandon_all(), *self._take("rescue")]
+            if self._done > plan.start and not any(copy.value == self._done for copy in self._whole_copies):
+                if plan.whole:
+                    return [*actions, *self._abandon_all(), *self._take("rescue")]
+                if plan.hopeful and not (self._whole_copies and self._nodes):
+                    self._return.begin(now, self._return_s)
+                    return [*actions, *self._abandon_all()]
         return [*actions, *self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
 
     def _go_on(self, now: float) -> list[Action]:
         """A new plan, from the newest copy there is."""
-        if not self._copies:
+        copies = self._whole_copies
+        if not copies and self._copies:
+            self._return.begin(now, self._return_s)
+            return []
+        if not copies:
             return self._end(state_lost(self._last_error, self.policy.copies))
-        copy = max(self._copies, key=lambda copy: (copy.value, copy.here))
+        self._return.end()
+        copy = max(copies, key=lambda copy: (copy.value, copy.here))
         self._done = copy.value
         if not self._nodes:
-            self._alone_since_s = now if self._alone_since_s is None else self._alone_since_s
+            self._alone.begin(now, self._alone_s)
             return []
-        self._alone_since_s = None
+        self._alone.end()
         if self._parked_until_s is not None:
             return []
         if self._through_here and not copy.here:
             return self._keep(self._again("rescue", copy))
         generation = self._generation()
-        self._plan = _Plan(generation, copy.value)
-        nodes = self._avoided.others(self._nodes, now) or self._nodes
-        return [MakePlan(generation, nodes, copy.contents, copy.where)]
+        candidates = self._avoided.others(self._nodes, now) or self._nodes
+        self._plan = PlanNow(generation, copy.value, candidates)
+        return [MakePlan(generation, candidates, copy.contents, copy.where)]
 
     def _fail(self, error: MeshError, now: float) -> list[Action]:
         """What the plan could not do may be done by another; a first failure is acted on at once."""
@@ -381,10 +391,10 @@ class SessionState:
             return []
         return [*(SendDrop(plan.generation, node) for node in sorted(plan.nodes)), ForgetPlan(plan.generation)]
 
-    def _current(self, generation: int) -> _Plan | None:
+    def _current(self, generation: int) -> PlanNow | None:
         return self._plan if self._plan is not None and self._plan.generation == generation else None
 
-    def _give_up(self, plan: _Plan, working: Mapping[str, tuple[int, int, float]], now: float) -> list[Action]:
+    def _give_up(self, plan: PlanNow, working: Mapping[str, tuple[int, int, float]], now: float) -> list[Action]:
         """The step under way does not end: do it again, if it can be told who is stuck without these."""
         under_way, least_s = (plan.generation, self._done - plan.start), self._patience.waited_s(now) / 2
         stuck = frozenset(node for node, (*at, took_s) in working.items() if (*at,) == under_way and took_s >= least_s)
@@ -410,6 +420,8 @@ class SessionState:
         plan = self._current(event.generation)
         if plan is None:
             return []
+        if not plan.candidates <= self._nodes:  # who is gone may be why
+            return [*self._drop_plan(), *self._go_on(now)]
         needed = bool(self._avoided) and not event.error.retry  # it may be that it takes those after all
         if needed:
             self._avoided.clear()
@@ -463,14 +475,14 @@ class SessionState:
         actions: list[Action] = []
         while plan.issued < min(self._asked, wanted, self._done + self.policy.ahead):
             number, step = plan.issued, plan.issued - plan.start
-            plan.steps[number] = _Step()
+            plan.steps[number] = Step()
             plan.issued += 1
             self._patience.began(now)
             committed = self._done - plan.start
             actions += [SendRun(plan.generation, step, node, number, committed) for node in sorted(plan.nodes)]
         return actions
 
-    def _step(self, generation: int, step: int) -> _Step | None:
+    def _step(self, generation: int, step: int) -> Step | None:
         plan = self._current(generation)
         return plan.steps.get(plan.start + step) if plan is not None else None
 
@@ -488,13 +500,9 @@ class SessionState:
         step.outputs[event.slot] = event.value
         return self._commit_if_done(step, now)
 
-    def _commit_if_done(self, step: _Step, now: float) -> list[Action]:
-        return self._commit(now) if self._is_done(step) else []
-
-    def _is_done(self, step: _Step) -> bool:
-        """Whether everybody did it, and its outputs are here."""
+    def _commit_if_done(self, step: Step, now: float) -> list[Action]:
         assert self._plan is not None
-        return self._plan.nodes <= step.ran and len(step.outputs) >= self._plan.outputs
+        return self._commit(now) if self._plan.is_done(step) else []
 
     def _commit(self, now: float) -> list[Action]:
         """Count the steps that are done, and what follows."""
@@ -510,7 +518,7 @@ class SessionState:
         """Steps count in order, once all have done them who are there; what was told before is not told again."""
         plan, actions = self._plan, list[Action]()
         assert plan is not None
-        while (step := plan.steps.get(self._done)) is not None and self._is_done(step):
+        while (step := plan.steps.get(self._done)) is not None and plan.is_done(step):
             del plan.steps[self._done]
             self._patience.done(now, bool(plan.steps))
             if self._done == self._told:
@@ -635,21 +643,8 @@ class SessionState:
 
     def _keep(self, taking: Taking) -> list[Action]:
         """Have all of it held by those who are to have it."""
-        copy = taking.copy
-        copy.contents = taking.found
-        copy.holders = {piece: {node, *self._others(taking, piece)} for piece, node in taking.sources.items()}
-        by_node: dict[str, dict[Piece, bytes]] = {}
-        for piece, nodes in copy.holders.items():
-            for node in nodes:
-                by_node.setdefault(node, {})[piece] = taking.found[piece]
-        owners = {piece: frozenset({node}) for piece, node in taking.sources.items()}
-        for group in copy.checked:
-            for node, blob in group.checks:
-                check = Check(blob, group.size_bytes)
-                by_node.setdefault(node, {})[check] = blob
-                owners[check] = frozenset({node})
-        copy.asked, taking.keeping = set(by_node), set(by_node)
-        return [Keep(copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
+        by_node, owners = taking.spread({piece: self._others(taking, piece) for piece in taking.sources})
+        return [Keep(taking.copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
 
     def _others(self, taking: Taking, piece: Piece) -> set[str]:
         """Who is to hold a piece besides its owner: those who made the same, or who else is to have a copy."""
@@ -682,9 +677,10 @@ class SessionState:
             given = GiveState(taking.purpose, copy.contents, copy.where)
             return [given, *(LetGo(copy.number, node) for node in sorted(copy.asked)), *self._issue(now)]
         self._copies.append(copy)
+        actions = self._trim_lost()
         if taking.purpose == "copy":
-            return self._trim(lambda other: other.value < copy.value)
-        return [*self._drop_plan(), *self._go_on(now)]
+            return [*actions, *self._trim(lambda other: other.value < copy.value)]
+        return [*actions, *self._drop_plan(), *self._go_on(now)]
 
     def _copy_failed(self, event: CopyFailed, now: float) -> list[Action]:
         taking = self._takings.get(event.copy)
@@ -753,13 +749,13 @@ class SessionState:
         for request, read in list(self._reads.items()):
             if read.begun or read.value != self._done:
                 continue
-            copy = next((copy for copy in self._copies if copy.value == self._done), None)
+            copy = next((copy for copy in self._whole_copies if copy.value == self._done), None)
             if copy is not None and copy.here:
                 del self._reads[request]
                 actions.append(GiveState(request, copy.contents, copy.where))
                 continue
             if copy is None and self._done == plan.start:  # whoever else had what this plan began with is gone
-                if self._copies:
+                if self._whole_copies:
                     return [*actions, *self._restart(None, now)]
                 del self._reads[request]
                 actions.append(RefuseState(request, not_readable_yet(self._last_error)))
@@ -781,19 +777,23 @@ class SessionState:
         actions += self._drop_plan()
         self._told = self._asked
         actions += self._trim(lambda copy: True)
-        self._alone_since_s = self._parked_until_s = None
+        self._parked_until_s = None
+        self._alone.end()
+        self._return.end()
         return [*actions, Ended(error)]
 
     def _tick(self, event: Tick, now: float) -> list[Action]:
-        if self._alone_since_s is not None and now >= self._alone_since_s + self._alone_s:
+        if self._alone.is_over(now):
             return self._end(nobody(self._alone_s, 0, self._last_error))
+        if self._return.is_over(now):
+            return self._look_what_is_back(now, late=True)
         if self._plan is not None and self._patience.is_over(now, self._plan.ending):
             return self._give_up(self._plan, event.working, now)
         if self._parked_until_s is None or now < self._parked_until_s:
             return []
         self._parked_until_s = None
         rescuing = any(taking.purpose == "rescue" for taking in self._takings.values())
-        return [] if rescuing or self._plan is not None or self._alone_since_s is not None else self._go_on(now)
+        return [] if rescuing or self._plan is not None or self._alone else self._go_on(now)
 
 
 __all__ = ["Policy", "SessionState"]

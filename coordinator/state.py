@@ -82,6 +82,7 @@ STALLED_LOOK_S = 5.0  # how often it is looked for
 STOPPED_S = 5.0  # a part that goes on for nobody should have noticed by then
 POISON_NODES = 3
 NO_MEMORY_MAX = 2  # how often a call that ran out of memory is tried elsewhere
+ASLEEP_S = 1.0  # who looks so much too late was held up itself, and no node could come meanwhile: the wait begins anew
 IDLE_PLANS_MAX = 64  # deployed plans kept for the next call of their job; the least recently used goes first
 
 
@@ -628,7 +629,9 @@ class CoordinatorState:
         actions = self._renew_stalled(now) if now >= self._looked_s + STALLED_LOOK_S else []
         for call in self._without_plan():
             until_s = self._alone_until_s(call)
-            if until_s is not None and now >= until_s:
+            if until_s is not None and now - until_s > ASLEEP_S:
+                call.alone_since_s = now
+            elif until_s is not None and now >= until_s:
                 actions += self._reject(call, nobody(self._alone_s, len(self._paused), call.last_error))
             elif call.parked_until_s is not None and now >= call.parked_until_s:
                 actions += self._place(call, now)

@@ -244,8 +244,8 @@ class Link:
             self.handle(self._machine.receive_eof(channel))
 
     def replaced(self) -> None:
-        """Another link to the same node took over."""
-        self._machine.close("replaced by a newer link")
+        """Another link to the same node took over; no goodbye, as the node does not go."""
+        self._machine.refuse(NodeLost("replaced by a newer link", node=self._owner.identity.name))
         self._flush()
         self._end(NodeLost("the node came back on a new link", node=self.peer.name))
 

@@ -13,15 +13,16 @@ input or an output of a part.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from .errors import FrameError, LocalError
+from .errors import FrameError
 from .limits import DEFAULT, KIB, PLAN_CHARS_MAX, REPORT_CHARS_MAX
+from .older import as_of_0
 from .timeouts import COLLECTIVE_TIMEOUT_S
-from .versions import PROTOCOL, text
+from .versions import PROTOCOL
 
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -30,6 +31,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Index = Annotated[int, Meta(ge=0, le=1 << 20)]
 Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
 Dims = Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...], Meta(max_length=8)]
+Generations = Annotated[tuple[Count, ...], Meta(max_length=65_536)]  # of plans
 Seconds = Annotated[float, Meta(ge=0)]
 Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
 REVOCATIONS_BYTES_MAX = 64 * KIB  # of 1,024 nodes: 37 KiB
@@ -423,7 +425,8 @@ class Join(Message, frozen=True, array_like=True, tag=True):
     epoch: Count
     beat_s: Seconds
     coordinator: Name
-    silence_s: Seconds = 0.0  # after so long without a word from the coordinator the worker counts it as gone
+    silence_s: Seconds = 0.0  # after so long without a word from the coordinator another may have the worker
+    kept: Generations = ()  # what it had deployed in this epoch and goes on with; the worker drops all others
 
 
 class Joined(Message, frozen=True, array_like=True, tag=True):
@@ -432,6 +435,7 @@ class Joined(Message, frozen=True, array_like=True, tag=True):
     blobs: tuple[Hash, ...] = ()  # what its cache holds (most recent first, at most 4096)
     system: Name = ""  # its operating system: Linux, Darwin, Windows
     paused: Name = ""  # as in Paused
+    kept: Generations = ()  # what is deployed here of this epoch
 
 
 class Devices(Message, frozen=True, array_like=True, tag=True):
@@ -750,9 +754,9 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 APPENDED: dict[type[Struct], int] = {
-    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4, Join: 1, Joined: 1
 }  # how many fields minor 1 appended  # fmt: skip
-DISPENSABLE = (Deployed, Ran, PartRun)  # whose new fields an older node does without
+DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined)  # whose new fields an older node does without
 SINCE_1 = (
     Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession,
@@ -761,33 +765,7 @@ SINCE_1 = (
 
 def encode_message(message: Message, minor: int = PROTOCOL[1]) -> bytes:
     """The message as bytes, for a node that speaks this minor version; LocalError if it has no words for it."""
-    return _encoder.encode(message if minor else _as_of_0(message))
-
-
-def _as_of_0(message: Message) -> object:
-    """The message without what minor 0 does not know."""
-    if isinstance(message, SINCE_1):
-        raise _unknown_to_0(type(message).__name__)
-    if isinstance(message, Deploy | Ran):
-        first, parts, *rest = _fields_of_0(message)
-        return [type(message).__name__, first, [_fields_of_0(part) for part in parts], *rest]
-    return [type(message).__name__, *_fields_of_0(message)] if type(message) in APPENDED else message
-
-
-def _fields_of_0(struct: Struct) -> list[Any]:
-    fields = msgspec.structs.fields(struct)
-    first = len(fields) - APPENDED[type(struct)]
-    for field in fields[first:]:
-        if getattr(struct, field.name) != field.default and not isinstance(struct, DISPENSABLE):
-            raise _unknown_to_0(f"{type(struct).__name__}.{field.name}")
-    return [getattr(struct, field.name) for field in fields[:first]]
-
-
-def _unknown_to_0(what: str) -> LocalError:
-    return LocalError(
-        f"{what} is of protocol {text(PROTOCOL)}, and the other node speaks {PROTOCOL[0]}.0",
-        next_step="Upgrade graph-mesh on the other node",
-    )
+    return _encoder.encode(message if minor else as_of_0(message, SINCE_1, APPENDED, DISPENSABLE, (Deploy, Ran)))
 
 
 def decode_message(data: bytes | bytearray | memoryview) -> AnyMessage:

@@ -30,7 +30,10 @@ RESTING_S, RESTING_S_MAX = 15.0, 60.0
 RESTING_ASKED_PER_S = 7.0  # with more links than that allows in RESTING_S each is asked less often
 LOOK_S = 5.0  # how often those are looked at
 ANSWER_S = 3.0  # of an idle link: twice the node time-out of a LAN
-ANSWER_CLIENT_S = 60.0  # a user's process may be stopped, or busy in something that lets nothing else run
+# A user's process may be stopped, or busy in something that lets nothing else run, and many have a coordinator inside.
+# Who has to know sooner whether one lives goes by heartbeats; here a link is kept over which both can go on.
+ANSWER_USERS_S = 60.0
+USERS = frozenset({"client", "coordinator"})
 ANSWER_DOUBTFUL_S = 2.0  # of a link that is doubtful: dialling anew costs little
 
 
@@ -70,7 +73,7 @@ class LinkWatch:
                     for tell in self.woke:
                         tell()
                 for link in list(self._endpoint.links.values()) if reason else self._quiet(loop.time()):
-                    usual_s = ANSWER_CLIENT_S if link.peer.role == "client" else self.answer_s
+                    usual_s = ANSWER_USERS_S if link.peer.role in USERS else self.answer_s
                     answer_s = ANSWER_DOUBTFUL_S if moved or self._waking.slept else usual_s
                     self._ask(link, answer_s, reason or f"silent for {loop.time() - link.heard_s:.0f} s")
                 await asyncio.sleep(TICK_S)

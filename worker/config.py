@@ -33,6 +33,7 @@ class WorkerConfig:
     peers: tuple[str, ...] = ()  # "HOST:PORT" or "HOST" to dial, again and again, until they answer
     devices: tuple[str, ...] = ()  # as `worker.devices` reads them; (): the best hardware adapter, and the cpu
     memory_bytes: int = 0  # budget for weights and working memory of all devices; 0: what they have
+    keep_orphans_s: float = 600.0  # how long a coordinator that fell silent finds what it deployed; 0: it does not
     state_dir: str = ""  # "": the platform's folder for state
     cache_dir: str = ""  # weights and kernels kept between runs; "": the platform's cache folder, one per worker
     kernel_dir: str = ""  # kernels, which workers may share; "": in `cache_dir`, or one for this mesh's workers here

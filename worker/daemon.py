@@ -115,7 +115,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("graph_mesh.worker")
 LEAVING_LOG_LINES = 64
 LINK_S = 1.5  # for a link to another worker: beyond, what is meant for it is relayed, and the coordinator looks closer
-OWNER_ANSWER_S = 10.0  # the machine decides much earlier whether the coordinator is gone
+OWNER_ANSWER_S = 86_400.0  # one that was stopped answers when it goes on; its link ends before, or the machine decides
 MEMBERSHIP_LOOK_S = 1.0
 LAST_WORDS_S = 1.0  # a machine waits up to 5 s before it sleeps
 AGAIN = -1  # instead of an exit code: start once more in the same process
@@ -254,7 +254,8 @@ class Daemon:
         await self._hosting.start(selections(self._config.devices))
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
         self._reports = await self._hosting.opened()
-        bounds = Bounds(memory_bytes=self._config.memory_bytes or memory_bytes_of(self._reports))
+        memory_bytes = self._config.memory_bytes or memory_bytes_of(self._reports)
+        bounds = Bounds(memory_bytes=memory_bytes, keep_orphans_s=self._config.keep_orphans_s)
         own = self._identity
         self._state = self._surroundings.machine(own.node_id, len(self._hosts), own.incarnation, bounds)
         self.pauses.look()
@@ -466,7 +467,7 @@ class Daemon:
             raise NotTrusted(f"{peer.name} is a {peer.role}: a worker works for coordinators only")
         joined = await self._ask(
             lambda request: ev.JoinAsked(
-                peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held
+                peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held, body.kept
             )
         )
         self._coordinator = peer
@@ -551,7 +552,8 @@ class Daemon:
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
         log.info("link to %s %s ended%s", link.peer.role, link.peer.name, f": {error}" if error else "")
-        self._feed(ev.NodeUnlinked(link.peer.node_id, error is not None and error.cause == SILENT))
+        silent, goodbye = error is not None and error.cause == SILENT, error is None
+        self._feed(ev.NodeUnlinked(link.peer.node_id, silent, goodbye))
         if self._state is None or self._seeking is not None:
             return  # it ends, or seeks already
         owner = self._coordinator
@@ -581,7 +583,7 @@ class Daemon:
     async def _look_for_membership(self) -> None:
         """A worker that started before its mesh had an authority starts again once it is let in, if nobody needs it."""
         find = self._surroundings.credentials
-        while self._state is None or self._state.owner is not None or not find(self._folder.path, self._folder.name):
+        while self._state is None or self._state.served or not find(self._folder.path, self._folder.name):
             await asyncio.sleep(MEMBERSHIP_LOOK_S)
         log.info("this worker is a member of mesh %s now, and starts again as one", self._config.mesh_name)
         if not self._stopped.done():
@@ -608,7 +610,8 @@ class Daemon:
 
     def _reply_joined(self, action: ev.ReplyJoined) -> None:
         budget = self._config.memory_bytes or memory_bytes_of(self._reports)
-        self._answer(action.request, Joined(self._reports, budget, action.blobs, platform.system(), action.paused))
+        system = platform.system()
+        self._answer(action.request, Joined(self._reports, budget, action.blobs, system, action.paused, action.kept))
 
     def _reply_ran(self, action: ev.ReplyRan) -> None:
         self._answer(action.request, self._returning.answer(action))
@@ -636,7 +639,7 @@ class Daemon:
 
     def _send_beat(self, _action: Any) -> None:
         state = self._state
-        if state is None or state.owner is None:
+        if state is None or state.owner is None or not state.served:
             return
         self._beats += 1
         self._notify(

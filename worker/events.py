@@ -59,7 +59,8 @@ def size_bytes_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JoinAsked:
-    """`blobs` is what the store holds, most recent first."""
+    """`blobs` is what the store holds, most recent first; `kept` are the plans of this epoch, by generation, that its
+    coordinator goes on with if it had this worker before."""
 
     node: str
     request: int
@@ -68,6 +69,7 @@ class JoinAsked:
     beat_s: float
     silence_s: float
     blobs: tuple[bytes, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,12 @@ class NodeLinked:
 
 @dataclass(frozen=True, slots=True)
 class NodeUnlinked:
-    """Silent says that nothing came over it for too long, though both nodes may be well."""
+    """Silent says that nothing came over it for too long, though both nodes may be well; `goodbye` that it was closed
+    in good order."""
 
     node: str
     silent: bool = False
+    goodbye: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,11 +382,12 @@ class ReplyRan:
 
 @dataclass(frozen=True, slots=True)
 class ReplyJoined:
-    """Answer a Join with the devices (the shell has the reports)."""
+    """Answer a Join with the devices (the shell has the reports); `kept` are the plans of before that are here."""
 
     request: int
     blobs: tuple[bytes, ...]
     paused: str = ""
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Both are what others may make this worker hold, so both are bounded.  Pure.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from wire.errors import LimitExceeded
@@ -13,7 +14,7 @@ from wire.limits import MIB
 from wire.messages import Deploy, PlanKey
 from wire.sizes import size_text
 
-from .events import Tensor, size_bytes_of
+from .events import Action, Release, Tensor, size_bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Bounds:
     early_tensors_max: int = 65_536
     graphs_bytes_max: int = 64 * MIB  # graph encodings kept so that a new plan need not send them again
     fetches_max: int = 8  # enough to hide a LAN's round trips
+    keep_orphans_s: float = 600.0  # what a coordinator deployed that fell silent, since it was last heard
     memory_bytes: int = 0  # for what is computed with, and what is kept for other workers; 0: as much as is wanted
 
 
@@ -77,9 +79,13 @@ class EarlyTensors:
         self._tensors -= len(found.tensors)
         return found.tensors
 
-    def steps(self, plan: PlanKey | None = None) -> list[tuple[PlanKey, int]]:
-        """The steps of one plan, or of all, that have something here."""
-        return [key for key in self._steps if plan is None or key[0] == plan]
+    def release(self, plan: PlanKey, step: int) -> list[Action]:
+        """Nobody wants the step's tensors any more."""
+        return [Release(tensor) for _, _, tensor in self.take(plan, step)]
+
+    def release_all(self, of: Callable[[PlanKey], bool]) -> list[Action]:
+        """The same of all steps of such plans."""
+        return [each for key in list(self._steps) if of(key[0]) for each in self.release(*key)]
 
     def validate(self) -> None:
         assert self._bytes == sum(waiting.size_bytes for waiting in self._steps.values())

@@ -16,6 +16,7 @@ from .carries import Carries, Slot, wrong_with
 from .events import Action, Kept, Made, Prepare, Release, ReplyRan, Tensor, Unbind, UnpinBlobs, Unprepare, Use
 from .gangs import others_in, wrong_in_gang
 
+DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
 SOURCES = ("socket", "shared", "disk", "resident", "client")  # of blobs; the last is part of the first two
 
@@ -247,6 +248,15 @@ class Plans(dict[PlanKey, Plan]):
         """Let go of those that no other plan holds."""
         unpinned = frozenset(blob for blob in blobs if not self.pinned_beside(blob, asking))
         return [UnpinBlobs(unpinned)] if unpinned else []
+
+
+class Dropped(dict[PlanKey, None]):
+    """Plans that are over, those dropped last."""
+
+    def add(self, key: PlanKey) -> None:
+        self[key] = None
+        while len(self) > DROPPED_PLANS_MAX:
+            del self[next(iter(self))]
 
 
 def plan_of(deploy: Deploy, request: int, node: str) -> Plan:

@@ -4,7 +4,7 @@ Pure: no clock, no socket, no process, no file.  `WorkerState.handle(event, now)
 must do, in order.  It does not look inside graphs or tensors; it knows who owns this worker, which plans it was given,
 what their parts wait for, and which device is busy.
 
-    owner    free --Join--> owned by one coordinator --its link ends, or it is silent too long--> free (plans dropped)
+    owner    free --Join--> owned by one coordinator --silent for minutes, or another's Join--> free (plans dropped)
     plan     Deploy: fetch blobs, link to peers -> prepare parts -> Deployed ... Drop
     step     Run (pushes may come before it) -> a part is ready when its last input is there -> it runs, one at a time
              per device, in the order of becoming ready -> outputs go to their targets -> all done, all sent -> Ran
@@ -17,7 +17,8 @@ names the first target there, and every slot with the same source gets it.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import itertools
+from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -34,14 +35,13 @@ from .keeping import kept_bytes, no_room
 from .lanes import Entry, Lane
 from .lost_links import LostLinks
 from .ownership import Owner, Ownership
-from .plans import Plan, Plans, Route, Step, label, not_deployed, order, plan_of, release_all, wrong_in
+from .plans import Dropped, Plan, Plans, Route, Step, label, not_deployed, order, plan_of, release_all, wrong_in
 from .snapshots import Snapshots
 from .soundness import validate_lanes, validate_plans
 from .story import STORY_LINES_MAX, Told
 
 EXIT_DRAINED = 0
 EXIT_ENGINE_LOST = 3  # the last device was given up
-DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
 
 
 # -- the machine ------------------------------------------------------------------------------------------
@@ -56,11 +56,11 @@ class WorkerState:
         self.story: deque[Told] = deque(maxlen=STORY_LINES_MAX)
         self.told = 0  # how many entries the story had so far, those that fell out of it included
         self._bounds = bounds or Bounds()
-        self._ownership = Ownership()
+        self._ownership = Ownership(self._bounds.keep_orphans_s)
         self._duty = Duty()
         self._devices = [Lane() for _ in range(devices)]
         self._plans = Plans()
-        self._dropped: OrderedDict[PlanKey, None] = OrderedDict()
+        self._dropped = Dropped()
         self._early = EarlyTensors(self._bounds.early_bytes_max, self._bounds.early_tensors_max)
         self._graphs = KnownGraphs(self._bounds.graphs_bytes_max)
         self._fetches = Fetches(node, self._bounds.fetches_max)
@@ -70,7 +70,7 @@ class WorkerState:
         self._runs: dict[int, tuple[PlanKey, int, int]] = {}
         self._pushes: dict[int, tuple[PlanKey, int]] = {}
         self._requests: dict[int, tuple[PlanKey, int | None]] = {}  # -> plan, and step if it is a Run
-        self._next_number = 1
+        self._number = itertools.count(1).__next__
         self._handlers: dict[type, Any] = {
             ev.JoinAsked: self._join_asked,
             ev.Heard: self._heard,
@@ -132,6 +132,11 @@ class WorkerState:
         return self._ownership.owner
 
     @property
+    def served(self) -> bool:
+        """Whether its coordinator is heard.  One that is silent hears no beats either: it may be that it is well."""
+        return self.owner is not None and not self._ownership.lapsed
+
+    @property
     def queue_depth(self) -> int:
         """Parts that are ready or running."""
         return sum(len(device.queue) + len(device.told) for device in self._devices)
@@ -159,8 +164,7 @@ class WorkerState:
         self._fetches.validate()
         self._early.validate()
         self._graphs.validate()
-        epoch = None if self.owner is None else self.owner.epoch
-        validate_plans(self._plans, self._dropped, epoch, self._devices)
+        validate_plans(self._plans, self._dropped, self.owner.epoch if self.owner else None, self._devices)
         validate_lanes(self._plans, self._devices, self._runs, self._requests)
 
     # -- ownership
@@ -169,22 +173,28 @@ class WorkerState:
         refusal = self._duty.away() or self._ownership.refusal(event)
         if refusal is not None:
             return [ev.Refuse(event.request, refusal)]
-        actions = self._forget_plans("the coordinator joined anew")
+        if self._ownership.is_back(event):
+            kept = {PlanKey(event.epoch, generation) for generation in event.kept}
+            actions = self._hand_back("the coordinator joined anew", kept)
+        else:
+            reason, other = f"coordinator {event.name} takes over", not self._ownership.by(event.node)
+            actions = self._lose_owner(now, reason, other) if self.owner is not None else []
         self._ownership.joined(event, now)
-        self._tell(now, f"joined {event.name} epoch {event.epoch}")
-        return [
-            *actions,
-            ev.ReplyJoined(event.request, event.blobs, self.paused),
-            ev.StartBeats(event.node, event.beat_s),
-        ]
+        held = tuple(sorted(plan.key.generation for plan in self._plans.values() if plan.deployed))
+        self._tell(now, f"joined {event.name} epoch {event.epoch}" + (f" with {len(held)} plans" if held else ""))
+        answer = ev.ReplyJoined(event.request, event.blobs, self.paused, held)
+        return [*actions, answer, ev.StartBeats(event.node, event.beat_s)]
 
-    def _heard(self, event: ev.Heard, now: float) -> list[ev.Action]:
-        self._ownership.heard(event.node, now)
-        return []
+    def _heard(self, event: ev.Heard | ev.SuspectedBy, now: float) -> list[ev.Action]:
+        if not (silent_s := self._ownership.heard(event.node, now)):
+            return []
+        self._tell(now, f"the coordinator is back after {silent_s:.1f} s")
+        return [ev.SendBeat()]
 
     def _suspected_by(self, event: ev.SuspectedBy, now: float) -> list[ev.Action]:
         if not self._ownership.by(event.node):
             return []
+        self._heard(event, now)
         self.incarnation = max(self.incarnation, event.incarnation + 1)
         self._tell(now, f"refuted a suspicion, incarnation {self.incarnation}")
         return [ev.SendBeat()]
@@ -194,8 +204,12 @@ class WorkerState:
         return self._await_link_no_more(event.node, now)
 
     def _node_unlinked(self, event: ev.NodeUnlinked, now: float) -> list[ev.Action]:
-        if self._ownership.by(event.node):
-            return self._lose_owner(now, "its link ended")
+        if self._ownership.by(event.node):  # where it did not say goodbye it may come back for what is here
+            if event.goodbye or not self._plans or not self._bounds.keep_orphans_s:
+                return self._lose_owner(now, "its link ended")
+            self._ownership.unlinked()
+            self._tell(now, f"the link to the coordinator ended, {len(self._plans)} plans are kept for it")
+            return []
         steps = self._plans.steps_with(event.node)
         self._lost_links.ended(event.node, steps, now, event.silent)
         if not event.silent:
@@ -236,35 +250,31 @@ class WorkerState:
         owner = self.owner
         if owner is None:
             return []
-        if event.late_s > 0:
-            self._ownership.excuse(event.late_s, now)
-        silent_s = self._ownership.silent_s(now)
-        if not silent_s:
-            return [ev.AskOwner(owner.node)] if self._ownership.ask_due(now) else []
-        reason = f"silent for {silent_s:.1f} s"
-        return [*self._lose_owner(now, reason), ev.CloseLink(owner.node, f"the coordinator was {reason}")]
-
-    def _lose_owner(self, now: float, reason: str) -> list[ev.Action]:
-        assert self.owner is not None
-        self._tell(now, f"lost coordinator {self.owner.name}: {reason}")
-        self._ownership.owner = None
-        return [ev.StopBeats(), *self._forget_plans(f"the coordinator is gone: {reason}")]
-
-    def _forget_plans(self, reason: str) -> list[ev.Action]:
-        """No plan of the last epoch lives on, and nothing waits for one."""
-        actions = self._hand_back(reason)
-        self._dropped.clear()
-        return actions
-
-    def _hand_back(self, reason: str) -> list[ev.Action]:
-        """Nothing is under way any more but what a device does not let go of at once."""
+        self._ownership.excuse(event.late_s, now)
+        if self._ownership.ask_due(now):
+            return [ev.AskOwner(owner.node)]
         actions: list[ev.Action] = []
-        for plan in list(self._plans.values()):
-            self._dropped[plan.key] = None
+        if silent_s := self._ownership.lapse(now):
+            self._tell(now, f"coordinator {owner.name} is silent for {silent_s:.1f} s, another may have this worker")
+            actions.append(ev.LookForOwner())
+        expired_s = self._ownership.expired_s(now)
+        return [*actions, *self._lose_owner(now, f"silent for {expired_s:.1f} s", True)] if expired_s else actions
+
+    def _lose_owner(self, now: float, reason: str, close: bool = False) -> list[ev.Action]:
+        """This worker serves nobody, and no plan of that epoch lives on; whether a link that stands is to end."""
+        owner, reason = self._ownership.ended(), f"the coordinator is gone: {reason}"
+        self._tell(now, f"{owner.name}: {reason}")
+        actions = [ev.StopBeats(), *self._hand_back(reason)]
+        self._dropped.clear()
+        return [*actions, ev.CloseLink(owner.node, reason)] if close else actions
+
+    def _hand_back(self, reason: str, kept: Collection[PlanKey] = ()) -> list[ev.Action]:
+        """Of plans that are not `kept` nothing is under way any more but what a device does not let go of at once."""
+        actions: list[ev.Action] = []
+        for plan in [plan for plan in self._plans.values() if plan.key not in kept]:
+            self._dropped.add(plan.key)
             actions += self._drop(plan, NodeLost(reason))
-        for key, step in self._early.steps():
-            actions += self._release_early(key, step)
-        return actions
+        return [*actions, *self._early.release_all(lambda key: key not in kept)]
 
     def _not_owned_by(self, node: str, plan: PlanKey) -> MeshError | None:
         refusal = self._duty.refusal()
@@ -381,17 +391,14 @@ class WorkerState:
     def _drop_asked(self, event: ev.DropAsked, now: float) -> list[ev.Action]:
         if not self._ownership.by(event.node):
             return [ev.Refuse(event.request, StaleGeneration("this worker does not belong to you"))]
-        self._dropped[event.plan] = None
-        while len(self._dropped) > DROPPED_PLANS_MAX:
-            self._dropped.popitem(last=False)
+        self._dropped.add(event.plan)
         actions: list[ev.Action] = []
         if event.plan in self._plans:
             self._tell(now, f"drop {label(event.plan)}")
             error = StaleGeneration(f"plan {label(event.plan)} was dropped")
             actions = self._drop(self._plans[event.plan], error, event.free)
-        for key, step in self._early.steps(event.plan):
-            actions += self._release_early(key, step)
-        return [*actions, ev.Reply(event.request, Done())]
+        early = self._early.release_all(lambda key: key == event.plan)
+        return [*actions, *early, ev.Reply(event.request, Done())]
 
     def _drop(self, plan: Plan, error: MeshError, free: bool = False) -> list[ev.Action]:
         """Forget a plan, its weights too if they are to be freed; who waits for its deploy or steps gets `error`."""
@@ -425,7 +432,7 @@ class WorkerState:
         if error is not None or plan is None:
             assert error is not None
             released = [ev.Release(tensor) for _, _, tensor in event.feeds]
-            return [*released, *self._release_early(event.plan, event.step), ev.Refuse(event.request, error)]
+            return [*released, *self._early.release(event.plan, event.step), ev.Refuse(event.request, error)]
         waiting = plan.waits(event.step)
         plan.steps[event.step] = Step(event.request, now, waiting)
         self._lost_links.began(plan.neighbours, plan.key, event.step, now, plan.deployed_s)
@@ -456,9 +463,6 @@ class WorkerState:
 
     def _tensor_lost(self, event: ev.TensorLost, now: float) -> list[ev.Action]:
         return self._give_up_step(event.plan, event.step, event.error, now)
-
-    def _release_early(self, key: PlanKey, step: int) -> list[ev.Action]:
-        return [ev.Release(tensor) for _, _, tensor in self._early.take(key, step)]
 
     def _arrive(self, plan: Plan, number: int, part: int, slot: int, tensor: ev.Tensor, now: float) -> list[ev.Action]:
         """A tensor from another node: every slot with the same source gets it."""
@@ -620,7 +624,7 @@ class WorkerState:
 
     def _give_up_step(self, key: PlanKey, number: int, error: MeshError, now: float) -> list[ev.Action]:
         """End a step early, also one whose Run is still on its way."""
-        plan, actions = self._plans.get(key), self._release_early(key, number)
+        plan, actions = self._plans.get(key), self._early.release(key, number)
         if plan is None or number in plan.closed:
             return actions
         self._tell(now, f"cancel {label(key)} step {number}: {error}", routine=True)
@@ -768,7 +772,7 @@ class WorkerState:
         if self._duty.awake_at_s is not None and not (event.announced or self._duty.overslept(now)):
             return []
         self._duty.awake_at_s = None
-        return [ev.LookForOwner()] if self.owner is None and not self.leaving else []
+        return [ev.LookForOwner()] if (self.owner is None or self._ownership.lapsed) and not self.leaving else []
 
     # -- the end
 
@@ -789,11 +793,6 @@ class WorkerState:
         return [ev.SendLeaving(self.owner.node, reason), *self._lose_owner(now, reason)]
 
     # -- helpers
-
-    def _number(self) -> int:
-        number = self._next_number
-        self._next_number += 1
-        return number
 
     def _tell(self, now: float, text: str, routine: bool = False) -> None:
         self.story.append(Told(now, text, routine))

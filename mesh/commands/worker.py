@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from wire.throttle import EXAMPLE, parse_throttle
 
+from ..durations import parse_duration
 from ..sizes import parse_size
 from .exit_codes import OK, run_command
 from .flags import add_common, add_listening, command, mesh_name, node_name, verbosity
@@ -47,6 +48,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--list-devices", action="store_true", help="show this machine's devices and exit")
     made.add_argument("--max-memory", metavar="SIZE", help="budget for weights and working memory, such as 8GiB")
+    made.add_argument(
+        "--keep-orphans",
+        default="10m",
+        metavar="DURATION",
+        help="how long a coordinator that fell silent finds what it deployed here (default %(default)s; 0: not at all)",
+    )
     made.add_argument("--throttle", default="", metavar="PACE", help="for tests: be slower, as in " + EXAMPLE)
     made.add_argument("--name", default="", help="what people call this worker (default: the machine's name)")
     made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
@@ -81,6 +88,7 @@ def work(options: argparse.Namespace) -> int:
         peers=tuple(options.peer),
         devices=tuple(options.device),
         memory_bytes=parse_size(options.max_memory) if options.max_memory else 0,
+        keep_orphans_s=parse_duration(options.keep_orphans, none="0"),
         throttle=parse_throttle(options.throttle).text,
         state_dir=options.state_dir,
         cache_dir=options.cache_dir,

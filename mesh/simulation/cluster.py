@@ -33,6 +33,7 @@ from worker.surroundings import Surroundings
 
 from .checks import Referee
 from .host import Device, host_on
+from .loop import VirtualLoop, context_of
 from .meetings import Meetings
 from .network import SimulatedNetwork
 
@@ -120,7 +121,10 @@ class Cluster:
             machine=self.referee.worker(name),
             watch=lambda endpoint, config, port: LinkWatch(endpoint, wall=asyncio.get_running_loop().time),
         )
-        self._processes[name] = _Process(asyncio.create_task(self._run(name, config, surroundings), name=name))
+        work = asyncio.get_running_loop().create_task(
+            self._run(name, config, surroundings), name=name, context=context_of(name)
+        )
+        self._processes[name] = _Process(work)
 
     def kill(self, name: str) -> None:
         """As `kill -9` does: its connections end, nothing is said."""
@@ -163,6 +167,14 @@ class Cluster:
         self.reconnect(name)
         self.tell(f"{name} wakes")
         self._running(name).wake()
+
+    def stand_still(self, seconds: float, name: str = "") -> None:
+        """A worker's process, or without a name the user's program and the coordinator in it, is stopped for so long,
+        as by SIGSTOP: its sockets stay, and what comes is read later."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.tell(f"{name or 'the program'} stands still for {seconds:g} s")
+        loop.stop_process(name, seconds)
 
     def slow(self, name: str, times: float) -> None:
         """A worker's device takes so many times as long as its figures say."""

@@ -14,10 +14,11 @@ import selectors
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextvars import Context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any
 
+PROCESS: ContextVar[str] = ContextVar("process", default="")  # whose a callback is; "" is the user's program
 ROUNDS_MAX = 200_000  # a busy moment of a thousand nodes has some thousands
 FILES_EVERY = 1000  # rounds of one moment: so often real files are looked at while there is anything else to do
 
@@ -32,6 +33,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     With `on_demand`, for a loop that other threads use, time stands still but while somebody is in `flow()`; an idle
     loop then waits for those threads.  What they ask for is begun only once everything else of the moment is done, so
     that it does not matter how fast they are.  Without, being idle for ever raises Stuck.
+
+    Callbacks belong to the process whose name PROCESS has in their context.  A process that is stopped, as by SIGSTOP,
+    runs none of its own until it goes on; time passes meanwhile.
     """
 
     _ready: deque[asyncio.Handle]
@@ -48,7 +52,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             tuple[float, int, asyncio.TimerHandle]
         ] = []  # a heap; of one moment, the first set goes first
         self._set = itertools.count()
+        self._stopped: dict[str, list[asyncio.Handle]] = {}  # what processes that stand still would run, by name
         super().__init__()
+
+    def stop_process(self, name: str, seconds: float) -> None:
+        """A process stands still for so long: nothing of it runs, not even what is ready now."""
+        self._stopped.setdefault(name, [])
+        self.call_later(seconds, self._go_on_with, name, context=context_of("time"))
+
+    def _go_on_with(self, name: str) -> None:
+        self._ready.extend(self._stopped.pop(name, ()))
 
     @contextlib.contextmanager
     def flow(self) -> Iterator[None]:
@@ -116,8 +129,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._look_at_files(None)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled():
+            if handle.cancelled():
+                continue
+            held = self._stopped.get(_process(handle)) if self._stopped else None
+            if held is None:
                 handle._run()
+            else:
+                held.append(handle)
 
     def _look_at_files(self, wait_s: float | None) -> None:
         """See what real files have; and other threads, which wake us by one."""
@@ -144,3 +162,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _flown(self, _: object) -> None:
         self._flows -= 1
+
+
+def context_of(process: str) -> Context:
+    """A context like this one whose callbacks belong to a process."""
+    made = copy_context()
+    made.run(PROCESS.set, process)
+    return made
+
+
+def _process(handle: asyncio.Handle) -> str:
+    context: Context = handle._context  # type: ignore[attr-defined]  # typeshed does not have it
+    return context.get(PROCESS, "")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -18,6 +19,8 @@ from wire.certificates import Member
 from wire.endpoint import Socket
 from wire.errors import ConfigError, ConnectFailed
 from wire.memory_transport import Conditions
+
+from .loop import context_of
 
 Accept = Callable[[Socket], Awaitable[None]]
 
@@ -35,7 +38,8 @@ class SimulatedNetwork:
         self.loop = asyncio.get_running_loop()
         self._ways: dict[tuple[str, str], Conditions] = {}
         self._blocked: set[tuple[str, str]] = set()
-        self._listening: dict[tuple[str, int], Accept] = {}
+        self._listening: dict[tuple[str, int], tuple[Accept, Context]] = {}  # and whose process accepts
+        self._wires = context_of("network")  # they carry on whichever process stands still
         self._sockets: dict[str, dict[_Socket, None]] = defaultdict(dict)  # of each host
         self._holding: dict[_Socket, None] = {}  # what was sent into a silence, perhaps by a process that is gone
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,7 +85,7 @@ class SimulatedNetwork:
         chosen = port or next(free for free in range(7100, 1 << 16) if (host, free) not in self._listening)
         if (host, chosen) in self._listening:
             raise ConfigError(f"port {chosen} on {host} is in use")
-        self._listening[host, chosen] = accept
+        self._listening[host, chosen] = accept, copy_context()
         return chosen
 
     def stop_listening(self, host: str, port: int) -> None:
@@ -93,13 +97,14 @@ class SimulatedNetwork:
         while self.is_blocked(source, target) or self.is_blocked(target, source):
             await asyncio.sleep(max(there.resend_s, 0.01))  # the dialler's own time limit ends this
         await asyncio.sleep(there.delay_s + back.delay_s)
-        accept = self._listening.get((target, port))
-        if accept is None:
+        listening = self._listening.get((target, port))
+        if listening is None:
             raise ConnectFailed(f"no node answers at {target}:{port}", next_step="Is mesh-worker running there?")
         near, far = _Socket(self, source, target), _Socket(self, target, source)
         near.other, far.other = far, near
         self._sockets[source][near] = self._sockets[target][far] = None
-        self._spawn(self._serve(accept, far))
+        accept, context = listening
+        self._spawn(self._serve(accept, far), context)
         return near
 
     def holds(self, socket: _Socket) -> None:
@@ -114,8 +119,12 @@ class SimulatedNetwork:
         finally:
             await socket.close()
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def arrives(self, at_s: float, arrive: Callable[[], None]) -> None:
+        """Something is on its way until then."""
+        self.loop.call_at(at_s, arrive, context=self._wires)
+
+    def _spawn(self, work: Coroutine[None, None, None], context: Context) -> None:
+        task = self.loop.create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -241,7 +250,7 @@ class _Socket:
         if self._arrived_s < arrives_s:
             self._arrived_s = arrives_s
         self._flying.append(frame)
-        network.loop.call_at(self._arrived_s, self._arrive)
+        network.arrives(self._arrived_s, self._arrive)
 
     def _arrive(self) -> None:
         frame = self._flying.popleft()  # in order also where two arrive at the same moment, which timers do not promise

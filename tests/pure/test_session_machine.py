@@ -7,7 +7,7 @@ from support.session_world import World
 
 from coordinator import session_events as ev
 from coordinator.profile import CLIENT
-from coordinator.sessions import ATTEMPTS_MAX, Policy
+from coordinator.sessions import ATTEMPTS_MAX, RETURN_S, SETTLE_S, Policy
 from wire.errors import Cancelled, ExecuteFailed, MeshError, NodeLost, OutOfMemory, PlacementError
 
 EVERY = Policy("buddy", every=1, ahead=2)
@@ -158,6 +158,21 @@ def test_what_fits_nowhere_ends_the_session(error: MeshError) -> None:
     assert world.ended == [error] and world.rejected[number].code == error.code
 
 
+def test_no_plan_for_workers_that_went_while_it_was_made_is_not_the_end() -> None:
+    world = World(11, Policy())
+    (made,) = world.waiting
+    assert isinstance(made, ev.PlanMade)
+    for name in world.names:
+        world.cut_off(name)
+    world.waiting = [ev.PlanFailed(made.generation, PlacementError("no worker can compute add"))]
+    world.deliver()
+    assert not world.ended
+    for name in world.names:
+        world.come_back(name)
+    world.do(2)
+    assert len(world.told) == 2 and not world.ended
+
+
 def test_what_fails_again_and_again_is_given_up() -> None:
     world = World(13, Policy("none"), names=("a",))
     number = world.ask()
@@ -297,6 +312,102 @@ def test_random_lives_without_mercy_end_in_an_answer(seed: int) -> None:
     world.settle()
     assert asked == world.told.keys() | world.rejected.keys()
     assert not world.ended or world.rejected.keys().isdisjoint(world.told)
+
+
+KINDS = ("buddy", "coded", "coded 1 of 3", "checkpoint", "none")
+
+
+@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("copies", KINDS)
+def test_links_that_all_end_for_a_while_lose_no_state(seed: int, copies: str) -> None:
+    """As after this process was stopped for long: at any moment, of every worker, and they come back in any order."""
+    world = World(seed, Policy(copies, every=3, ahead=1 + seed % 3), together=seed % 2 == 0, replicas=seed % 5 == 0)
+    chance = world.random
+    for _ in range(4):
+        for _ in range(chance.randrange(8)):
+            world.ask()
+        for _ in range(chance.randrange(40)):
+            world.deliver()
+        if chance.random() < 0.5:
+            world.feed(ev.ForgetFirst())
+        for name in chance.sample(world.names, 3):
+            world.cut_off(name)
+            for _ in range(chance.randrange(3)):
+                world.deliver()
+        for name in chance.sample(world.names, 3):
+            world.come_back(name)
+            for _ in range(chance.randrange(3)):
+                world.deliver()
+    world.settle()
+    assert not world.ended, f"the session ended: {world.ended[0]}"
+    assert list(world.told) == list(range(world.machine.next_number)) and not world.rejected
+    world.feed(ev.CloseAsked())
+    world.settle()
+    assert not world.kept and not any(plan.values for plan in world.plans.values()), "something stays on workers"
+
+
+def gone_for_a_while(copies: str = "none") -> World:
+    """Eight steps are done, their first value is forgotten, and no worker is there."""
+    world = World(21, Policy(copies, every=3))
+    world.do(8)
+    world.feed(ev.ForgetFirst())
+    for name in world.names:
+        world.cut_off(name)
+    return world
+
+
+def test_what_a_plan_came_to_is_gone_on_with_and_no_step_is_done_twice() -> None:
+    world = gone_for_a_while()
+    world.ask()
+    assert world.machine.next_deadline() == world.now + RETURN_S
+    runs = world.runs
+    for name in world.names:
+        world.come_back(name)
+    world.settle()
+    (now,) = [plan for plan in world.plans.values() if plan.values]
+    assert now.start == 8 and list(world.told) == list(range(9))
+    assert world.runs == runs + len(now.nodes)
+
+
+def test_a_session_waits_so_long_for_workers_and_then_says_what_is_lost() -> None:
+    world = gone_for_a_while()
+    number = world.ask()
+    world.come_back("a", died=True)
+    world.settle()
+    (error,) = world.ended
+    assert isinstance(error, NodeLost) and "no copy" in str(error)
+    assert isinstance(world.rejected[number], NodeLost)
+
+
+def test_a_session_whose_workers_all_began_anew_ends_at_once() -> None:
+    world = gone_for_a_while()
+    for name in world.names:
+        world.come_back(name, died=True)
+    assert world.ended and world.now == 0.0
+
+
+def test_where_a_copy_is_whole_the_others_are_waited_for_a_moment_only() -> None:
+    world = gone_for_a_while("buddy")
+    world.ask()
+    for name in ("a", "b"):
+        world.come_back(name)
+    began_s = world.now
+    world.settle()
+    assert not world.ended and len(world.told) == 9
+    assert world.now - began_s <= SETTLE_S
+
+
+def test_workers_that_go_while_others_are_there_are_not_waited_for() -> None:
+    """A death is gone on from at once, and what comes back with the state of then has to drop it."""
+    world = World(22, Policy("buddy", every=2), together=True)
+    world.do(9)
+    owner = world.owner
+    world.cut_off(owner)
+    world.do(3)
+    assert world.now == 0.0 and len(world.told) == 12
+    world.come_back(owner)
+    world.do(4)
+    assert not any(owner in plan.values for plan in world.plans.values() if plan.start < 9)
 
 
 def replicas(seed: int) -> World:

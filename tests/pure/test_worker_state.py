@@ -74,14 +74,6 @@ def test_an_older_epoch_of_the_same_coordinator_is_refused() -> None:
     assert isinstance(one(ev.Refuse, drive.join(epoch=6)).error, StaleGeneration)
 
 
-def test_a_worker_whose_coordinator_is_gone_is_free_for_another() -> None:
-    drive = Driver()
-    drive.deployed(deploy(ONE_PART))
-    actions = drive(ev.NodeUnlinked(COORD))
-    assert of(ev.StopBeats, actions) and of(ev.Unprepare, actions)
-    assert of(ev.ReplyJoined, drive.join("other", epoch=3))
-
-
 def test_the_end_of_another_link_changes_nothing() -> None:
     drive = Driver()
     assert drive(ev.NodeUnlinked(PEER)) == []
@@ -89,7 +81,7 @@ def test_the_end_of_another_link_changes_nothing() -> None:
 
 
 def test_a_quiet_coordinator_is_asked_and_a_silent_one_given_up() -> None:
-    drive = Driver(join=False)
+    drive = Driver(join=False, bounds=Bounds(keep_orphans_s=0.0))
     drive.join(silence_s=2.0)
     assert drive.machine.next_deadline() == drive.now + 0.5
     assert drive(ev.Tick(), after_s=0.5) == [ev.AskOwner(COORD)]
@@ -735,9 +727,14 @@ class World:
             self.feed(ev.DropAsked(self.coordinator, self.drive.request(), self.key()))
 
     def lose(self) -> None:
+        """The link ends, with a goodbye or without; whoever asked over it no longer waits."""
         if self.random.random() < 0.05:
-            self.feed(ev.NodeUnlinked(self.coordinator))
-            self.feed(ev.JoinAsked(self.coordinator, self.drive.request(), COORD, 7, 0.1, 0.0))
+            self.feed(ev.NodeUnlinked(self.coordinator, goodbye=self.random.random() < 0.5))
+            for request in set(range(1, self.drive.requests + 1)) - self.answered:
+                self.answered.add(request)
+                self.feed(ev.RequestGone(request))
+            kept = tuple(each for each in range(self.generation + 1) if self.random.random() < 0.7)
+            self.feed(ev.JoinAsked(self.coordinator, self.drive.request(), COORD, 7, 0.1, 0.0, kept=kept))
 
     def lose_host(self) -> None:
         """What it ran and was to prepare is never answered."""
@@ -759,7 +756,7 @@ class World:
 
     def finish(self) -> None:
         """The coordinator goes, what runs ends: nothing may be left behind."""
-        self.feed(ev.NodeUnlinked(self.coordinator))
+        self.feed(ev.NodeUnlinked(self.coordinator, goodbye=True))
         while self.open["execute"]:
             self.execute()
         for push in self.open["push"]:

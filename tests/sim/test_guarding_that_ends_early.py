@@ -62,26 +62,30 @@ class Ended:
                 self._work.throw(error)
 
 
-async def guarded(mesh: AsyncMesh, copies: str, number: int, place: int, error: Callable[[], BaseException]) -> bool:
+async def guarded(
+    mesh: AsyncMesh, copies: str, place: int, error: Callable[[], BaseException], monkeypatch: pytest.MonkeyPatch
+) -> bool:
     """Call a program, whose guarding ends early; whether there was such a place."""
     cluster = mesh.simulation
     guards, works = cluster.coordinator._guards, list[Ended]()
-    spawn = guards._spawn
+    begin = guards._guard
 
-    def spawn_ended(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        if work.cr_code.co_name != "_guard" or works:  # type: ignore[attr-defined]  # of async functions
-            return spawn(work)
+    async def begin_ended(*arguments: Any) -> None:
+        work = begin(*arguments)
+        if works:
+            await work
+            return
         works.append(Ended(work, place, error))
-        return spawn(works[0].run())  # type: ignore[arg-type]
+        await works[0].run()
 
-    guards._spawn = spawn_ended
-    rng = np.random.default_rng(number)
+    monkeypatch.setattr(guards, "_guard", begin_ended)
+    rng = np.random.default_rng(place)
     weights = await mesh.put([rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(LAYERS)])
     form = mesh.form(model, (weights, X), "pipeline", "on", copies)
     inputs, work = form.bind((weights, X))
     await mesh.start(form, inputs, work).outputs
     await asyncio.sleep(AT_REST_S)
-    guards._spawn = spawn
+    monkeypatch.setattr(guards, "_guard", begin)
     ended = bool(works) and works[0].places >= place
     if ended:
         assert pinned(cluster) == 0, f"what was pinned when it ended at its place {place} stays"
@@ -95,11 +99,13 @@ async def guarded(mesh: AsyncMesh, copies: str, number: int, place: int, error: 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, lambda: OSError("disk full")], ids=["cancelled", "fault"])
 @pytest.mark.parametrize("copies", ["buddy", "coded", "replica"])
-def test_nothing_stays_of_guarding_that_ended_at_any_place(copies: str, error: Callable[[], BaseException]) -> None:
+def test_nothing_stays_of_guarding_that_ended_at_any_place(
+    copies: str, error: Callable[[], BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> int:
         async with await AsyncMesh.builder().mesh("sim").simulate(3).build_async() as mesh:
             place = 1
-            while await guarded(mesh, copies, place, place, error):
+            while await guarded(mesh, copies, place, error, monkeypatch):
                 place += 1
                 assert place < PLACES_MAX
             told = [event for event in mesh.simulation.coordinator.events if event.kind == "unguarded"]

@@ -29,6 +29,19 @@ def _value(blob: bytes) -> int:
     return int(blob.decode().split("@")[1])
 
 
+def _unanswered(answer: ev.Event) -> list[ev.Event]:
+    """What is told instead of an answer where the link ends before it."""
+    gone = NodeLost("the link ended")
+    match answer:
+        case ev.NodeRan(generation, step, node) | ev.RunFailed(generation, step, node):
+            return [ev.RunFailed(generation, step, node, gone)]
+        case ev.DeployDone(generation, node) | ev.DeployFailed(generation, node):
+            return [ev.DeployFailed(generation, node, gone)]
+        case ev.SnapshotDone(copy, node) | ev.KeepDone(copy, node) | ev.CopyFailed(copy, node):
+            return [ev.CopyFailed(copy, node, gone)]
+    return []
+
+
 @dataclass
 class Deployed:
     """A plan as its workers have it."""
@@ -107,6 +120,40 @@ class World:
     def start(self, name: str) -> None:
         self.alive.add(name)
         self.feed(ev.NodesChanged(frozenset(self.alive)))
+
+    def cut_off(self, name: str) -> None:
+        """The link to a worker ends, and it lives: of what was on its way some arrives before, the rest never does."""
+        for answer in [each for each in self.waiting if getattr(each, "node", "") == name]:
+            self.waiting.remove(answer)
+            if self.random.random() < 0.5:
+                self.feed(answer)
+                continue
+            if isinstance(answer, ev.NodeRan) and self.random.random() < 0.5:  # nor does it end what it did
+                plan = self.plans[answer.generation]
+                if name in plan.values:
+                    plan.values[name] = min(plan.values[name], plan.start + answer.step)
+            self.waiting += _unanswered(answer)
+        self.alive.discard(name)
+        away = frozenset({name})
+        self.feed(ev.NodesChanged(frozenset(self.alive), NodeLost("its link ended", node=name), away))
+
+    def come_back(self, name: str, died: bool = False) -> None:
+        """It joins again, and drops what the session does not need; one that `died` has nothing."""
+        wanted = frozenset() if died else self.machine.kept
+        for number in [number for number, plan in self.plans.items() if number not in wanted]:
+            self.plans[number].values.pop(name, None)
+            self.snapped.pop((number, name), None)
+        for key in [key for key in self.kept if key[1] == name and key[0] not in wanted]:
+            del self.kept[key]
+        here = {number for number, plan in self.plans.items() if name in plan.values}
+        here |= {number for number, node in self.kept if node == name}
+        self.alive.add(name)
+        self.feed(ev.NodesChanged(frozenset(self.alive)))
+        self.feed(ev.NodeBack(name, frozenset(here)))
+
+    def deliver(self) -> bool:
+        """One answer arrives, if one is on its way; no time passes."""
+        return self.step() if self.waiting else False
 
     def lose_values(self, name: str) -> None:
         """A worker's engine host dies: its plans are gone, and it lives."""

@@ -1,0 +1,123 @@
+"""SIGSTOP of a program that trains, and of the coordinator daemon that does it for it: no step is lost, no bit changes.
+
+Its workers are processes of their own and go on.  Each stop is at a random moment of the same run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support.commands import environment
+from support.stopped_program import digest
+from support.training import batch, first_state, train
+
+from mesh import Mesh
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP")
+PROGRAM = Path(__file__).parent.parent / "support" / "stopped_program.py"
+SOON_S = 2.0  # from SIGCONT to the next step that is done, on a machine with nothing else to do
+ANSWER_S = 120.0  # for a line of the program, whatever else the machine does
+KINDS = ("buddy", "coded", "coded 1 of 3", "checkpoint", "none")
+STOPS_S = (1.0,) * 50 + (3.0,) * 50 + (10.0,) * 50 + (60.0,) * 50
+
+
+class Program:
+    """The program as it runs, and what it said."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.losses: list[float] = []
+        self.longest_s = 0.0  # from a SIGCONT to the next step
+
+    def read(self) -> float:
+        """One more step; when it was told."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().split()
+        assert len(line) == 3, f"it said {line} and not what a step gave"
+        assert int(line[0]) == len(self.losses), "steps are told in order, once"
+        self.losses.append(float.fromhex(line[1]))
+        return float(line[2])
+
+    def stop(self, pid: int, seconds: float) -> None:
+        """Stop a process for so long, and see that the program goes on."""
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        before = len(self.losses)
+        woke_s = time.monotonic()
+        os.kill(pid, signal.SIGCONT)
+        while (told_s := self.read()) <= woke_s:
+            assert len(self.losses) < before + 10_000
+        self.longest_s = max(self.longest_s, told_s - woke_s)
+
+    def end(self) -> None:
+        """Have it end, and compare all it did with a run that nobody stopped."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        for line in self.process.stdout:
+            words = line.split()
+            if words[0] == "state":
+                assert (self.losses, words[1]) == undisturbed(len(self.losses))
+                break
+            self.losses.append(float.fromhex(words[1]))
+        assert self.process.wait(ANSWER_S) == 0
+
+
+@cache
+def undisturbed(steps: int) -> tuple[list[float], str]:
+    with Mesh.builder().build() as mesh, mesh.session(train, first_state(), *batch(0), mode="off") as session:
+        losses = [float(session.step(*batch(step)).result()) for step in range(steps)]
+        return losses, digest(session.state())
+
+
+@contextmanager
+def program(env: Mapping[str, str], *arguments: str) -> Iterator[Program]:
+    command, pipe = [sys.executable, str(PROGRAM), *arguments], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as made:
+        try:
+            yield Program(made)
+        finally:
+            if made.poll() is None:
+                os.kill(made.pid, signal.SIGCONT)
+                made.kill()
+
+
+def busy() -> float:
+    """How many times longer than on an idle machine what is to be computed takes here, by those who wait for it."""
+    return max(1.0, 2.0 * os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def stopped(running: Program, pid: int, stops_s: tuple[float, ...]) -> None:
+    """Have a program train while a process is stopped at random moments; all it did is right."""
+    chance = random.Random(0)
+    for _ in range(5):
+        running.read()
+    for seconds in stops_s:
+        for _ in range(chance.randrange(3)):
+            running.read()
+        time.sleep(chance.uniform(0.0, 0.05))
+        running.stop(pid, seconds)
+    running.end()
+    print(f"{len(stops_s)} stops, the next step at most {running.longest_s:.2f} s later")
+    assert running.longest_s < SOON_S * busy()
+
+
+def test_a_program_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    with program(environment(tmp_path), "buddy") as running:
+        stopped(running, running.process.pid, (3.0,))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("copies", KINDS)
+def test_programs_that_were_stopped_at_many_moments_go_on_where_they_were(copies: str, tmp_path: Path) -> None:
+    with program(environment(tmp_path), copies) as running:
+        stopped(running, running.process.pid, STOPS_S)

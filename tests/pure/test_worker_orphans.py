@@ -1,0 +1,168 @@
+"""What a coordinator deployed and then fell silent about: it stays for a while, for that coordinator alone."""
+
+from __future__ import annotations
+
+import pytest
+from support.worker_machine import COORD, KEY, ME, ONE_PART, SMALL, WEIGHT, Driver, deploy, made, of, one, part, weight
+
+from wire.errors import Busy, StaleGeneration
+from wire.messages import BlobSpec, Carry, Deploy, PartSpec, PlanKey, Snapshotted, Source, Target
+from worker import events as ev
+from worker.holding import Bounds
+
+SILENCE_S = 2.0
+KEEP_S = 600.0
+PINS = PlanKey(7, 2)
+PIN = Deploy(PINS, (), {}, (BlobSpec(b"c" * 32, 400, "f32", (10, 10), (ME,)),), {ME: ()})
+COUNTER = PartSpec(
+    0, 0, ONE_PART.graph, (Source("param", blob=WEIGHT), Source("input")), ((), (Target("", 0, 0),)), (Carry(0, 0, 0),)
+)
+
+
+def served(*plans: Deploy, keep_s: float = KEEP_S) -> Driver:
+    drive = Driver(join=False, bounds=Bounds(keep_orphans_s=keep_s))
+    drive.join(silence_s=SILENCE_S)
+    for plan in plans or (deploy(ONE_PART),):
+        drive.deployed(plan)
+    return drive
+
+
+def silent(drive: Driver) -> list[ev.Action]:
+    """Its coordinator says nothing until the lease is over."""
+    drive(ev.Tick(), after_s=SILENCE_S / 2)
+    return drive(ev.Tick(), after_s=SILENCE_S / 2)
+
+
+def back(drive: Driver, *kept: int, epoch: int = 7) -> list[ev.Action]:
+    return drive(ev.JoinAsked(COORD, drive.request(), COORD, epoch, 0.1, SILENCE_S, kept=kept))
+
+
+def test_silence_drops_nothing_and_is_answered_with_silence() -> None:
+    drive = served()
+    assert silent(drive) == [ev.LookForOwner()]
+    assert not drive.machine.served, "it beats no more"
+    assert drive(ev.Heard(COORD), after_s=58.0) == [ev.SendBeat()]
+    assert drive.machine.served
+    assert of(ev.Execute, drive.run(0, (0, 0, SMALL))), "the plan is there still"
+
+
+def test_a_step_under_way_is_done_and_answered_whatever_the_coordinator_does() -> None:
+    drive = served()
+    execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
+    silent(drive)
+    assert one(ev.ReplyRan, drive(ev.PartExecuted(execute.run, made(SMALL), 0.1), after_s=30.0)).step == 0
+
+
+def test_while_it_is_silent_another_takes_the_worker_over_and_the_orphans_go() -> None:
+    drive = served(deploy(ONE_PART), PIN)
+    assert isinstance(one(ev.Refuse, drive.join("other", epoch=3)).error, Busy)
+    silent(drive)
+    actions = drive.join("other", epoch=3)
+    assert one(ev.ReplyJoined, actions).kept == ()
+    assert of(ev.Unprepare, actions) and one(ev.UnpinBlobs, actions).blobs == {b"c" * 32}
+    assert one(ev.CloseLink, actions).node == COORD, "so that it knows"
+    assert isinstance(one(ev.Refuse, back(drive, 1, 2)).error, Busy)
+
+
+def test_it_is_kept_for_so_long_since_it_was_last_heard_and_no_longer() -> None:
+    drive = served()
+    heard_s = drive.now
+    silent(drive)
+    assert drive.machine.next_deadline() == heard_s + KEEP_S
+    assert drive(ev.Tick(), after_s=heard_s + KEEP_S - drive.now - 0.1) == []
+    actions = drive(ev.Tick(), after_s=0.1)
+    assert of(ev.Unprepare, actions) and of(ev.StopBeats, actions) and one(ev.CloseLink, actions).node == COORD
+    assert drive.machine.owner is None and drive.machine.next_deadline() is None
+
+
+def test_a_worker_that_was_stopped_too_does_not_count_that_time() -> None:
+    drive = served()
+    silent(drive)
+    assert drive(ev.Tick(late_s=5000.0), after_s=5000.0) == []
+    assert drive.machine.owner is not None
+
+
+@pytest.mark.parametrize(("keep_s", "goodbye"), [(KEEP_S, True), (0.0, False)])
+def test_nothing_is_kept_for_one_that_said_goodbye_nor_where_nothing_is_to_be_kept(
+    keep_s: float, goodbye: bool
+) -> None:
+    drive = served(keep_s=keep_s)
+    actions = drive(ev.NodeUnlinked(COORD, goodbye=goodbye))
+    assert of(ev.Unprepare, actions) and of(ev.StopBeats, actions)
+    assert drive.machine.owner is None
+
+
+def test_a_worker_whose_coordinator_is_gone_is_free_for_another() -> None:
+    drive = Driver()
+    drive.deployed(deploy(ONE_PART))
+    actions = drive(ev.NodeUnlinked(COORD, goodbye=True))
+    assert of(ev.StopBeats, actions) and of(ev.Unprepare, actions)
+    assert of(ev.ReplyJoined, drive.join("other", epoch=3))
+
+
+def test_a_worker_that_has_nothing_to_keep_is_free_with_the_end_of_the_link() -> None:
+    drive = Driver()
+    drive(ev.NodeUnlinked(COORD))
+    assert drive.machine.owner is None
+
+
+def test_after_the_end_of_its_link_only_a_join_brings_it_back() -> None:
+    drive = served()
+    assert drive(ev.NodeUnlinked(COORD)) == []
+    assert drive(ev.Heard(COORD)) == [] and not drive.machine.served
+    back(drive, 1)
+    assert drive.machine.served
+
+
+def test_the_same_coordinator_finds_the_plans_it_asks_for_and_no_others() -> None:
+    drive = served(deploy(ONE_PART), PIN, deploy(part(0, [Source("input")], [[]]), plan=PlanKey(7, 3)))
+    drive(ev.NodeUnlinked(COORD))
+    actions = back(drive, 1, 2, 8)
+    assert one(ev.ReplyJoined, actions).kept == (1, 2)
+    assert len(of(ev.Unprepare, actions)) == 1 and not of(ev.UnpinBlobs, actions)
+    assert of(ev.Execute, drive.run(0, (0, 0, SMALL)))
+    assert isinstance(one(ev.Refuse, drive.run(plan=PlanKey(7, 3))).error, StaleGeneration)
+    late = ev.SharedFile("f32", (1024, 1024), "/shm", "late")
+    assert one(ev.Release, drive.push(0, 0, late, plan=PlanKey(7, 3))).tensor == late
+
+
+def test_another_epoch_of_it_finds_nothing() -> None:
+    drive = served()
+    drive(ev.NodeUnlinked(COORD))
+    actions = back(drive, 1, epoch=8)
+    assert one(ev.ReplyJoined, actions).kept == () and of(ev.Unprepare, actions)
+
+
+def test_a_deploy_that_was_not_done_goes_with_the_link_that_asked_for_it() -> None:
+    drive = served(PIN)
+    request = drive.requests + 1
+    drive.ask_deploy(deploy(ONE_PART, blobs=(weight("far"),)))
+    drive(ev.NodeUnlinked(COORD))
+    drive(ev.RequestGone(request))
+    assert one(ev.ReplyJoined, back(drive, 1, 2)).kept == (2,)
+
+
+def test_what_the_last_committed_step_carried_is_there_though_the_step_under_way_ended_with_the_link() -> None:
+    drive = served(deploy(COUNTER, blobs=(weight(),)))
+
+    def step(number: int) -> ev.Execute:
+        asked = ev.RunAsked(COORD, drive.request(), KEY, number, ((0, 1, SMALL),), number)
+        return one(ev.Execute, drive(asked))
+
+    def outcome(execute: ev.Execute) -> tuple[ev.Made, ...]:
+        return ev.Made(kept=ev.Kept("f32", (2,), 0, execute.outputs[0].keep)), ev.Made(inline=SMALL)
+
+    for number in range(3):
+        last = step(number)
+        drive(ev.PartExecuted(last.run, outcome(last), 0.1))
+    under_way, request = step(3), drive.requests
+    drive(ev.NodeUnlinked(COORD))
+    drive(ev.RequestGone(request))
+    back(drive, KEY.generation)
+    drive(ev.PartExecuted(under_way.run, outcome(under_way), 0.1))
+    blob = one(ev.MakeBlob, drive(ev.SnapshotAsked(COORD, drive.request(), KEY, 2)))
+    assert blob.tensor.tensor == last.outputs[0].keep
+    assert isinstance(one(ev.Reply, drive(ev.BlobMade(blob.number, b"s" * 32))).message, Snapshotted)
+    assert of(ev.Refuse, drive(ev.RunAsked(COORD, drive.request(), KEY, 4, ()))), (
+        "no step follows one that was not done"
+    )

@@ -1,0 +1,97 @@
+"""A program that stands still, as by SIGSTOP, finds its sessions as they were: at any moment, with copies of any kind.
+
+The program is the client with a coordinator inside; its workers go on.  A stop of a minute is outlasted by links; where
+they are cut meanwhile, as by a router that forgets them, all are made anew and what workers kept is gone on with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from support.training import batch, first_state, train
+
+from mesh import Mesh, tree
+from mesh.config import MeshConfig
+from mesh.simulation.cluster import COORDINATOR
+from mesh.simulation.loop import VirtualLoop, context_of
+
+STOPS_S = (1.0, 3.0, 10.0, 60.0)
+MOMENTS = 50
+STEPS_MAX = 4  # between two stops
+KINDS = ("buddy", "coded", "coded 1 of 3", "checkpoint", "none")
+SOON_S = 2.0  # from its waking until all that was asked for is done
+RESTS_S = 0.2  # at most between two steps that are asked for; a step takes a tenth of that
+
+
+@cache
+def undisturbed(steps: int) -> tuple[list[float], list[bytes]]:
+    with Mesh(MeshConfig()) as mesh, mesh.session(train, first_state(), *batch(0)) as session:
+        losses = [float(session.step(*batch(step)).result()) for step in range(steps)]
+        return losses, bits(session.state())
+
+
+def bits(state: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in tree.leaves(state)]
+
+
+async def stopped(copies: str, strategy: str, cut: bool, seed: int, moments: int) -> float:
+    """Train, and stand still at random moments; the longest that it then took until all steps were done."""
+    rng = random.Random(seed)
+    loop = asyncio.get_running_loop()
+    async with await Mesh.builder().mesh("sim").simulate(3, seed).build_async() as mesh:
+        cluster = mesh.simulation
+
+        def stop(seconds: float) -> None:
+            cluster.stand_still(seconds)
+            if cut:
+                cluster.network.kill(COORDINATOR)
+
+        losses: list[float] = []
+        longest_s = 0.0
+        async with await mesh.session(
+            train, first_state(), *batch(0), copies=copies, every=rng.randint(1, 5), strategy=strategy
+        ) as session:
+            losses.append(float(await session.step(*batch(0))))
+            for moment in range(moments):
+                seconds, after_s = STOPS_S[moment % len(STOPS_S)], rng.uniform(0, RESTS_S)
+                wakes_s = loop.time() + after_s + seconds
+                loop.call_later(after_s, stop, seconds, context=context_of("who stops it"))
+                steps = []
+                for _ in range(rng.randint(1, STEPS_MAX)):
+                    steps.append(session.step(*batch(len(losses) + len(steps))))
+                    await asyncio.sleep(rng.uniform(0, RESTS_S))
+                losses += [float(await step) for step in steps]
+                longest_s = max(longest_s, loop.time() - wakes_s)
+                await asyncio.sleep(max(0.0, wakes_s - loop.time()) + rng.choice((0.0, 0.05, 3.0)))
+            state = bits(await session.state())
+        await asyncio.sleep(1.0)
+        cluster.referee.verdict()
+        assert not any(process.daemon._state._plans for process in cluster._processes.values()), "something stays"
+    assert (losses, state) == undisturbed(len(losses))
+    return longest_s
+
+
+def check(copies: str, strategy: str, cut: bool, seed: int = 0, moments: int = MOMENTS) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        took_s = runner.run(stopped(copies, strategy, cut, seed, moments))
+    rests_s = STEPS_MAX * RESTS_S  # for which the program may have slept itself since it woke
+    assert took_s < SOON_S + rests_s
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["links stand", "links are cut"])
+@pytest.mark.parametrize("copies", KINDS)
+def test_a_program_that_stood_still_goes_on_where_it_was(copies: str, cut: bool) -> None:
+    check(copies, "pipeline", cut)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 40))
+@pytest.mark.parametrize("cut", [False, True], ids=["links stand", "links are cut"])
+@pytest.mark.parametrize("copies", KINDS)
+def test_many_programs_that_stood_still_go_on_where_they_were(copies: str, cut: bool, seed: int) -> None:
+    check(copies, ("single", "pipeline", "auto")[seed % 3], cut, seed)
