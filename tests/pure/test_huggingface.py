@@ -14,6 +14,8 @@ from support.rounding import RECORDED, allowed_of_model, assert_rounds_alike
 import mesh
 from mesh.errors import InputError, Unsupported
 from mesh.importers.huggingface import KINDS
+from mesh.importers.huggingface.config import DTYPES
+from mesh.importers.huggingface.weights import Weights
 from mesh.safetensors import load_safetensors, save_safetensors
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "huggingface"
@@ -288,3 +290,16 @@ def test_weights_of_several_dtypes_are_cast_as_config_says(tmp_path: Path) -> No
     assert mesh.load(mixed).params[norm].dtype == np.float32
     with pytest.raises(InputError, match=r"are of several dtypes: f16, f32.*\"dtype\": \"float32\""):
         mesh.load(changed(mixed, dtype=None))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rms_norms_of_narrow_floats_are_those_of_transformers(dtype: str) -> None:
+    """Normed in float32 and rounded, then scaled, as LlamaRMSNorm does."""
+    narrow = DTYPES[dtype].numpy
+    rng = np.random.default_rng(5)
+    x, scale = (rng.normal(size=shape).astype(np.float32).astype(narrow) for shape in ((4, 96), (96,)))
+    found = Weights({"n.weight": mesh.numpy.asarray(scale)}, {}).rms_norm("n", mesh.numpy.asarray(x), 1e-6)
+    high = x.astype(np.float32)
+    normed = (high / np.sqrt(np.mean(high * high, axis=-1, keepdims=True) + np.float32(1e-6))).astype(narrow)
+    off = np.asarray(found).astype(np.float32) != (normed * scale).astype(np.float32)
+    assert off.mean() < 0.02, "one in a hundred may lie at a border, where the order of a sum counts"
