@@ -142,21 +142,25 @@ class _AuditGraph:
     def _compare(self, index: int, claimed: int, found: int) -> None:
         """Count the elements that differ: in any bit, or by more than the ops allow (NaN agrees with NaN)."""
         make, (shape, dtype) = self._make, self._graph.types[index]
-        if dtype.kind == "c":  # which only engines of one kind compute, so to the bit
-            for part in ("real", "imag"):
-                self._count_unlike(PARTS[dtype], make.add(part, claimed), make.add(part, found), len(shape))
+        pairs, real = [(claimed, found)], dtype
+        if dtype.kind == "c":
+            real, pairs = PARTS[dtype], [(make.add(part, claimed), make.add(part, found)) for part in ("real", "imag")]
+        if real.kind != "f" or self._exact:
+            for one, other in pairs:
+                self._count_unlike(real, one, other, len(shape))
             return
-        if dtype.kind != "f" or self._exact:
-            self._count_unlike(dtype, claimed, found, len(shape))
-            return
-        claimed, found = self._as_f32(claimed, dtype), self._as_f32(found, dtype)
         axes = tuple(range(len(shape)))
-        largest = make.add("abs", found)
+        largest = self._as_f32(make.add("abs", found), real)
         largest = make.add("reduce_max", largest, axes=axes) if axes else largest
         allowed = make.add("mul", largest, make.const(np.float32(max(self._drift[index], 1e-6))))
+        for one, other in pairs:
+            self._count_apart(self._as_f32(one, real), self._as_f32(other, real), allowed, len(shape))
+
+    def _count_apart(self, claimed: int, found: int, allowed: int, rank: int) -> None:
+        make = self._make
         off = make.add("abs", make.add("add", claimed, make.add("neg", found)))
-        self._count(make.add("gt", off, allowed), len(shape))
-        self._count(make.add("ne", make.add("is_nan", claimed), make.add("is_nan", found)), len(shape))
+        self._count(make.add("gt", off, allowed), rank)
+        self._count(make.add("ne", make.add("is_nan", claimed), make.add("is_nan", found)), rank)
 
     def _count_unlike(self, dtype: DType, claimed: int, found: int, rank: int) -> None:
         make = self._make

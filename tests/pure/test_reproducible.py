@@ -20,7 +20,7 @@ from coordinator.plan import Plan
 from coordinator.planner import make_plan
 from coordinator.profile import CLIENT, Link, Profiles, WorkerProfile
 from coordinator.reproducible import EXCLUDED
-from coordinator.samples import audited
+from coordinator.samples import audit_graph, audited
 from coordinator.session_plan import Stateful, meanwhile, session_plan
 from coordinator.staying import staying_plan
 from mesh import AsyncInferenceServer, Auto, DataParallel, DistributedTrainer, Mesh, Pipeline, Single, nn, random
@@ -189,6 +189,19 @@ def test_audits_ask_for_equal_bits_of_those_only_that_round_alike(others: str, e
     last_bit = np.nextafter(claim, np.float32(2))
     (wrong,) = evaluate(auditor, {str(slot): each for slot, each in enumerate((*operands, last_bit))})
     assert (wrong > 0) == exact
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_audits_of_complex_numbers_allow_roundings_where_these_differ(exact: bool) -> None:
+    x = (RNG.standard_normal((5, 7)) + 1j * RNG.standard_normal((5, 7))).astype(np.complex64)
+    graph = mesh.trace(lambda x: mnp.sum(x * x, axis=1), x)
+    (claim,) = evaluate(graph, dict.fromkeys(graph.input_types, x))
+    auditor = audit_graph(graph, exact)
+    assert auditor is not None
+    for off, wrong in ((0, False), (1e-7, exact), (1e-2, True)):
+        moved = claim + np.complex64(1j * off * np.abs(claim).max())
+        (found,) = evaluate(auditor, {"0": x, "1": moved})
+        assert (found > 0) == wrong, off
 
 
 def test_the_name_of_this_processs_arithmetic_says_what_rounds() -> None:
