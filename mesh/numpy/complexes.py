@@ -12,26 +12,26 @@ import math
 
 from ..array import Array, Operand, apply, renamed
 from . import elementwise
-from .promotion import asarray, inexact, like, operands
+from .promotion import asarray, inexact, like, operands, scalar
 
 
 def real(x: Operand) -> Array:
     """The real part; x itself where it is real."""
-    array = asarray(x)
+    (array,) = operands(x)
     return apply("real", array) if array.type.dtype.kind == "c" else renamed(array)
 
 
 def imag(x: Operand) -> Array:
     """The imaginary part; zeros where x is real."""
-    array = asarray(x)
+    (array,) = operands(x)
     if array.type.dtype.kind == "c":
         return apply("imag", array)
-    return apply("broadcast", like(0, array), shape=array.type.shape)
+    return apply("broadcast", scalar(0, array.type.dtype, array.weak), shape=array.type.shape)
 
 
 def conj(x: Operand) -> Array:
     """x with its imaginary part negated; x itself where it is real."""
-    array = asarray(x)
+    (array,) = operands(x)
     if array.type.dtype.kind != "c":
         return renamed(array)
     return _made(apply("real", array), apply("neg", apply("imag", array)))

@@ -262,10 +262,9 @@ def logaddexp(x1: Operand, x2: Operand) -> Array:
 
 def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Array:
     """x limited to [min, max]; either may be None."""
-    result = renamed(asarray(x))
-    if min is not None:
-        result = maximum(result, min)
-    return result if max is None else minimum(result, max)
+    array, *bounds = operands(*[each for each in (x, min, max) if each is not None])
+    result = renamed(array) if min is None else maximum(array, bounds[0])
+    return result if max is None else minimum(result, bounds[-1])
 
 
 # -- rounding ---------------------------------------------------------------------------------------------
@@ -370,8 +369,7 @@ def asin(x: Operand) -> Array:
 @of_complex
 def atan(x: Operand) -> Array:
     """The angle in [-pi/2, pi/2] whose tangent is x."""
-    (array,) = floats(x)
-    return apply("atan2", array, like(1, array))
+    return atan2(x, 1)
 
 
 def atan2(x1: Operand, x2: Operand) -> Array:

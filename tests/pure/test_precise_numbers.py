@@ -5,6 +5,7 @@ The rows are in support/precise_cases.py; tests/e2e/test_precise_on_workers.py s
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import warnings
@@ -96,6 +97,11 @@ BESIDE: dict[str, tuple[Callable[[Any], Any], Any]] = {
         lambda x: x * mnp.asinh(mnp.acosh(5e4 + 0.1)),
         X * math.asinh(math.acosh(5e4 + 0.1)),
     ),
+    "a limited number": (lambda x: x * mnp.clip(0.3, 0.1, 0.7), X * 0.3),
+    "a number limited by arrays": (lambda x: mnp.clip(0.3, x - 1, x), np.clip(0.3, X - 1, X)),
+    "a limited list": (lambda x: mnp.clip([0.3, 0.7], 0.1, x), np.clip([0.3, 0.7], 0.1, X)),
+    "the angle of a number": (lambda x: x * mnp.angle(0.3 + 0.7j), X * math.atan2(0.7, 0.3)),
+    "the parts of a number": (lambda x: x * mnp.real(0.3) + mnp.imag(0.3), X * 0.3),
     "branches": (lambda x: x + mnp.where(x > 1, 0.3, 1 / 3), X + np.where(X > 1, 0.3, 1 / 3)),
     "branches of functions": (lambda x: x + mnp.where(x > 1, mnp.exp(0.3), 0), X + np.where(X > 1, math.exp(0.3), 0)),
     "complex branches": (lambda x: x * mnp.where(x > 1, 0.3j, 1.1), X * np.where(X > 1, 0.3j, 1.1)),
@@ -119,6 +125,25 @@ BESIDE: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "a cast list": (lambda x: mnp.astype([0.3], "float64"), [0.3]),
     "a random range": (lambda x: mesh.random.uniform(mesh.random.key(1), (), "float64", 0.1, 0.1), 0.1),
 }
+
+
+ELEMENTWISE = [
+    name
+    for name in dir(mnp)
+    if isinstance(found := getattr(np, name, None), np.ufunc) and not found.signature and name != "nextafter"
+]
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_a_function_of_pythons_numbers_alone_is_float64_beside_a_float64_array(name: str) -> None:
+    of_numpy = getattr(np, name)
+    for numbers in [(0.3, 0.7), (1.7, 0.7), (-0.3, 2.1), (2, 3)]:
+        numbers = numbers[: of_numpy.nin]
+        with np.errstate(all="ignore"), contextlib.suppress(TypeError):  # of bits and of whether: no floats
+            wanted = of_numpy(*numbers)
+            if np.asarray(wanted).dtype == np.float64:
+                found = np.asarray(getattr(mnp, name)(*numbers) + mnp.zeros(1, "float64"))
+                np.testing.assert_allclose(found, wanted, 4e-15, err_msg=str(numbers))
 
 
 @pytest.mark.parametrize("traced", [False, True])
