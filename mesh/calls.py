@@ -36,8 +36,8 @@ def taken(fn: Any, args: Sequence[Any], keywords: Mapping[str, Any], own: Sequen
     _check_named(fn, parameters, len(args), keywords, own)
     check_call(fn, args, keywords)
     left, placed = dict(keywords), list(args)
-    for each in [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD][len(args) :]:
-        if each.name not in left:
+    for each in _places(parameters)[len(args) :]:
+        if each.kind is each.POSITIONAL_ONLY or each.name not in left:
             break
         placed.append(left.pop(each.name))
     return (*placed, Keywords(sorted(left.items()))) if left else tuple(placed)
@@ -61,11 +61,15 @@ def positional(fn: Function, args: tuple[Any, ...], keywords: Mapping[str, Any])
     if not keywords:
         return args
     parameters = _parameters(fn) or []
-    places = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    names = [each.name for each in places]
+    places = _places(parameters)
+    names = [each.name if each.kind is each.POSITIONAL_OR_KEYWORD else "" for each in places]
     for name in keywords:
         if name not in names[len(args) :]:
-            why = "is given twice" if name in names else f"has no place among its arguments ({', '.join(names)})"
+            why = (
+                "is given twice"
+                if name in names
+                else f"has no place among its arguments ({', '.join(filter(None, names))})"
+            )
             raise InputError(f"the argument {name!r} of {_name(fn)} {why}")
     filled = []
     for place in places[len(args) : 1 + max(map(names.index, keywords))]:
@@ -94,15 +98,20 @@ def check_call(fn: Function, args: Sequence[Any], keywords: Mapping[str, Any]) -
 def _check_named(
     fn: Function, parameters: Sequence[inspect.Parameter], placed: int, keywords: Mapping[str, Any], own: Sequence[str]
 ) -> None:
-    places = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    known = [*places, *[each.name for each in parameters if each.kind is each.KEYWORD_ONLY]]
+    known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    taken_by_place = [each.name for each in _places(parameters)[:placed]]
     for name in keywords:
-        if name in places[:placed]:
+        if name in taken_by_place and name in known:
             raise InputError(f"the argument {name!r} of {_name(fn)} is given twice")
         if name not in known and not takes_any:
             said = f"the argument {name!r} of {_name(fn)} has no place among its arguments"
             raise InputError(said, next_step=meant(name, (*known, *own)))
+
+
+def _places(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Those that the arguments given by place go to, in their order."""
+    return [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
 
 def _parameters(fn: Function) -> list[inspect.Parameter] | None:

@@ -24,8 +24,16 @@ def total(x: Any, by: Any = 2.0, *, plus: Any = 1.0) -> Any:
     return scaled(x, by, plus=plus).sum()
 
 
+def by_place_alone(x: Any, /, by: Any = 2.0, plus: Any = 1.0, *more: Any, **others: Any) -> Any:
+    return scaled(x, by, plus=plus) + sum(more) + others.get("x", 0.0)
+
+
 def step(state: Any, x: Any, *, by: Any) -> Any:
     return state + x * by, state.sum()
+
+
+def customised(x: Any, /, by: Any = 2.0, plus: Any = 1.0) -> Any:
+    return scaled(x, by, plus=plus)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +68,19 @@ CALLS: dict[str, tuple[Callable[[Mesh], Any], Any]] = {
     "vmap": (lambda m: mesh.vmap(scaled)(X, plus=np.ones(2, np.float32)), X * 2 + 1),
     "grad": (lambda m: mesh.grad(total)(X, plus=5.0), X * 0 + 2),
     "grad, by name": (lambda m: mesh.grad(total, 1)(by=1.0, x=X, plus=5.0), X.sum()),
+    "behind a place without a name": (lambda m: m.run(by_place_alone, X, plus=3.0), X * 2 + 3),
+    "a name that a place without one has": (lambda m: mesh.remat(by_place_alone)(X, by=1.0, x=5.0), X + 6),
+    "behind it, with more": (lambda m: mesh.vmap(by_place_alone)(X, X, X, X, y=X), X * X + X + X),
+    "behind it, in a transform": (
+        lambda m: mesh.grad(lambda x, /, by, plus: total(x, by, plus=plus))(X, plus=1.0, by=3.0),
+        X * 0 + 3,
+    ),
+    "custom": (
+        lambda m: mesh.custom_vjp(customised, lambda *args: (customised(*args), ()), lambda kept, g: (g, None, None))(
+            X, plus=3.0
+        ),
+        X * 2 + 3,
+    ),
     "session": (lambda m: in_session(m, by=2.0), X * 3),
     "session, all by name": (lambda m: in_session(m, by=2.0, x=X), X * 3),
     "infer": (lambda m: served(m, plus=X), X * 3),
@@ -88,6 +109,7 @@ WRONG: list[tuple[str, Callable[[Mesh], Any]]] = [
     ("'x' of scaled is missing", lambda m: mesh.vmap(scaled)(plus=X)),
     ("'by' of step is missing", lambda m: m.session(step, X, X)),
     ("'bye' of step has no place", lambda m: m.session(step, X, X, by=1.0, bye=1.0)),
+    ("'by' of by_place_alone is given twice", lambda m: mesh.trace(by_place_alone, X, X, by=X)),
     ("the input 'x' is given twice", lambda m: m.run(mesh.trace(scaled, X), X, x=X)),
     ("the graph has no input 'y'", lambda m: m.run(mesh.trace(scaled, X), y=X)),
 ]
