@@ -12,7 +12,7 @@ import math
 
 from ..array import Array, Operand, apply, renamed
 from . import elementwise
-from .promotion import asarray, inexact, like, operands, scalar
+from .promotion import asarray, inexact, operands, scalar
 
 
 def real(x: Operand) -> Array:

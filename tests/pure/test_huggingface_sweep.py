@@ -74,6 +74,8 @@ def difference(case: Case, model: mesh.Model, name: str, found: np.ndarray, want
     largest = float(np.abs(wanted).max())
     if found.shape != wanted.shape:
         return f"{name} is {found.shape}, and of transformers {wanted.shape}"
+    if not np.isfinite(found).all():  # of transformers all are, and NaN is above no bound
+        return f"{name} has NaN or infinity"
     if case.key not in ("dtype", "torch_dtype") or case.value == "float32":
         off = float(np.abs(found - wanted).max()) / largest
         if off <= CLOSE:
@@ -87,6 +89,19 @@ def difference(case: Case, model: mesh.Model, name: str, found: np.ndarray, want
         return f"{name} is {ours / theirs:.2f} times as far from float32 as torch" if ours > AS_GOOD * theirs else ""
     off = float(np.abs(found - exact).max()) / largest
     return f"{name} is off by {off:.1e} of its maximum" if off > NARROW[case.value] else ""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_an_output_with_nan_is_not_the_same(dtype: str, tmp_path: Path) -> None:
+    case, row = next((case, row) for case, row in recorded("gpt2") if not case.key)
+    shapes = {name: tuple(shape) for name, shape in RECORDED["shapes"][row["shapes"]].items()}
+    model = mesh.load(huggingface_cases.write(case, shapes, tmp_path))
+    name, number = next(iter(row["found"].items()))
+    wanted = array(number)
+    found = np.where(wanted == wanted.max(), np.nan, wanted)
+    narrow = Case("gpt2", case.architecture, "dtype", dtype)
+    assert not difference(narrow, model, name, wanted, wanted)
+    assert difference(narrow, model, name, found, wanted) == f"{name} has NaN or infinity"
 
 
 def verdict(case: Case, folder: Path, wanted: dict[str, np.ndarray] | str) -> str:
