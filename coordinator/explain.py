@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from wire.errors import DeadlineExceeded, DeviceLost, ExecuteFailed, MeshError, NodeLost
 
 from . import dispatch
@@ -94,10 +96,12 @@ def stuck_at_first(node: str) -> MeshError:
     )
 
 
-def state_lost(error: MeshError | None, copies: str) -> NodeLost:
-    """The error of a session whose state is nowhere any more, for these copies of it."""
+def state_lost(error: MeshError | None, copies: str, gone: Collection[str]) -> NodeLost:
+    """The error of a session whose state is nowhere any more, for these copies of it; `gone` are who died lately."""
+    which = f" {', '.join(gone)}" if gone else "s"
+    kept = "none was asked for" if copies == "none" else f"copies={copies!r} went with them"
     lost = NodeLost(
-        "the session's state died with its workers, and there is no copy of it",
+        f"the session's state was lost with worker{'s' * (len(gone) > 1)}{which}, and there is no copy of it: {kept}",
         cause=str(error or ""),
         next_step="Open sessions with copies='buddy' or 'checkpoint', and buddies on machines that do not die together"
         if copies == "none"
@@ -105,6 +109,16 @@ def state_lost(error: MeshError | None, copies: str) -> NodeLost:
     )
     lost.node = error.node if error else ""
     return lost
+
+
+def not_without(error: MeshError, gone: Collection[str], step: int) -> MeshError:
+    """The error of a session that nobody who is left can go on with, after the death of some."""
+    if not gone:
+        return error
+    error = error.copy()
+    error.message = f"nobody who is left can go on with the session without {', '.join(gone)}: {error.message}"
+    error.next_step = f"Start {', '.join(gone)} again, or a worker like it, and begin from a state after step {step}"
+    return error
 
 
 def not_readable_yet(error: MeshError | None) -> NodeLost:

@@ -33,7 +33,7 @@ from typing import Any
 from wire.errors import BlobError, Cancelled, DeviceLost, MeshError, OutOfMemory, StaleGeneration
 from wire.redundancy import OF_SESSIONS, copies_of
 
-from .explain import nobody, not_readable_yet, state_lost, stuck_at_first, stuck_step
+from .explain import nobody, not_readable_yet, not_without, state_lost, stuck_at_first, stuck_step
 from .profile import CLIENT
 from .session_copies import Copy, Taking
 from .session_events import (
@@ -116,7 +116,7 @@ class SessionState:
         self._roomless = False  # by the present plan, workers have no room for each other's copies
         self._through_here = False  # some worker cannot fetch from another: copies pass through this process
         self._unchecked = 0  # copies in a row that could not be checked
-        self._attempts = 0
+        self._attempts, self._gone = 0, dict[str, None]()  # since a step was done: failures, and who died, by name
         self._compiles_lost = 0  # devices that were lost while they compiled, without a step between
         self._patience = Patience()
         self._avoided = Avoided()
@@ -245,6 +245,7 @@ class SessionState:
         if self._over is not None:
             return []
         self._last_error = event.error or self._last_error
+        self._gone |= {event.error.node: None} if event.error and event.error.node else {}
         actions: list[Action] = []
         for copy in [*self._copies, *(taking.copy for taking in self._takings.values())]:
             if copy.lose(gone, event.away):  # it has to make up for what was there twice, and is not now
@@ -357,7 +358,7 @@ class SessionState:
             self._return.begin(now, self._return_s)
             return []
         if not copies:
-            return self._end(state_lost(self._last_error, self.policy.copies))
+            return self._end(state_lost(self._last_error, self.policy.copies, self._gone))
         self._return.end()
         copy = max(copies, key=lambda copy: (copy.value, copy.here))
         self._done = copy.value
@@ -422,10 +423,10 @@ class SessionState:
             return []
         if not plan.candidates <= self._nodes:  # who is gone may be why
             return [*self._drop_plan(), *self._go_on(now)]
-        needed = bool(self._avoided) and not event.error.retry  # it may be that it takes those after all
-        if needed:
+        again = event.error.retry or bool(self._avoided)  # it may be that it takes those after all
+        if not event.error.retry:
             self._avoided.clear()
-        return self._fail(event.error, now) if event.error.retry or needed else self._end(event.error)
+        return self._fail(event.error, now) if again else self._end(not_without(event.error, self._gone, self._done))
 
     def _deploy_done(self, event: DeployDone, now: float) -> list[Action]:
         plan = self._current(event.generation)
@@ -525,7 +526,7 @@ class SessionState:
                 actions.append(Resolve(self._done, step.outputs))
                 self._told += 1
             self._done += 1
-            self._attempts = self._compiles_lost = 0
+            self._attempts, self._compiles_lost, self._gone = 0, 0, {}
         return actions
 
     def _run_failed(self, event: RunFailed, now: float) -> list[Action]:

@@ -119,7 +119,8 @@ def test_without_copies_the_first_state_and_all_feeds_are_one_until_they_are_for
     world.kill(owner)
     world.settle()
     (error,) = world.ended
-    assert isinstance(error, NodeLost) and "no copy" in str(error) and "buddy" in error.next_step
+    assert isinstance(error, NodeLost) and "buddy" in error.next_step
+    assert "no copy of it: none was asked for" in str(error)
     assert isinstance(world.rejected[number], NodeLost)
 
 
@@ -171,6 +172,37 @@ def test_no_plan_for_workers_that_went_while_it_was_made_is_not_the_end() -> Non
         world.come_back(name)
     world.do(2)
     assert len(world.told) == 2 and not world.ended
+
+
+def test_what_nobody_who_is_left_can_go_on_with_names_the_dead_and_where_to_begin() -> None:
+    """As after a pause in which all of the workers seemed to be gone: the op that nobody computes is not the reason."""
+    world = World(12, Policy("none"), together=True)
+    world.do(3)
+    owner = world.owner
+    world.kill(owner)
+    (planned,) = world.waiting
+    assert isinstance(planned, ev.PlanMade)
+    world.waiting.clear()
+    world.feed(ev.PlanFailed(planned.generation, PlacementError("no worker can compute add")))
+    (error,) = world.ended
+    assert isinstance(error, PlacementError)
+    assert f"without {owner}: no worker can compute add" in str(error)
+    assert f"Start {owner} again" in error.next_step and "after step 0" in error.next_step
+
+
+def test_a_state_that_is_lost_names_all_who_had_it_and_the_copies_there_were() -> None:
+    world = World(4, Policy("buddy", every=2))
+    world.do(9)
+    world.feed(ev.ForgetFirst())
+    number = world.ask()
+    for name in sorted(world.alive):
+        world.kill(name)
+    world.start("z")
+    world.settle()
+    (error,) = world.ended
+    assert isinstance(error, NodeLost) and isinstance(world.rejected[number], NodeLost)
+    assert "the session's state was lost with workers a, b, c" in str(error)
+    assert "no copy of it: copies='buddy' went with them" in str(error)
 
 
 def test_what_fails_again_and_again_is_given_up() -> None:
@@ -375,7 +407,7 @@ def test_a_session_waits_so_long_for_workers_and_then_says_what_is_lost() -> Non
     world.come_back("a", died=True)
     world.settle()
     (error,) = world.ended
-    assert isinstance(error, NodeLost) and "no copy" in str(error)
+    assert isinstance(error, NodeLost) and "lost with workers a, b, c, and there is no copy of it" in str(error)
     assert isinstance(world.rejected[number], NodeLost)
 
 
