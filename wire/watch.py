@@ -32,7 +32,7 @@ LOOK_S = 5.0  # how often those are looked at
 ANSWER_S = 3.0  # of an idle link: twice the node time-out of a LAN
 # A user's process may be stopped, or busy in something that lets nothing else run, and many have a coordinator inside.
 # Who has to know sooner whether one lives goes by heartbeats; here a link is kept over which both can go on.
-ANSWER_USERS_S = 60.0
+ANSWER_USERS_S = 90.0  # a stop of a minute, and what a busy machine needs to answer after it
 USERS = frozenset({"client", "coordinator"})
 ANSWER_DOUBTFUL_S = 2.0  # of a link that is doubtful: dialling anew costs little
 

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
-from support.commands import environment
+from support.commands import Daemon, daemon, environment, node_states, wait_for
 from support.stopped_program import digest
 from support.training import batch, first_state, train
 
@@ -114,6 +114,30 @@ def stopped(running: Program, pid: int, stops_s: tuple[float, ...]) -> None:
 def test_a_program_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     with program(environment(tmp_path), "buddy") as running:
         stopped(running, running.process.pid, (3.0,))
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[Daemon, dict[str, str]]]:
+    """A coordinator daemon with three workers, and the environment of its clients."""
+    env = environment(folder, MESH_NAME="stopped")
+    with ExitStack() as stack:
+        log = folder / "coordinator.log"
+        coordinator = stack.enter_context(daemon("coord", "serve", "--port", "0", "--no-mdns", env=env, log=log))
+        for name in ("one", "two", "three"):
+            asked = ("--port", "0", "--no-mdns", "--device", "cpu", "--name", name, "--peer", coordinator.address)
+            stack.enter_context(daemon("worker", *asked, env=env, log=folder / f"{name}.log"))
+        wait_for(lambda: list(node_states(coordinator).values()) == ["healthy"] * 3)
+        yield coordinator, env
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stopped_one", ["client", "daemon"])
+@pytest.mark.parametrize("copies", KINDS)
+def test_clients_of_a_daemon_and_the_daemon_are_stopped_at_many_moments(
+    copies: str, stopped_one: str, tmp_path: Path
+) -> None:
+    with served(tmp_path) as (coordinator, env), program(env, copies, coordinator.address) as running:
+        stopped(running, (running if stopped_one == "client" else coordinator).process.pid, STOPS_S)
 
 
 @pytest.mark.long
