@@ -19,6 +19,7 @@ from wire.types import TensorType
 
 from . import numpy as mnp
 from . import tree
+from .arguments import check_function
 from .array import Array, strong
 from .numpy.promotion import asarray, cast
 from .numpy.promotion import operands as alike
@@ -36,6 +37,8 @@ def cond(pred: Any, then: Function, otherwise: Function, *operands: Any) -> Any:
     `pred` is a bool or a number (true unless 0) without dimensions.  Both must return the same structure, shapes and
     dtypes: InputError names the leaf where they differ.
     """
+    check_function(then, "a branch of cond")
+    check_function(otherwise, "a branch of cond")
     asked = asarray(pred)
     if asked.shape:
         raise InputError(f"cond is asked with one bool, got {asked.type}", next_step="Reduce it: any() or all()")
@@ -58,6 +61,8 @@ def while_loop(test: Function, body: Function, init: Any) -> Any:
     It has no reverse derivative, since the number of turns is not known ahead: `scan`, and `fori_loop` between Python
     ints, have one.
     """
+    check_function(test, "the test of while_loop")
+    check_function(body, "the body of while_loop")
     start = _Leaves.of(init, "init", test, body)
     carry, turn = _carried("while_loop", lambda *leaves: body(start.tree_of(leaves)), start, ())
     asked = _Body(lambda *leaves: test(start.tree_of(leaves)), carry.flat, "test")
@@ -74,6 +79,7 @@ def fori_loop(lower: Any, upper: Any, body: Function, init: Any) -> Any:
 
     Between Python ints it is a scan, and has derivatives; else a while_loop over an integer.
     """
+    check_function(body, "the body of fori_loop")
     given = _Leaves.of(init, "init", body)
     init = given.tree_of(given.arrays)
     if isinstance(lower, int) and isinstance(upper, int):
@@ -96,6 +102,7 @@ def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bo
     With `xs` None, x is None and there are `length` turns.  With `reverse` it goes from the last row to the first; y
     stands in the place of its x.
     """
+    check_function(f, "what scan repeats")
     rows = _Leaves.of(xs, "xs", f)
     start = _Leaves.of(init, "init", f, beside=rows.arrays)
     turns = _length(rows, length)
@@ -119,6 +126,7 @@ def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bo
 
 def map(f: Function, xs: Any) -> Any:
     """`f(x)` for every row x of `xs`, one after the other, stacked; `mesh.vmap` does them all at once."""
+    check_function(f, "what map does with every row")
     return scan(lambda carry, x: (carry, f(x)), (), xs)[1]
 
 

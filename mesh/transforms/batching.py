@@ -13,6 +13,7 @@ from wire.errors import InputError
 
 from .. import numpy as mnp
 from .. import tree
+from ..arguments import check_function
 from ..array import Array
 from ..calls import check_call
 from .flat import Flat, parameter_names, same_structure
@@ -27,6 +28,7 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
     is the same for every element.  `out_axes` says so of the results; None is for a result that does not depend on the
     element.  Negative axes count from the end.  Keyword arguments are mapped over axis 0.
     """
+    check_function(fn, "what vmap maps")
 
     @wraps(fn)
     def mapped(*args: Any, **keywords: Any) -> Any:

@@ -16,6 +16,7 @@ from wire.errors import InputError, UnknownOp
 
 from .. import numpy as mnp
 from .. import tree
+from ..arguments import check_function
 from ..array import Array
 from ..calls import positional
 from .flat import Flat, as_array, fitting, same_structure, zeros_for_none
@@ -40,6 +41,8 @@ def custom_vjp(fn: Function, forward: Function, backward: Function) -> Function:
     derivatives are asked for.  There is no forward mode of it.  InputError where it would be differentiated by
     something that it closes over.
     """
+    for each, what in ((fn, "the function"), (forward, "the forward pass"), (backward, "the backward pass")):
+        check_function(each, f"{what} of custom_vjp")
 
     @wraps(fn)
     def function(*args: Any, **keywords: Any) -> Any:
@@ -65,6 +68,8 @@ def custom_jvp(fn: Function, tangent: Function) -> Function:
     tangents; the tangent of an integer is None.  InputError where it would be differentiated by something that it
     closes over.
     """
+    for each, what in ((fn, "the function"), (tangent, "the tangent")):
+        check_function(each, f"{what} of custom_jvp")
 
     @wraps(fn)
     def function(*args: Any, **keywords: Any) -> Any:

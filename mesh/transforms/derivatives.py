@@ -10,7 +10,7 @@ derivative is None.  Cotangents of complex numbers are not conjugated (docs/tran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -18,6 +18,7 @@ from wire.errors import InputError
 
 from .. import numpy as mnp
 from .. import tree
+from ..arguments import check_function, integer, items
 from ..array import Array
 from ..calls import apart, check_call, taken
 from .flat import Flat, arrays_in, fitting, parameter_names, same_structure, zeros_for_none
@@ -35,6 +36,7 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
 
     A None in the cotangent is zero.
     """
+    check_function(fn, "what vjp differentiates")
     flat = Flat(fn, primals, has_aux=has_aux)
     outputs, pull_back = backward(flat, flat.arrays, flat.names)
     result, aux = flat.results(outputs)
@@ -60,6 +62,7 @@ def grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) 
     The gradient has the structure and dtypes of the argument; a tuple of gradients if `argnums` is a sequence.  With
     `has_aux`, fn returns a pair (float, aux), and the result is (gradient, aux).
     """
+    check_function(fn, "what grad differentiates")
     both = value_and_grad(fn, argnums, has_aux)
 
     @wraps(fn)
@@ -72,11 +75,12 @@ def grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) 
 
 def value_and_grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
     """As `grad`, giving (value, gradient); with `has_aux` ((value, aux), gradient)."""
-    several = not isinstance(argnums, int)
+    check_function(fn, "what value_and_grad differentiates")
+    several, places = _chosen(argnums)
 
     @wraps(fn)
     def value_and_gradient(*args: Any, **keywords: Any) -> Any:
-        flat = _of_arguments(fn, argnums, args, keywords, has_aux)
+        flat = _of_arguments(fn, places, args, keywords, has_aux)
         _check_continuous("grad", flat)
         outputs, pull_back = backward(flat, flat.arrays, flat.names)
         _check_scalar(outputs, flat)
@@ -96,6 +100,7 @@ def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: 
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise InputError("jvp takes a tuple of primals and one of tangents", next_step="jvp(f, (x,), (t,))")
+    check_function(fn, "what jvp differentiates")
     flat = Flat(fn, primals, has_aux=has_aux)
     given = same_structure(flat.in_tree, tuple(tangents), "the tangents")
     moving = [
@@ -116,11 +121,12 @@ def jacobian(fn: Function, argnums: int | Sequence[int] = 0, mode: str | None = 
     """
     if mode not in (None, "forward", "reverse"):
         raise InputError(f"mode is 'forward' or 'reverse', got {mode!r}")
-    several = not isinstance(argnums, int)
+    check_function(fn, "what jacobian differentiates")
+    several, places = _chosen(argnums)
 
     @wraps(fn)
     def derivatives(*args: Any, **keywords: Any) -> Any:
-        flat = _of_arguments(fn, argnums, args, keywords, False)
+        flat = _of_arguments(fn, places, args, keywords, False)
         _check_continuous("jacobian", flat, "f")
         inner = run_like(flat, flat.arrays, flat.names)
         for tensor, name in zip(inner.outputs, flat.out_names, strict=True):
@@ -140,23 +146,30 @@ def hessian(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
 
     For leaves of shapes A and B it gives A + B; the result has the arguments' structure twice.
     """
+    check_function(fn, "what hessian differentiates")
     return jacobian(grad(fn, argnums), argnums, mode="forward")
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
 
 
+def _chosen(argnums: Any) -> tuple[bool, tuple[int, ...]]:
+    """Whether `argnums` are several, and the places of arguments that they give."""
+    several = isinstance(argnums, Iterable)
+    given = items(argnums, "as argnums") if several else [argnums]
+    return several, tuple([integer(each, "argnums") for each in given])
+
+
 def _of_arguments(
-    fn: Function, argnums: int | Sequence[int], args: Sequence[Any], keywords: Mapping[str, Any], has_aux: bool
+    fn: Function, argnums: Sequence[int], args: Sequence[Any], keywords: Mapping[str, Any], has_aux: bool
 ) -> Flat:
     """`fn` as a function of some of its arguments."""
     args, keywords = apart(taken(fn, args, keywords))
     check_call(fn, args, keywords)
-    given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    for place in given:
+    for place in argnums:
         if not -len(args) <= place < len(args):
             raise InputError(f"argnums has {place}, but the function was called with {len(args)} arguments")
-    places = tuple([place % len(args) for place in given])
+    places = tuple([place % len(args) for place in argnums])
     others = [arrays_in(value) if place not in places else value for place, value in enumerate(args)]
 
     def of_some(*chosen: Any, **keywords: Any) -> Any:

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 from .. import tree
+from ..arguments import check_function
 from ..array import Array, apply
 from ..calls import taken
 from .flat import Flat
@@ -23,6 +24,7 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
     Worth it around a block of a deep model: the backward pass then needs the blocks' arguments and one block's
     intermediate results, for one more forward pass of work.  Values and derivatives are the same.
     """
+    check_function(fn, "what remat computes again")
 
     @wraps(fn)
     def function(*args: Any, **keywords: Any) -> Any:

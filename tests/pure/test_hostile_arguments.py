@@ -84,6 +84,43 @@ def test_what_a_mesh_cannot_be_asked(said: str, call: Callable[[Mesh], Any], alo
     assert alone.run(lambda x: x + 1, X).sum() == 2 * X.size, "it goes on"
 
 
+def total(x: Any) -> Any:
+    return x.sum()
+
+
+OF_TRANSFORMS: list[tuple[str, Callable[[], Any]]] = [
+    *[
+        ("is a function, not 3", lambda made=made: made(WRONG)(X))
+        for made in (mesh.grad, mesh.value_and_grad, mesh.jacobian, mesh.hessian, mesh.vmap, mesh.remat)
+    ],
+    *[("is a function, not 3", lambda made=made: made(WRONG, (X,), (X,))) for made in (mesh.jvp, mesh.vjp)],
+    ("the function of custom_vjp is a function", lambda: mesh.custom_vjp(WRONG, total, total)),
+    ("the forward pass of custom_vjp is a function", lambda: mesh.custom_vjp(total, WRONG, total)),
+    ("the backward pass of custom_vjp is a function", lambda: mesh.custom_vjp(total, total, WRONG)),
+    ("the tangent of custom_jvp is a function", lambda: mesh.custom_jvp(total, WRONG)),
+    ("a branch of cond is a function", lambda: mesh.cond(True, total, X.sum(), X)),
+    ("the test of while_loop is a function", lambda: mesh.while_loop(True, total, X)),
+    ("the body of while_loop is a function", lambda: mesh.while_loop(total, WRONG, X)),
+    ("the body of fori_loop is a function", lambda: mesh.fori_loop(0, 3, X, total)),
+    ("what scan repeats is a function", lambda: mesh.scan(X, 0.0, X)),
+    ("argnums is an int, not 1.0", lambda: mesh.grad(total, argnums=1.0)),
+    ("argnums is an int, not 'x'", lambda: mesh.jacobian(total, argnums=(0, "x"))),
+    ("as argnums a list is given, not 'x'", lambda: mesh.hessian(total, argnums="x")),
+    ("argnums is an int, not None", lambda: mesh.value_and_grad(total, argnums=None)),
+]
+
+
+@pytest.mark.parametrize(("said", "call"), OF_TRANSFORMS)
+def test_what_a_transform_cannot_be_asked(said: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(errors.InputError) as caught:
+        call()
+    assert said in str(caught.value)
+
+
+def test_argnums_may_be_integers_of_numpy() -> None:
+    np.testing.assert_array_equal(mesh.grad(total, argnums=np.int64(0))(X), np.ones_like(X))
+
+
 OF_TRAINERS: list[tuple[str, Callable[[], Any]]] = [
     ("nothing to train", lambda: DistributedTrainer(loss, None)),
     ("nothing to train", lambda: DistributedTrainer(loss, {})),
