@@ -169,6 +169,7 @@ def new_name() -> str:
 
 def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True) -> memoryview:
     """The bytes of another process's file of exactly `size_bytes`, as memory of our own: writable, and nobody else's.
+    What its writer writes later is not seen (`share`).
 
     With `unlink` false the file stays for whoever takes it next.  The memory is freed with the last view of it, and no
     file stays open for it.

@@ -32,7 +32,7 @@ from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, Mesh
 from wire.graph import WireGraph
 from wire.launch import take_stdio
 from wire.open_files import allow_open_files
-from wire.sharedmem import SharedDir, remove, take
+from wire.sharedmem import SharedDir, remove, share, take
 from wire.sizes import need_text, room_text, size_text
 from wire.throttle import parse_throttle
 from wire.types import TensorType
@@ -74,7 +74,8 @@ def main() -> None:
     if engine is None:
         channel.send(messages.Opened(None))
         return
-    stop_cell = take(opening.shared_dir, opening.stop_file, STOP_BYTES)
+    stop_cell = share(opening.shared_dir, opening.stop_file)
+    remove(opening.shared_dir, opening.stop_file)
     shared = SharedDir.attach(Path(opening.shared_dir))
     figures, throttle = measured(engine, Path(opening.measured_dir)), parse_throttle(opening.throttle)
     engine, info, figures = throttled(engine, throttle, figures)

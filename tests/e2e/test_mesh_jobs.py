@@ -67,6 +67,7 @@ def test_a_job_is_waited_for_given_up_waiting_for_and_asked_again(two: Mesh) -> 
 
 @pytest.mark.parametrize("strategy", ["single", "pipeline"])
 def test_a_cancelled_job_frees_its_workers(two: Mesh, strategy: str) -> None:
+    hosts = [children(node.pid) for node in two.nodes]
     job = two.submit(endless, X, strategy=strategy)
     with pytest.raises(errors.DeadlineExceeded):
         job.result(timeout_s=1.0)
@@ -75,6 +76,7 @@ def test_a_cancelled_job_frees_its_workers(two: Mesh, strategy: str) -> None:
         job.result(timeout_s=SOON_S)
     quick = two.submit(lambda x: (x + 1) * 2, X, strategy="pipeline").result(timeout_s=SOON_S)
     np.testing.assert_array_equal(quick, (X + 1) * 2)
+    assert [children(node.pid) for node in two.nodes] == hosts, "their engine hosts stopped and were not ended"
 
 
 def test_a_task_that_is_cancelled_cancels_its_call() -> None:
