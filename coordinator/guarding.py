@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wire.dtypes import U8
 from wire.errors import MeshError, OutOfMemory
@@ -44,6 +44,7 @@ from .staying import Homes
 log = logging.getLogger("graph_mesh.coordinator")
 GUARDS_MAX = 64  # programs that are guarded at once, those deployed last
 ADMITTED_MAX = 256
+STOOD_BY = "this plan stood by, deployed for this death"
 AGAIN_S = (0.5, 2.0, 5.0)  # after which what a worker had no room for is tried again: an older plan may have had it
 
 
@@ -57,6 +58,7 @@ class _Guard:
     keys: list[tuple[str, PlanKey]] = field(default_factory=list)  # of the plans that pin them, and their workers
     params: Mapping[str, bytes] = field(default_factory=dict)  # addresses of those that are whole, by name
     standing: Mapping[str, int] = field(default_factory=dict)  # bytes of replicas, by worker
+    standby: Mapping[str, Plan] = field(default_factory=dict)  # what is deployed for the death of a worker
     failures: int = 0  # in a row, of workers that had no room
     work: asyncio.Task[None] | None = None
 
@@ -142,6 +144,15 @@ class Guarding:
             if guard.work is not None:
                 guard.work.cancel()
             self._let_go(guard, frozenset())
+
+    def standby(self, program: Program, nodes: Collection[str]) -> Plan | None:
+        """The plan that stands by, deployed, where one worker of a program's plan is gone."""
+        guard = self._guards.get(program)
+        gone = dispatch.nodes(guard.plan) - set(nodes) if guard is not None else frozenset[str]()
+        found = guard.standby.get(next(iter(gone))) if guard is not None and len(gone) == 1 else None
+        if found is None or not dispatch.nodes(found) <= set(nodes):
+            return None
+        return replace(found, reasons=(*found.reasons, STOOD_BY))
 
     def homes(self, program: Program, nodes: Collection[str]) -> tuple[Homes, Homes]:
         """Where weights of a program are, by name, if some of the workers of its plan are gone; else nothing.  And who
@@ -306,18 +317,19 @@ class Guarding:
         self, program: Program, plan: Plan, nodes: frozenset[str], keys: list[tuple[str, PlanKey]]
     ) -> None:
         """Have the plans without each worker of this one on their devices, as far as there is room."""
-        others = []
+        others: dict[str, Plan] = {}
         for dead in sorted(dispatch.nodes(plan)):
             try:
                 other = await self._planned(program.graph, program.strategy, nodes - {dead})
                 used, key = sorted(dispatch.nodes(other)), self._key()
                 keys += [(node, key) for node in used]
                 await asyncio.gather(*(self._deploying.deploy(other, node, key, program.bindings) for node in used))
-                others.append(other)
+                others[dead] = other
             except MeshError as error:
                 self._tell("guarded", dead, f"no replica of what it has: {error}", 0)
         if program in self._guards:
-            self._guards[program].standing = standing_by(plan, others)
+            self._guards[program].standing = standing_by(plan, others.values())
+            self._guards[program].standby = others
 
     async def _pin(self, found: Mapping[Group, tuple[bytes, ...]], keys: list[tuple[str, PlanKey]]) -> None:
         """Have every keeper hold its checks."""

@@ -220,7 +220,13 @@ class Planning:
         whole, made = kept_elsewhere(plan, profiles, copies, dead) if kept else ({}, {})
         homes = {place.name: set(place.homes) - {dead} for place in plan.params} if kept else {}
         stays = await asyncio.to_thread(staying_plan, graph, profiles.without(dead), strategy, homes, whole)
-        after = await self.plan(graph, strategy, nodes - {dead}, copies) if stays is None else stays
+        standby = copies_of(
+            copies
+        ).on_devices  # the plan after it is deployed beside this one, for no copies of its own
+        asked = "checkpoint" if standby else copies
+        after = await self.plan(graph, strategy, nodes - {dead}, asked) if stays is None else stays
+        for place in after.params if standby else ():
+            whole.setdefault(place.name, set()).update(place.homes)
 
         def holds(node: str) -> set[str]:
             return self._on_disk(node, graph) | {param for param, having in whole.items() if node in having}

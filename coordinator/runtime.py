@@ -566,7 +566,9 @@ class Coordinator:
         program = program_of(action.job)
         self._deployments[action.generation] = Deployment(program, trial=isinstance(action.job, Trial))
         homes, planning = self._guards.homes(program, action.nodes), self._planning
-        cached = None if homes[0] else planning.found(program.graph, program.strategy, action.nodes, program.copies)
+        cached = self._guards.standby(program, action.nodes)
+        if cached is None and not homes[0]:
+            cached = planning.found(program.graph, program.strategy, action.nodes, program.copies)
         if cached is not None and cached.unkept is None and action.job is program:
             self._begin(action, self._tell_soon(action.generation, cached))
         else:

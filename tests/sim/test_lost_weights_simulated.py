@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mesh.numpy as mnp
+from coordinator.guarding import STOOD_BY
 from mesh import Mesh
 from wire.messages import FetchBlob
 
@@ -49,6 +50,31 @@ def test_deaths_at_once_and_one_after_another_move_weights_between_workers_only(
             for number in range(first, first + deaths):
                 mesh.simulation.kill(f"sim-{number}")
             assert run(mesh, held) == (alone(), 0)
+
+
+@pytest.mark.parametrize("dies", ["sim-0", "sim-1", "sim-2"])
+def test_where_replicas_stand_by_a_death_moves_no_weight_at_all(dies: str) -> None:
+    weights = [np.random.default_rng(number).normal(0, 0.05, (512, 512)).astype(np.float32) for number in range(9)]
+    x = X.reshape(1, -1)[:, :32].repeat(16, axis=1)
+
+    def chain(params: Any, x: Any) -> Any:
+        for each in params:
+            x = mnp.tanh(x @ each)
+        return x
+
+    with Mesh.builder().mesh("sim").simulate(3).copies("replica").build() as mesh:
+        held, left = mesh.put(weights), {"sim-0", "sim-1", "sim-2"}
+        before = mesh.run(chain, held, x, strategy="pipeline")
+        for name in (dies, min(left - {dies})):
+            assert mesh.report().workers.keys() == left
+            mesh.simulation.wait(GUARDED_S)
+            told = mesh.plan(chain, held, x, strategy="pipeline", what_if_dies=name).data
+            assert told["what_if_dies"]["moved_bytes"] == 0
+            assert all(row["moved_bytes"] == 0 for row in told["redundancy"]["deaths"])
+            mesh.simulation.kill(name)
+            left.remove(name)
+            assert np.array_equal(mesh.run(chain, held, x, strategy="pipeline"), before)
+            assert mesh.report().weight_bytes_moved == 0 and STOOD_BY in mesh.report().reasons
 
 
 @pytest.mark.parametrize("copies", ["buddy", "coded"])
