@@ -52,6 +52,7 @@ from .throttled_engine import throttled
 
 EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
 EXECUTABLES_BYTES_MAX = 512 << 20  # of their code and constants: drivers keep megabytes of a kernel
+SHELVES_BYTES_MAX = 512 << 20  # of all plans that are deployed, most of which are idle
 READ_BYTES = 1 << 20
 UNUSED_MAX = 512  # resident tensors kept after their last use, as far as memory allows
 MAPPED_BYTES_MIN = 1 << 20  # content is mapped; what is smaller is read
@@ -262,6 +263,7 @@ class Host:
     def _make_room(self, size_bytes: int, working_bytes: int, kept_bytes: int) -> None:
         """Evict what nobody uses, oldest first; OutOfMemory with need and have if that is not enough."""
         need, budget = self._resident_bytes + size_bytes + working_bytes, self._memory_bytes - kept_bytes
+        need += self._shelves_bytes if self._shares_memory else 0
         while self._unused and (need > budget or len(self._unused) > UNUSED_MAX):
             need -= self._evict(self._unused.popitem(last=False)[0])
         if need > budget:
@@ -350,13 +352,25 @@ class Host:
         """Where the ranks of one machine lay large tensors; without it these travel in letters."""
         given = given_bytes(prepared.graph, len(ranks)) if prepared.shelf is None and all(ranks) else 0
         if given:
+            size_bytes = given * (1 if gang.rank else 2)
             try:
-                memory = self._shared.allocate(given * (1 if gang.rank else 2), gang.shelf)
+                self._check_shelf(size_bytes, prepared.executable.memory_bytes)
+                memory = self._shared.allocate(size_bytes, gang.shelf)
             except OutOfMemory as error:
                 print(f"collectives copy more than they would: {error}", file=sys.stderr, flush=True)
             else:
                 prepared.shelf = memory.buffer, given
         return prepared.shelf
+
+    def _check_shelf(self, size_bytes: int, working_bytes: int) -> None:
+        """OutOfMemory if the shelves of all plans would take more than they may, or than is left."""
+        most = min(SHELVES_BYTES_MAX, self._memory_bytes - self._resident_bytes - working_bytes)
+        if self._shelves_bytes + size_bytes > most:
+            raise OutOfMemory(f"shelves have {self._shelves_bytes} bytes, {size_bytes} more are above {max(most, 0)}")
+
+    @property
+    def _shelves_bytes(self) -> int:
+        return sum(each.shelf[0].nbytes for each in self._prepared.values() if each.shelf is not None)
 
     def _check_left(self, inputs: tuple[messages.Input, ...]) -> None:
         """BlobMissing if a run before failed that should have left some of them.  Other ranks do not hear of this one:

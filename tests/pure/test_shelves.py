@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,22 @@ from numpy.typing import NDArray
 from support.ranks import assert_same, at_once, folded, mailbox, on_wires, values, wires_in_memory
 
 from wire.dtypes import BF16, DTYPES, F16, F32, F64, DType
-from wire.errors import BlobCorrupt, BlobMissing, Cancelled, DeadlineExceeded, ExecuteFailed, ShapeError
+from wire.errors import (
+    BlobCorrupt,
+    BlobMissing,
+    Cancelled,
+    DeadlineExceeded,
+    ExecuteFailed,
+    MeshError,
+    OutOfMemory,
+    ShapeError,
+)
 from wire.graph import GraphBuilder, WireGraph
 from wire.ops import OPS
+from wire.sharedmem import SharedDir
 from wire.types import TensorType
+from worker import host as host_module
+from worker import host_messages as hm
 from worker.collectives.group import REDUCES, Group
 from worker.collectives.mailbox import Envelope, Inbox, Outbox
 from worker.collectives.ranks import Ranks
@@ -32,6 +45,7 @@ from worker.cpu.elementwise import IN_PLACE
 from worker.cpu.engine import KERNELS, _Call, compile_graph
 from worker.cpu.rooms import INTO, in_rooms
 from worker.engine import never
+from worker.host import Host
 
 Array = NDArray[Any]
 COUNT = TENSOR_BYTES_MIN // 4 + 3  # elements of an f32 that does not divide
@@ -101,6 +115,53 @@ def test_where_a_rank_has_no_shelf_all_go_on_with_letters(without: tuple[int, ..
     results = on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]))
     assert_same(results, folded(arrays, "sum"))
     assert all(each.flags.writeable for each in results)
+
+
+@pytest.mark.parametrize("error", [BlobMissing("too many open files"), OutOfMemory("it cannot be mapped")])
+@pytest.mark.parametrize("fails", [(0,), (2,), (0, 1, 2)])
+def test_where_a_rank_cannot_map_a_shelf_all_go_on_with_letters(fails: tuple[int, ...], error: MeshError) -> None:
+    arrays, wires = values(3, (COUNT,)), shelved(3)
+
+    def refuse(name: str) -> memoryview:
+        raise error
+
+    opens = {rank: [wire.inbox._open_file for wire in wires[rank].wires.values()] for rank in fails}
+    for rank in fails:
+        for wire in wires[rank].wires.values():
+            wire.inbox._open_file = refuse
+    for tag in (1, 2):
+        results = on_wires(wires, lambda group, rank: [group.all_reduce(arrays[rank]) for _ in range(2)], tag)
+        for found in zip(*results, strict=True):
+            assert_same(list(found), folded(arrays, "sum"))
+            assert all(each.flags.writeable for each in found)
+    for rank in fails:
+        for wire, each in zip(wires[rank].wires.values(), opens[rank], strict=True):
+            wire.inbox._open_file = each
+    again = on_wires(wires, lambda group, rank: np.array(group.all_reduce(arrays[rank])), 3)
+    assert_same(again, folded(arrays, "sum"))
+
+
+def test_shelves_of_all_plans_are_counted_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = GraphBuilder()
+    given = builder.input("x", (COUNT,), F32)
+    graph = builder.build([builder.add("all_reduce", given, axes=("dp",), sizes=(2,), reduction="sum")])
+    shared, size_bytes = SharedDir.create(tmp_path), given_bytes(graph, 2)
+    monkeypatch.setattr(host_module, "SHELVES_BYTES_MAX", 5 * size_bytes)
+    host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
+    made = []
+    for number in range(4):
+        gang = hm.RankOf(("dp",), (2,), number % 2, (None, None), shelf=f"{number:032x}")
+        host.handle(hm.PreparePart(number, graph.hash, graph.encoded, 1, 1, (), {}, False, gang))
+        made.append(host._shelf(host._prepared[number], gang, ("here", "here")) is not None)
+    assert made == [True, True, True, False], "two, one, two, and then there is no room for one more"
+    assert host._shelves_bytes == 5 * size_bytes
+    with pytest.raises(OutOfMemory, match="the part needs"):
+        host._make_room((1 << 30) - 5 * size_bytes + 1, 0, 0)
+    host._make_room((1 << 30) - 5 * size_bytes, 0, 0)
+    host.handle(hm.Unprepare(0))
+    assert host._shelf(host._prepared[3], gang, ("here", "here")) is not None, "who is dropped gives his up"
+    assert not (shared.path / f"{0:032x}").exists()
+    shared.close()
 
 
 def test_what_finds_no_room_travels_in_letters() -> None:

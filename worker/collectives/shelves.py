@@ -3,7 +3,7 @@
 Each rank tells all others where its tensor is, and the first one where the result comes.  Each combines its region of
 all tensors there, in the order of the ranks, and tells the others that it has.  So nothing is copied, and all ranks
 have the same memory for a result, which is read only and lasts for this step.  It is the algorithm "direct"
-(`algorithms.py`), to the bit.  Where one rank has no room, all go on with letters.
+(`algorithms.py`), to the bit.  Where one rank has no room, or cannot map what another has, all go on with letters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import BlobCorrupt
+from wire.errors import BlobCorrupt, BlobMissing, OutOfMemory
 
 from .algorithms import Region, even, others
 from .running import Run
@@ -26,6 +26,7 @@ from .wires import Wires
 BLOCK_BYTES = 64 << 10  # combined at a time: sums stay in the cache
 _OFFER = struct.Struct("<16sqq")
 _NOWHERE = -1
+_DONE, _NOT_DONE = b"+", b"-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,25 @@ def reduced(run: Run, wires: Wires, rank: int, n: int, given: NDArray[Any], comb
             raise BlobCorrupt(f"rank {owner} has {len(memory)} bytes, and none at {first} for {given.nbytes}")
         return np.frombuffer(memory, given.dtype, given.size, first)
 
-    made = flat(0, offers[0].made)
-    _combine([flat(source, offers[source].given) for source in range(n)], made, regions[rank], combine)
+    try:
+        made, tensors = flat(0, offers[0].made), [flat(source, offers[source].given) for source in range(n)]
+    except (BlobMissing, OutOfMemory):
+        said = _NOT_DONE
+    else:
+        said = _DONE
+        _combine(tensors, made, regions[rank], combine)
     for inbox in inboxes.values():
         inbox.release()
     for to in others(rank, n):
-        run.say(to, b"")
+        run.say(to, said)
         wires.sent_bytes += sum((regions[each][1] - regions[each][0]) * given.itemsize for each in (rank, to))
+    done = {said}
     for source in others(rank, n):
-        run.hear(source, 0).release()
+        inbox = run.hear(source, len(_DONE))
+        done.add(inbox.said(len(_DONE)))
+        inbox.release()
+    if done != {_DONE}:
+        return None
     made.flags.writeable = False
     return made
 
