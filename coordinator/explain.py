@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from wire.errors import DeadlineExceeded, DeviceLost, ExecuteFailed, MeshError, NodeLost
+from wire.errors import BlobError, DeadlineExceeded, DeviceLost, ExecuteFailed, MeshError, NodeLost, OutOfMemory
 
 from . import dispatch
 from .health import Cause, HealthConfig, Transition
@@ -94,6 +94,11 @@ def stuck_at_first(node: str) -> MeshError:
         node=node,
         next_step="See with mesh-coord status which worker hangs, and start that one again",
     )
+
+
+def is_for_lack_of_room(error: MeshError) -> bool:
+    """Whether a copy was not kept because there is no memory for it, or its content is not to be had."""
+    return isinstance(error, OutOfMemory | BlobError)
 
 
 def state_lost(error: MeshError | None, copies: str, gone: Collection[str]) -> NodeLost:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from wire.codec import hash_array, tensor_from
 from wire.dtypes import U8
-from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, OutOfMemory, PlacementError, ProtocolError
+from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
 from wire.exchange import BlobExchange, off_loop
 from wire.graph import WireGraph
 from wire.limits import MIB
@@ -34,7 +34,7 @@ from . import dispatch
 from . import session_events as ev
 from .deploying import Deploying
 from .elastic import Arrays, Elastic, Given, Planned, arrays_of, bytes_of
-from .explain import explain
+from .explain import explain, is_for_lack_of_room
 from .feeding import run_step
 from .held import HeldTensors
 from .outputs import tensor_of
@@ -514,10 +514,8 @@ class Session:
         self._around.tell("planned", "", "; ".join(plan.reasons), action.generation)
         # what depends on values may take any time, and is never stuck (docs/control-flow.md)
         step_s = math.inf if any(part.graph.work_varies for part in plan.parts) else plan.seconds
-        outputs = dispatch.output_count(plan)
-        roomless = plan.unkept is not None
-        made = dispatch.nodes(plan), plan.owners, outputs, step_s, roomless, dispatch.prepare_seconds(plan)
-        self.feed(ev.PlanMade(action.generation, *made))
+        made = dispatch.nodes(plan), plan.owners, dispatch.output_count(plan), step_s, plan.unkept is not None
+        self.feed(ev.PlanMade(action.generation, *made, dispatch.prepare_seconds(plan)))
 
     async def _gather(self, deployment: _Deployment) -> None:
         """The new plan cuts the state in another way than the old one, so all of it passes here."""
@@ -663,7 +661,7 @@ class Session:
             if not isinstance(answer, Snapshotted):
                 raise ProtocolError(f"expected Snapshotted, got {type(answer).__name__}", node=member.profile.name)
         except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
-            self.feed(ev.CopyFailed(action.copy, action.node, as_error("taking a snapshot failed", fault)))
+            self._not_kept(action, as_error("taking a snapshot failed", fault))
             return
         made = {(value.part, value.output): value.blob for value in answer.values}
         contents = {piece: made[at] for at, piece in deployment.pieces.items() if at in made}
@@ -688,12 +686,14 @@ class Session:
                 key = PlanKey(self._around.epoch(), action.copy)
                 await self._around.deploying.keep(action.node, key, state.values())
         except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
-            error = as_error("keeping a copy failed", fault)
-            if isinstance(error, OutOfMemory):
-                self._around.tell("unguarded", action.node, f"no room for a copy of a session's state: {error}", 0)
-            self.feed(ev.CopyFailed(action.copy, action.node, error))
+            self._not_kept(action, as_error("keeping a copy failed", fault))
         else:
             self.feed(ev.KeepDone(action.copy, action.node))
+
+    def _not_kept(self, action: ev.TakeSnapshot | ev.Keep, error: MeshError) -> None:
+        if is_for_lack_of_room(error):
+            self._around.tell("unguarded", action.node, f"no room for a copy of a session's state: {error}", 0)
+        self.feed(ev.CopyFailed(action.copy, action.node, error))
 
     async def _hold(self, copy: int, contents: Contents, holders: Holders) -> None:
         """Have these pieces in this process."""

@@ -4,7 +4,8 @@ Content that may be kept lies in a bounded folder on disk and survives the worke
 no room for, lies in a folder of memory-backed files.  Every file is checked against its address before it is used for
 the first time in this process; a damaged one is removed, and the caller fetches it again.  So no write waits for the
 disk (a sync costs milliseconds, a model has a thousand weights): what a power cut tore is damaged.  The least recently
-used files go first; pinned ones never.  The store does not know where content comes from.
+used files go first; pinned ones never, nor what was put for somebody who is about to pin it.  The store does not know
+where content comes from.
 
 All bookkeeping happens on the loop's thread; hashing and writing of more than 1 MiB in others.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import logging
 import os
 import re
 import time
@@ -29,10 +31,12 @@ from wire.exchange import off_loop
 from wire.limits import GIB
 from wire.sizes import size_text
 
+log = logging.getLogger("graph_mesh.worker")
 _FILE_NAME = re.compile(r"[0-9a-f]{64}")
 _WRITING = re.compile(r"writing-\d+-\d+")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LISTED_MAX = 4096
+PUT_S_MAX = 600.0  # whoever put something and has not pinned it since is gone
 ABANDONED_S = 3600.0  # no single write takes that long
 
 
@@ -43,6 +47,7 @@ class _Entry:
     checked: bool  # against its address, in this process
     keep: bool = True  # also when nothing pins it any more
     put: bool = False  # and not pinned since: whoever put it will
+    put_s: float = 0.0  # when
     pins: int = 0
 
 
@@ -121,8 +126,8 @@ class BlobStore:
         """Store content whose address the caller has checked; BlobError if there is no room for it.  What is not to be
         kept goes with the last that pinned it, or sooner if there is no room."""
         if blob in self._entries:
-            self._entries[blob].keep |= keep
-            self._entries[blob].put = True
+            entry = self._entries[blob]
+            entry.keep, entry.put, entry.put_s = entry.keep or keep, True, time.monotonic()
             return
         folders = [folder for folder in (self._disk if keep else None, self._memory) if folder is not None]
         for folder in folders:
@@ -130,9 +135,14 @@ class BlobStore:
                 return
         raise BlobError(
             f"no room for a blob of {size_text(data.nbytes)}",
-            cause=f"{' and '.join(str(folder.path) for folder in folders)} cannot take it",
-            next_step="Free disk space, or give the worker another --cache-dir",
+            cause="; ".join(self._taken(folder) for folder in folders),
+            next_step="Give the worker a larger --max-memory, or another --cache-dir, or free space there",
         )
+
+    def _taken(self, folder: _Folder) -> str:
+        """What a folder holds, for people."""
+        used = sum(entry.size_bytes for entry in self._entries.values() if entry.folder is folder and _in_use(entry))
+        return f"{folder.path} may hold {size_text(folder.bytes_max)}, of which {size_text(used)} are in use"
 
     def keep(self, blob: bytes) -> None:
         """What was put here for a time may stay: a plan needs it that allows that."""
@@ -191,7 +201,7 @@ class BlobStore:
         for blob, entry in list(self._entries.items()):
             if folder.used_bytes + size_bytes <= folder.bytes_max:
                 break
-            if entry.folder is folder and not entry.pins:
+            if entry.folder is folder and not _in_use(entry):
                 self._remove(blob)
         return folder.used_bytes + size_bytes <= folder.bytes_max
 
@@ -199,34 +209,51 @@ class BlobStore:
         """False if the folder cannot take it, where the file system is full also not after evicting all it may."""
         temporary = os.path.join(folder.path, f"writing-{os.getpid()}-{next(self._serial)}")
         final = os.path.join(folder.path, blob.hex())
-        for attempt in range(2):
-            try:
-                await off_loop(data.nbytes, _write_file, temporary, final, data)
-                break
-            except OSError as error:
-                if attempt or error.errno not in _NO_ROOM or not self._evict_all(folder):
-                    return False
-        if blob not in self._entries:  # two fetches may have brought it
-            self._entries[blob] = _Entry(data.nbytes, folder, checked=True, keep=keep, put=True)
-            folder.used_bytes += data.nbytes
+        folder.used_bytes += data.nbytes  # from now on, so that others that are put meanwhile do not take its room
+        written = False
+        try:
+            for attempt in range(2):
+                try:
+                    await off_loop(data.nbytes, _write_file, temporary, final, data)
+                    break
+                except OSError as error:
+                    if attempt or error.errno not in _NO_ROOM or not self._evict_all(folder):
+                        return False
+            if blob not in self._entries:  # two fetches may have brought it
+                entry = _Entry(data.nbytes, folder, True, keep, put=True, put_s=time.monotonic())
+                self._entries[blob], written = entry, True
+        finally:
+            folder.used_bytes -= 0 if written else data.nbytes
         return True
 
     def _evict_all(self, folder: _Folder) -> bool:
-        unused = [blob for blob, entry in self._entries.items() if entry.folder is folder and not entry.pins]
-        for blob in unused:
-            self._remove(blob)
-        return bool(unused)
+        unused = [blob for blob, entry in self._entries.items() if entry.folder is folder and not _in_use(entry)]
+        removed = [self._remove(blob) for blob in unused]
+        return any(removed)
 
-    def _remove(self, blob: bytes) -> None:
-        entry = self._entries.pop(blob)
-        entry.folder.used_bytes -= entry.size_bytes
-        with contextlib.suppress(FileNotFoundError):
+    def _remove(self, blob: bytes) -> bool:
+        """Whether it is gone; what cannot be removed, on a disk that has become read-only, still takes its room."""
+        entry = self._entries[blob]
+        try:
             os.unlink(self._path(entry, blob))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("content cannot be removed: %s", error)
+            return False
+        del self._entries[blob]
+        entry.folder.used_bytes -= entry.size_bytes
+        return True
 
     @staticmethod
     def _path(entry: _Entry, blob: bytes) -> str:
         """A string: see wire/disk.py."""
         return os.path.join(entry.folder.path, blob.hex())
+
+
+def _in_use(entry: _Entry) -> bool:
+    """Whether it must not give way: somebody has pinned it, or put it for a time and is about to."""
+    return bool(entry.pins) or (entry.put and not entry.keep and time.monotonic() - entry.put_s < PUT_S_MAX)
 
 
 def _write_file(temporary: str, final: str, data: memoryview) -> None:

@@ -16,6 +16,8 @@ from wire.address import LAST_PORT, PORT
 from wire.alone import ALONE_S
 from wire.limits import GIB
 
+from .cpu.engine import available_bytes
+
 APP = "graph-mesh"
 
 
@@ -38,7 +40,7 @@ class WorkerConfig:
     cache_dir: str = ""  # weights and kernels kept between runs; "": the platform's cache folder, one per worker
     kernel_dir: str = ""  # kernels, which workers may share; "": in `cache_dir`, or one for this mesh's workers here
     cache_bytes_max: int = 20 * GIB  # of weights on disk: a handful of 7B models in 8 bits, or hundreds of small ones
-    blob_memory_bytes_max: int = 4 * GIB  # of content that is not kept on disk
+    blob_memory_bytes_max: int = 0  # of content that is not kept on disk; 0: as `blob_memory_bytes` has it
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
     share_memory: bool = True  # False: as if all other nodes were on other machines; for tests and measurements
     throttle: str = ""  # how much slower than its machine, as wire/throttle.py reads it; for tests and measurements
@@ -71,6 +73,12 @@ class WorkerConfig:
             announce_json=True,
             exit_with_stdin=True,
         )
+
+    @property
+    def blob_memory_bytes(self) -> int:
+        """How much content may lie in memory beside what devices compute with: snapshots and copies of sessions' state,
+        and weights that the disk has no room for.  As much as `memory_bytes`, or half of the machine's memory."""
+        return self.blob_memory_bytes_max or self.memory_bytes or available_bytes()
 
     @property
     def shares_memory(self) -> bool:

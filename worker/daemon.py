@@ -157,7 +157,7 @@ class Daemon:
         stack.callback(self._shared.close)
         cache = config.cache_folder(self._folder.name)
         self._store = BlobStore(
-            cache / "blobs", self._shared.path / "blobs", config.cache_bytes_max, config.blob_memory_bytes_max
+            cache / "blobs", self._shared.path / "blobs", config.cache_bytes_max, config.blob_memory_bytes
         )
         self._kernel_dir = config.kernel_folder(self._folder.name)
         self._exchange = BlobExchange(self._shared, self._store.view)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from wire.codec import hash_bytes
 from wire.errors import BlobError, BlobMissing
 from worker import blobs
 from worker.blobs import BlobStore
+from worker.config import WorkerConfig
 
 MIB = 1 << 20
 pytestmark = pytest.mark.asyncio
@@ -249,3 +252,54 @@ async def test_what_was_put_for_a_time_stays_once_somebody_needs_it_who_allows_t
     held.keep(state)
     held.unpin([state])
     assert await held.find(state) == "resident"
+
+
+async def test_what_was_put_for_a_time_is_not_evicted_before_it_is_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = store(tmp_path, memory_bytes_max=2500)
+    first, second = await put(held, 1, keep=False), await put(held, 2, keep=False)
+    with pytest.raises(
+        BlobError, match=r"a blob of 1000 B .*may hold 2.4 KiB, of which 2.0 KiB are in use.*--max-memory"
+    ):
+        await put(held, 3, keep=False)
+    assert held.view(first) is not None and held.view(second) is not None
+    held.discard([first])
+    third = await put(held, 3, keep=False)
+    assert held.view(second) is not None and held.view(third) is not None
+    later_s = time.monotonic() + blobs.PUT_S_MAX
+    monkeypatch.setattr(blobs.time, "monotonic", lambda: later_s)
+    await put(held, 4, keep=False)
+    assert held.view(second) is None, "whoever put it is gone"
+
+
+async def test_what_is_put_at_once_takes_no_more_room_than_there_is(tmp_path: Path) -> None:
+    held = store(tmp_path, memory_bytes_max=3 * MIB)
+    contents = [content(number, 2 * MIB) for number in range(3)]
+    found = await asyncio.gather(*(held.put(*each, keep=False) for each in contents), return_exceptions=True)
+    assert [type(each) for each in found].count(BlobError) == 2
+    assert held.used_bytes == 2 * MIB
+
+
+async def test_content_goes_to_memory_where_the_disk_has_become_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = store(tmp_path, disk_bytes_max=1500)
+    old = await put(held, 1)
+    unlink = os.unlink
+
+    def read_only(path: str) -> None:
+        if str(tmp_path / "disk") in str(path):
+            raise OSError(errno.EROFS, "Read-only file system", path)
+        unlink(path)
+
+    monkeypatch.setattr(blobs.os, "unlink", read_only)
+    new = await put(held, 2)
+    assert Path(held.path(new)).parent == tmp_path / "memory"
+    assert held.view(old) is not None and held.used_bytes == 2000
+
+
+async def test_how_much_lies_in_memory_follows_from_the_budget() -> None:
+    assert WorkerConfig(memory_bytes=5 << 30).blob_memory_bytes == 5 << 30
+    assert WorkerConfig().blob_memory_bytes == psutil.virtual_memory().total // 2
+    assert WorkerConfig(memory_bytes=5 << 30, blob_memory_bytes_max=1).blob_memory_bytes == 1

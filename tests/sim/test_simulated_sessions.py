@@ -277,3 +277,24 @@ def test_a_device_that_is_lost_goes_back_to_a_copy() -> None:
 def test_async_mesh_has_sessions_too() -> None:
     asked, also = (inspect.signature(kind.session).parameters for kind in (Mesh, AsyncMesh))
     assert asked == also
+
+
+def test_copies_that_a_worker_has_no_memory_for_are_told_of_and_the_state_is_there_all_the_same() -> None:
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        with mesh.session(train, first_state(), *batch(0), copies="buddy", every=1) as session:
+            expected = [float(session.step(*batch(step)).result()) for step in range(STEPS)]
+            whole = session.state()
+        stores = [process.daemon._store._memory for process in mesh.simulation._cluster._processes.values()]
+        with mesh.session(train, first_state(), *batch(0), copies="buddy", every=1) as session:
+            found = [float(session.step(*batch(0)).result())]
+            for memory in stores:
+                memory.bytes_max = 200  # less than one of the tensors
+            found += [float(session.step(*batch(step)).result()) for step in range(1, STEPS)]
+            mesh.simulation.wait(2)
+            told = [line for line in mesh.simulation.transcript().splitlines() if " unguarded " in line]
+            assert told and all("may hold 200 B" in line and "--max-memory" in line for line in told)
+            for memory in stores:
+                memory.bytes_max = 1 << 20
+            for leaf, right in zip(tree.leaves(session.state()), tree.leaves(whole), strict=True):
+                assert np.array_equal(leaf, right)
+        assert found == expected
