@@ -56,9 +56,21 @@ def main() -> None:
             assert str(case) not in kept["cases"], case
             kept["cases"][str(case)] = row
     kept["shapes"] = [json.loads(text) for text in shapes]
-    GOLDEN.with_suffix(".json").write_text(json.dumps(kept, indent=0, default=str) + "\n")
+    GOLDEN.with_suffix(".json").write_text(_in_lines(kept))
     np.savez_compressed(GOLDEN.with_suffix(".npz"), *stored)
     print(f"{len(kept['cases'])} cases, {len(stored)} arrays, {len(shapes)} sets of shapes")
+
+
+def _in_lines(kept: dict[str, Any]) -> str:
+    """As JSON with a line for each entry of a section, so that a change shows which ones it changes."""
+    sections = []
+    for name, entries in kept.items():
+        if isinstance(entries, dict):
+            lines, ends = [f"{json.dumps(key)}: {json.dumps(each, default=str)}" for key, each in entries.items()], "{}"
+        else:
+            lines, ends = [json.dumps(each) for each in entries], "[]"
+        sections.append(f"{json.dumps(name)}: {ends[0]}\n" + ",\n".join(lines) + f"\n{ends[1]}")
+    return "{\n" + ",\n".join(sections) + "\n}\n"
 
 
 if __name__ == "__main__":
