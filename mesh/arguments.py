@@ -25,6 +25,11 @@ def integer(value: Any, what: str, least: int | None = None, below: int | None =
     return found
 
 
+def native(value: Any) -> Any:
+    """An integer of numpy's as Python's own, and all else as it is."""
+    return int(value) if isinstance(value, numbers.Integral) else value
+
+
 def number(value: Any, what: str, least: float = -math.inf) -> float:
     """A number that is neither NaN nor infinite, `least` or more."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

@@ -19,7 +19,7 @@ from wire.types import TensorType
 
 from . import numpy as mnp
 from . import tree
-from .arguments import check_function
+from .arguments import check_function, integer, native
 from .array import Array, strong
 from .numpy.promotion import asarray, cast
 from .numpy.promotion import operands as alike
@@ -80,6 +80,7 @@ def fori_loop(lower: Any, upper: Any, body: Function, init: Any) -> Any:
     Between Python ints it is a scan, and has derivatives; else a while_loop over an integer.
     """
     check_function(body, "the body of fori_loop")
+    lower, upper = native(lower), native(upper)
     given = _Leaves.of(init, "init", body)
     init = given.tree_of(given.arrays)
     if isinstance(lower, int) and isinstance(upper, int):
@@ -241,7 +242,7 @@ def _union(groups: Sequence[Sequence[Array]]) -> list[Array]:
 
 
 def _length(rows: _Leaves, length: int | None) -> int:
-    found = {} if length is None else {length: "length"}
+    found = {} if length is None else {integer(length, "the length of scan", 0): "length"}
     for path, array in zip(tree.paths(rows.structure), rows.arrays, strict=True):
         if not array.shape:
             raise InputError(f"scan goes over rows, and xs at {path or 'its only leaf'!r} is {array.type}")

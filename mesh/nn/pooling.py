@@ -16,6 +16,7 @@ import numpy as np
 from wire.errors import ShapeError
 
 from .. import numpy as mnp
+from ..arguments import integer, items, native
 from ..array import Array, Operand, apply, value_array
 from ..numpy.promotion import asarray, cast, extreme, floats, scalar
 from .precision import wide
@@ -92,7 +93,8 @@ class _Places:
     def __init__(
         self, x: Array, kernel: Ints, stride: Ints | None, padding: Any, dilation: Ints, ceil_mode: bool
     ) -> None:
-        rank = x.ndim - 2 if isinstance(kernel, int) else len(kernel)
+        kernel = native(kernel)
+        rank = x.ndim - 2 if isinstance(kernel, int) else len(items(kernel, "as kernel an int or"))
         if not 1 <= rank <= x.ndim:
             raise ShapeError(f"a kernel {kernel} pools {rank} axes of {x.shape}")
         dims = x.shape[-rank:]
@@ -143,7 +145,9 @@ class _Places:
 
 
 def _adaptive(x: Array, output: Ints, whole: Reduce) -> Array:
-    wanted = (output,) * (x.ndim - 2) if isinstance(output, int) else tuple(output)
+    output = native(output)
+    given = (output,) * (x.ndim - 2) if isinstance(output, int) else items(output, "as output an int or")
+    wanted = [integer(each, "the size of an output", 1) for each in given]
     for place, target in enumerate(wanted):
         axis = x.ndim - len(wanted) + place
         dim = x.shape[axis]

@@ -10,12 +10,16 @@ from typing import Any
 
 from wire.errors import InputError, ShapeError
 
+from ..arguments import integer, items, native
+
 Pair = tuple[int, int]
 
 
 def per_axis(value: int | Sequence[int], rank: int, name: str) -> tuple[int, ...]:
     """One int for all of `rank` axes, or one for each."""
-    found = (value,) * rank if isinstance(value, int) else tuple(int(entry) for entry in value)
+    value = native(value)
+    each = (value,) * rank if isinstance(value, int) else items(value, f"as {name} an int or")
+    found = tuple([integer(entry, name) for entry in each])
     if len(found) != rank:
         raise ShapeError(f"{name} has one entry or {rank}, one per axis, got {value}")
     return found
@@ -39,11 +43,18 @@ def pads(padding: Any, dims: Sequence[int], spans: Sequence[int], stride: Sequen
         rows = zip(dims, spans, stride, strict=True)
         totals = [max((-(-dim // step) - 1) * step + span - dim, 0) for dim, span, step in rows]
         return tuple([((t + 1) // 2, t // 2) if padding == "same_lower" else (t // 2, (t + 1) // 2) for t in totals])
-    given = (padding,) * len(dims) if isinstance(padding, int) else tuple(padding)
+    padding = native(padding)
+    given = (padding,) * len(dims) if isinstance(padding, int) else items(padding, "as padding an int or")
     if len(given) != len(dims):
         raise ShapeError(f"padding has an int or a pair for each of {len(dims)} axes, got {padding}")
-    pairs = [(each, each) if isinstance(each, int) else (int(each[0]), int(each[1])) for each in given]
-    return tuple(pairs)
+    return tuple([_pair(native(each)) for each in given])
+
+
+def _pair(given: Any) -> Pair:
+    pair = (given, given) if isinstance(given, int) else items(given, "as padding of an axis an int or")
+    if len(pair) != 2:
+        raise ShapeError(f"padding of an axis is an int, or one before and one after, got {given}")
+    return integer(pair[0], "padding"), integer(pair[1], "padding")
 
 
 def count(dim: int, span: int, step: int, pair: Pair, ceil_mode: bool = False) -> int:

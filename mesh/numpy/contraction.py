@@ -7,13 +7,14 @@ label that the result does not keep; it is the only place that makes a `dot`.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from wire.dtypes import BOOL, I32
 from wire.errors import InputError, ShapeError
 
+from ..arguments import items, native, said
 from ..array import Array, Operand, apply
 from . import complexes, elementwise, manipulation
 from .promotion import asarray, cast, operands
@@ -61,10 +62,16 @@ def vecdot(x1: Operand, x2: Operand, *, axis: int = -1) -> Array:
 def tensordot(x1: Operand, x2: Operand, axes: int | Sequence[Sequence[int]] = 2) -> Array:
     """Products summed over the last `axes` axes of x1 and the first of x2, or over two given lists of axes."""
     left, right = operands(x1, x2)
+    axes = native(axes)
     if isinstance(axes, int):
         axes = (range(left.ndim - axes, left.ndim), range(axes))
-    left_axes = [normal_axis(axis, left.ndim) for axis in axes[0]]
-    right_axes = [normal_axis(axis, right.ndim) for axis in axes[1]]
+    pair = items(axes, "as axes of tensordot an int or")
+    if len(pair) != 2:
+        raise InputError(f"the axes of tensordot are an int, or two lists, one for each array, not {said(axes)}")
+    left_axes, right_axes = (
+        [normal_axis(axis, array.ndim) for axis in (each if isinstance(each, Iterable) else [each])]
+        for each, array in zip(pair, (left, right), strict=True)
+    )
     if [left.shape[axis] for axis in left_axes] != [right.shape[axis] for axis in right_axes]:
         raise ShapeError(f"tensordot of {left.shape} and {right.shape} over {left_axes} and {right_axes}: they differ")
     left_labels: Labels = tuple(range(left.ndim))
@@ -103,6 +110,8 @@ def einsum(subscripts: str, *arrays: Operand) -> Array:
 
     Several operands are multiplied pairwise, the pair with the smallest product first.
     """
+    if not isinstance(subscripts, str):
+        raise InputError(f"einsum takes subscripts first, such as 'ij,jk->ik', not {said(subscripts)}")
     given = operands(*arrays)
     terms, kept = _parse(subscripts, given)
     pending = [_diagonals(array, labels) for array, labels in zip(given, terms, strict=True)]

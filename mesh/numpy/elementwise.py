@@ -16,6 +16,7 @@ from typing import Any
 from wire.dtypes import BOOL, DType, dtype_named
 from wire.errors import DTypeError, InputError
 
+from ..arguments import integer
 from ..array import Array, Operand, apply, renamed, weakened
 from .promotion import INT_BOUNDS, asarray, cast, floats, inexact, is_python_scalar, like, operands, scalar
 
@@ -286,6 +287,7 @@ def round(x: Operand, decimals: int = 0) -> Array:
     """x (both parts of a complex x) rounded to `decimals` places, halves to the even neighbour; integers stay unless
     decimals is negative."""
     (array,) = operands(x)
+    decimals = integer(decimals, "decimals")
     inexact, scale = array.type.dtype.kind in "fc", 10.0 ** builtins.abs(decimals)
     if decimals == 0 or (not inexact and decimals > 0):
         return apply("round", array) if inexact else renamed(array)

@@ -15,6 +15,7 @@ import numpy as np
 from wire.dtypes import I32
 from wire.errors import InputError, ShapeError
 
+from ..arguments import items, native
 from ..array import Array, Operand, apply, renamed
 from . import complexes, contraction, creation, elementwise, indexing, linalg, manipulation, reductions, sorting
 from .manipulation import Shape, concat, expand_dims, reshape, to_shape
@@ -61,6 +62,7 @@ def append(x: Operand, values: Operand, axis: int | None = None) -> Array:
 
 def array_split(x: Operand, indices_or_sections: Shape, axis: int = 0) -> list[Array]:
     """As `split`, but the sections may differ by one: the first ones are longer."""
+    indices_or_sections = native(indices_or_sections)
     if not isinstance(indices_or_sections, int):
         return manipulation.split(x, indices_or_sections, axis)
     array = asarray(x)
@@ -99,7 +101,10 @@ def fliplr(x: Operand) -> Array:
 def rot90(x: Operand, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
     """x turned k quarters from the first axis towards the second."""
     array = asarray(x)
-    first, second = (normal_axis(axis, array.ndim) for axis in axes)
+    given = [normal_axis(axis, array.ndim) for axis in items(axes, "as the axes of rot90")]
+    if len(given) != 2:
+        raise InputError(f"rot90 turns two axes, got {axes}")
+    first, second = given
     if first == second:
         raise InputError(f"rot90 turns two different axes, got {axes}")
     if k % 4 == 2:
@@ -573,6 +578,7 @@ def bincount(x: Operand, weights: Operand | None = None, minlength: int = 0, *, 
 
 def select(condlist: Sequence[Operand], choicelist: Sequence[Operand], default: Operand = 0) -> Array:
     """Where the first condition holds the first choice, else where the second holds the second, ..., else default."""
+    condlist, choicelist = items(condlist, "as conditions"), items(choicelist, "as choices")
     if len(condlist) != len(choicelist) or not condlist:
         raise InputError(f"select needs as many choices as conditions, got {len(choicelist)} and {len(condlist)}")
     *choices, result = operands(*choicelist, default)

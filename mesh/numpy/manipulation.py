@@ -17,6 +17,7 @@ import numpy as np
 from wire.dtypes import BOOL
 from wire.errors import InputError, ShapeError
 
+from ..arguments import items, native
 from ..array import Array, Operand, apply, renamed
 from . import elementwise, indexing
 from .promotion import asarray, concrete, like, operands, parts
@@ -57,7 +58,8 @@ def ravel(x: Operand) -> Array:
 def permute_dims(x: Operand, axes: Sequence[int] | None = None) -> Array:
     """x with axis i taken from axis axes[i]; all reversed if axes is None."""
     array = asarray(x)
-    perm = tuple(reversed(range(array.ndim))) if axes is None else tuple([normal_axis(a, array.ndim) for a in axes])
+    given = range(array.ndim)[::-1] if axes is None else items(axes, "as axes")
+    perm = tuple([normal_axis(axis, array.ndim) for axis in given])
     return renamed(array) if perm == tuple(range(array.ndim)) else apply("transpose", array, perm=perm)
 
 
@@ -184,7 +186,7 @@ def split(x: Operand, indices_or_sections: Shape, axis: int = 0) -> list[Array]:
     """x cut along `axis` into equal sections (an int) or at the positions given."""
     array = asarray(x)
     place = normal_axis(axis, array.ndim)
-    dim = array.shape[place]
+    dim, indices_or_sections = array.shape[place], native(indices_or_sections)
     if isinstance(indices_or_sections, int):
         if indices_or_sections < 1 or dim % indices_or_sections:
             raise ShapeError(f"an axis of {dim} cannot be split into {indices_or_sections} equal sections")
@@ -233,7 +235,7 @@ def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Array:
     array = asarray(x)
     if axis is None:
         array, axis = ravel(array), 0
-    place = normal_axis(axis, array.ndim)
+    place, repeats = normal_axis(axis, array.ndim), native(repeats)
     if isinstance(repeats, int) and repeats >= 0:
         before, after = array.shape[:place], array.shape[place:]
         rows = reshape(array, (math.prod((*before, *after[:1])), 1, math.prod(after[1:])))

@@ -19,7 +19,7 @@ import numpy as np
 from wire.dtypes import BOOL, BY_NAME, C64, C128, F32, F64, I32, I64, U64, DType, dtype_of, promote
 from wire.errors import DTypeError, InputError
 
-from ..arguments import said
+from ..arguments import items, said
 from ..array import WIDER, Array, Operand, apply, handle_array, literal, strong, value_array
 from ..handle import Handle
 
@@ -111,6 +111,7 @@ def operands(*values: Operand) -> list[Array]:
 
 def parts(values: Sequence[Operand]) -> list[Array]:
     """As `operands`, for what becomes one array: with Python scalars among it, that is no longer one that adapts."""
+    values = items(values, "of the arrays to join")
     given = operands(*values)
     return given if all(isinstance(value, Array) for value in values) else [strong(array) for array in given]
 

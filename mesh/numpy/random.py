@@ -21,6 +21,7 @@ import numpy as np
 from wire.dtypes import F32, F64, U32, U64, DType
 from wire.errors import DTypeError, InputError, ShapeError
 
+from ..arguments import integer, native
 from ..array import Array, Operand, apply, value_array
 from . import elementwise, indexing, manipulation, reductions
 from .promotion import asarray, cast, floats, scalar, to_dtype
@@ -40,7 +41,7 @@ def key(seed: int) -> Array:
 
 def split(key: Operand, count: int = 2) -> Array:
     """`count` keys that are independent of each other and of what else is made of this one: (count, 2)."""
-    return _words(_tagged(key, _SPLIT), (count, 2))
+    return _words(_tagged(key, _SPLIT), (integer(count, "a count of keys", 0), 2))
 
 
 def fold_in(key: Operand, data: Operand) -> Array:
@@ -148,6 +149,7 @@ def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Shape | No
 
 def permutation(key: Operand, x: int | Operand, axis: int = 0) -> Array:
     """The numbers below x, or x's entries along `axis`, in random order."""
+    x = native(x)
     if isinstance(x, int):
         return _order(key, x)
     array = asarray(x)
@@ -156,7 +158,7 @@ def permutation(key: Operand, x: int | Operand, axis: int = 0) -> Array:
 
 def choice(key: Operand, a: int | Operand, shape: Shape = (), replace: bool = True, p: Operand | None = None) -> Array:
     """Draws from the numbers below a, or from a's entries along its first axis, with probabilities p if given."""
-    wanted = manipulation.to_shape(shape)
+    wanted, a = manipulation.to_shape(shape), native(a)
     count = math.prod(wanted)
     size = a if isinstance(a, int) else asarray(a).shape[0]
     if size < 1 or (not replace and count > size):

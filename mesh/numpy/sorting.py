@@ -16,6 +16,7 @@ import numpy as np
 from wire.dtypes import F32, F64, I32, DType
 from wire.errors import InputError, ShapeError
 
+from ..arguments import integer, items
 from ..array import Array, Operand, apply
 from . import elementwise, indexing, manipulation
 from .promotion import asarray, cast, concrete, floats
@@ -36,7 +37,7 @@ def argsort(x: Operand, axis: int | None = -1, *, descending: bool = False, stab
 
 def lexsort(keys: Sequence[Operand], axis: int = -1) -> Array:
     """The indices that sort by the last key, equal ones by the key before it, and so on."""
-    given = [asarray(key) for key in keys]
+    given = [asarray(key) for key in items(keys, "as the keys of lexsort")]
     if not given:
         raise InputError("lexsort needs one key or more")
     if len({key.shape for key in given}) > 1:
@@ -57,6 +58,7 @@ class TopK(NamedTuple):
 def topk(x: Operand, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     """The k largest (or smallest) elements along `axis`, the best first, and their int32 indices."""
     array, place = _along(x, axis)
+    k = integer(k, "the k of topk")
     if not 0 <= k <= array.shape[place]:
         raise InputError(f"topk of {k} from an axis of {array.shape[place]}")
     indices = manipulation.part(_order(array, place, largest), place, 0, k)

@@ -13,7 +13,7 @@ from wire.errors import InputError
 
 from .. import numpy as mnp
 from .. import tree
-from ..arguments import check_function
+from ..arguments import check_function, native
 from ..array import Array
 from ..calls import check_call
 from .flat import Flat, parameter_names, same_structure
@@ -62,6 +62,7 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
 def _normal(axis: Any, array: Array, name: str) -> int | None:
     if axis is None:
         return None
+    axis = native(axis)
     if not isinstance(axis, int):
         raise InputError(f"in_axes has {axis!r} for {name!r}: expected an int or None")
     if not -array.ndim <= axis < array.ndim:
@@ -92,6 +93,7 @@ def _placed(result: Array, batched: bool, axis: Any, size: int, name: str) -> Ar
         return result
     if not batched:
         result = repeated(result, size)
+    axis = native(axis)
     if not isinstance(axis, int) or not -result.ndim <= axis < result.ndim:
         raise InputError(f"out_axes has {axis!r} for {name!r}, which is {result.type} with its batch")
     return mnp.moveaxis(result, 0, axis)
