@@ -38,6 +38,7 @@ class Evaluator(Protocol):
 
 _CURRENT: ContextVar[Evaluator | None] = ContextVar("mesh_evaluator", default=None)
 SETTLED_ELEMENTS_MAX = 64
+HISTORY_NODES_MAX = 100  # of numbers that are more, or that come of handles: these are computed once in so many steps
 NODES_PER_RUN = 20_000  # a longer expression is computed in several runs; a graph may not have more than 100k nodes
 
 
@@ -91,13 +92,21 @@ def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
 
 
 def _settle(numbers: Sequence[Tensor]) -> None:
-    """Compute Python's numbers in 64 bits too, in this process: else their expressions would be kept for ever."""
-    few = [number for number in numbers if number.value is None and number.type.size <= SETTLED_ELEMENTS_MAX]
-    known = [number for number in few if not any(_is_handle(node) for node in pending([number]))]
-    if known:
+    """Compute Python's numbers in 64 bits too: else their expressions would be kept for ever.  Few are computed in this
+    process at once."""
+    few, grown = list[Tensor](), list[Tensor]()
+    for number in numbers:
+        history = [] if number.value is not None else pending([number])
+        if len(history) > HISTORY_NODES_MAX:
+            grown.append(number)
+        elif history and number.type.size <= SETTLED_ELEMENTS_MAX and not any(map(_is_handle, history)):
+            few.append(number)
+    if grown:
+        _compute(grown, current_evaluator())
+    if few:
         from .inprocess import evaluate
 
-        _compute(known, evaluate)
+        _compute(few, evaluate)
 
 
 def _compute(wanted: Sequence[Tensor], evaluator: Evaluator) -> None:

@@ -23,8 +23,11 @@ import mesh
 import mesh.numpy as mnp
 from mesh import nn
 from mesh.backend import Work
+from mesh.compiled import handle_of
 from mesh.errors import InputError
+from mesh.expression import pending
 from mesh.inprocess import evaluate
+from mesh.realise import HISTORY_NODES_MAX
 from mesh.standard_doc import NOT_YET, REALISED, STANDARD, state_of
 from wire.codec import decode_graph, encode_graph
 from wire.graph import WireGraph
@@ -210,6 +213,18 @@ def test_of_numbers_that_are_looked_at_no_history_is_kept() -> None:
         assert float(number) == pytest.approx(wanted)
     wide = number.tensor.wide
     assert wide is not None and wide.expression is None and wide.value == wanted
+
+
+@pytest.mark.parametrize("kept", [mnp.asarray, handle_of], ids=["many", "of a handle"])
+def test_of_many_numbers_that_are_looked_at_the_history_ends(kept: Callable[[Any], Any]) -> None:
+    chosen = np.arange(1000) % 2 == 0
+    numbers, wanted = mnp.where(kept(chosen), 0.3, 0.7), np.where(chosen, 0.3, 0.7)
+    for _ in range(150):
+        numbers, wanted = numbers * 0.9 + 0.1, wanted * 0.9 + 0.1
+        np.testing.assert_allclose(np.asarray(numbers), wanted, 1e-5)
+        wide = numbers.tensor.wide
+        assert wide is not None and len(pending([wide])) <= HISTORY_NODES_MAX
+    np.testing.assert_array_equal(np.asarray(numbers * np.ones(1000)), wanted)
 
 
 def test_default_dtypes_are_those_of_32_bits() -> None:
