@@ -80,14 +80,7 @@ def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
         name = traced_argument(node)
         if name is not None:
             _refuse_traced(asker, name, node)
-    wanted = {id(tensor) for tensor in tensors}
-    for first in range(0, len(order), NODES_PER_RUN):
-        run = order[first : first + NODES_PER_RUN]
-        later = order[first + NODES_PER_RUN :]
-        needed = wanted | {id(operand) for node in later for operand in _operands(node)}
-        missing = [node for node in run if id(node) in needed and node.value is None]
-        if missing:
-            _compute(missing, current_evaluator())
+    _compute_in_runs(tensors, order, current_evaluator())
     _settle([tensor.wide for tensor in tensors if tensor.wide is not None])
 
 
@@ -102,11 +95,23 @@ def _settle(numbers: Sequence[Tensor]) -> None:
         elif history and number.type.size <= SETTLED_ELEMENTS_MAX and not any(map(_is_handle, history)):
             few.append(number)
     if grown:
-        _compute(grown, current_evaluator())
+        _compute_in_runs(grown, pending(grown), current_evaluator())
     if few:
         from .inprocess import evaluate
 
         _compute(few, evaluate)
+
+
+def _compute_in_runs(tensors: Sequence[Tensor], order: Sequence[Tensor], evaluator: Evaluator) -> None:
+    """Compute `tensors`, of which `order` is all that is pending, by graphs of bounded length."""
+    wanted = {id(tensor) for tensor in tensors}
+    for first in range(0, len(order), NODES_PER_RUN):
+        run = order[first : first + NODES_PER_RUN]
+        later = order[first + NODES_PER_RUN :]
+        needed = wanted | {id(operand) for node in later for operand in _operands(node)}
+        missing = [node for node in run if id(node) in needed and node.value is None]
+        if missing:
+            _compute(missing, evaluator)
 
 
 def _compute(wanted: Sequence[Tensor], evaluator: Evaluator) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -225,6 +226,18 @@ def test_of_many_numbers_that_are_looked_at_the_history_ends(kept: Callable[[Any
         wide = numbers.tensor.wide
         assert wide is not None and len(pending([wide])) <= HISTORY_NODES_MAX
     np.testing.assert_array_equal(np.asarray(numbers * np.ones(1000)), wanted)
+
+
+def test_a_long_history_of_numbers_is_computed_in_several_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, lengths = sys.modules["mesh.realise"], list[int]()  # `mesh.realise` is the function
+    monkeypatch.setattr(module, "NODES_PER_RUN", 40)
+    monkeypatch.setattr(module, "check_bound", lambda graph: lengths.append(len(graph)))
+    number, wanted = mnp.sqrt(0.1), 0.1**0.5
+    for _ in range(100):
+        number, wanted = number * 0.9 + 0.1, wanted * 0.9 + 0.1
+    assert float(number) == pytest.approx(wanted)
+    assert sum(lengths) > 2 * 200 and max(lengths) <= 2 * 40 + 1
+    np.testing.assert_array_equal(np.asarray(number * X), wanted * X)
 
 
 def test_default_dtypes_are_those_of_32_bits() -> None:
