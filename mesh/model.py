@@ -29,6 +29,7 @@ from wire.errors import InputError
 from wire.graph import WireGraph
 from wire.types import TensorType
 
+from .arguments import said
 from .array import Array, argument, handle_array
 from .decoder import Text
 from .expression import computable
@@ -265,6 +266,8 @@ class Model:
     def _check_names(self, params: Mapping[str, Any]) -> None:
         """InputError naming a param that is missing, or one that the model has not."""
         model = self.name or "the model"
+        if not isinstance(params, Mapping):
+            raise InputError(f"the params of {model} are a dict of arrays by name, not {said(params)}")
         missing = next((name for name in self.params if name not in params), None)
         if missing is not None:
             raise InputError(f"{model} has a param {missing!r}, which is missing")

@@ -311,15 +311,19 @@ def leaf_type(name: str, leaf: Any) -> TensorType:
         return TensorType(leaf.shape, _known_dtype(name, leaf.dtype))
     if is_python_scalar(leaf):
         return asarray(leaf).type
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
         return TensorType(tuple(leaf.shape), _known_dtype(name, leaf.dtype))
     if is_array_like(leaf) and not isinstance(leaf, type):
         array = as_numpy(leaf, f"the argument {name!r}")
         return TensorType(array.shape, _known_dtype(name, array.dtype))
     raise InputError(
-        f"the argument {name!r} is a {type(leaf).__name__}, not an array",
+        f"the argument {name!r} is {_kind_of(leaf)}, not an array",
         next_step="Close over it (functools.partial), or mark the dataclass field with metadata={'static': True}",
     )
+
+
+def _kind_of(leaf: Any) -> str:
+    return f"the class {leaf.__name__}" if isinstance(leaf, type) else f"a {type(leaf).__name__}"
 
 
 def _known_dtype(name: str, dtype: Any) -> DType:

@@ -2,9 +2,8 @@
 
 A host is hung when its process says nothing (it beats from a thread of its own, also while it computes), when one
 message takes it longer than any compile or part may, or when it was told to give up a run, has begun with it, and goes
-on.  Silence is
-counted in checks, not timed: when the daemon itself slept, one check heard nothing, not ten.  So it is with the other
-two: what passed while nobody checked is taken off, for the host slept too.
+on.  Silence is counted in checks, not timed: when the daemon itself slept, one check heard nothing, not ten.  So it is
+with the other two: what passed while nobody checked is taken off, for the host slept too.
 """
 
 from __future__ import annotations

@@ -110,6 +110,7 @@ WRONG: list[tuple[str, Callable[[Mesh], Any]]] = [
     ("'by' of step is missing", lambda m: m.session(step, X, X)),
     ("'bye' of step has no place", lambda m: m.session(step, X, X, by=1.0, bye=1.0)),
     ("'by' of by_place_alone is given twice", lambda m: mesh.trace(by_place_alone, X, X, by=X)),
+    ("'plus' is the class float32, not an array", lambda m: m.run(scaled, X, plus=np.float32)),
     ("the input 'x' is given twice", lambda m: m.run(mesh.trace(scaled, X), X, x=X)),
     ("the graph has no input 'y'", lambda m: m.run(mesh.trace(scaled, X), y=X)),
 ]

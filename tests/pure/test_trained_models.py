@@ -46,6 +46,8 @@ def test_params_that_do_not_fit_are_named() -> None:
         model.trained({})
     with pytest.raises(InputError, match=rf"the param '{name}' is f32\[3\], expected"):
         model.trained({**model.params, name: np.zeros(3, np.float32)})
+    with pytest.raises(InputError, match=r"are a dict of arrays by name, not \[\]"):
+        model.apply([], IDS)
     with pytest.raises(InputError, match=r"has no param 'lm_head\.bias'\. Give params by the names in model\.params"):
         model.apply({**model.params, "lm_head.bias": np.zeros(3, np.float32)}, IDS)
 
