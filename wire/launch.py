@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parent.parent
+# A terminal sends Ctrl-C to its whole process group. Such a process is not asked: its parent ends it, by its pipes.
 _START = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "import sys; root = sys.argv.pop(1); module = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
     "import importlib; importlib.import_module(module).main()"
 )

@@ -87,6 +87,19 @@ async def test_it_may_be_had_ready_before_a_question_comes(monkeypatch: pytest.M
         await process.close()
 
 
+async def test_it_leaves_the_ctrl_c_of_a_terminal_to_whoever_asks_it() -> None:
+    process = PlannerProcess()
+    try:
+        assert await process.answer(question()) is not None
+        child = process._process
+        assert child is not None
+        child.send_signal(signal.SIGINT)
+        assert await process.answer(question()) is not None
+        assert process._process is child and child.returncode is None
+    finally:
+        await process.close()
+
+
 async def test_one_that_died_before_it_was_asked_is_replaced() -> None:
     process = PlannerProcess()
     try:

@@ -456,6 +456,23 @@ async def test_a_terminated_worker_hands_its_work_back_and_exits_with_0(
         assert not Path(link.peer.shared_memory).exists()
 
 
+async def test_an_engine_host_leaves_the_ctrl_c_of_a_terminal_to_its_worker(
+    tmp_path: Path, coordinator: Coordinator
+) -> None:
+    """A terminal sends it to the whole process group, so hosts get it, too."""
+    async with worker(tmp_path) as each:
+        link, _ = await coordinator.join(each)
+        await with_double(coordinator, link)
+        (host,) = each.host_pids()
+        os.kill(host, signal.SIGINT)
+        _, outputs = await coordinator.run(link, PLAN, 1, coordinator.feed(0, 0, random_array()))
+        assert np.array_equal(outputs[0], 2 * random_array())
+        assert each.host_pids() == [host]
+        each.signal(signal.SIGINT)
+        assert await each.exit_code() == 0
+        assert "Traceback" not in each.log.read_text()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_an_engine_host_that_dies_or_hangs_is_replaced_by_one_with_the_same_parts(
     tmp_path: Path, coordinator: Coordinator, number: int
