@@ -34,6 +34,7 @@ class News:
     def __init__(self) -> None:
         self._gone: dict[str, None] = {}  # whose work has not been placed anew yet
         self._absent: set[str] = set()
+        self._leaving: set[str] = set()
 
     def lines(self, event: Event, idle: bool) -> list[tuple[int, str]]:
         """The lines of an event, each with its level; `idle` says that no work is under way."""
@@ -44,7 +45,11 @@ class News:
             return []
         level, form = LINES[event.kind]
         text = form.format(node=event.node, text=event.text)
+        if event.kind == "leaving":
+            self._leaving.add(event.node)
         if event.kind == "dead":
+            level = logging.INFO if event.node in self._leaving else level  # as it was asked to
+            self._leaving.discard(event.node)
             self._absent.add(event.node)
             text += "; no work was under way" if idle else ""
             self._gone |= {} if idle else {event.node: None}

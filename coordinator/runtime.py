@@ -501,7 +501,8 @@ class Coordinator:
         elif change.health is Health.DEAD:
             del self._members[change.node]
             self.prober.left(change.node)
-            member.link.fail(NodeLost(change.reason, node=self.identity.name))  # no goodbye: it may find us again
+            level = logging.INFO if member.leaving else logging.WARNING
+            member.link.fail(NodeLost(change.reason), level)  # no goodbye: it may find us again
             error = lost_node(member.profile.name, change, self.config.health)
             error.log_lines = (member.last_words or self.last_words(member.link.peer.pid))[-LOG_LINES_MAX:]
             crashed = change.cause is Cause.CLOSED and not member.leaving

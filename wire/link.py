@@ -378,11 +378,11 @@ class Link:
 
     # -- the end
 
-    def fail(self, error: MeshError) -> None:
-        """The link cannot go on: say why, and end it."""
+    def fail(self, error: MeshError, level: int = logging.WARNING) -> None:
+        """The link cannot go on: say why, at that level of the log, and end it."""
         if self.closed:
             return
-        log.warning("link to %s %s: %s", self.peer.role, self.peer.name, error)
+        log.log(level, "link to %s %s: %s", self.peer.role, self.peer.name, error)
         self._machine.refuse(error)
         for connection in self._connections.values():
             connection.pump()

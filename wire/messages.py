@@ -520,7 +520,8 @@ class Landed(Message, frozen=True, array_like=True, tag=True):
 
 
 class Leaving(Message, frozen=True, array_like=True, tag=True):
-    """Worker to coordinator, one-way: unfinished parts are handed back; send no more work.  `reason` is for people."""
+    """Worker to coordinator, one-way: unfinished parts are handed back; send no more work.  `reason` is for people;
+    `log` has the last lines of its log where something failed, and none where it was asked to leave."""
 
     reason: Text
     log: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()

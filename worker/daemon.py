@@ -759,7 +759,8 @@ class Daemon:
     # -- actions: the end
 
     def _send_leaving(self, action: ev.SendLeaving) -> None:
-        self._notify(action.node, Leaving(action.reason[:4096], tuple(self._log_lines)[-LEAVING_LOG_LINES:]))
+        lines = tuple(self._log_lines)[-LEAVING_LOG_LINES:] if action.failed else ()
+        self._notify(action.node, Leaving(action.reason[:4096], lines))
 
     def _stop(self, action: ev.Stop) -> None:
         log.info("leaving: %s", action.reason)

@@ -590,8 +590,11 @@ class GiveUpDevice:
 
 @dataclass(frozen=True, slots=True)
 class SendLeaving:
+    """`failed`: not because it was asked to, so that the last lines of its log say more."""
+
     node: str
     reason: str
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -784,13 +784,13 @@ class WorkerState:
             return []
         self._duty.leaving = True
         self._tell(now, f"leaving: {reason}")
-        return [*self._part(reason, now), ev.Stop(code, reason)]
+        return [*self._part(reason, now, failed=code != EXIT_DRAINED), ev.Stop(code, reason)]
 
-    def _part(self, reason: str, now: float) -> list[ev.Action]:
+    def _part(self, reason: str, now: float, failed: bool = False) -> list[ev.Action]:
         """Leave the coordinator in good order."""
         if self.owner is None:
             return []
-        return [ev.SendLeaving(self.owner.node, reason), *self._lose_owner(now, reason)]
+        return [ev.SendLeaving(self.owner.node, reason, failed), *self._lose_owner(now, reason)]
 
     # -- helpers
 

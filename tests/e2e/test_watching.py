@@ -39,8 +39,12 @@ def test_a_stopped_worker_is_suspect_then_gone_then_back_and_serve_says_so(tmp_p
                 ("healthy", "suspect"), ("suspect", "dead"), ("dead", "healthy")
             ]  # fmt: skip
             wait_for(lambda: "kitchen is back" in log.read_text())
-        wait_for(lambda: "kitchen is gone: " in log.read_text().partition("kitchen is back")[2])
+            before = len(log.read_text())
+            assert kitchen.stop(signal.SIGTERM) == 0
+        wait_for(lambda: "kitchen is gone: " in log.read_text()[before:])
+        assert "WARNING" not in log.read_text()[before:], "it left as it was told to"
     said = log.read_text()
+    assert "[worker coordinator]" not in said
     assert "kitchen is suspect: silent for" in said
     assert "kitchen is gone: silent for" in said
     assert "no work was under way" in said

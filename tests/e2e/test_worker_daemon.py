@@ -451,7 +451,7 @@ async def test_a_terminated_worker_hands_its_work_back_and_exits_with_0(
         assert caught.value.retry
         await coordinator.until(lambda: bool(coordinator.of(Leaving)))
         (leaving,) = coordinator.of(Leaving)
-        assert signal.Signals(number).name in leaving.reason
+        assert signal.Signals(number).name in leaving.reason and not leaving.log
         assert all([await gone(pid) for pid in hosts])
         assert not Path(link.peer.shared_memory).exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from coordinator.news import News
 from wire.reports import Event
 
@@ -29,6 +31,17 @@ def test_a_death_that_interrupts_nothing_says_so() -> None:
         "anna is gone: the connection ended; no work was under way"
     ]
     assert said(news, "planned", "", "1 of 1 workers", idle=False) == [], "that is another program's plan"
+
+
+def test_who_leaves_because_it_was_asked_to_is_no_warning() -> None:
+    news = News()
+    for _ in range(2):
+        said(news, "joined", "anna", "joined")
+        asked = Event(0.0, "leaving", "anna", "asked to stop by SIGINT", 0)
+        left = Event(0.0, "dead", "anna", "left: asked to stop by SIGINT", 0)
+        assert [level for event in (asked, left) for level, _ in news.lines(event, True)] == [logging.INFO] * 2
+    said(news, "joined", "anna", "joined")
+    assert news.lines(Event(0.0, "dead", "anna", "the connection ended", 0), True)[0][0] == logging.WARNING
 
 
 def test_a_stuck_worker_and_its_devices_are_told_and_progress_is_not() -> None:
