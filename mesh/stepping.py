@@ -71,6 +71,7 @@ class Stepping:
         given, named = apart(examples)
         check_call(fn, (state, *given), named)
         self._fn = fn
+        self._examples = len(examples)
         if not found:
             raise InputError("the state has no tensors", next_step="Use mesh.compile: such a function has no state")
         self._leaves = [_Leaf(path, _handle(path, leaf)) for path, leaf in found]
@@ -126,6 +127,8 @@ class Stepping:
 
     def bind(self, args: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """The inputs of a step, copies of the arguments; InputError naming the one that does not fit."""
+        if len(args) != self._examples:
+            check_call(self._fn, (None, *apart(args)[0]), apart(args)[1])  # says which argument is missing
         inputs = self._bound(args).inputs
         return {name: np.array(array, order="C") for name, array in inputs.items()}
 

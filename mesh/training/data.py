@@ -201,7 +201,8 @@ def arrays_of(value: Any, what: str) -> Any:
 def _array(leaf: Any, what: str) -> NDArray[Any]:
     array = as_numpy(leaf, what)
     if array.dtype.kind in "OSUMm":
-        raise InputError(f"{what}: a {type(leaf).__name__} is no array of numbers")
+        kind = f"an array of dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+        raise InputError(f"{what}: {kind} is no array of numbers")
     dtype_of(array)
     return array
 

@@ -117,8 +117,8 @@ def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any,
         except InputError as error:
             raise InputError(
                 f"the loss does not take a batch of {len(given)}: {error.message}",
-                next_step="It is called loss(params, *batch); arrays are given as a tuple, fit((x, y)), and a list is "
-                "of batches",
+                next_step="It is called loss(params, *batch), or loss(params, batch) where a batch is a dict or one "
+                "array; arrays are given as a tuple, fit((x, y)), and a list is of batches",
             ) from None
         told = recipe.loss(params, *given, **keyed)
         if told is None or isinstance(told, (tuple, list, dict)):

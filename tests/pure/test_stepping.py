@@ -173,6 +173,15 @@ def test_arguments_are_copied_and_checked() -> None:
             session.step(X[:2])
 
 
+def test_a_step_with_too_few_or_too_many_arguments_says_which() -> None:
+    with Mesh(MeshConfig()) as mesh, mesh.session(counter, *CASES[0][1:], X) as session:
+        with pytest.raises(InputError, match=r"the argument 'x' of counter is missing\. It takes state, x"):
+            session.step()
+        with pytest.raises(InputError, match=r"counter: too many positional arguments\. It takes state, x"):
+            session.step(X, X)
+        assert int(session.step(X).result()) == 0
+
+
 def test_a_closed_session_and_a_closed_mesh_take_no_steps() -> None:
     mesh = Mesh(MeshConfig())
     session = mesh.session(*CASES[0], X)
