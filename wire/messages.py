@@ -755,9 +755,10 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 APPENDED: dict[type[Struct], int] = {
-    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4, Join: 1, Joined: 1
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4, Join: 1, Joined: 1,
+    Drop: 1
 }  # how many fields minor 1 appended  # fmt: skip
-DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined)  # whose new fields an older node does without
+DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop)  # whose new fields an older node does without
 SINCE_1 = (
     Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession,

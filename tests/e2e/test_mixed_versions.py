@@ -6,6 +6,7 @@ The older release speaks an older minor version of the protocol and lacks or has
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from support.commands import PATIENT_S, ROOT, RUN_S, Daemon, daemon, environment
 
 import mesh.numpy as mnp
 from mesh import Auto, Mesh, errors
+from wire import messages
 from wire.versions import PROTOCOL
 
 OLDER = ("1.0",)
@@ -42,6 +44,16 @@ with Mesh.builder().mesh("mixed").node(sys.argv[1]).build() as mesh:
         mesh.run(lambda x: x @ x.T, x)
     except errors.PlacementError as refused:
         print(text(PROTOCOL), refused.op.split()[0])
+"""
+
+
+FIELDS = """
+import json
+import msgspec
+import wire.messages as messages
+
+kinds = [each for each in vars(messages).values() if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+print(json.dumps({each.__name__: each.__struct_fields__ for each in kinds}))
 """
 
 
@@ -129,6 +141,28 @@ def test_the_older_worker_takes_over_what_it_can_and_the_rest_is_refused_by_op(m
         with pytest.raises(errors.PlacementError) as refused:
             mesh.run(newer_ops, X)
         assert refused.value.op == "dot (node 5)"
+
+
+def test_no_message_of_one_version_could_not_be_read_by_the_other(mixed: Mixed) -> None:
+    """After the tests above: a message that cannot be read ends its link, and the log says so."""
+    for each in (mixed.older, mixed.newer):
+        assert "not a message" not in each.log.read_text()
+
+
+def test_every_field_and_message_that_is_new_is_known_to_be(packages: Path, tmp_path: Path) -> None:
+    def fields(source: Path) -> dict[str, list[str]]:
+        env = environment(tmp_path, PYTHONPATH=str(source))
+        done = subprocess.run([sys.executable, "-P", "-c", FIELDS], env=env, capture_output=True, check=True)
+        found: dict[str, list[str]] = json.loads(done.stdout)
+        return found
+
+    older, newer = fields(packages), fields(ROOT)
+    assert older.keys() <= newer.keys()
+    appended = {name: len(newer[name]) - len(had) for name, had in older.items() if newer[name] != had}
+    assert all(newer[name][: len(had)] == had for name, had in older.items())
+    assert appended == {kind.__name__: count for kind, count in messages.APPENDED.items() if count}
+    new = {kind.__name__ for kind in get_args(messages.AnyMessage)} - older.keys()
+    assert new == {kind.__name__ for kind in messages.SINCE_1}
 
 
 def test_there_is_an_older_release_of_every_minor_version() -> None:
