@@ -66,7 +66,7 @@ from .frames import (
     hello_version,
 )
 from .limits import DEFAULT, Limits
-from .sizes import size_text
+from .sizes import need_text, room_text
 from .versions import Version, negotiate
 
 
@@ -349,7 +349,7 @@ class Peer:
         """Answer a request; ignored when the link is over.  An answer that is too long becomes an error, so that nobody
         waits for ever for it."""
         if len(body) > self.limits.message_bytes_max:
-            self.reply_error(number, LimitExceeded(f"the answer has {size_text(len(body))}, {self._too_long}"))
+            self.reply_error(number, LimitExceeded(f"the answer has {need_text(len(body))}, {self._too_long}"))
         elif self._is_serving(number):
             self._send_body(Reply(number, body))
             self._serving.remove(number)
@@ -590,7 +590,9 @@ class Peer:
             self._put(CONTROL, frame)
             return False
         if size > self.limits.message_bytes_max:
-            raise LocalError(f"a message of {size} bytes is too long, {self._too_long}; send it as a stream or a blob")
+            raise LocalError(
+                f"a message of {need_text(size)} is too long, {self._too_long}; send it as a stream or a blob"
+            )
         self._sender.add_long(request, encode(frame))
         return True
 
@@ -629,7 +631,7 @@ class Peer:
 
     @property
     def _too_long(self) -> str:
-        return f"at most {self.limits.message_bytes_max} fit into a message"
+        return f"at most {room_text(self.limits.message_bytes_max)} fit into a message"
 
     def _other_name(self) -> str:
         return self.other.name if self.other else ""
