@@ -366,7 +366,8 @@ class Host:
         """OutOfMemory if the shelves of all plans would take more than they may, or than is left."""
         most = min(SHELVES_BYTES_MAX, self._memory_bytes - self._resident_bytes - working_bytes)
         if self._shelves_bytes + size_bytes > most:
-            raise OutOfMemory(f"shelves have {self._shelves_bytes} bytes, {size_bytes} more are above {max(most, 0)}")
+            have, room = size_text(self._shelves_bytes), room_text(max(most, 0))
+            raise OutOfMemory(f"shelves have {have}; {need_text(size_bytes)} more are above the {room} they may have")
 
     @property
     def _shelves_bytes(self) -> int:

@@ -14,6 +14,7 @@ from coordinator.plan import FromInput, FromParam, FromPart, Gang, Part, Plan, S
 from coordinator.working_set import DUPLICATED
 from wire.graph import GraphBuilder, WireGraph
 from wire.ops import CONTROL, inner_graphs
+from wire.scratch import scratch_bytes
 from wire.unroll import Ranks
 from worker.cpu import evaluate
 
@@ -95,7 +96,7 @@ def memory_by_device(plan: Plan) -> dict[tuple[str, int], int]:
 
 
 def _most_alive(graph: WireGraph) -> int:
-    """With what a branch or a loop holds inside, and siblings as made together."""
+    """With what a branch or a loop holds inside, what a kernel copies, and siblings as made together."""
     made = {each: first for first, group in graph.siblings.items() for each in group}
     computing = [index for index, node in enumerate(graph.nodes) if node.op not in DUPLICATED]
     last_use = {source: made.get(index, index) for index in computing for source in graph.nodes[index].inputs}
@@ -107,6 +108,9 @@ def _most_alive(graph: WireGraph) -> int:
     for now in computing:
         alive = [each for each in computing if made.get(each, each) <= now <= last_use.get(each, len(graph))]
         node = graph.nodes[now]
-        inside = max(map(_most_alive, inner_graphs(node.op, node.attrs))) if node.op in CONTROL else 0
+        if node.op in CONTROL:
+            inside = max(map(_most_alive, inner_graphs(node.op, node.attrs)))
+        else:
+            inside = scratch_bytes(graph, now)
         most = max(most, sum(graph.types[index].size_bytes for index in alive) + (made.get(now, now) == now) * inside)
     return most

@@ -131,7 +131,10 @@ def _mean_variance(call: Call, x: Array) -> Array:
 
 
 def _softmax(logarithm: bool) -> Row:
-    function = nn.log_softmax if logarithm else nn.softmax
+    def function(x: Array, axis: int) -> Array:
+        if x.type.dtype in (F16, BF16):
+            return _softmax_by_steps(x, axis, logarithm)
+        return nn.log_softmax(x, axis) if logarithm else nn.softmax(x, axis)
 
     def row(call: Call, x: Array) -> Array:
         if call.version >= 13:
@@ -141,6 +144,15 @@ def _softmax(logarithm: bool) -> Row:
         return mnp.reshape(function(rows, 1), x.shape)
 
     return row
+
+
+def _softmax_by_steps(x: Array, axis: int, logarithm: bool) -> Array:
+    """As the functions by which ONNX defines them (opset 13): each step is rounded to the dtype of x, which is narrow,
+    where `nn.softmax` rounds once."""
+    shifted = mnp.subtract(x, mnp.max(x, axis, keepdims=True))
+    grown = mnp.exp(shifted)
+    total = mnp.sum(grown, axis, keepdims=True)
+    return mnp.subtract(shifted, mnp.log(total)) if logarithm else mnp.divide(grown, total)
 
 
 ROWS: dict[str, Row] = {
