@@ -22,12 +22,12 @@ from .outputs import output_of, type_of
 
 
 class Arriving:
-    """Outputs of plans of `epoch`.  `came(generation, step, slot, array)` and `lost(generation, step, node, error)`
-    hear of them."""
+    """Outputs of plans of the `epoch` that it is then; `came(generation, step, slot, array)` and
+    `lost(generation, step, node, error)` hear of them."""
 
     def __init__(
         self,
-        epoch: int,
+        epoch: Callable[[], int],
         blobs: BlobExchange,
         meter: Meter,
         came: Callable[[int, int, int, NDArray[Any]], None],
@@ -41,7 +41,7 @@ class Arriving:
 
     def pushed(self, link: Link, body: Push) -> None:
         """An output in a message or in a file; or the word that one could not be sent."""
-        if body.plan.epoch != self._epoch:
+        if body.plan.epoch != self._epoch():
             return
         try:
             array = output_of(link, body)
@@ -56,7 +56,7 @@ class Arriving:
             return self._blobs.open_stream(header, size_bytes)
         if isinstance(header, Ballast):
             return self._meter.open_stream(size_bytes)
-        if not isinstance(header, Push) or header.plan.epoch != self._epoch:
+        if not isinstance(header, Push) or header.plan.epoch != self._epoch():
             raise ProtocolError("a coordinator takes only outputs of its own plans")
         if size_bytes != type_of(header.value).size_bytes:
             raise ProtocolError(f"an output of type {type_of(header.value)} does not have {size_bytes} bytes")

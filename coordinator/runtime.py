@@ -147,7 +147,7 @@ class Coordinator:
         self._joins: dict[Link, asyncio.Task[NodeView]] = {}
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
-        self._arriving = Arriving(self.epoch, self.blobs, self._meter, self._output, self._output_lost)
+        self._arriving = Arriving(lambda: self.epoch, self.blobs, self._meter, self._output, self._output_lost)
         self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
         self._deploying = Deploying(self._members, self.prober, self._slices, config.collective_timeout_s)
         ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)

@@ -255,6 +255,25 @@ def test_a_task_that_is_cancelled_cancels_its_job_at_the_coordinator(site: Site,
     asyncio.run(use())
 
 
+def test_large_outputs_of_a_worker_without_shared_memory_come_as_streams(site: Site, tmp_path: Path) -> None:
+    """As they do from another machine: a throttled worker shares no memory."""
+    env = {**site.env, **environment(tmp_path, MESH_NAME="elsewhere")}
+    log = tmp_path / "coordinator.log"
+    with daemon(*SERVE, env=env, log=log) as coordinator:
+        words = (*WORKER, "--peer", coordinator.address, "--throttle", "delay=1ms")
+        with daemon(*words, "--name", "far", env=env, log=tmp_path / "far.log"):
+            wait_for(lambda: node_states(coordinator) == {"far": "healthy"})
+            given = np.random.default_rng(0).standard_normal((256, 256))
+
+            async def computed(remote: Remote) -> Any:
+                graph = trace(lambda x: x * 2, given)
+                outputs, _ = await remote.result(await remote.submit(graph, {"x": given}, {}))
+                return next(iter(outputs.values()))
+
+            np.testing.assert_array_equal(asked(coordinator, computed), given * 2)
+            assert "far is gone" not in log.read_text()
+
+
 def test_weights_come_from_a_client_once(site: Site) -> None:
     weights = X + np.float32(0.5)  # which no other job has
     graph = trace(lambda x, w: mnp.tanh(x @ w), X[:2], handle_of(weights, "w"))
