@@ -245,7 +245,7 @@ class Array(Typed):
         correction: float = 0,
         keepdims: bool = False,
     ) -> Array:
-        return self._as(dtype)._reduced("var", out, axis=axis, correction=correction + ddof, keepdims=keepdims)
+        return self._as(dtype)._reduced("var", out, axis=axis, correction=correction, ddof=ddof, keepdims=keepdims)
 
     def std(
         self,
@@ -257,7 +257,7 @@ class Array(Typed):
         correction: float = 0,
         keepdims: bool = False,
     ) -> Array:
-        return self._as(dtype)._reduced("std", out, axis=axis, correction=correction + ddof, keepdims=keepdims)
+        return self._as(dtype)._reduced("std", out, axis=axis, correction=correction, ddof=ddof, keepdims=keepdims)
 
     def any(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
         return self._reduced("any", out, axis=axis, keepdims=keepdims)

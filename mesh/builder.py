@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from wire.address import check_name, parse_address
 from wire.errors import ConfigError
+from wire.limits import DEFAULT
 from wire.redundancy import OF_CALLS, copies_of
 from wire.timeouts import check_collective_timeout, check_node_timeout, node_timeout_of_beat
 from wire.tokens import parse_token
@@ -22,6 +23,7 @@ from wire.tokens import parse_token
 from .arguments import integer, number
 from .config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec
 from .enrolment import ask_for_token
+from .kinds import checked
 from .sizes import check_fraction, parse_size
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class MeshBuilder:
         `gflops` is what each computes, one for all or a sequence of `count`; `Mesh.simulation` kills and restarts them,
         cuts and slows their network.  The same program and `seed` give the same events.
         """
-        integer(count, "the number of simulated workers", 1)
+        integer(count, "the number of simulated workers", 1, DEFAULT.nodes_max + 1)
         figures = tuple(gflops) if isinstance(gflops, Sequence) else (gflops,) * count
         if count < 1 or len(figures) != count or not all(each > 0 for each in figures):
             raise ConfigError(
@@ -147,6 +149,7 @@ class MeshBuilder:
         """The mesh's name (default MESH_NAME, else "default-<user>"); nodes of another name are refused."""
         return self._with(mesh=check_name("mesh", name))
 
+    @checked
     def token(self, text: str = "", file: str | Path = "") -> MeshBuilder:
         """The join token, for the first time that this user of this machine uses a mesh whose coordinator is elsewhere.
 

@@ -47,7 +47,7 @@ def building(
     mode: str, name: str = "", cache: bool = True, build_dir: str | Path | None = None, force: bool = False
 ) -> Building:
     """What a caller said, checked; InputError for a mode that is not known."""
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise InputError(f"{mode=} is not known", next_step=f"Choose one of {', '.join(map(repr, MODES))}")
     if not isinstance(name, str):
         raise InputError(f"the name of a graph is a text, not {name!r}")

@@ -34,6 +34,7 @@ from .calls import taken
 from .compiled import Compiled
 from .config import MeshConfig
 from .elastic import Elastic
+from .kinds import checked
 from .loop_thread import LoopThread
 from .node import Node
 from .preview import PlanPreview
@@ -51,6 +52,7 @@ T = TypeVar("T")
 class Mesh:
     """A mesh of machines as one computer.  Made by `Mesh.builder()`; close it, or use it as a context manager."""
 
+    @checked
     def __init__(self, config: MeshConfig) -> None:
         self._loop = LoopThread(_loop_for(config))
         self._token: Token[Evaluator | None] | None = None
@@ -231,6 +233,7 @@ class Mesh:
         """Whether `elastic_session` is possible: the coordinator is in this process, and has workers."""
         return self._async.elastic
 
+    @checked
     def elastic_session(self, elastic: Elastic, copies: str, every: int) -> ElasticSession:
         """A session that goes on with whoever is there, by a step for so many."""
 

@@ -39,7 +39,7 @@ def all_reduce(
     `names` are the paths that a pytree must have, such as those of the parameters: InputError names what is missing or
     too many.
     """
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         raise InputError(f"all_reduce has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
     if weight is not None and op != "mean":
         raise InputError(f"a weight belongs to a mean, not to {op!r}")
@@ -86,7 +86,7 @@ def all_gather(x: Operand, axes: Names | PartitionSpec, axis: int | None = None,
 
 def reduce_scatter(x: Operand, axes: Names, axis: int = 0, op: str = "sum") -> Array:
     """The reduction of the group's arrays, of which each rank gets its block along `axis`."""
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         raise InputError(f"reduce_scatter has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
     value, group = asarray(x), _group("reduce_scatter", axes)
     at = _normal(axis, value, "reduce_scatter")

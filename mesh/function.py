@@ -33,6 +33,7 @@ from .array import Array, value_array
 from .calls import called, positional, taken
 from .compiled import CompiledFunction
 from .expression import computable
+from .kinds import instance, several, whole
 from .realise import current_evaluator
 from .trace import Part
 
@@ -48,6 +49,8 @@ class Function:
     ) -> None:  # fmt: skip
         if not callable(fn):
             raise InputError(f"{fn!r:.40} is no function")
+        instance(buckets, "buckets of a function", Mapping, "a mapping of names to axes")
+        sizes = several(whole, sizes, "sizes of a function")
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._compiled = CompiledFunction(fn, strategy)

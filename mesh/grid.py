@@ -19,6 +19,7 @@ from wire.errors import GraphError, InputError, ShapeError
 from wire.types import TensorType
 
 from .arguments import integer, items
+from .kinds import checked
 
 Names = str | Sequence[str]
 
@@ -107,6 +108,7 @@ class PartitionSpec:
         """All axes that it names."""
         return tuple(name for dim in self.dims for name in dim)
 
+    @checked
     def on(self, grid: Grid, rank: int, what: str) -> grids.Spec:
         """The axes of every one of `rank` dimensions; InputError if it does not fit the grid or the tensor `what`."""
         if len(self.dims) > rank:
@@ -115,6 +117,7 @@ class PartitionSpec:
             grid.axes(name)
         return (*self.dims, *[()] * (rank - len(self.dims)))
 
+    @checked
     def local(self, grid: Grid, type: TensorType, what: str) -> TensorType:
         """The type of a rank's block of a tensor; ShapeError names `what` and the dimension that does not divide."""
         try:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.errors import ConfigError, ConnectFailed
-from wire.limits import KIB
+from wire.limits import DEFAULT, KIB
 from wire.sharedmem import SharedDir
 
 from .enrolment import authority_folder
@@ -152,7 +152,7 @@ def environment() -> dict[str, str]:
 
 def devices_per_worker(count: int, engine: str | Sequence[str]) -> list[list[str]]:
     """The `--device` names of each of `count` workers: `engine` is one name for all, or a list of one each."""
-    if not isinstance(count, int) or count < 1:
+    if not isinstance(count, int) or not 1 <= count <= DEFAULT.nodes_max:
         raise ConfigError(f"local({count!r}): a mesh has at least one local worker, and a whole number of them")
     if not isinstance(engine, Iterable):
         raise ConfigError(f"local({count}): an engine is a name, such as 'cpu', not {engine!r}")

@@ -34,6 +34,7 @@ from .array import Array, argument, handle_array
 from .decoder import Text
 from .expression import computable
 from .handle import Handle
+from .kinds import checked
 from .latest import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from .numpy.promotion import INT_BOUNDS, as_numpy, asarray
 from .spelling import spelt
@@ -74,6 +75,7 @@ class Model:
 
     __tree_leaf__ = True
 
+    @checked
     def __init__(
         self,
         name: str,
@@ -91,8 +93,8 @@ class Model:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.params = params
-        self.buffers = buffers or {}
-        self.tied = tied or {}
+        self.buffers = buffers if buffers is not None else {}
+        self.tied = tied if tied is not None else {}
         self.text = text
         self.hint = hint
         self._function = function

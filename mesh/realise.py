@@ -22,11 +22,13 @@ from wire.errors import InputError
 from wire.graph import GraphBuilder
 from wire.verify import check_bound
 
+from .arguments import items
 from .array import Array
 from .assemble import assemble
 from .backend import Work
 from .expression import Tensor, pending, traced_argument
 from .handle import Handle
+from .kinds import instance
 from .several import siblings_of
 
 
@@ -73,6 +75,8 @@ def using(evaluator: Evaluator | None) -> Iterator[None]:
 
 def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
     """Compute the values of `arrays` together and keep them; InputError if one depends on a traced argument."""
+    for array in items(arrays, "what is realised together is several Arrays: as them"):
+        instance(array, "what is realised", Array, "an Array")
     tensors = [array.tensor for array in arrays]
     tensors += [other for tensor in tensors if tensor.value is None for other in siblings_of(tensor)]
     order = pending(tensors)

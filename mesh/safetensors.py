@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from wire.dtypes import BF16, BOOL, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType, dtype_of
 from wire.errors import InputError
 
+from .kinds import checked
+
 DTYPES: dict[str, DType] = {
     "BOOL": BOOL, "I8": I8, "I16": I16, "I32": I32, "I64": I64, "U8": U8, "U16": U16, "U32": U32, "U64": U64,
     "F16": F16, "BF16": BF16, "F32": F32, "F64": F64, "C64": C64,
@@ -28,6 +30,7 @@ HEADER_BYTES_MAX = 100_000_000  # the format's own limit
 _LENGTH_BYTES = 8
 
 
+@checked
 def load_safetensors(path: str | Path, mmap: bool = True) -> dict[str, NDArray[Any]]:
     """The file's tensors by name, read-only; with `mmap` their bytes are read when they are used.
 
@@ -46,10 +49,15 @@ def load_safetensors(path: str | Path, mmap: bool = True) -> dict[str, NDArray[A
     return tensors
 
 
+@checked
 def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
     """Write named arrays to a file that `load_safetensors` and the reference package read."""
-    with Path(path).open("wb") as out:
-        out.writelines(safetensors_parts(tensors))
+    parts = safetensors_parts(tensors)
+    try:
+        with Path(path).open("wb") as out:
+            out.writelines(parts)
+    except OSError as error:
+        raise InputError(f"cannot write {path}", cause=str(error)[:200]) from error
 
 
 def safetensors_parts(tensors: Mapping[str, Any]) -> list[bytes]:

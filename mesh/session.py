@@ -188,5 +188,5 @@ def check_choices(copies: str, every: int, ahead: int | None) -> None:
 
 def check_copies(copies: str) -> None:
     """InputError for copies of a state that are none; "" are those that there is room for."""
-    if copies != "":
+    if not isinstance(copies, str) or copies:
         copies_of(copies, OF_SESSIONS)

@@ -53,7 +53,7 @@ def shard(x: Any, spec: Any, grid: Grid | None = None) -> Any:
     whoever splits the program.  A dimension that the spec does not name, or says None of, is whole on every rank.
     InputError for an axis that the grid does not have, or a spec of more dimensions than the tensor has.
     """
-    chosen = grid or _GRID.get()
+    chosen = _GRID.get() if grid is None else grid
     if chosen is None:
         raise InputError("shard needs a grid", next_step="Pass grid=, or call it within mesh.on_grid(grid)")
     check_grid(chosen)

@@ -35,6 +35,7 @@ from .calls import apart, called, check_call, taken
 from .closures import check_kept, warn_of_constants, watching_chance
 from .expression import Expression, Tensor, pending, traced_argument, tracing
 from .handle import Handle
+from .numpy.manipulation import to_shape
 from .numpy.promotion import as_numpy, asarray, is_array_like, is_python_scalar, to_dtype
 from .realise import current_evaluator
 from .tree import Tree
@@ -51,7 +52,7 @@ class ShapeDtype(Typed):
     __tree_leaf__: ClassVar[bool] = True
 
     def __init__(self, shape: Sequence[int], dtype: Any = np.float32) -> None:
-        self.type = TensorType(tuple([int(dim) for dim in shape]), to_dtype(dtype))
+        self.type = TensorType(to_shape(shape), to_dtype(dtype))
 
     def __repr__(self) -> str:
         return f"ShapeDtype({self.type})"

@@ -15,11 +15,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 from wire.errors import InputError
+
+from .arguments import check_function, said
+
+__all__ = [
+    "LEAF", "Keywords", "Tree", "escape", "flatten", "flatten_with_paths", "is_frozen", "join", "leaves", "map",
+    "ordered", "paths", "spread", "structure", "unflatten",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,9 @@ def flatten_with_paths(value: Any) -> tuple[list[tuple[str, Any]], Tree]:
 
 def unflatten(structure: Tree, leaves: Sequence[Any]) -> Any:
     """The tree of `structure` with `leaves`; InputError if their number differs."""
+    _check(structure)
+    if not isinstance(leaves, Sized):
+        raise InputError(f"the leaves of a tree are a list, not {said(leaves)}")
     if len(leaves) != structure.leaf_count:
         raise InputError(f"a tree of {structure.leaf_count} leaves cannot be made of {len(leaves)}")
     return _unflatten(structure, iter(leaves))
@@ -74,6 +84,7 @@ def unflatten(structure: Tree, leaves: Sequence[Any]) -> Any:
 
 def map(fn: Callable[..., Any], value: Any, *others: Any) -> Any:
     """`value` with every leaf replaced by `fn(leaf, *leaves of others)`; InputError if structures differ."""
+    check_function(fn, "what tree.map does with every leaf")
     leaves, structure = flatten(value)
     columns = [leaves]
     for other in others:
@@ -86,6 +97,7 @@ def map(fn: Callable[..., Any], value: Any, *others: Any) -> Any:
 
 def ordered(value: Any, structure: Tree) -> Any:
     """`value` with the keys of its dicts in the order in which `structure` has the same keys: others sort them."""
+    _check(structure)
     container = _container_of(type(value))
     if container is None or structure.kind is not container.kind(type(value)):
         return value
@@ -102,6 +114,7 @@ def spread(prefix: Any, structure: Tree, leaves: bool = True) -> list[Any]:
 
     InputError if `prefix` has a container that `structure` has not there, or a leaf where it may have none.
     """
+    _check(structure)
     if structure.kind is None:
         return [prefix]
     container = None if prefix is None else _container_of(type(prefix))
@@ -128,23 +141,34 @@ def structure(value: Any) -> Tree:
 
 def paths(structure: Tree) -> list[str]:
     """The path of every leaf, in order."""
+    _check(structure)
     return list(_paths(structure, ""))
 
 
 def is_frozen(structure: Tree) -> bool:
     """Whether no container of such a tree can be changed: tuples, frozen dataclasses and None."""
+    _check(structure)
     kind = structure.kind
     return (kind is None or _is_frozen_class(kind)) and all(is_frozen(child) for child in structure.children)
 
 
 def join(*parts: str) -> str:
     """One path of several; empty parts vanish."""
+    wrong = next((part for part in parts if not isinstance(part, str)), None)
+    if wrong is not None:
+        raise InputError(f"a part of a path is a text, not {said(wrong)}")
     return "/".join(part for part in parts if part)
 
 
 def escape(key: object) -> str:
     """A key as one step of a path."""
     return str(key).replace("~", "~0").replace("/", "~1")
+
+
+def _check(structure: Any) -> None:
+    if not isinstance(structure, Tree):
+        what = f"a structure is what tree.structure gives, not {said(structure)}"
+        raise InputError(what, next_step="Call tree.structure(value) for that of a value")
 
 
 # -- containers -------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def load_graph(path: str | Path) -> WireGraph:
     InputError if the file is missing or cannot be read, GraphDecodeError if it is damaged or something else,
     VersionMismatch if a later version wrote it.
     """
-    entries = _read(Path(path))
+    entries = _read(path_of(path))
     graph = decode_graph(entries.pop(_GRAPH).tobytes())
     blobs = {}
     for address, kind in _large_constants(graph):
@@ -67,7 +67,7 @@ def load_graph(path: str | Path) -> WireGraph:
 
 def load_params(path: str | Path) -> dict[str, NDArray[Any]]:
     """The values saved with the graph, by param name; errors as for `load_graph`."""
-    entries = _read(Path(path))
+    entries = _read(path_of(path))
     types = decode_graph(entries[_GRAPH].tobytes()).param_types
     params = {name.removeprefix(_PARAM): data for name, data in entries.items() if name.startswith(_PARAM)}
     unknown = sorted(params.keys() - types.keys())
@@ -93,6 +93,13 @@ def _check_param(graph: WireGraph, name: str, array: NDArray[Any]) -> None:
         raise InputError(f"the graph has no param {name!r}", next_step=f"Its params: {known}")
     if (array.shape, array.dtype) != (wanted.shape, wanted.dtype.numpy):
         raise InputError(f"the param {name!r} is {wanted}, got {array.dtype}{list(array.shape)}")
+
+
+def path_of(path: object) -> Path:
+    """InputError for what is no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"the path of a file is a text or a Path, not {path!r:.80}")
+    return Path(path)
 
 
 def _replace(path: Path, entries: Mapping[str, NDArray[np.uint8]], metadata: Mapping[str, str]) -> None:

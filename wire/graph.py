@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .dtypes import DType, dtype_of
-from .errors import AttrError, GraphError, LimitExceeded, ShapeError
+from .errors import AttrError, GraphError, InputError, LimitExceeded, ShapeError
 from .limits import DEFAULT, Limits
 from .ops import COLLECTIVES, CONTROL, MULTIPLE, OPS, VARIADIC, VARYING, check_attrs, inner_graphs, op_named
 from .sizes import size_text
@@ -136,6 +136,8 @@ class WireGraph:
         return not self.params and not any(node.op == "const" and "blob" in node.attrs for node in self.nodes)
 
     def flops_of(self, index: int) -> int:
+        if not isinstance(index, int) or not 0 <= index < len(self.nodes):
+            raise InputError(f"a node of this graph is an int from 0 to {len(self.nodes) - 1}, not {index!r:.80}")
         node = self.nodes[index]
         return OPS[node.op].flops(node.attrs, [self.types[i] for i in node.inputs], self.types[index])
 
@@ -175,9 +177,9 @@ class WireGraph:
 
     def save(self, path: str | Path, params: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write a `.wire` file: the graph, its large constants and, if given, the values of its params."""
-        from .file import save_graph
+        from .file import path_of, save_graph
 
-        save_graph(self, Path(path), params or {})
+        save_graph(self, path_of(path), params or {})
 
     @staticmethod
     def load(path: str | Path) -> WireGraph:
@@ -187,7 +189,7 @@ class WireGraph:
         """
         from .file import load_graph
 
-        return load_graph(Path(path))
+        return load_graph(path)
 
     def _leaves(self, op: str) -> tuple[int, ...]:
         return tuple(index for index, node in enumerate(self.nodes) if node.op == op)

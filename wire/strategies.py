@@ -357,6 +357,8 @@ def _check_names(names: object) -> None:
 
 
 def _words(name: str) -> tuple[str, ...]:
+    if not isinstance(name, str):
+        raise InputError(f"a layer or a param goes by its name, not {name!r:.80}")
     return tuple(name.replace("/", ".").split(".")) if name else ()
 
 

@@ -54,7 +54,7 @@ def new_token(authority: bytes, key_id: bytes, secret: bytes) -> Token:
 
 def parse_token(text: str) -> Token:
     """The token in `text`; TokenError says what is wrong with it, and never shows it."""
-    text = text.strip()
+    text = text.strip() if isinstance(text, str) else ""
     if not text.startswith(PREFIX):
         raise TokenError(f"this is not a join token, which begins with {PREFIX}", next_step=_MAKE_ONE)
     if len(text) != TOKEN_CHARS:

@@ -12,7 +12,8 @@ import math
 from .. import numpy as mnp
 from ..array import Array, Operand
 from ..composite import composite
-from ..numpy.promotion import cast, floats
+from ..kinds import checked
+from ..numpy.promotion import asarray, cast, floats
 from .precision import rounded_once, wide
 
 
@@ -29,9 +30,10 @@ def relu6(x: Operand) -> Array:
 def leaky_relu(x: Operand, slope: Operand = 0.01) -> Array:
     """x where it is positive, else slope * x; with an array of slopes, PReLU."""
     (array,) = floats(x)
-    return mnp.where(array > 0, array, array * slope)
+    return mnp.where(array > 0, array, array * asarray(slope))
 
 
+@checked
 @rounded_once
 def elu(x: Operand, alpha: float = 1.0) -> Array:
     """x where it is positive, else alpha * (exp(x) - 1).  Clevert et al., 2015 (arXiv 1511.07289)."""
@@ -39,6 +41,7 @@ def elu(x: Operand, alpha: float = 1.0) -> Array:
     return mnp.where(array > 0, array, alpha * mnp.expm1(_below(array)))
 
 
+@checked
 def celu(x: Operand, alpha: float = 1.0) -> Array:
     """x where it is positive, else alpha * (exp(x / alpha) - 1)."""
     (array,) = floats(x)
@@ -95,6 +98,7 @@ def mish(x: Operand) -> Array:
     return array * mnp.tanh(softplus(array))
 
 
+@checked
 def hard_tanh(x: Operand, low: float = -1.0, high: float = 1.0) -> Array:
     """x clipped to [low, high]."""
     return _limited(x, low, high)
@@ -112,6 +116,7 @@ def hard_swish(x: Operand) -> Array:
     return array * hard_sigmoid(array)
 
 
+@checked
 def gelu(x: Operand, *, approximate: bool = False) -> Array:
     """x times the normal distribution's cumulative function; `approximate` takes the tanh form.
 
@@ -121,6 +126,7 @@ def gelu(x: Operand, *, approximate: bool = False) -> Array:
     return composite("gelu_tanh" if approximate else "gelu", _gelu_tanh if approximate else _gelu, array)
 
 
+@checked
 def glu(x: Operand, axis: int = -1) -> Array:
     """The first half of x along `axis`, times the sigmoid of the second.  Dauphin et al., 2016 (arXiv 1612.08083)."""
     (array,) = floats(x)

@@ -14,6 +14,7 @@ from wire.errors import ShapeError
 from .. import numpy as mnp
 from ..array import Array, Operand
 from ..composite import composite
+from ..kinds import checked
 from ..numpy.promotion import asarray, cast, floats
 from .functions import softmax_body
 from .precision import wide
@@ -27,6 +28,7 @@ def masked_value(dtype: DType) -> float:
     return MASKED.get(dtype.name, _MASKED)
 
 
+@checked
 def scaled_dot_product_attention(
     query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, scale: float | None = None
 ) -> Array:

@@ -13,12 +13,14 @@ from wire.errors import ShapeError
 
 from ..array import Array, Operand
 from ..correlation import correlation, transposed_kernels
+from ..kinds import checked
 from ..numpy.promotion import asarray, operands
 from .windows import Pair, extents, pads, per_axis
 
 Ints = int | Sequence[int]
 
 
+@checked
 def conv(
     x: Operand,
     weight: Operand,
@@ -40,6 +42,7 @@ def conv(
     return _over_samples(source, kernels, bias, rank, steps, pairs, (1,) * rank, reaches, groups)
 
 
+@checked
 def conv_transpose(
     x: Operand,
     weight: Operand,

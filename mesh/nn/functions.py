@@ -11,6 +11,7 @@ from wire.errors import DTypeError, InputError, ShapeError
 from .. import numpy as mnp
 from ..array import Array, Operand, apply
 from ..composite import composite
+from ..kinds import checked
 from ..numpy.contraction import Labelled, contract
 from ..numpy.promotion import asarray, cast, floats, operands
 from ..numpy.reductions import normal_axis
@@ -43,12 +44,14 @@ def linear(x: Operand, weight: Operand, bias: Operand | None = None) -> Array:
     return product if bias is None else product + asarray(bias)
 
 
+@checked
 def softmax(x: Operand, axis: int = -1) -> Array:
     """exp(x) normalised to sum 1 along `axis`; the maximum is subtracted first."""
     (array,) = floats(x)
     return composite("softmax", softmax_body, array, axis=normal_axis(axis, array.ndim))
 
 
+@checked
 def log_softmax(x: Operand, axis: int = -1) -> Array:
     """The logarithm of `softmax`, accurate where softmax underflows."""
     (array,) = floats(x)

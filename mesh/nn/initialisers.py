@@ -12,44 +12,60 @@ from typing import Any
 
 import numpy as np
 
-from wire.errors import ShapeError
+from wire.errors import InputError, ShapeError
 
 from .. import numpy as mnp
 from ..array import Array, Operand
+from ..kinds import checked
 from ..numpy import random
 
+__all__ = [
+    "fans", "glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "lecun_normal", "lecun_uniform", "normal",
+    "ones", "orthogonal", "scaled", "truncated_normal", "uniform", "zeros",
+]  # fmt: skip
+
 Initialiser = Callable[..., Array]
+_MODES, _DISTRIBUTIONS = ("fan_in", "fan_out", "fan_avg"), ("normal", "uniform")
 _STEPS = 44  # each brings a small singular value 1.5 times nearer to 1: enough for one of 3e-8
 _TRUNCATED = 0.87962566103423978  # the standard deviation of a standard normal distribution cut at 2
 
 
+@checked
 def zeros(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
     """All 0; the key is not used."""
     return mnp.zeros(shape, dtype=dtype)
 
 
+@checked
 def ones(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
     """All 1; the key is not used."""
     return mnp.ones(shape, dtype=dtype)
 
 
+@checked
 def normal(deviation: float = 0.02) -> Initialiser:
     """The normal distribution around 0."""
     return lambda key, shape, dtype=np.float32: random.normal(key, shape, dtype) * deviation
 
 
+@checked
 def truncated_normal(deviation: float = 0.02) -> Initialiser:
     """As `normal`, cut at two standard deviations; `deviation` is what it was before the cut."""
     return lambda key, shape, dtype=np.float32: random.truncated_normal(key, -2, 2, shape, dtype) * deviation
 
 
+@checked
 def uniform(bound: float) -> Initialiser:
     """Evenly over [-bound, bound)."""
     return lambda key, shape, dtype=np.float32: random.uniform(key, shape, dtype, -bound, bound)
 
 
+@checked
 def scaled(scale: float, mode: str, distribution: str) -> Initialiser:
     """Variance scale / fan, where `mode` is fan_in, fan_out or fan_avg; normal (cut at two deviations) or uniform."""
+    for value, known in ((mode, _MODES), (distribution, _DISTRIBUTIONS)):
+        if value not in known:
+            raise InputError(f"{value!r} is not known", next_step=f"Choose one of {', '.join(known)}")
 
     def make(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
         reached, summed = fans(shape)
@@ -62,6 +78,7 @@ def scaled(scale: float, mode: str, distribution: str) -> Initialiser:
     return make
 
 
+@checked
 def orthogonal(scale: float = 1.0) -> Initialiser:
     """Rows (or columns, whichever are fewer) that are orthonormal, times `scale`; later axes count as columns.
 
@@ -80,6 +97,7 @@ def orthogonal(scale: float = 1.0) -> Initialiser:
     return make
 
 
+@checked
 def fans(shape: Sequence[int]) -> tuple[int, int]:
     """How many outputs one input reaches, and how many inputs one output sums."""
     if len(shape) < 2:

@@ -18,6 +18,7 @@ from wire.errors import InputError
 
 from .. import numpy as mnp
 from ..array import Array, Operand
+from ..kinds import checked
 from ..numpy import random
 from ..numpy.promotion import floats
 from . import activations, convolution, functions, initialisers, normalisation
@@ -227,6 +228,7 @@ class Dropout:
         return dropout(x, self.rate, key)
 
 
+@checked
 def dropout(x: Operand, rate: float, key: Operand | None) -> Array:
     """x with each element 0 with probability `rate`, the others divided by 1 - rate; x itself without a key.
 

@@ -9,23 +9,27 @@ from wire.errors import InputError, ShapeError
 
 from .. import numpy as mnp
 from ..array import Array, Operand
+from ..kinds import checked
 from ..numpy.promotion import asarray, cast, floats
 from .activations import softplus
 from .functions import check_known, log_softmax
 
 
+@checked
 def mse(prediction: Operand, target: Operand, *, reduction: str = "mean") -> Array:
     """(prediction - target)^2."""
     found, wanted = _pair(prediction, target)
     return _reduced((found - wanted) * (found - wanted), reduction)
 
 
+@checked
 def mae(prediction: Operand, target: Operand, *, reduction: str = "mean") -> Array:
     """|prediction - target|."""
     found, wanted = _pair(prediction, target)
     return _reduced(mnp.abs(found - wanted), reduction)
 
 
+@checked
 def huber(prediction: Operand, target: Operand, *, delta: float = 1.0, reduction: str = "mean") -> Array:
     """Half the squared error up to `delta`, from there on linear.  Huber, 1964."""
     found, wanted = _pair(prediction, target)
@@ -34,6 +38,7 @@ def huber(prediction: Operand, target: Operand, *, delta: float = 1.0, reduction
     return _reduced(near * (error - 0.5 * near), reduction)
 
 
+@checked
 def cross_entropy(
     logits: Operand,
     labels: Operand,
@@ -65,12 +70,14 @@ def cross_entropy(
     return _reduced(loss, reduction) if counted is None else _reduced_over(loss, counted, reduction)
 
 
+@checked
 def binary_cross_entropy(logits: Operand, target: Operand, *, reduction: str = "mean") -> Array:
     """-(t log sigmoid(x) + (1 - t) log(1 - sigmoid(x))) of logits x and targets t in [0, 1]."""
     x, wanted = _pair(logits, target)
     return _reduced(softplus(x) - x * wanted, reduction)
 
 
+@checked
 def kl_divergence(log_prediction: Operand, target: Operand, *, reduction: str = "mean") -> Array:
     """t (log t - log_prediction) of probabilities t and logarithms of predicted ones; 0 where t is 0."""
     found, wanted = _pair(log_prediction, target)

@@ -12,10 +12,12 @@ from wire.errors import ShapeError
 from .. import numpy as mnp
 from ..array import Array, Operand
 from ..composite import composite
+from ..kinds import checked
 from ..numpy.promotion import asarray, cast, floats
 from .precision import wide
 
 
+@checked
 def layer_norm(x: Operand, weight: Operand, bias: Operand, *, eps: float = 1e-5) -> Array:
     """x (..., width) normalised to mean 0 and variance 1 along the last axis, times `weight` plus `bias` (width,).
 
@@ -30,6 +32,7 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, *, eps: float = 1e-5)
     return composite("layer_norm", _layer_norm, array, scale, shift, axis=array.ndim - 1, eps=float(eps))
 
 
+@checked
 def rms_norm(x: Operand, weight: Operand, *, eps: float = 1e-6) -> Array:
     """x (..., width) divided by the root of its mean square along the last axis, times `weight` (width,).
 
@@ -43,6 +46,7 @@ def rms_norm(x: Operand, weight: Operand, *, eps: float = 1e-6) -> Array:
     return cast(high / mnp.sqrt(mean + eps), array.type.dtype) * scale
 
 
+@checked
 def group_norm(
     x: Operand, groups: int, weight: Operand | None = None, bias: Operand | None = None, *, eps: float = 1e-5
 ) -> Array:
@@ -61,6 +65,7 @@ def group_norm(
     return _by_channel(found, weight, bias)
 
 
+@checked
 def instance_norm(
     x: Operand, weight: Operand | None = None, bias: Operand | None = None, *, eps: float = 1e-5
 ) -> Array:
@@ -69,6 +74,7 @@ def instance_norm(
     return group_norm(array, array.shape[1] if array.ndim > 1 else 0, weight, bias, eps=eps)
 
 
+@checked
 def batch_norm(
     x: Operand,
     mean: Operand,

@@ -18,6 +18,7 @@ from wire.errors import ShapeError
 from .. import numpy as mnp
 from ..arguments import integer, items, native
 from ..array import Array, Operand, apply, value_array
+from ..kinds import checked
 from ..numpy.promotion import asarray, cast, extreme, floats, scalar
 from .precision import wide
 from .windows import Pair, count, extents, pads, per_axis
@@ -27,6 +28,7 @@ Reduce = Callable[..., Array]
 Combine = Callable[[Any, Any], Array]
 
 
+@checked
 def max_pool(
     x: Operand, kernel: Ints, *, stride: Ints | None = None, padding: Any = 0, dilation: Ints = 1,
     ceil_mode: bool = False,
@@ -40,6 +42,7 @@ def max_pool(
     return places.pooled(array, extreme(array.type.dtype, high=False), mnp.max, mnp.maximum)
 
 
+@checked
 def avg_pool(
     x: Operand, kernel: Ints, *, stride: Ints | None = None, padding: Any = 0, dilation: Ints = 1,
     ceil_mode: bool = False, count_include_pad: bool = True,
@@ -51,6 +54,7 @@ def avg_pool(
     return cast(total / places.counts(total, array.shape, count_include_pad), array.type.dtype)
 
 
+@checked
 def lp_pool(
     x: Operand, p: float, kernel: Ints, *, stride: Ints | None = None, padding: Any = 0, dilation: Ints = 1,
     ceil_mode: bool = False,
@@ -64,12 +68,14 @@ def lp_pool(
     return cast(mnp.sqrt(total) if p == 2 else mnp.pow(total, 1 / p), array.type.dtype)
 
 
+@checked
 def adaptive_avg_pool(x: Operand, output: Ints) -> Array:
     """Means such that the last axes become `output` long; window i is floor(i * dim / n) to ceil((i + 1) * dim / n)."""
     (array,) = floats(x)
     return _adaptive(array, output, mnp.mean)
 
 
+@checked
 def adaptive_max_pool(x: Operand, output: Ints) -> Array:
     """As `adaptive_avg_pool`, the largest of each window."""
     return _adaptive(asarray(x), output, mnp.max)
@@ -148,6 +154,8 @@ def _adaptive(x: Array, output: Ints, whole: Reduce) -> Array:
     output = native(output)
     given = (output,) * (x.ndim - 2) if isinstance(output, int) else items(output, "as output an int or")
     wanted = [integer(each, "the size of an output", 1) for each in given]
+    if not 1 <= len(wanted) <= x.ndim:
+        raise ShapeError(f"adaptive pooling of {x.shape} to {output}: one length for each of the last axes")
     for place, target in enumerate(wanted):
         axis = x.ndim - len(wanted) + place
         dim = x.shape[axis]

@@ -16,12 +16,14 @@ from wire.errors import ShapeError
 
 from .. import numpy as mnp
 from ..array import Array, Operand, apply
+from ..kinds import checked
 from ..numpy import random
 from ..numpy.promotion import asarray, floats
 from .attention import join_heads, scaled_dot_product_attention, split_heads
 from .layers import MLP, STATIC, GatedMLP, LayerNorm, Linear, RMSNorm, dropout
 
 
+@checked
 def rotary(x: Operand, positions: Operand, *, base: float = 10_000.0, interleaved: bool = False) -> Array:
     """x (..., n, size) with pairs of features turned by angles that grow with `positions` (n,) or (..., n).
 
@@ -29,9 +31,9 @@ def rotary(x: Operand, positions: Operand, *, base: float = 10_000.0, interleave
     Su et al., 2021 (arXiv 2104.09864).
     """
     (array,) = floats(x)
-    size = array.shape[-1]
-    if array.ndim < 2 or size % 2:
+    if array.ndim < 2 or array.shape[-1] % 2:
         raise ShapeError(f"rotary needs x (..., n, size) with an even size, got {array.shape}")
+    size = array.shape[-1]
     wide = array.dtype if array.dtype == np.float64 else np.float32
     speed = asarray((base ** (-np.arange(0, size, 2) / size)).astype(wide))
     angle = mnp.expand_dims(mnp.astype(positions, wide), -1) * speed

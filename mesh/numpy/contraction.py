@@ -16,6 +16,7 @@ from wire.errors import InputError, ShapeError
 
 from ..arguments import items, native, said
 from ..array import Array, Operand, apply
+from ..kinds import checked, text
 from . import complexes, elementwise, manipulation
 from .promotion import asarray, cast, operands
 from .reductions import normal_axis
@@ -88,6 +89,7 @@ def outer(x1: Operand, x2: Operand) -> Array:
     return elementwise.multiply(manipulation.expand_dims(left, 1), right)
 
 
+@checked
 def diagonal(x: Operand, offset: int = 0) -> Array:
     """Diagonal `offset` of the last two axes, as the last axis."""
     array = asarray(x)
@@ -128,6 +130,7 @@ def einsum(subscripts: str, *arrays: Operand) -> Array:
 
 
 def _parse(subscripts: str, arrays: Sequence[Array]) -> tuple[list[Labels], Labels]:
+    text(subscripts, "the first argument of einsum")
     left, arrow, right = subscripts.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(arrays):

@@ -18,6 +18,7 @@ from wire.errors import InputError
 from ..arguments import said
 from ..array import Array, Operand, apply, renamed, strong, value_array
 from ..devices import check_device
+from ..kinds import checked
 from . import elementwise, manipulation, promotion
 from .manipulation import Shape, broadcast_to, to_shape
 from .promotion import cast, common_dtype, inexact, is_python_scalar, like, scalar, to_dtype
@@ -88,6 +89,7 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
     return cast(_affine(steps, step, first), wanted)
 
 
+@checked
 def linspace(
     start: Operand, stop: Operand, num: int = 50, endpoint: bool = True, *, dtype: Any = None, device: Any = None
 ) -> Array:
@@ -116,11 +118,13 @@ def eye(n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: Any = None
     return cast(elementwise.equal(elementwise.add(rows, _within(k, shape)), cols), to_dtype(dtype or F32))
 
 
+@checked
 def tril(x: Operand, k: int = 0) -> Array:
     """x with 0 above diagonal k of its last two axes."""
     return _triangle(x, k, elementwise.greater_equal)
 
 
+@checked
 def triu(x: Operand, k: int = 0) -> Array:
     """x with 0 below diagonal k of its last two axes."""
     return _triangle(x, k, elementwise.less_equal)

@@ -287,7 +287,7 @@ def round(x: Operand, decimals: int = 0) -> Array:
     """x (both parts of a complex x) rounded to `decimals` places, halves to the even neighbour; integers stay unless
     decimals is negative."""
     (array,) = operands(x)
-    decimals = integer(decimals, "decimals")
+    decimals = integer(decimals, "decimals", -308, 309)
     inexact, scale = array.type.dtype.kind in "fc", 10.0 ** builtins.abs(decimals)
     if decimals == 0 or (not inexact and decimals > 0):
         return apply("round", array) if inexact else renamed(array)

@@ -17,6 +17,7 @@ from wire.errors import InputError
 
 from ..array import Array, Operand, apply
 from ..devices import check_device
+from ..kinds import checked
 from . import complexes, elementwise, manipulation
 from .promotion import asarray, cast, floats, inexact, to_dtype
 from .reductions import normal_axes, normal_axis
@@ -46,6 +47,7 @@ Axes = Sequence[int] | None
 Sizes = Sequence[int] | None
 
 
+@checked
 def fft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> Array:
     """The transform along `axis`, of which `n` elements are taken (zeros are added where there are fewer).
 
@@ -54,21 +56,25 @@ def fft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "ba
     return _along(_complex(x), n, axis, norm, inverse=False)
 
 
+@checked
 def ifft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> Array:
     """What `fft` makes x of."""
     return _along(_complex(x), n, axis, norm, inverse=True)
 
 
+@checked
 def fftn(x: Operand, s: Sizes = None, axes: Axes = None, norm: str | None = "backward") -> Array:
     """`fft` along several axes, of sizes `s`: all axes, or as many of the last as there are sizes, if not given."""
     return _over(_complex(x), s, axes, norm, inverse=False)
 
 
+@checked
 def ifftn(x: Operand, s: Sizes = None, axes: Axes = None, norm: str | None = "backward") -> Array:
     """What `fftn` makes x of."""
     return _over(_complex(x), s, axes, norm, inverse=True)
 
 
+@checked
 def rfft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> Array:
     """`fft` of real numbers: the first n // 2 + 1 elements, of which the others are the conjugate mirror."""
     (array,) = floats(x)
@@ -78,6 +84,7 @@ def rfft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "b
     return _sized(found, size, place)
 
 
+@checked
 def irfft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> Array:
     """The n real numbers of which `rfft` gives x; an even n, 2 * (m - 1) for m elements, if not given."""
     array = _complex(x)
@@ -89,6 +96,7 @@ def irfft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "
     return complexes.real(_along(whole, count, place, norm, inverse=True))
 
 
+@checked
 def rfftn(x: Operand, s: Sizes = None, axes: Axes = None, norm: str | None = "backward") -> Array:
     """`rfft` along the last of several axes, then `fft` along the others."""
     (array,) = floats(x)
@@ -97,6 +105,7 @@ def rfftn(x: Operand, s: Sizes = None, axes: Axes = None, norm: str | None = "ba
     return _over(found, sizes[:-1], places[:-1], norm, inverse=False)
 
 
+@checked
 def irfftn(x: Operand, s: Sizes = None, axes: Axes = None, norm: str | None = "backward") -> Array:
     """The real numbers of which `rfftn` gives x; an even number along the last axis if not given."""
     array = _complex(x)
@@ -105,36 +114,43 @@ def irfftn(x: Operand, s: Sizes = None, axes: Axes = None, norm: str | None = "b
     return irfft(found, None if s is None else sizes[-1], places[-1], norm)
 
 
+@checked
 def hfft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> Array:
     """The n real numbers that are the transform of the signal whose first half x is, the other being its mirror."""
     return irfft(complexes.conj(_complex(x)), n, axis, _OTHER[_known(norm)])
 
 
+@checked
 def ihfft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> Array:
     """The first half of what `hfft` gives real x of."""
     return complexes.conj(rfft(x, n, axis, _OTHER[_known(norm)]))
 
 
+@checked
 def fft2(x: Operand, s: Sizes = None, axes: Axes = (-2, -1), norm: str | None = "backward") -> Array:
     """`fftn` along the last two axes."""
     return fftn(x, s, axes, norm)
 
 
+@checked
 def ifft2(x: Operand, s: Sizes = None, axes: Axes = (-2, -1), norm: str | None = "backward") -> Array:
     """`ifftn` along the last two axes."""
     return ifftn(x, s, axes, norm)
 
 
+@checked
 def rfft2(x: Operand, s: Sizes = None, axes: Axes = (-2, -1), norm: str | None = "backward") -> Array:
     """`rfftn` along the last two axes."""
     return rfftn(x, s, axes, norm)
 
 
+@checked
 def irfft2(x: Operand, s: Sizes = None, axes: Axes = (-2, -1), norm: str | None = "backward") -> Array:
     """`irfftn` along the last two axes."""
     return irfftn(x, s, axes, norm)
 
 
+@checked
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Array:
     """The frequency of each element of a transform of n samples that are `d` apart, float32 by default."""
     count = _count(n)
@@ -143,6 +159,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) ->
     return _per_length(turns, count * d, dtype, device)
 
 
+@checked
 def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Array:
     """`fftfreq` for `rfft`, none below 0."""
     steps = apply("iota", shape=(_count(n) // 2 + 1,), dtype=I32.name, axis=0)

@@ -17,6 +17,7 @@ from wire.errors import InputError, ShapeError
 
 from ..arguments import items, native
 from ..array import Array, Operand, apply, renamed
+from ..kinds import checked
 from . import complexes, contraction, creation, elementwise, indexing, linalg, manipulation, reductions, sorting
 from .manipulation import Shape, concat, expand_dims, reshape, to_shape
 from .promotion import asarray, cast, concrete, floats, inexact, like, operands
@@ -25,22 +26,26 @@ from .reductions import Axis, normal_axes, normal_axis
 # -- joining, splitting, turning --------------------------------------------------------------------------
 
 
+@checked
 def vstack(arrays: Sequence[Operand]) -> Array:
     """Arrays joined as rows."""
     return concat([manipulation.atleast_2d(array) for array in operands(*arrays)], 0)
 
 
+@checked
 def hstack(arrays: Sequence[Operand]) -> Array:
     """Arrays joined along their second axis, vectors along their first."""
     given = [manipulation.atleast_1d(array) for array in operands(*arrays)]
     return concat(given, 0 if given and given[0].ndim == 1 else 1)
 
 
+@checked
 def dstack(arrays: Sequence[Operand]) -> Array:
     """Arrays joined along their third axis."""
     return concat([atleast_3d(array) for array in operands(*arrays)], 2)
 
 
+@checked
 def column_stack(arrays: Sequence[Operand]) -> Array:
     """Vectors, and the columns of matrices, as columns of one matrix."""
     given = operands(*arrays)
@@ -98,6 +103,7 @@ def fliplr(x: Operand) -> Array:
     return manipulation.flip(x, 1)
 
 
+@checked
 def rot90(x: Operand, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
     """x turned k quarters from the first axis towards the second."""
     array = asarray(x)
@@ -138,6 +144,7 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Array:  
     return creation.tril(creation.ones((N, N if M is None else M), dtype=dtype), k=k)
 
 
+@checked
 def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     """Diagonal `offset` of two axes, the first two by default, as the last axis; `linalg.diagonal` has the last two."""
     array = asarray(x)
@@ -146,11 +153,13 @@ def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Arr
     return contraction.diagonal(manipulation.moveaxis(array, (axis1, axis2), (-2, -1)), offset)
 
 
+@checked
 def trace(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     """The sum of diagonal `offset` of two axes, the first two by default; `linalg.trace` has the last two."""
     return reductions.sum(diagonal(x, offset, axis1, axis2), -1)
 
 
+@checked
 def diag(x: Operand, k: int = 0) -> Array:
     """The diagonal k of a matrix, or the matrix with that diagonal."""
     array = asarray(x)
@@ -164,16 +173,19 @@ def diag(x: Operand, k: int = 0) -> Array:
     return elementwise.where(chosen, wide, like(0, array))
 
 
+@checked
 def diagflat(x: Operand, k: int = 0) -> Array:
     """The matrix with the flattened x on diagonal k."""
     return diag(manipulation.ravel(x), k)
 
 
+@checked
 def logspace(start: Operand, stop: Operand, num: int = 50, endpoint: bool = True, base: Operand = 10.0) -> Array:
     """`num` numbers from base**start to base**stop, evenly spaced on a logarithmic scale."""
     return elementwise.pow(base, creation.linspace(start, stop, num, endpoint=endpoint))
 
 
+@checked
 def geomspace(start: Operand, stop: Operand, num: int = 50, endpoint: bool = True) -> Array:
     """`num` numbers above 0 from start to stop, each the same multiple of the one before."""
     first, last = floats(start, stop)
@@ -297,6 +309,7 @@ def nan_to_num(x: Operand, *, nan: float = 0.0, posinf: float | None = None, neg
 # -- tests ------------------------------------------------------------------------------------------------
 
 
+@checked
 def isclose(x1: Operand, x2: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Array:
     """True where |x1 - x2| <= atol + rtol |x2|, or both are the same infinity, or (if asked for) both are NaN."""
     left, right = inexact(x1, x2)
@@ -307,6 +320,7 @@ def isclose(x1: Operand, x2: Operand, rtol: float = 1e-5, atol: float = 1e-8, eq
     return elementwise.logical_or(near, both) if equal_nan else near
 
 
+@checked
 def allclose(x1: Operand, x2: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Array:
     """Whether `isclose` holds everywhere."""
     return reductions.all(isclose(x1, x2, rtol, atol, equal_nan))
@@ -373,6 +387,7 @@ def nanmin(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     return _extreme_number(reductions.min, math.inf, x, axis, keepdims)
 
 
+@checked
 def nanvar(x: Operand, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Array:
     """The mean squared distance from their mean of what is not NaN, divided by how many there are - ddof."""
     (array,) = inexact(x)
@@ -381,6 +396,7 @@ def nanvar(x: Operand, axis: Axis = None, *, ddof: float = 0, keepdims: bool = F
     return nansum(apart, axis, keepdims=keepdims) / (reductions.sum(there, axis, keepdims=keepdims) - ddof)
 
 
+@checked
 def nanstd(x: Operand, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Array:
     """The square root of `nanvar`."""
     return elementwise.sqrt(nanvar(x, axis, ddof=ddof, keepdims=keepdims))
@@ -534,6 +550,7 @@ def convolve(x1: Operand, x2: Operand, mode: str = "full") -> Array:
     return full[start : start + count]
 
 
+@checked
 def cov(m: Operand, *, ddof: int = 1) -> Array:
     """The covariances of the rows of a matrix, each row a variable and each column an observation."""
     (rows,) = inexact(manipulation.atleast_2d(m))
@@ -565,7 +582,7 @@ def bincount(x: Operand, weights: Operand | None = None, minlength: int = 0, *, 
         value = concrete(array, "bincount")
         if (value < 0).any():
             raise InputError("bincount counts integers of 0 or more")
-        length = max(int(value.max(initial=-1)) + 1, minlength)
+        length = max(int(value.max()) + 1 if value.size else 0, minlength)
     ones = creation.ones(array.shape, dtype="int32") if weights is None else asarray(weights)
     if ones.shape != array.shape:
         raise ShapeError(f"weights {ones.shape} for a vector {array.shape}")
@@ -576,6 +593,7 @@ def bincount(x: Operand, weights: Operand | None = None, minlength: int = 0, *, 
 # -- choosing ---------------------------------------------------------------------------------------------
 
 
+@checked
 def select(condlist: Sequence[Operand], choicelist: Sequence[Operand], default: Operand = 0) -> Array:
     """Where the first condition holds the first choice, else where the second holds the second, ..., else default."""
     condlist, choicelist = items(condlist, "as conditions"), items(choicelist, "as choices")
@@ -621,12 +639,14 @@ def argpartition(x: Operand, kth: int, axis: int | None = -1) -> Array:
     return sorting.argsort(x, axis)
 
 
+@checked
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array]:
     """The int32 rows and columns of the positions on and below diagonal k of an n x m matrix."""
     rows, columns = np.tril_indices(n, k, m)
     return asarray(rows.astype(np.int32)), asarray(columns.astype(np.int32))
 
 
+@checked
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array]:
     """The int32 rows and columns of the positions on and above diagonal k of an n x m matrix."""
     rows, columns = np.triu_indices(n, k, m)
@@ -636,11 +656,13 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array
 # -- in place ---------------------------------------------------------------------------------------------
 
 
+@checked
 def putmask(x: Array, mask: Operand, values: Operand) -> None:
     """x[mask] = values, where the values have x's shape or one element."""
     x[...] = elementwise.where(mask, values, x)
 
 
+@checked
 def put_along_axis(x: Array, indices: Operand, values: Operand, axis: int) -> None:
     """The elements that `take_along_axis` would give become `values`."""
     index, place = asarray(indices), normal_axis(axis, x.ndim)
@@ -651,6 +673,7 @@ def put_along_axis(x: Array, indices: Operand, values: Operand, axis: int) -> No
     x[tuple(key)] = values
 
 
+@checked
 def fill_diagonal(x: Array, value: Operand) -> None:
     """The diagonal of a matrix becomes `value`."""
     if x.ndim != 2:
@@ -659,6 +682,7 @@ def fill_diagonal(x: Array, value: Operand) -> None:
     x[places, places] = value
 
 
+@checked
 def copyto(dst: Array, src: Operand) -> None:
     """dst[...] = src."""
     dst[...] = src

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from wire.errors import InputError, ShapeError
 
 from ..array import Array, Operand, apply
+from ..kinds import checked
 from ..several import several
 from . import creation, elementwise, manipulation, reductions
 from .complexes import conj
@@ -200,6 +201,7 @@ def eigvalsh(x: Operand) -> Array:
     return eigh(x).eigenvalues
 
 
+@checked
 def svd(x: Operand, *, full_matrices: bool = True) -> SVDResult:
     """U, S and Vh with (U * S) @ Vh = x (..., m, n), where U has min(m, n) columns and Vh as many rows, or with
     `full_matrices` m and n."""
@@ -311,6 +313,7 @@ def matrix_power(x: Operand, n: int) -> Array:
     return result
 
 
+@checked
 def multi_dot(arrays: Sequence[Operand]) -> Array:
     """The product of two matrices or more, in the order that takes the fewest multiplications; the first may be a row
     and the last a column."""
@@ -375,11 +378,13 @@ def outer(x1: Operand, x2: Operand) -> Array:
     return _outer(left, right)
 
 
+@checked
 def trace(x: Operand, *, offset: int = 0, dtype: Any = None) -> Array:
     """The sum of diagonal `offset` of the last two axes, in `dtype` or as `sum` has it."""
     return reductions.sum(diagonal(asarray(x, dtype), offset), -1, dtype=dtype)
 
 
+@checked
 def vector_norm(x: Operand, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Array:
     """(sum of |x|**ord) ** (1/ord) over the axes; inf and -inf are the largest and smallest |x|, 0 counts."""
     (array,) = inexact(x)

@@ -17,8 +17,9 @@ import numpy as np
 from wire.dtypes import BOOL
 from wire.errors import InputError, ShapeError
 
-from ..arguments import items, native
+from ..arguments import items, native, said
 from ..array import Array, Operand, apply, renamed
+from ..kinds import checked
 from . import elementwise, indexing
 from .promotion import asarray, concrete, like, operands, parts
 from .reductions import normal_axes, normal_axis
@@ -55,6 +56,7 @@ def ravel(x: Operand) -> Array:
     return reshape(x, -1)
 
 
+@checked
 def permute_dims(x: Operand, axes: Sequence[int] | None = None) -> Array:
     """x with axis i taken from axis axes[i]; all reversed if axes is None."""
     array = asarray(x)
@@ -158,6 +160,7 @@ def roll(x: Operand, shift: Shape, axis: Shape | None = None) -> Array:
 # -- joining and splitting --------------------------------------------------------------------------------
 
 
+@checked
 def concat(arrays: Sequence[Operand], axis: int | None = 0) -> Array:
     """Arrays joined along an existing axis; flattened first if axis is None."""
     given = parts(arrays)
@@ -167,6 +170,7 @@ def concat(arrays: Sequence[Operand], axis: int | None = 0) -> Array:
     return renamed(given[0]) if len(given) == 1 else apply("concat", *given, axis=place)
 
 
+@checked
 def stack(arrays: Sequence[Operand], axis: int = 0) -> Array:
     """Arrays of one shape joined along a new axis."""
     given = parts(arrays)
@@ -197,6 +201,7 @@ def split(x: Operand, indices_or_sections: Shape, axis: int = 0) -> list[Array]:
     return [part(array, place, start, max(start, stop)) for start, stop in zip([0, *cuts], [*cuts, dim], strict=True)]
 
 
+@checked
 def diff(
     x: Operand, n: int = 1, axis: int = -1, prepend: Operand | None = None, append: Operand | None = None
 ) -> Array:
@@ -212,7 +217,7 @@ def diff(
         layers = [_border(each, array, place) for each in borders]
         at = 0 if prepend is None else 1
         array = concat([*layers[:at], array, *layers[at:]], axis=place)
-    for _ in range(n):
+    for _ in range(min(n, array.shape[place])):  # more leave nothing, as so many do
         dim = array.shape[place]
         later, earlier = part(array, place, min(1, dim), dim), part(array, place, 0, max(dim - 1, 0))
         unlike = array.type.dtype is BOOL
@@ -270,7 +275,10 @@ def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: 
     `mode` is numpy's: constant (with one constant), edge, reflect, symmetric or wrap.
     """
     array = renamed(asarray(x))
-    widths = np.broadcast_to(np.asarray(pad_width, np.int64), (array.ndim, 2)).tolist()
+    try:
+        widths = np.broadcast_to(np.asarray(pad_width, np.int64), (array.ndim, 2)).tolist()
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"pad_width is an int, a pair, or a pair for each axis, not {said(pad_width)}") from None
     if any(width < 0 for pair in widths for width in pair):
         raise InputError(f"pad widths are not negative, got {pad_width}")
     if mode == "constant":

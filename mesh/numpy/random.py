@@ -23,8 +23,14 @@ from wire.errors import DTypeError, InputError, ShapeError
 
 from ..arguments import integer, native
 from ..array import Array, Operand, apply, value_array
+from ..kinds import checked
 from . import elementwise, indexing, manipulation, reductions
 from .promotion import asarray, cast, floats, scalar, to_dtype
+
+__all__ = [
+    "bernoulli", "bits", "categorical", "choice", "exponential", "fold_in", "gumbel", "key", "normal", "permutation",
+    "randint", "split", "truncated_normal", "uniform",
+]  # fmt: skip
 
 Shape = int | Sequence[int]
 
@@ -32,6 +38,7 @@ _SPLIT, _FOLD = 0x73706C69, 0x666F6C64  # tags: what keys are made under
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24}  # bits of a number in [0, 1)
 
 
+@checked
 def key(seed: int) -> Array:
     """The key of a seed, any int of up to 64 bits."""
     if not -(1 << 63) <= seed < 1 << 64:
@@ -39,6 +46,7 @@ def key(seed: int) -> Array:
     return value_array(np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32))
 
 
+@checked
 def split(key: Operand, count: int = 2) -> Array:
     """`count` keys that are independent of each other and of what else is made of this one: (count, 2)."""
     return _words(_tagged(key, _SPLIT), (integer(count, "a count of keys", 0), 2))
@@ -53,6 +61,7 @@ def fold_in(key: Operand, data: Operand) -> Array:
     return _words(hashed ^ manipulation.stack([scalar(0, U32), number]), (2,))
 
 
+@checked
 def bits(key: Operand, shape: Shape = (), dtype: Any = np.uint32) -> Array:
     """Random bits as uint32 or uint64."""
     kind, wanted = to_dtype(dtype), manipulation.to_shape(shape)
@@ -64,6 +73,7 @@ def bits(key: Operand, shape: Shape = (), dtype: Any = np.uint32) -> Array:
     return (pair[..., 0] << 32) | pair[..., 1]
 
 
+@checked
 def uniform(
     key: Operand, shape: Shape = (), dtype: Any = np.float32, minval: Operand = 0.0, maxval: Operand = 1.0
 ) -> Array:
@@ -76,12 +86,14 @@ def uniform(
     return unit * (high - low) + low
 
 
+@checked
 def normal(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
     """The standard normal distribution."""
     kind = _float(dtype)
     return cast(math.sqrt(2) * erfinv(_symmetric(key, manipulation.to_shape(shape), kind)), kind)
 
 
+@checked
 def truncated_normal(key: Operand, lower: float, upper: float, shape: Shape = (), dtype: Any = np.float32) -> Array:
     """The standard normal distribution given that it lies in [lower, upper]."""
     kind = _float(dtype)
@@ -92,6 +104,7 @@ def truncated_normal(key: Operand, lower: float, upper: float, shape: Shape = ()
     return cast(elementwise.clip(found, lower, upper), kind)
 
 
+@checked
 def bernoulli(key: Operand, p: Operand = 0.5, shape: Shape | None = None) -> Array:
     """True with probability p; `shape` is p's by default."""
     (chance,) = floats(p)
@@ -99,6 +112,7 @@ def bernoulli(key: Operand, p: Operand = 0.5, shape: Shape | None = None) -> Arr
     return _unit(key, wanted, _float(chance.type.dtype)) < chance
 
 
+@checked
 def randint(key: Operand, shape: Shape, low: int, high: int, dtype: Any = np.int32) -> Array:
     """Integers from low to high - 1, all of one probability, but for the rounding of 64 random bits."""
     kind = to_dtype(dtype)
@@ -119,25 +133,28 @@ def randint(key: Operand, shape: Shape, low: int, high: int, dtype: Any = np.int
     return cast(cast(drawn, width) + scalar(low % (1 << 8 * width.itemsize), width), kind)
 
 
+@checked
 def exponential(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
     """The exponential distribution of mean 1."""
     kind = _float(dtype)
     return -elementwise.log1p(-_unit(key, manipulation.to_shape(shape), kind))
 
 
+@checked
 def gumbel(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
     """The standard Gumbel distribution: the largest of logits plus this noise is a categorical draw."""
     kind = _float(dtype)
     return cast(-elementwise.log(-elementwise.log(_open_unit(key, manipulation.to_shape(shape), kind))), kind)
 
 
+@checked
 def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Shape | None = None) -> Array:
     """Positions along `axis` drawn with probabilities softmax(logits), as int32.
 
     `shape` is that of logits without the axis by default; more dimensions in front draw more often.
     """
     (scores,) = floats(logits)
-    place = axis % scores.ndim
+    place = reductions.normal_axis(axis, scores.ndim)
     left = scores.shape[:place] + scores.shape[place + 1 :]
     wanted = left if shape is None else manipulation.to_shape(shape)
     if wanted[len(wanted) - len(left) :] != left:
@@ -147,20 +164,23 @@ def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Shape | No
     return reductions.argmax(noise + scores, axis=len(more) + place)
 
 
+@checked
 def permutation(key: Operand, x: int | Operand, axis: int = 0) -> Array:
     """The numbers below x, or x's entries along `axis`, in random order."""
     x = native(x)
     if isinstance(x, int):
         return _order(key, x)
     array = asarray(x)
-    return indexing.take(array, _order(key, array.shape[axis]), axis=axis)
+    place = reductions.normal_axis(axis, array.ndim)
+    return indexing.take(array, _order(key, array.shape[place]), axis=place)
 
 
+@checked
 def choice(key: Operand, a: int | Operand, shape: Shape = (), replace: bool = True, p: Operand | None = None) -> Array:
     """Draws from the numbers below a, or from a's entries along its first axis, with probabilities p if given."""
     wanted, a = manipulation.to_shape(shape), native(a)
     count = math.prod(wanted)
-    size = a if isinstance(a, int) else asarray(a).shape[0]
+    size = a if isinstance(a, int) else _rows(a)
     if size < 1 or (not replace and count > size):
         raise InputError(f"{count} draws {'with' if replace else 'without'} replacement from {size}")
     if p is None:
@@ -178,6 +198,13 @@ def choice(key: Operand, a: int | Operand, shape: Shape = (), replace: bool = Tr
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _rows(a: Operand) -> int:
+    array = asarray(a)
+    if not array.ndim:
+        raise InputError(f"choice draws from the numbers below an int, or from an array's entries, not {array.type}")
+    return array.shape[0]
 
 
 def _key(value: Operand) -> Array:

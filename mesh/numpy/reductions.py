@@ -7,13 +7,16 @@ Sums of bools and narrow integers are int32 (uint32); means of f16 and bf16 are 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 from wire.dtypes import BF16, BOOL, F16, F32, I32, PARTS, U32, DType
 from wire.errors import InputError
 
+from ..arguments import said
 from ..array import Array, Operand, apply, renamed
+from ..kinds import checked
 from . import elementwise
 from .promotion import asarray, cast, inexact, like, scalar
 
@@ -22,9 +25,10 @@ Axis = int | Sequence[int] | None
 
 def normal_axis(axis: Any, ndim: int) -> int:
     """`axis` counted from the front; InputError if it is outside."""
-    if not hasattr(axis, "__index__"):
-        raise InputError(f"an axis is an int, got {axis!r}")
-    position: int = axis.__index__()
+    try:
+        position = operator.index(axis)
+    except TypeError:
+        raise InputError(f"an axis is an int, got {said(axis)}") from None
     if not -ndim <= position < ndim:
         raise InputError(f"axis {position} is outside an array of {ndim} dimensions")
     return position % ndim
@@ -88,6 +92,7 @@ def mean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     return cast(apply("div", total, like(float(count), total)), array.type.dtype)
 
 
+@checked
 def var(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
     """The mean squared distance from the mean, a real number, divided by N - correction (numpy calls it ddof)."""
     (array,) = inexact(x)
@@ -100,6 +105,7 @@ def var(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0
     return cast(result, PARTS.get(array.type.dtype, array.type.dtype))
 
 
+@checked
 def std(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
     """The square root of `var`."""
     return elementwise.sqrt(var(x, axis, correction=correction, ddof=ddof, keepdims=keepdims))

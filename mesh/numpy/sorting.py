@@ -16,8 +16,9 @@ import numpy as np
 from wire.dtypes import F32, F64, I32, DType
 from wire.errors import InputError, ShapeError
 
-from ..arguments import integer, items
+from ..arguments import integer, items, said
 from ..array import Array, Operand, apply
+from ..kinds import checked
 from . import elementwise, indexing, manipulation
 from .promotion import asarray, cast, concrete, floats
 from .reductions import Axis, mean, normal_axes, normal_axis
@@ -35,6 +36,7 @@ def argsort(x: Operand, axis: int | None = -1, *, descending: bool = False, stab
     return _order(array, place, descending)
 
 
+@checked
 def lexsort(keys: Sequence[Operand], axis: int = -1) -> Array:
     """The indices that sort by the last key, equal ones by the key before it, and so on."""
     given = [asarray(key) for key in items(keys, "as the keys of lexsort")]
@@ -55,6 +57,7 @@ class TopK(NamedTuple):
     indices: Array
 
 
+@checked
 def topk(x: Operand, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     """The k largest (or smallest) elements along `axis`, the best first, and their int32 indices."""
     array, place = _along(x, axis)
@@ -149,7 +152,10 @@ def _order(array: Array, place: int, descending: bool) -> Array:
 
 
 def _known(q: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(concrete(q, "a quantile") if isinstance(q, Array) else q, np.float64)
+    try:
+        return np.asarray(concrete(q, "a quantile") if isinstance(q, Array) else q, np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"a quantile is a number, or several, not {said(q)}") from None
 
 
 def _wide(dtype: DType) -> DType:

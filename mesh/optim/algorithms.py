@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..kinds import checked
 from .optimiser import Optimiser, chain
 from .rules import add_decayed_weights, scale_by_adam, scale_by_learning_rate, scale_by_lion
 from .rules import momentum as running
 from .schedules import Rate
 
 
+@checked
 def sgd(
     learning_rate: Rate, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0, mask: Any = None
 ) -> Optimiser:
@@ -25,6 +27,7 @@ def sgd(
     )
 
 
+@checked
 def adam(
     learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0,
     mask: Any = None,
@@ -37,6 +40,7 @@ def adam(
     )
 
 
+@checked
 def adamw(
     learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 1e-2,
     mask: Any = None,
@@ -47,6 +51,7 @@ def adamw(
     )
 
 
+@checked
 def lion(
     learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0, mask: Any = None
 ) -> Optimiser:

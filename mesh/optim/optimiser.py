@@ -15,6 +15,7 @@ from wire.errors import InputError
 
 from .. import numpy as mnp
 from .. import tree
+from ..arguments import said
 from ..array import Array, Operand, weakened
 from ..numpy.promotion import asarray, cast
 
@@ -33,6 +34,11 @@ def chain(*parts: Optimiser) -> Optimiser:
         return tuple([part.init(params) for part in parts])
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if not isinstance(state, tuple | list) or len(state) != len(parts):
+            raise InputError(
+                f"the state of an optimiser is what its init or update gave, not {said(state)}",
+                next_step="Begin with init(params)",
+            )
         states = []
         for part, own in zip(parts, state, strict=True):
             gradients, after = part.update(gradients, own, params)
@@ -95,4 +101,4 @@ def needed(params: Any, asker: str) -> Any:
 
 def _moved(param: Operand, update: Operand) -> Array:
     own = asarray(param)
-    return cast(wide(own) + update, own.type.dtype)
+    return cast(wide(own) + asarray(update), own.type.dtype)

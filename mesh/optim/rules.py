@@ -12,6 +12,7 @@ from .. import numpy as mnp
 from .. import tree
 from ..arguments import check_number
 from ..array import Array, Operand
+from ..kinds import checked, instance
 from .optimiser import Optimiser, global_norm, needed, stateless, weight_of, wide, zeros_for
 from .schedules import Rate, rate_at
 
@@ -60,6 +61,7 @@ def add_decayed_weights(rate: Operand, mask: Any = None) -> Optimiser:
     return stateless(decayed)
 
 
+@checked
 def momentum(decay: Operand, nesterov: bool = False) -> Optimiser:
     """The running sum m = decay * m + g; with `nesterov`, g + decay * m of that."""
     check_number(decay, "momentum", 0.0, 1.0)
@@ -95,6 +97,7 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
         return Moments(mnp.asarray(0), zeros_for(params), zeros_for(params))
 
     def update(gradients: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
+        instance(state, "the state of scale_by_adam", Moments, "what its init or update gave")
         steps = mnp.asarray(state.steps) + 1
         first = tree.map(lambda each, own: b1 * own + (1 - b1) * wide(each), gradients, state.first)
         second = tree.map(lambda each, own: b2 * own + (1 - b2) * mnp.square(wide(each)), gradients, state.second)

@@ -13,6 +13,7 @@ from wire.errors import InputError
 
 from .. import numpy as mnp
 from ..array import Array, Operand
+from ..kinds import checked
 from .optimiser import counted
 
 Schedule = Callable[[Operand], Array]
@@ -24,21 +25,25 @@ def rate_at(rate: Rate, count: Operand) -> Array:
     return rate(count) if callable(rate) else mnp.positive(rate)
 
 
+@checked
 def constant(value: float) -> Schedule:
     """Always the same."""
     return lambda count: mnp.positive(value)
 
 
+@checked
 def linear(start: float, end: float, steps: int) -> Schedule:
     """From `start` to `end` over `steps`, and `end` after."""
     return lambda count: start + (end - start) * _share(count, steps)
 
 
+@checked
 def cosine(start: float, steps: int, end: float = 0.0) -> Schedule:
     """Half a cosine from `start` to `end` over `steps`, and `end` after.  Loshchilov and Hutter (arXiv 1608.03983)."""
     return lambda count: end + (start - end) * 0.5 * (1 + mnp.cos(math.pi * _share(count, steps)))
 
 
+@checked
 def exponential(start: float, rate: float, steps: int, *, staircase: bool = False) -> Schedule:
     """Times `rate` every `steps`; at once with `staircase`, gradually without."""
 
@@ -49,11 +54,13 @@ def exponential(start: float, rate: float, steps: int, *, staircase: bool = Fals
     return at
 
 
+@checked
 def piecewise(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
     """values[0] before step boundaries[0], values[1] from there on, and so forth."""
     return joined([constant(value) for value in values], boundaries)
 
 
+@checked
 def joined(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """One schedule after the other, each from its own step 0; the second begins at step boundaries[0]."""
     if len(schedules) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
@@ -69,6 +76,7 @@ def joined(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule
     return at
 
 
+@checked
 def warmup_cosine(peak: float, warmup: int, steps: int, end: float = 0.0, start: float = 0.0) -> Schedule:
     """Linear from `start` to `peak` over `warmup` steps, then a cosine to `end` at step `steps`."""
     return joined([linear(start, peak, warmup), cosine(peak, steps - warmup, end)], [warmup])

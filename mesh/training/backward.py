@@ -26,6 +26,7 @@ from .. import numpy as mnp
 from .. import tree
 from ..array import Array
 from ..client import Mesh
+from ..kinds import checked
 from ..sizes import counted
 from ..stepping import Stepping
 from .data import Cursor, Rows, Shares, batch_of, padded, rows_of
@@ -62,6 +63,7 @@ class Gradients:
     `loss` is the mean over the rows of the last batch.
     """
 
+    @checked
     def __init__(
         self, recipe: Recipe, strategy: Strategy, mesh: Mesh | None, params: Any, batch: Any, copies: str
     ) -> None:

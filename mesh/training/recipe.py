@@ -66,7 +66,7 @@ class Recipe:
             )
         if self.clip is not None and not (isinstance(self.clip, (int, float, np.number)) and self.clip > 0):
             raise InputError(f"clip bounds the norm of gradients by a number above 0, not {self.clip!r}")
-        if self.precision not in PRECISIONS:
+        if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise InputError(
                 f"precision={self.precision!r} is not known", next_step=f"Choose one of {', '.join(PRECISIONS)}"
             )

@@ -21,6 +21,7 @@ from wire.strategies import Pipeline, Strategy, strategy_of
 from .. import tree
 from ..arguments import integer, items, said
 from ..client import Mesh
+from ..kinds import truth
 from ..optim import Optimiser, adam
 from ..session import check_copies
 from ..sizes import counted
@@ -68,7 +69,8 @@ class DistributedTrainer:
                 "a pipeline accumulates over its micro-batches", next_step="Choose Pipeline(micro_batches=...) alone"
             )
         self.recipe = Recipe(
-            loss, optimizer or adam(1e-3), stages.micro_batches if stages else accumulate, precision, clip, compression,
+            loss, adam(1e-3) if optimizer is None else optimizer,
+            stages.micro_batches if stages else accumulate, precision, clip, compression,
             shards, bucket_bytes, seed, stages is not None, stages is not None and SCHEDULES[stages.schedule].updates,
         )  # fmt: skip
         self._state = together_first(self.recipe, params)
@@ -140,6 +142,7 @@ class DistributedTrainer:
         if max_nodes is not None and max_nodes < min_nodes:
             raise InputError(f"max_nodes={max_nodes} is less than min_nodes={min_nodes}")
         check_copies(copies)
+        truth(shuffle, "shuffle of fit")
         for callback in items(callbacks, "of callbacks"):
             if not isinstance(callback, Callback):
                 raise InputError(f"{callback!r} is no callback", next_step="Derive a class from mesh.training.Callback")

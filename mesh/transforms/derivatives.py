@@ -119,7 +119,7 @@ def jacobian(fn: Function, argnums: int | Sequence[int] = 0, mode: str | None = 
     A leaf of shape R by one of shape A gives R + A; the result has fn's structure, and the arguments' inside it.
     `mode` is "forward" or "reverse": by default the one that takes fewer passes.
     """
-    if mode not in (None, "forward", "reverse"):
+    if not isinstance(mode, str | None) or mode not in (None, "forward", "reverse"):
         raise InputError(f"mode is 'forward' or 'reverse', got {mode!r}")
     check_function(fn, "what jacobian differentiates")
     several, places = _chosen(argnums)

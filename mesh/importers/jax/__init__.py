@@ -21,6 +21,7 @@ import numpy as np
 
 from wire.errors import ConfigError, DTypeError, InputError
 
+from ...arguments import check_function
 from ...array import Array
 from ...numpy.promotion import asarray
 from .interpret import call, check_supported, type_of
@@ -39,10 +40,16 @@ def from_jax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
         raise ConfigError(
             f"from_jax needs {error.name!r}, which is not installed", next_step="pip install 'graph-mesh[jax]'"
         ) from None
+    check_function(fn, "what from_jax takes")
     in_tree: Any
     leaves, in_tree = jax.tree_util.tree_flatten_with_path(examples)
     shapes = [_example(jax, f"examples{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
-    closed, result = jax.make_jaxpr(fn, return_shape=True)(*jax.tree_util.tree_unflatten(in_tree, shapes))
+    try:
+        closed, result = jax.make_jaxpr(fn, return_shape=True)(*jax.tree_util.tree_unflatten(in_tree, shapes))
+    except TypeError as error:
+        if "returned a value of type" not in str(error):  # JAX's words for a result; others come from `fn` itself
+            raise
+        raise InputError("what from_jax takes gives arrays", cause=str(error)[:200]) from error
     check_supported(closed.jaxpr, getattr(fn, "__name__", "the function"))
     out_tree = jax.tree_util.tree_structure(result)
     kinds = [type_of(var.aval) for var in closed.jaxpr.invars]

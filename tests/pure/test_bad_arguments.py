@@ -1,0 +1,230 @@
+"""No bare TypeError, KeyError or AttributeError leaves a public call, whatever is given for one of its arguments.
+
+The public callables are found by walking the namespaces, so a new one is covered by itself.  Each of its arguments is
+given some of the bad values, which its name and the argument's choose.
+There are no exceptions but the calls of NOT_CALLED.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mesh
+from mesh import Mesh, MeshError, collectives, nn, optim, random, training, tree
+from mesh import numpy as mnp
+from mesh.config import MeshConfig
+from mesh.errors import InputError
+from mesh.numpy import fft, linalg
+
+
+class Nothing:
+    """What can be called, and gives what is no array."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+
+BAD: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "an object": object,
+    "a class": lambda: Nothing,
+    "a text": lambda: "x",
+    "bytes": lambda: b"ab",
+    "an int": lambda: 3,
+    "a negative int": lambda: -1,
+    "a bool": lambda: True,
+    "a fraction": lambda: 0.5,
+    "nan": lambda: float("nan"),
+    "a complex number": lambda: 1j,
+    "a dict": dict,
+    "a list": list,
+    "a ragged list": lambda: [[1, 2], [3]],
+    "texts": lambda: ["a", "b"],
+    "a mixed tuple": lambda: (1, "x"),
+    "a generator": lambda: (each for each in (1, 2)),
+    "a function": lambda: lambda *args: None,
+    "an array": lambda: np.ones((2, 2), np.float32),
+    "an array of objects": lambda: np.array([object()]),
+}
+PER_ARGUMENT = 5  # of the bad values
+NAMESPACES = (mesh, mnp, linalg, fft, random, nn, nn.initialisers, optim, collectives, tree, training)
+X = np.ones((4, 2), np.float32)
+FUNCTIONS = ("fn", "f", "step_fn", "loss", "test", "body", "then", "otherwise", "function")
+
+NOT_CALLED = {
+    "mesh.init": "it makes the mesh of the whole process",
+    "mesh.shutdown": "it ends that",
+    "mesh.barrier": "it waits for ranks",
+    "mesh.AsyncMesh": "it is made by the builder",
+}
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Callable[..., Any]]]:
+    with pytest.MonkeyPatch.context() as patch, Mesh(MeshConfig()) as alone:
+        patch.chdir(tmp_path_factory.mktemp("here"))  # some of them write files
+        yield callables(alone)
+
+
+def test_no_bare_error_leaves_a_public_call(public: dict[str, Callable[..., Any]]) -> None:
+    found = []
+    for name, fn in public.items():
+        wrong = bare(name, fn, PER_ARGUMENT)
+        found += [f"{name}({given}): {type(error).__name__}: {error}" for given, error in wrong]
+    assert not found, "\n".join(found)
+
+
+IMAGE, KERNEL = np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 2, 2), np.float32)
+SAID: list[tuple[str, Callable[[], Any]]] = [
+    ("delta of huber is a number, not 'x'", lambda: nn.huber(X, X, delta="x")),
+    ("eps of batch_norm is a number, not None", lambda: nn.batch_norm(X, X[0], X[0], eps=None)),
+    ("reduction of mse is a text", lambda: nn.mse(X, X, reduction=X)),
+    ("rate of dropout is a number", lambda: nn.dropout(X, None, None)),
+    ("axis of softmax is an int, not array", lambda: nn.softmax(X, X)),
+    ("axis of softmax is an int, not 0.5", lambda: nn.softmax(X, 0.5)),
+    ("kernel of max_pool is an int, not None", lambda: nn.max_pool(IMAGE, None)),
+    ("groups of conv is an int, not 'x'", lambda: nn.conv(IMAGE, KERNEL, groups="x")),
+    ("as padding an int or a list is given, not None", lambda: nn.conv(IMAGE, KERNEL, padding=None)),
+    ("as padding of an axis an int or a list is given, not 0.5", lambda: nn.max_pool(IMAGE, 2, padding=[0.5, "x"])),
+    ("interleaved of rotary is True or False, not 3", lambda: nn.rotary(X, np.arange(4), interleaved=3)),
+    ("shape of fans is a list, not None", lambda: nn.initialisers.he_normal(random.key(0), None)),
+    ("'zz' is not known", lambda: nn.initialisers.scaled(1.0, "zz", "normal")),
+    ("peak of warmup_cosine is a number, not 'x'", lambda: optim.warmup_cosine("x", 1, 2)),
+    ("schedules of joined is a function, not 3", lambda: optim.joined([3, 4], [1])),
+    ("Begin with init(params)", lambda: optim.adam(1e-3).update(X, None, X)),
+    ("seed of key is an int, not 'x'", lambda: random.key("x")),
+    ("Call tree.structure(value)", lambda: tree.unflatten(None, [])),
+    ("what tree.map does with every leaf is a function", lambda: tree.map(None, X)),
+    ("path of load_safetensors is the path of a file", lambda: mesh.load_safetensors(None)),
+    ("config of Mesh is of the class MeshConfig, not 3", lambda: Mesh(3)),
+    ("n of fft is an int, not 'x'", lambda: fft.fft(X, "x")),
+]
+
+
+@pytest.mark.parametrize(("said", "call"), SAID)
+def test_the_error_says_which_argument_what_came_and_what_is_expected(said: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(InputError) as caught:
+        call()
+    assert said in str(caught.value)
+
+
+def test_sizes_may_be_integers_of_numpy() -> None:
+    given = nn.max_pool(IMAGE, np.int64(2), stride=np.array([2, 2]))
+    np.testing.assert_array_equal(given, nn.max_pool(IMAGE, 2, stride=(2, 2)))
+    np.testing.assert_array_equal(mnp.bincount(np.array([1, 1, 3], np.uint8)), [0, 2, 0, 1])
+
+
+def test_the_walk_finds_the_public_callables(public: dict[str, Callable[..., Any]]) -> None:
+    assert {"mesh.vjp", "mesh.nn.huber", "mesh.optim.adam", "mesh.numpy.sum", "Array.sum", "Grid.axes"} <= set(public)
+    assert len(public) > 600
+
+
+def bare(name: str, fn: Callable[..., Any], count: int) -> Iterator[tuple[str, BaseException]]:
+    """The calls of `fn` that raise what is no MeshError, by what was given."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # a builtin without one
+        return
+    for wrong in parameters:
+        if wrong.kind in (wrong.VAR_POSITIONAL, wrong.VAR_KEYWORD):
+            continue
+        for kind in chosen(f"{name} {wrong.name}", count):
+            args, keywords = arguments(parameters, wrong, BAD[kind])
+            error = error_of(fn, args, keywords)
+            if error is not None:
+                yield f"{wrong.name}={kind}", error
+
+
+def chosen(text: str, count: int) -> list[str]:
+    """So many names of bad values, other ones for other texts."""
+    names = list(BAD)
+    first = zlib.crc32(text.encode())
+    step = next(each for each in range(7 + first % 5, 100) if np.gcd(each, len(names)) == 1)
+    return [names[(first + at * step) % len(names)] for at in range(min(count, len(names)))]
+
+
+def arguments(
+    parameters: list[inspect.Parameter], wrong: inspect.Parameter, bad: Callable[[], Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Those of a call in which one is bad, and the others that are needed are functions or arrays."""
+    args: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for each in parameters:
+        if each is not wrong and (
+            each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        ):
+            continue
+        value = bad() if each is wrong else good(each.name)
+        if each.kind is each.KEYWORD_ONLY or each.default is not each.empty:
+            keywords[each.name] = value
+        else:
+            args.append(value)
+    return args, keywords
+
+
+def good(name: str) -> Any:
+    return (lambda *args: args[0] if args else X) if name in FUNCTIONS else X
+
+
+def error_of(fn: Callable[..., Any], args: list[Any], keywords: dict[str, Any]) -> BaseException | None:
+    """What it raises, but for errors of the project and those of Python's own binding of arguments."""
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            result = fn(*args, **keywords)
+            if inspect.iscoroutine(result):
+                result.close()
+    except MeshError:
+        return None
+    except (TypeError, LookupError, AttributeError) as error:
+        binding = isinstance(error, TypeError) and error.__traceback__ is not None and not error.__traceback__.tb_next
+        return None if binding else error
+    except (ValueError, ArithmeticError):  # they say what is wrong with a value, not with its kind
+        return None
+    return None
+
+
+def methods(name: str, of: object, *but: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for attribute in dir(of):
+        if attribute.startswith("_") or attribute in but:
+            continue
+        try:
+            found = getattr(of, attribute)
+        except MeshError:
+            continue
+        if callable(found) and not inspect.isclass(found):
+            yield f"{name}.{attribute}", found
+
+
+def callables(alone: Mesh) -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
+    for space in NAMESPACES:
+        found |= {
+            f"{space.__name__}.{name}": getattr(space, name) for name in space.__all__ if callable(getattr(space, name))
+        }
+    found |= methods("Mesh", alone, "close", "wait")
+    found |= methods("Builder", Mesh.builder(), "build", "build_async")
+    found |= methods("Array", mnp.asarray(X))
+    found |= methods("Grid", mesh.Grid((2,), ("a",)))
+    found |= methods("PartitionSpec", mesh.PartitionSpec("a"))
+    found |= methods("DeviceMap", mesh.DeviceMap())
+    found |= methods("WireGraph", mesh.trace(lambda x: x, X))
+    found |= methods("Optimiser", optim.adam(1e-3), "index", "count")
+    for transform in (
+        mesh.grad,
+        mesh.value_and_grad,
+        mesh.jacobian,
+        mesh.hessian,
+        mesh.vmap,
+        mesh.remat,
+        mesh.function,
+    ):
+        found[f"{transform.__name__}(f)"] = transform(lambda x: mnp.sum(x))
+    return {name: fn for name, fn in found.items() if name not in NOT_CALLED}
