@@ -103,7 +103,11 @@ def real(value: Any, what: str) -> Any:
 
 def wholes(value: Any, what: str) -> Any:
     """An int, or several."""
-    return several(whole, value, what) if _has_several(value) else whole(value, what)
+    if _has_several(value):
+        return several(whole, value, what)
+    if isinstance(value, numbers.Integral) or hasattr(value, "__index__"):
+        return whole(value, what)
+    raise InputError(f"{what} is an int or a list of ints, not {said(value)}")
 
 
 def several(check: Check, value: Any, what: str) -> tuple[Any, ...]:

@@ -89,7 +89,7 @@ SAID: list[tuple[str, Callable[[], Any]]] = [
     ("rate of dropout is a number", lambda: nn.dropout(X, None, None)),
     ("axis of softmax is an int, not array", lambda: nn.softmax(X, X)),
     ("axis of softmax is an int, not 0.5", lambda: nn.softmax(X, 0.5)),
-    ("kernel of max_pool is an int, not None", lambda: nn.max_pool(IMAGE, None)),
+    ("kernel of max_pool is an int or a list of ints, not None", lambda: nn.max_pool(IMAGE, None)),
     ("groups of conv is an int, not 'x'", lambda: nn.conv(IMAGE, KERNEL, groups="x")),
     ("as padding an int or a list is given, not None", lambda: nn.conv(IMAGE, KERNEL, padding=None)),
     ("as padding of an axis an int or a list is given, not 0.5", lambda: nn.max_pool(IMAGE, 2, padding=[0.5, "x"])),

@@ -127,7 +127,7 @@ def test_no_worker_left_is_an_error_after_virtual_seconds() -> None:
 
 def test_what_cannot_be_simulated_is_refused() -> None:
     builder = Mesh.builder().mesh("sim")
-    with pytest.raises(errors.InputError, match="the number of simulated workers is an int from 1, not 0"):
+    with pytest.raises(errors.InputError, match="the number of simulated workers is an int from 1 to 1024, not 0"):
         builder.simulate(0)
     for count, gflops in ((2, (1.0,)), (1, (-1.0,))):
         with pytest.raises(errors.ConfigError, match="positive figure"):
