@@ -5,7 +5,7 @@
 
     huber(x, y, delta="x")      # InputError: delta of huber is a number, not 'x'
 
-Annotations are texts here, and each text means one check: a row of `_CHECKS`, or that of a class that the function's
+Annotations are texts here, and each text means one kind: a row of `_KINDS`, or that of a class that the function's
 module knows.  What has no row (Operand, Any) is checked where it is used.  To add a kind: one row.
 """
 
@@ -17,7 +17,8 @@ import operator
 import os
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from types import FunctionType, NoneType
+from typing import Any, NamedTuple, TypeVar, cast
 
 from wire.errors import InputError
 
@@ -27,29 +28,52 @@ F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[Any, str], Any]  # of a value and what it is called: the value as the function wants it
 
 
+class Kind(NamedTuple):
+    """A check, and the types whose values all pass it as they are, so that it need not be made."""
+
+    check: Check
+    passing: frozenset[type] = frozenset()
+
+
 def checked(fn: F) -> F:
-    """`fn`, which first checks its arguments by their annotations; InputError names the argument that is wrong."""
-    parameters = inspect.signature(fn).parameters.values()
-    places: list[Callable[[Any], Any] | None] = []
-    names: dict[str, Callable[[Any], Any]] = {}
-    more: Callable[[Any], Any] | None = None
-    for each in parameters:
-        check = _check_of(each.annotation, fn)
-        named = None if check is None else _called(check, f"{each.name} of {fn.__qualname__.removesuffix('.__init__')}")
-        if each.kind is each.VAR_POSITIONAL:
-            more = named
-        elif each.kind is not each.VAR_KEYWORD:
-            if each.kind is not each.KEYWORD_ONLY:
-                places.append(named)
-            if named is not None:
-                names[each.name] = named
+    """`fn`, which first checks its arguments by their annotations; InputError names the argument that is wrong.
+
+    Nearly every call gives values of types that pass as they are: it is handed on after a look at these.
+    """
+    parameters = list(inspect.signature(fn).parameters.values())
+    asker = fn.__qualname__.removesuffix(".__init__")
+    kinds = {each.name: _kind_of(each.annotation, fn) for each in parameters}
+    places = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    more = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
+    rest = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), "")
+    passing = {name: kind.passing for name, kind in kinds.items() if kind is not None and name not in (more, rest)}
+    by_place = tuple([passing.get(name) for name in places])
+    free = next((at for at, types in enumerate(by_place) if types is not None), len(by_place))
+    most = len(places) + (1 << 32 if kinds.get(more) is None else 0)  # *args that are not checked may be as many
+
+    def taken(name: str, value: Any) -> Any:
+        kind = kinds.get(name)
+        return value if kind is None else kind.check(value, f"{name} of {asker}")
+
+    def looked_at(args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        names = [*places, *[more] * (len(args) - len(places))]
+        given = [taken(name, value) for name, value in zip(names, args, strict=False)]
+        return fn(
+            *given, **{name: taken(name, value) if name in passing else value for name, value in keywords.items()}
+        )
 
     @wraps(fn)
     def call(*args: Any, **keywords: Any) -> Any:
-        checks = [*places, *[more] * (len(args) - len(places))]
-        given = [value if check is None else check(value) for value, check in zip(args, checks, strict=False)]
-        given += args[len(given) :]
-        return fn(*given, **{name: names[name](value) if name in names else value for name, value in keywords.items()})
+        if len(args) > free:
+            if len(args) > most:
+                return looked_at(args, keywords)
+            for value, types in zip(args, by_place, strict=False):
+                if types is not None and type(value) not in types:
+                    return looked_at(args, keywords)
+        for name in keywords:
+            if name in passing and type(keywords[name]) not in passing[name]:
+                return looked_at(args, keywords)
+        return fn(*args, **keywords)
 
     return cast(F, call)
 
@@ -128,40 +152,44 @@ def function(value: Any, what: str) -> Any:
     return value
 
 
-_CHECKS: dict[str, Check | None] = {
+_INT = Kind(whole, frozenset({int}))
+_INTS = Kind(wholes, frozenset({int}))
+_FUNCTION = Kind(function, frozenset({FunctionType}))
+_KINDS: dict[str, Kind | None] = {
     "Any": None,
-    "int": whole,
-    "float": real,
-    "bool": truth,
-    "str": text,
-    "Ints": wholes,
-    "Shape": wholes,
-    "int | Sequence[int]": wholes,
-    "Initialiser": function,
-    "Schedule": function,
-    "Function": function,
-    "Callable[..., Any]": function,
-    "Callable[[Any], Array]": function,
-    "str | Path": path,
-    "Sizes": lambda value, what: None if value is None else several(whole, value, what),
-    "tuple[int, int]": partial(several, whole),
+    "int": _INT,
+    "float": Kind(real, frozenset({float})),
+    "bool": Kind(truth, frozenset({bool})),
+    "str": Kind(text, frozenset({str})),
+    "Ints": _INTS,
+    "Shape": _INTS,
+    "int | Sequence[int]": _INTS,
+    "Initialiser": _FUNCTION,
+    "Schedule": _FUNCTION,
+    "Function": _FUNCTION,
+    "Callable[..., Any]": _FUNCTION,
+    "Callable[[Any], Array]": _FUNCTION,
+    "str | Path": Kind(path, frozenset({str})),
+    "Sizes": Kind(lambda value, what: None if value is None else several(whole, value, what)),
+    "tuple[int, int]": Kind(partial(several, whole)),
 }
 
 
-def _check_of(annotation: Any, fn: Callable[..., Any]) -> Check | None:
+def _kind_of(annotation: Any, fn: Callable[..., Any]) -> Kind | None:
     """None for what is not checked here."""
     asked = annotation if isinstance(annotation, str) else ""
-    if asked in _CHECKS:
-        return _CHECKS[asked]
+    if asked in _KINDS:
+        return _KINDS[asked]
     if asked.endswith(" | None"):
-        check = _check_of(asked.removesuffix(" | None"), fn)
-        return None if check is None else partial(_unless_none, check)
+        kind = _kind_of(asked.removesuffix(" | None"), fn)
+        return None if kind is None else Kind(partial(_unless_none, kind.check), kind.passing | {NoneType})
     if asked.startswith("Sequence["):
-        return partial(several, _check_of(asked[len("Sequence[") : -1], fn) or anything)
+        each = _kind_of(asked[len("Sequence[") : -1], fn)
+        return Kind(partial(several, anything if each is None else each.check))
     if asked.startswith("Mapping["):
-        return partial(_of_class, Mapping)
+        return Kind(partial(_of_class, Mapping), frozenset({dict}))
     found = getattr(inspect.getmodule(fn), asked, None) if asked else None
-    return partial(_of_class, found) if isinstance(found, type) else None
+    return Kind(partial(_of_class, found), frozenset({found})) if isinstance(found, type) else None
 
 
 def _of_class(cls: type, value: Any, what: str) -> Any:
@@ -170,10 +198,6 @@ def _of_class(cls: type, value: Any, what: str) -> Any:
 
 def _unless_none(check: Check, value: Any, what: str) -> Any:
     return None if value is None else check(value, what)
-
-
-def _called(check: Check, what: str) -> Callable[[Any], Any]:
-    return lambda value: check(value, what)
 
 
 def _is_number(value: Any) -> bool:

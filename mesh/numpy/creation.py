@@ -231,7 +231,8 @@ def _spaced(first: Array, last: Array, steps: Array, gaps: int) -> Array:
     one = elementwise.divide(whole, gaps)
     late = elementwise.multiply(elementwise.divide(steps, gaps), whole)
     apart = elementwise.where(elementwise.equal(one, 0), late, elementwise.multiply(steps, one))
-    return elementwise.add(elementwise.where(elementwise.equal(steps, 0), 0, apart), first)
+    none = elementwise.logical_and(elementwise.equal(steps, 0), elementwise.logical_not(elementwise.isfinite(one)))
+    return elementwise.add(elementwise.where(none, 0, apart), first)  # 0 steps of infinite size lead nowhere
 
 
 def _iota(shape: Sequence[int], axis: int, dtype: DType) -> Array:

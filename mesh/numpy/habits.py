@@ -215,7 +215,12 @@ def divmod(x1: Operand, x2: Operand) -> tuple[Array, Array]:
 def fmod(x1: Operand, x2: Operand) -> Array:
     """The remainder with the sign of x1."""
     left, right = operands(x1, x2)
-    below = elementwise.less(left, 0)
+    if left.type.dtype.kind != "f":  # the smallest integer has no size
+        rest = elementwise.remainder(left, right)
+        other_sign = elementwise.not_equal(elementwise.less(rest, 0), elementwise.less(left, 0))
+        apart = elementwise.logical_and(elementwise.not_equal(rest, 0), other_sign)
+        return elementwise.where(apart, elementwise.subtract(rest, right), rest)
+    below = elementwise.signbit(left)  # -0.0 too
     size = elementwise.where(below, elementwise.negative(left), left)  # abs has no slope at 0
     size = elementwise.remainder(size, elementwise.abs(right))
     return elementwise.where(below, elementwise.negative(size), size)

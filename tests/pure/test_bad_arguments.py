@@ -8,6 +8,7 @@ There are no exceptions but the calls of NOT_CALLED.
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -119,6 +120,24 @@ def test_sizes_may_be_integers_of_numpy() -> None:
     given = nn.max_pool(IMAGE, np.int64(2), stride=np.array([2, 2]))
     np.testing.assert_array_equal(given, nn.max_pool(IMAGE, 2, stride=(2, 2)))
     np.testing.assert_array_equal(mnp.bincount(np.array([1, 1, 3], np.uint8)), [0, 2, 0, 1])
+
+
+def test_right_arguments_cost_one_more_frame() -> None:
+    def frames(fn: Callable[..., Any], *args: Any, **keywords: Any) -> int:
+        entered: list[str] = []
+        sys.setprofile(lambda frame, event, arg: entered.append(event))
+        try:
+            fn(*args, **keywords)
+        finally:
+            sys.setprofile(None)
+        return entered.count("call")
+
+    for fn, args, keywords in (
+        (nn.softmax, (X,), {}), (nn.softmax, (X, 1), {}), (nn.softmax, (X,), {"axis": 1}), (nn.gelu, (X,), {}),
+        (nn.gelu, (X,), {"approximate": True}), (nn.mse, (X, X), {"reduction": "sum"}),
+    ):  # fmt: skip
+        fn(*args, **keywords)  # what is remembered of the first call
+        assert frames(fn, *args, **keywords) - frames(fn.__wrapped__, *args, **keywords) == 1, fn
 
 
 def test_the_walk_finds_the_public_callables(public: dict[str, Callable[..., Any]]) -> None:

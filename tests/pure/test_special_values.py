@@ -21,8 +21,8 @@ abs acos acosh asin asinh atan atanh ceil cos cosh exp expm1 floor isfinite isin
 negative positive reciprocal round sign signbit sin sinh sqrt square tan tanh trunc
 """
 BINARY = """
-add atan2 copysign divide equal floor_divide greater greater_equal hypot less less_equal logaddexp maximum
-minimum multiply nextafter not_equal pow remainder subtract
+add atan2 copysign divide equal floor_divide fmax fmin fmod greater greater_equal heaviside hypot less less_equal
+logaddexp maximum minimum multiply nextafter not_equal pow remainder subtract
 """
 COMPLEX = """
 abs acos acosh asin asinh atan atanh conj cos cosh exp expm1 imag isfinite isinf isnan log log10 log1p log2
@@ -128,6 +128,21 @@ def test_a_function_of_two_special_real_numbers(name: str, dtype: str) -> None:
             scalar = np.array(number).astype(dtype)
         check(name, getattr(mnp, name)(given(x), number), judged(name, x, scalar), x, scalar)
         check(name, getattr(mnp, name)(number, given(x)), judged(name, np.full(x.shape, scalar), x), scalar, x)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("name", ["floor_divide", "fmod", "remainder"])
+def test_quotients_of_the_smallest_and_the_largest_integers(name: str, dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    first, second = grid(np.unique([limits.min, limits.min // 2, limits.max, limits.max - 1, 0, 1, 2, 7]).astype(dtype))
+    check(name, getattr(mnp, name)(mnp.asarray(first), mnp.asarray(second)), judged(name, first, second), first, second)
+
+
+def test_linspace_has_the_zeros_that_numpy_has() -> None:
+    for start, stop in ((-0.0, -1.0), (-0.0, 1.0), (0.0, -1.0), (-1.0, -0.0), (-0.0, -0.0)):
+        for num in (1, 3):
+            wanted = np.linspace(start, stop, num)
+            check("linspace", mnp.linspace(start, stop, num, dtype="float64"), wanted, start, stop)
 
 
 @pytest.mark.parametrize("dtype", COMPLEXES)

@@ -78,9 +78,7 @@ def _div(call: Call) -> Array:
 
 def _fmod(call: Call) -> Array:
     """With the sign of the dividend."""
-    x, y = asarray(call["self"]), call["other"]
-    size = mnp.remainder(mnp.abs(x), mnp.abs(y))
-    return as_result(call, mnp.where(x < 0, -size, size))
+    return as_result(call, mnp.fmod(call["self"], call["other"]))
 
 
 def _clamp(call: Call) -> Array:

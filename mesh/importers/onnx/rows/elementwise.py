@@ -69,15 +69,7 @@ def _div(call: Call, a: Array, b: Array) -> Array:
 def _mod(call: Call, a: Array, b: Array) -> Array:
     if not call.attr("fmod", 0):
         return mnp.remainder(a, b)
-    if a.type.dtype.kind == "f":
-        size = mnp.remainder(mnp.abs(a), mnp.abs(b))
-        rest = mnp.where(mnp.less(a, 0), mnp.negative(size), size)
-        return mnp.where(mnp.logical_and(mnp.isinf(b), mnp.isfinite(a)), a, rest)
-    rest = mnp.remainder(a, b)
-    if a.type.dtype.kind == "u":
-        return rest
-    other_sign = mnp.logical_and(mnp.not_equal(rest, 0), mnp.less(mnp.bitwise_xor(rest, a), 0))
-    return mnp.where(other_sign, mnp.subtract(rest, b), rest)
+    return mnp.fmod(a, b)
 
 
 def _pow(call: Call, a: Array, b: Array) -> Array:
