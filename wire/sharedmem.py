@@ -167,6 +167,11 @@ def new_name() -> str:
     return secrets.token_hex(16)
 
 
+def new_prefix() -> str:
+    """What the names of several files may begin with: each is that and 8 more hexadecimal digits."""
+    return secrets.token_hex(12)
+
+
 def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True) -> memoryview:
     """The bytes of another process's file of exactly `size_bytes`, as memory of our own: writable, and nobody else's.
     What its writer writes later is not seen (`share`).
@@ -217,6 +222,19 @@ def remove(directory: str | Path, name: str) -> None:
     """Drop a file that will not be taken; one that is gone, alone or with its process, is fine."""
     with contextlib.suppress(BlobMissing):
         _unlink(_file(directory, name))
+
+
+def remove_all(directory: str | Path, prefix: str) -> None:
+    """Drop all files whose names begin so (`new_prefix`)."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(directory):
+            if prefix and name.startswith(prefix):
+                remove(directory, name)
+
+
+def exists(directory: str | Path, name: str) -> bool:
+    """Whether a file has that name now."""
+    return os.path.exists(os.path.join(directory, name))
 
 
 def readable(directory: str) -> bool:

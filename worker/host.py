@@ -32,7 +32,7 @@ from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, Mesh
 from wire.graph import WireGraph
 from wire.launch import take_stdio
 from wire.open_files import allow_open_files
-from wire.sharedmem import SharedDir, remove, share, take
+from wire.sharedmem import SharedDir, exists, remove, remove_all, share, take
 from wire.sizes import need_text, room_text, size_text
 from wire.throttle import parse_throttle
 from wire.types import TensorType
@@ -42,7 +42,7 @@ from .collectives.calling import Lines
 from .collectives.opening import ranks_of
 from .collectives.progress import Progress
 from .collectives.ranks import Ranks
-from .collectives.shelf import given_bytes
+from .collectives.shelf import Laid, given_bytes
 from .devices import open_engine
 from .engine import Engine, Executable, Stopped, readback_s, takes_lent
 from .host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
@@ -52,7 +52,7 @@ from .throttled_engine import throttled
 
 EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
 EXECUTABLES_BYTES_MAX = 512 << 20  # of their code and constants: drivers keep megabytes of a kernel
-SHELVES_BYTES_MAX = 512 << 20  # of all plans that are deployed, most of which are idle
+SHELVES_BYTES_MAX = 512 << 20  # of all plans that are deployed: most are idle, and give theirs up to those that run
 READ_BYTES = 1 << 20
 UNUSED_MAX = 512  # resident tensors kept after their last use, as far as memory allows
 MAPPED_BYTES_MIN = 1 << 20  # content is mapped; what is smaller is read
@@ -139,7 +139,7 @@ class _Prepared:
     params: dict[int, tuple[bytes, TensorType]]  # input position -> key of the resident tensor
     gang: messages.RankOf | None = None
     ranks: tuple[tuple[str, ...], Ranks] | None = None  # the directories of its inboxes, and what maps them
-    shelf: tuple[memoryview, int] | None = None  # for collectives of one machine, and how much is for what it gives
+    shelf: Laid | None = None  # for collectives of one machine
 
 
 class Host:
@@ -162,6 +162,8 @@ class Host:
         self._shares_memory = bool(memory_bytes) or engine.info.engine == "cpu"  # with what the daemon keeps
         self._executables: OrderedDict[bytes, tuple[WireGraph, Executable]] = OrderedDict()  # oldest first
         self._prepared: dict[int, _Prepared] = {}
+        self._shelved: OrderedDict[int, _Prepared] = OrderedDict()  # of them; the one that ran longest ago first
+        self._shelves_made = 0
         self._resident: dict[tuple[bytes, TensorType], _Resident] = {}
         self._unused: OrderedDict[tuple[bytes, TensorType], None] = OrderedDict()  # of them; the oldest first
         self._resident_bytes = 0
@@ -261,11 +263,13 @@ class Host:
         self._unused.pop(key, None)
 
     def _make_room(self, size_bytes: int, working_bytes: int, kept_bytes: int) -> None:
-        """Evict what nobody uses, oldest first; OutOfMemory with need and have if that is not enough."""
+        """Evict what nobody uses, oldest first, then shelves.  OutOfMemory with need and have if it is not enough."""
         need, budget = self._resident_bytes + size_bytes + working_bytes, self._memory_bytes - kept_bytes
         need += self._shelves_bytes if self._shares_memory else 0
         while self._unused and (need > budget or len(self._unused) > UNUSED_MAX):
             need -= self._evict(self._unused.popitem(last=False)[0])
+        while self._shares_memory and self._shelved and need > budget:
+            need -= self._free_shelf(next(iter(self._shelved)))
         if need > budget:
             kept = f", beside {size_text(kept_bytes)} that are kept for other workers" if kept_bytes else ""
             raise OutOfMemory(
@@ -280,7 +284,8 @@ class Host:
             if not self._resident[key].users:
                 self._unused[key] = None
         if found is not None and found.gang is not None:
-            remove(self._shared.path, found.gang.shelf)  # its daemon did, but perhaps before it was made
+            self._shelved.pop(prepared, None)
+            remove_all(self._shared.path, found.gang.shelf)  # its daemon did, but perhaps before it was made
             gangs = [each.gang for each in self._prepared.values() if each.gang is not None]
             self._lines.keep({peer.outbox for gang in gangs for peer in gang.peers if peer is not None})
 
@@ -322,13 +327,18 @@ class Host:
             outputs = self._deliver_all(results, message.outputs, lent)
             encode_s = time.perf_counter() - ended + packed_s
         except Exception as error:
-            self._discard(message.inputs)
-            known = self._as_mesh_error(error)
-            if ranks is not None:
-                ranks.fail(known)
-            return messages.ExecuteFailed(message.run, known.to_fields())
+            return self._given_up(error, message, ranks)
         compute_s, exchange_s = ended - started - waited_s, max(0.0, waited_s - packed_s)
         return messages.Executed(message.run, compute_s, outputs, exchange_s, read_s, encode_s, sent_bytes)
+
+    def _given_up(self, error: Exception, message: messages.ExecutePart, ranks: Ranks | None) -> messages.ExecuteFailed:
+        """The answer for a run that raised.  Whoever raised has no name for the error, which would lead back to him by
+        its traceback: all that the run holds would then wait for the collector."""
+        self._discard(message.inputs)
+        known = self._as_mesh_error(error)
+        if ranks is not None:
+            ranks.fail(known)
+        return messages.ExecuteFailed(message.run, known.to_fields())
 
     def _run(self, executable: Executable, inputs: Sequence[Any], stopped: Stopped, ranks: Ranks | None) -> list[Any]:
         if ranks is None:
@@ -341,37 +351,77 @@ class Host:
         """What reaches the other ranks of a part's gang, if it has one, for this step."""
         if prepared.gang is None:
             return None
+        self._free_parted(message.prepared)
         if prepared.ranks is None or prepared.ranks[0] != message.inboxes:
-            own, shelf = str(self._shared.path), self._shelf(prepared, prepared.gang, message.inboxes)
+            self._lay_out_shelf(message.prepared, prepared, prepared.gang, message.inboxes)
+            own, shelf = str(self._shared.path), prepared.shelf
             opened = ranks_of(prepared.gang, own, message.inboxes, self._ring, self._progress, self._lines.line, shelf)
             prepared.ranks = message.inboxes, opened
+        if message.prepared in self._shelved:
+            self._shelved.move_to_end(message.prepared)
         prepared.ranks[1].begin(message.tag, stopped)
         return prepared.ranks[1]
 
-    def _shelf(self, prepared: _Prepared, gang: messages.RankOf, ranks: Sequence[str]) -> tuple[memoryview, int] | None:
+    # -- shelves
+
+    def _lay_out_shelf(self, number: int, prepared: _Prepared, gang: messages.RankOf, ranks: Sequence[str]) -> None:
         """Where the ranks of one machine lay large tensors; without it these travel in letters."""
         given = given_bytes(prepared.graph, len(ranks)) if prepared.shelf is None and all(ranks) else 0
-        if given:
-            size_bytes = given * (1 if gang.rank else 2)
-            try:
-                self._check_shelf(size_bytes, prepared.executable.memory_bytes)
-                memory = self._shared.allocate(size_bytes, gang.shelf)
-            except OutOfMemory as error:
-                print(f"collectives copy more than they would: {error}", file=sys.stderr, flush=True)
-            else:
-                prepared.shelf = memory.buffer, given
-        return prepared.shelf
+        if not given:
+            return
+        self._shelves_made += 1
+        name = f"{gang.shelf}{self._shelves_made:08x}"  # a new one: the other ranks may still map the last one's file
+        try:
+            memory = self._allocate_shelf(name, given * (1 if gang.rank else 2), prepared.executable.memory_bytes)
+        except OutOfMemory as error:
+            print(f"collectives copy more than they would: {error}", file=sys.stderr, flush=True)
+        else:
+            prepared.shelf = Laid(name, memory, given)
+            self._shelved[number] = prepared
 
-    def _check_shelf(self, size_bytes: int, working_bytes: int) -> None:
-        """OutOfMemory if the shelves of all plans would take more than they may, or than is left."""
+    def _allocate_shelf(self, name: str, size_bytes: int, working_bytes: int) -> memoryview:
+        """Memory for one more shelf; others are freed for it, the one that ran longest ago first.  OutOfMemory if it is
+        more than all shelves may take, or than is left."""
+        while self._unused and self._resident_bytes + working_bytes + size_bytes > self._memory_bytes:
+            self._evict(self._unused.popitem(last=False)[0])
         most = min(SHELVES_BYTES_MAX, self._memory_bytes - self._resident_bytes - working_bytes)
-        if self._shelves_bytes + size_bytes > most:
-            have, room = size_text(self._shelves_bytes), room_text(max(most, 0))
-            raise OutOfMemory(f"shelves have {have}; {need_text(size_bytes)} more are above the {room} they may have")
+        if size_bytes > most:
+            raise OutOfMemory(
+                f"a shelf of {need_text(size_bytes)} is above the {room_text(max(most, 0))} that shelves may have"
+            )
+        while self._shelves_bytes + size_bytes > most:
+            self._free_shelf(next(iter(self._shelved)))
+        while True:
+            try:
+                return self._shared.allocate(size_bytes, name).buffer
+            except OutOfMemory:
+                if not self._shelved:
+                    raise
+                self._free_shelf(next(iter(self._shelved)))
+
+    def _free_shelf(self, number: int) -> int:
+        """Free that of a part which does not run, and what it maps of the other ranks': its bytes.  The part has a new
+        one with its next run; who maps this one keeps it until he sees that the file is gone (`_free_parted`)."""
+        prepared = self._shelved.pop(number)
+        assert prepared.shelf is not None
+        name, memory, _ = prepared.shelf
+        remove(self._shared.path, name)
+        prepared.shelf = prepared.ranks = None
+        return memory.nbytes
+
+    def _free_parted(self, running: int) -> None:
+        """Free shelves of which another rank freed its own: their memory is mapped here, so it is not free before."""
+        for number, each in list(self._shelved.items()):
+            if number != running and each.ranks is not None:
+                directories, ranks = each.ranks
+                if not all(exists(directories[rank], name) for rank, name in ranks.mapped()):
+                    self._free_shelf(number)
 
     @property
     def _shelves_bytes(self) -> int:
-        return sum(each.shelf[0].nbytes for each in self._prepared.values() if each.shelf is not None)
+        return sum(each.shelf.memory.nbytes for each in self._shelved.values() if each.shelf is not None)
+
+    # -- inputs and outputs
 
     def _check_left(self, inputs: tuple[messages.Input, ...]) -> None:
         """BlobMissing if a run before failed that should have left some of them.  Other ranks do not hear of this one:

@@ -75,8 +75,8 @@ class RankPeer(Struct, frozen=True, array_like=True):
 
 class RankOf(Struct, frozen=True, array_like=True):
     """Which rank of which grid a part is; `peers` are by rank, None for itself, and so is `bytes_per_s`, what each can
-    send, or empty if that is alike.  They wait for each other so long.  `shelf` is what the host may call a file that
-    it shares with the others (`collectives/shelf.py`)."""
+    send, or empty if that is alike.  They wait for each other so long.  `shelf` is what the names begin with of files
+    that the host shares with the others (`collectives/shelf.py`)."""
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]

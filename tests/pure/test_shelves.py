@@ -30,12 +30,12 @@ from wire.errors import (
 )
 from wire.graph import GraphBuilder, WireGraph
 from wire.ops import OPS
-from wire.sharedmem import SharedDir
+from wire.sharedmem import Segment, SharedDir, share
 from wire.types import TensorType
 from worker import host as host_module
 from worker import host_messages as hm
 from worker.collectives.group import REDUCES, Group
-from worker.collectives.mailbox import Envelope, Inbox, Outbox
+from worker.collectives.mailbox import Envelope, Inbox, Outbox, lay_out, size_of
 from worker.collectives.ranks import Ranks
 from worker.collectives.running import REDUCTIONS
 from worker.collectives.shelf import ALIGNMENT, GIVEN_BYTES_MAX, TENSOR_BYTES_MIN, Shelf, given_bytes
@@ -141,27 +141,107 @@ def test_where_a_rank_cannot_map_a_shelf_all_go_on_with_letters(fails: tuple[int
     assert_same(again, folded(arrays, "sum"))
 
 
-def test_shelves_of_all_plans_are_counted_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def summing(count: int = COUNT) -> WireGraph:
     builder = GraphBuilder()
-    given = builder.input("x", (COUNT,), F32)
-    graph = builder.build([builder.add("all_reduce", given, axes=("dp",), sizes=(2,), reduction="sum")])
-    shared, size_bytes = SharedDir.create(tmp_path), given_bytes(graph, 2)
+    given = builder.input("x", (count,), F32)
+    return builder.build([builder.add("all_reduce", given, axes=("dp",), sizes=(2,), reduction="sum")])
+
+
+class Shelves:
+    """Plans of a host, of which every other one is of rank 0 and has a shelf of twice the size."""
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self.shared = SharedDir.create(folder)
+        self.host = Host(CpuEngine(), self.shared, memoryview(bytearray(8)), memory_bytes)
+
+    def prepare(self, number: int, graph: WireGraph, peers: tuple[hm.RankPeer | None, ...] = (None, None)) -> None:
+        gang = hm.RankOf(("dp",), (2,), number % 2, peers, timeout_s=0.01, shelf=f"{number:024x}")
+        part = hm.PreparePart(number, graph.hash, graph.encoded, 1, 1, (), {}, False, gang)
+        assert isinstance(self.host.handle(part), hm.Prepared)
+
+    def begin(self, number: int) -> bool:
+        """Open what reaches the other rank, as a step does first; whether the plan has a shelf now."""
+        self.host._ranks(hm.ExecutePart(1, number, (), (), 1, ("here", "here")), self.host._prepared[number], never)
+        return self.host._prepared[number].shelf is not None
+
+    @property
+    def files(self) -> list[int]:
+        """The plans that have one in shared memory."""
+        return sorted(int(path.name[:24], 16) for path in self.shared.path.iterdir() if path.name != "lock")
+
+
+def test_the_shelf_that_was_used_longest_ago_is_freed_for_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = summing()
+    size_bytes = given_bytes(graph, 2)
     monkeypatch.setattr(host_module, "SHELVES_BYTES_MAX", 5 * size_bytes)
-    host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
-    made = []
-    for number in range(4):
-        gang = hm.RankOf(("dp",), (2,), number % 2, (None, None), shelf=f"{number:032x}")
-        host.handle(hm.PreparePart(number, graph.hash, graph.encoded, 1, 1, (), {}, False, gang))
-        made.append(host._shelf(host._prepared[number], gang, ("here", "here")) is not None)
-    assert made == [True, True, True, False], "two, one, two, and then there is no room for one more"
-    assert host._shelves_bytes == 5 * size_bytes
+    made = Shelves(tmp_path, 1 << 30)
+    for number in range(5):
+        made.prepare(number, graph)
+    assert all(map(made.begin, (0, 1, 2, 0)))
+    assert made.files == [0, 1, 2], "two, one and two"
+    before = {path.name for path in made.shared.path.iterdir()}
+    assert made.begin(3)
+    assert made.files == [0, 2, 3], "plan 0 ran after plan 1"
+    assert made.begin(1)
+    assert made.files == [0, 1, 3], "who ran longest ago is another one now"
+    assert made.host._shelves_bytes == 4 * size_bytes
+    assert not {path.name for path in made.shared.path.iterdir() if path.name.startswith(f"{1:024x}")} & before, (
+        "others may map the file of the first one, so the second one has another name"
+    )
+    made.host.handle(hm.Unprepare(0))
+    assert made.files == [1, 3], "who is dropped gives his up"
+    made.shared.close()
+
+
+def test_shelves_are_counted_and_give_way_to_what_plans_need(tmp_path: Path) -> None:
+    graph = summing()
+    size_bytes, memory_bytes = given_bytes(graph, 2), 1 << 30
+    made = Shelves(tmp_path, memory_bytes)
+    for number in range(3):
+        made.prepare(number, graph)
+        assert made.begin(number)
+    made.host._make_room(memory_bytes - 5 * size_bytes, 0, 0)
+    assert made.files == [0, 1, 2]
+    made.host._make_room(memory_bytes - 5 * size_bytes + 1, 0, 0)
+    assert made.files == [1, 2]
     with pytest.raises(OutOfMemory, match="the part needs"):
-        host._make_room((1 << 30) - 5 * size_bytes + 1, 0, 0)
-    host._make_room((1 << 30) - 5 * size_bytes, 0, 0)
-    host.handle(hm.Unprepare(0))
-    assert host._shelf(host._prepared[3], gang, ("here", "here")) is not None, "who is dropped gives his up"
-    assert not (shared.path / f"{0:032x}").exists()
-    shared.close()
+        made.host._make_room(memory_bytes + 1, 0, 0)
+    assert not made.files, "all that is free was freed before it said no"
+    made.shared.close()
+
+
+def test_a_shelf_that_can_not_be_had_costs_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small, large = summing(), summing(3 * COUNT)
+    monkeypatch.setattr(host_module, "SHELVES_BYTES_MAX", 3 * given_bytes(small, 2))
+    made = Shelves(tmp_path, 1 << 30)
+    made.prepare(0, small)
+    made.prepare(2, large)
+    assert made.begin(0)
+    assert not made.begin(2)
+    assert "above the" in capfd.readouterr().err
+    assert made.files == [0]
+    made.shared.close()
+
+
+def test_shelves_are_freed_where_shared_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, made = summing(), Shelves(tmp_path, 1 << 30)
+    allocate = made.shared.allocate
+
+    def full(size_bytes: int, name: str = "") -> Segment:
+        if made.files:
+            raise OutOfMemory("shared memory is full")
+        return allocate(size_bytes, name)
+
+    monkeypatch.setattr(made.shared, "allocate", full)
+    for number in range(3):
+        made.prepare(number, graph)
+        assert made.begin(number)
+        assert made.files == [number]
+    made.shared.close()
 
 
 def test_what_finds_no_room_travels_in_letters() -> None:
@@ -414,6 +494,31 @@ def test_a_shelf_goes_with_its_rank() -> None:
         assert left() is None
     finally:
         gc.enable()
+
+
+def test_a_shelf_goes_with_its_plan_after_a_step_that_failed(tmp_path: Path) -> None:
+    """At once too: what was raised leads to the frames that had it, and these may not lead to what was raised."""
+    made = Shelves(tmp_path, 1 << 30)
+    names = [made.shared.allocate(size_of(), "").name for _ in range(2)]
+    for name in names:
+        lay_out(share(made.shared.path, name))
+    made.prepare(0, summing(), (None, hm.RankPeer(*names, "absent")))
+    given = made.shared.write([bytes(4 * COUNT)])
+    inputs = (hm.Input(0, "f32", (COUNT,), directory=str(made.shared.path), name=given, last=True),)
+    gc.disable()
+    try:
+        part = hm.ExecutePart(1, 0, inputs, (hm.Wanted(0, 1),), 1, (str(made.shared.path),) * 2)
+        failed = made.host.handle(part)
+        assert isinstance(failed, hm.ExecuteFailed) and "absent" in str(failed)
+        ranks = made.host._prepared[0].ranks
+        assert ranks is not None and made.host._prepared[0].shelf is not None
+        left = weakref.ref(ranks[1])
+        del ranks
+        made.host.handle(hm.Unprepare(0))
+        assert left() is None
+    finally:
+        gc.enable()
+        made.shared.close()
 
 
 def test_what_is_never_laid_takes_no_room() -> None:

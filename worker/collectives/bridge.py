@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ from wire.errors import ConnectFailed, MeshError, ProtocolError, StaleGeneration
 from wire.limits import KIB
 from wire.link import Link
 from wire.messages import Gang, GaveUp, Letter, LettersRead, Meet, Member, Message, PlanKey
-from wire.sharedmem import SharedDir, remove
+from wire.sharedmem import SharedDir, new_prefix, remove, remove_all
 from wire.tasks import Tasks, unheard
 
 from ..host_messages import Expecting, Parted, Rang, RankOf, RankPeer
@@ -68,7 +67,7 @@ class _Part:
     plan: PlanKey
     gang: Gang
     names: frozenset[str]
-    shelf: str  # the file of the host's own
+    shelf: str  # what the names of the host's own files begin with
 
 
 def name_of(plan: PlanKey, source: Member, to: Member) -> str:
@@ -99,8 +98,8 @@ class Bridge:
         others = [member for member in gang.members if member != me]
         names = {name_of(plan, *pair) for other in others for pair in ((me, other), (other, me))}
         for old in [number for number, part in self._parts.items() if (part.plan, part.gang) == (plan, gang)]:
-            remove(self._shared.path, self._parts.pop(old).shelf)  # of a host that is gone
-        shelf = secrets.token_hex(16)
+            remove_all(self._shared.path, self._parts.pop(old).shelf)  # of a host that is gone
+        shelf = new_prefix()
         self._parts[prepared] = _Part(plan, gang, frozenset(names), shelf)
         letter_bytes = letter_bytes_for(len(gang.members))
         for other in others:
@@ -135,7 +134,7 @@ class Bridge:
         part = self._parts.pop(prepared, None)
         if part is None:
             return
-        remove(self._shared.path, part.shelf)
+        remove_all(self._shared.path, part.shelf)
         used = {name for other in self._parts.values() for name in other.names}
         for name in part.names - used:
             copy = self._copies.pop(name, None)

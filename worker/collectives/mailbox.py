@@ -260,6 +260,11 @@ class Inbox(_Ring):
             self._file = name, self._open_file(name)
         return self._file[1]
 
+    @property
+    def file_name(self) -> str:
+        """The file of the writer's that is mapped; "" if none is."""
+        return self._file[0]
+
     def release(self) -> None:
         """Done with the next letter."""
         self._fence()

@@ -13,7 +13,7 @@ from .lines import Line
 from .mailbox import LETTER_BYTES, Inbox, Outbox, short_sleeps
 from .progress import Progress
 from .ranks import Ranks
-from .shelf import Shelf
+from .shelf import Laid, Shelf
 from .wires import Wire, Wires
 
 
@@ -24,12 +24,11 @@ def ranks_of(
     ring: Callable[[], None],
     progress: Progress | None = None,
     line: Callable[[str], Line] | None = None,
-    shelf: tuple[memoryview, int] | None = None,
+    shelf: Laid | None = None,
 ) -> Ranks:
     """Outboxes are in the directory `own`; the inbox from rank r is in `inboxes[r]`, or where that is "" in `own`, and
-    then the daemon carries both, unless there is a connection on the `line` beside the outbox.  `shelf` is the memory
-    of the gang's file of that name, and how much of it is for what this rank gives.  BlobMissing where the other end is
-    gone."""
+    then the daemon carries both, unless there is a connection on the `line` beside the outbox.  `shelf` is this
+    rank's, if it has one.  BlobMissing where the other end is gone."""
     wires = {}
     for rank, (peer, directory) in enumerate(zip(gang.peers, inboxes, strict=True)):
         if peer is not None:
@@ -44,7 +43,7 @@ def ranks_of(
     readers = [wire.outbox for wire in wires.values() if not wire.bridged]
     together.lays = True
     if shelf is not None:
-        together.shelf = Shelf(gang.shelf, *shelf, readers)
+        together.shelf = Shelf(*shelf, readers)
     return Ranks(together, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress, is_crowded(1 + len(readers)))
 
 

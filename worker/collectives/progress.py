@@ -35,10 +35,15 @@ class Pending:
         return self._work is None
 
     def result(self) -> NDArray[Any]:
-        """What it gave, once it is done; raises what it raised."""
+        """What it gave, once it is done; raises what it raised, which is the caller's then: his frame has this, and the
+        error leads to his frame."""
         self._progress.until(self)
         if self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error
         assert self._value is not None
         return self._value
 
@@ -133,3 +138,4 @@ class Progress:
                         return
                 pending = self._take()
             self._perform(pending, waited_for=False)
+            del pending  # it has a value, which nobody may hold for this thread

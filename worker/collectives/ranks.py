@@ -75,6 +75,10 @@ class Ranks:
         """As Collectives.room (worker/engine.py) has it."""
         return self._wires.shelf.room(kind) if self._wires.shelf is not None else None
 
+    def mapped(self) -> list[tuple[int, str]]:
+        """The ranks of which a shelf is mapped here, and the files' names."""
+        return [(rank, name) for rank, wire in self._wires.wires.items() if (name := wire.inbox.file_name)]
+
     def start(self, op: str, attrs: Attrs, operand: Array | None, meanwhile: bool = True) -> Pending:
         """As Collectives.start (worker/engine.py) has it."""
 
@@ -108,6 +112,7 @@ class Ranks:
         self._progress.drop()
         self._wires.fail(error)
         self._wires.end()
+        self._error = None  # its traceback leads back here
 
     def _group(self, axes: Axes) -> Group:
         found = self._groups.get(axes)

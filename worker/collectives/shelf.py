@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,14 @@ LAID = "all_reduce"  # the collective whose operands lie there
 TENSOR_BYTES_MIN = 64 * KIB  # a smaller one is sooner copied than told of
 # Bytes: a page, since sums take 1.5 times as long if they are written a bit further in their page than they are read.
 ALIGNMENT = 4096
+
+
+class Laid(NamedTuple):
+    """A shelf's file: its name, its memory, and how many bytes of that are the first half."""
+
+    name: str
+    memory: memoryview
+    given_bytes: int
 
 
 class Shelf:
