@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from wire.address import shown
 from wire.codec import tensor_bytes
+from wire.credentials import Credentials
+from wire.endpoint import Endpoint as AnyEndpoint
 from wire.errors import (
     BlobMissing,
     ConfigError,
@@ -35,7 +37,7 @@ from wire.errors import (
 from wire.exchange import BlobExchange, apart
 from wire.graph import WireGraph
 from wire.identity import identity_here, process_id
-from wire.link import Link
+from wire.link import Handler, Link
 from wire.membership import Membership
 from wire.messages import (
     AskJobs,
@@ -63,14 +65,16 @@ from wire.protocol import Identity
 from wire.sharedmem import SharedDir
 from wire.strategies import text_of
 from wire.transport import STARTED, Endpoint
+from wire.watch import LinkWatch
 
 from .backend import Others, Running, Started, Stateful, Work
 from .config import default_name
 from .enrolment import client_membership
 from .handle import Handle
 from .node import Node, node_from
-from .remote_session import RemoteSession
+from .remote_session import Open, RemoteSession
 
+log = logging.getLogger("graph_mesh.client")
 DIAL_TIMEOUT_S = 5.0
 RENEW_S = 1.0  # at the end, where the mesh has a new authority
 RETURN_S = 30.0  # how long a coordinator that vanished is dialled again
@@ -82,18 +86,30 @@ class NoCoordinator(ConfigError):
     """Another kind of node answers."""
 
 
+def _endpoint_here(identity: Identity, handler: Handler, credentials: Credentials) -> AnyEndpoint:
+    return Endpoint(identity, handler, credentials=credentials)
+
+
 class Remote:
     """Backend over a link to a coordinator, and the job verbs of `mesh-coord`.  Made by `Remote.connect`."""
 
     elastic = False
 
-    def __init__(self, identity: Identity, shared: SharedDir, membership: Membership) -> None:
-        self._endpoint = Endpoint(identity, self, credentials=membership.credentials)
+    def __init__(
+        self,
+        identity: Identity,
+        shared: SharedDir | None,
+        membership: Membership,
+        endpoint: Callable[[Identity, Handler, Credentials], AnyEndpoint] = _endpoint_here,
+    ) -> None:
+        self._endpoint = endpoint(identity, self, membership.credentials)
+        self._watch = LinkWatch(self._endpoint)
         self._membership = membership
         self._shared = shared
         self._offered: dict[str, dict[bytes, NDArray[Any]]] = {}  # what jobs need, until they were accepted with it
         self._exchange = BlobExchange(shared, partial(_find, self._offered))
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._sessions: set[RemoteSession] = set()
         self._link: Link | None = None
         self._address: tuple[str, int] = ("", 0)
         self._dialling = asyncio.Lock()
@@ -129,7 +145,8 @@ class Remote:
             raise
         remote._link, remote._address = link, (host, port)
         membership.met(link.peer.addresses or (link.address,))
-        remote._tasks.add(asyncio.create_task(membership.keep()))
+        remote._background(membership.keep())
+        remote._background(remote._watch.run())
         return remote
 
     # -- Backend
@@ -194,7 +211,11 @@ class Remote:
     def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
         assert others is None, "only where the coordinator is in this process"
         asked = replace(work, strategy=self._text_of(work.strategy))
-        return RemoteSession(self._open(), self._exchange, self._offered, _named, asked, state)
+        session = RemoteSession(
+            self._open, self._ask, self._exchange, self._offered, _named, asked, state, self._sessions.discard
+        )
+        self._sessions.add(session)
+        return session
 
     def attend(self, started: Started) -> None:
         return
@@ -211,7 +232,8 @@ class Remote:
                 async with asyncio.timeout(RENEW_S):
                     await self._membership.refresh()
         await self._endpoint.close()
-        self._shared.close()
+        if self._shared is not None:
+            self._shared.close()
 
     def _text_of(self, strategy: str) -> str:
         return text_of(strategy, self.reproducible)
@@ -295,6 +317,8 @@ class Remote:
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
         self._farewell = self._farewell or error is None
+        if self._sessions and not self._farewell:  # the coordinator keeps them for a while
+            self._background(self._open())
 
     # -- helpers
 
@@ -311,9 +335,19 @@ class Remote:
                 await self.cancel(await submitting)
 
         if not self._farewell:
-            stopping = asyncio.get_running_loop().create_task(stop())
-            self._tasks.add(stopping)
-            stopping.add_done_callback(self._tasks.discard)
+            self._background(stop())
+
+    def _background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something that nobody waits for, until the end."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+
+        def over(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.debug("%s", error)
+
+        task.add_done_callback(over)
 
     async def _open(self) -> Link:
         """The link to the coordinator, dialled again for a while where it broke: it may come back with its jobs."""
@@ -323,13 +357,14 @@ class Remote:
             if self._farewell:
                 raise NodeLost("the link to the coordinator is closed", next_step="Connect again; detached jobs go on")
             await self._membership.refresh()  # the machine may have slept for days
-            deadline_s = time.monotonic() + RETURN_S
+            loop = asyncio.get_running_loop()
+            deadline_s = loop.time() + RETURN_S
             for wait_s in itertools.chain(RETURN_WAITS_S, itertools.repeat(RETURN_WAITS_S[-1])):
                 try:
                     self._link = await self._endpoint.dial(*self._address, timeout_s=DIAL_TIMEOUT_S)
                     return self._link
                 except MeshError as error:
-                    if not error.retry or time.monotonic() + wait_s > deadline_s:
+                    if not error.retry or loop.time() + wait_s > deadline_s:
                         raise NodeLost(
                             f"the coordinator is gone, and did not come back within {RETURN_S:g} s",
                             cause=str(error),
@@ -338,10 +373,10 @@ class Remote:
                 await asyncio.sleep(wait_s)
         raise AssertionError("the waits never end")
 
-    async def _ask(self, message: Message, kind: type[M]) -> M:
+    async def _ask(self, message: Message, kind: type[M], open_link: Open | None = None) -> M:
         """Every question here may be asked twice, so it is, where the link breaks before the answer."""
         while True:
-            link = await self._open()
+            link = await (open_link or self._open)()
             try:
                 answer = await link.request(message)
             except MeshError as error:

@@ -649,7 +649,8 @@ class SessionCarry(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 class OpenSession(Message, frozen=True, array_like=True, tag=True):
     """Run a graph step by step, with a state that stays on the workers; the first `told` outputs are answered.  Copies
     ("": what there is room for) are made after `every` so many steps; `ahead` steps are under way at most, 0 for what
-    suits.  Answered by SessionOpened; the session ends with the link."""
+    suits.  Answered by SessionOpened; the session ends with its client, and outlasts a link that breaks by a while.
+    With a name in `session` the same may be sent again and counts once."""
 
     graph: bytes
     params: tuple[NamedValue, ...]
@@ -660,6 +661,7 @@ class OpenSession(Message, frozen=True, array_like=True, tag=True):
     every: Count
     ahead: Annotated[int, Meta(ge=0, le=1024)]
     replay_bytes: Count
+    session: Name = ""
 
 
 class SessionOpened(Message, frozen=True, array_like=True, tag=True):
@@ -667,22 +669,26 @@ class SessionOpened(Message, frozen=True, array_like=True, tag=True):
 
 
 class SessionStep(Message, frozen=True, array_like=True, tag=True):
-    """One more step.  What is asked of a session is done in the order of `number`, from 0.  Answered by SessionTold."""
+    """One more step.  What is asked of a session is done in the order of `number`, from 0, and once, however often it
+    is sent; all answers below `heard` have come, with their blobs, and are forgotten.  Answered by SessionTold."""
 
     session: Name
     number: Count
     inputs: tuple[NamedValue, ...]
+    heard: Count = 0
 
 
 class SessionState(Message, frozen=True, array_like=True, tag=True):
-    """The state after what has smaller numbers.  Answered by SessionTold."""
+    """The state after what has smaller numbers; asked as SessionStep is.  Answered by SessionTold."""
 
     session: Name
     number: Count
+    heard: Count = 0
 
 
 class SessionTold(Message, frozen=True, array_like=True, tag=True):
-    """What a step tells, or the state by the params' names; large values are blobs to fetch at once."""
+    """What a step tells, or the state by the params' names; large values are blobs to fetch, until the answer is
+    forgotten."""
 
     values: tuple[NamedValue, ...]
 

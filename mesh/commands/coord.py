@@ -122,6 +122,8 @@ def _serve_arguments(made: argparse.ArgumentParser) -> None:
     waits = f"how long the ranks of a program wait for each other (default {COLLECTIVE_TIMEOUT_S:g})"
     made.add_argument("--collective-timeout", type=float, default=COLLECTIVE_TIMEOUT_S, metavar="S", help=waits)
     made.add_argument("--keep-results", default="24h", metavar="TIME", help="how long jobs are kept once over")
+    sessions = "how long a client that lost its link finds its sessions as they were (default %(default)s)"
+    made.add_argument("--keep-sessions", default="60s", metavar="TIME", help=sessions)
     add_health(made)
 
 

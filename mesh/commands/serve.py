@@ -68,7 +68,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     coordinator = await start_coordinator(config, admission.credentials)
     coordinator.epoch = keeper.epoch
     service = JobService(coordinator, JobTable(limits), keeper)
-    SessionService(coordinator, for_clients)
+    SessionService(coordinator, for_clients, parse_duration(options.keep_sessions))
     coordinator.watchers.append(partial(_log_news, News(), coordinator))
     coordinator.blobs.kept = keeper.find
     stopped = asyncio.Event()

@@ -18,10 +18,12 @@ from pathlib import Path
 
 import pytest
 from support.commands import Daemon, daemon, environment, node_states, wait_for
+from support.fault_proxy import FaultProxy
 from support.stopped_program import digest
 from support.training import batch, first_state, train
 
 from mesh import Mesh
+from wire.address import parse_address
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP")
 PROGRAM = Path(__file__).parent.parent / "support" / "stopped_program.py"
@@ -52,12 +54,16 @@ class Program:
         """Stop a process for so long, and see that the program goes on."""
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
-        before = len(self.losses)
         woke_s = time.monotonic()
         os.kill(pid, signal.SIGCONT)
-        while (told_s := self.read()) <= woke_s:
+        self.longest_s = max(self.longest_s, self.read_on(woke_s) - woke_s)
+
+    def read_on(self, since_s: float | None = None) -> float:
+        """All steps until one that was done later than that, or than now; when it was told."""
+        since_s, before = time.monotonic() if since_s is None else since_s, len(self.losses)
+        while (told_s := self.read()) <= since_s:
             assert len(self.losses) < before + 10_000
-        self.longest_s = max(self.longest_s, told_s - woke_s)
+        return told_s
 
     def end(self) -> None:
         """Have it end, and compare all it did with a run that nobody stopped."""
@@ -145,3 +151,25 @@ def test_clients_of_a_daemon_and_the_daemon_are_stopped_at_many_moments(
 def test_programs_that_were_stopped_at_many_moments_go_on_where_they_were(copies: str, tmp_path: Path) -> None:
     with program(environment(tmp_path), copies) as running:
         stopped(running, running.process.pid, STOPS_S)
+
+
+def test_a_link_of_a_client_that_breaks_again_and_again_costs_its_session_nothing(tmp_path: Path) -> None:
+    """By a reset and by an end, in the middle of steps; in between the daemon is out of reach for a second."""
+    with ExitStack() as stack:
+        coordinator, env = stack.enter_context(served(tmp_path))
+        proxy = stack.enter_context(FaultProxy(parse_address(coordinator.address)))
+        running = stack.enter_context(program(env, "checkpoint", proxy.address))
+        chance = random.Random(1)
+        for number in range(8):
+            for _ in range(chance.randrange(1, 4)):
+                running.read()
+            time.sleep(chance.uniform(0.0, 0.05))
+            if number % 4 == 3:
+                proxy.change(refused=True)
+            proxy.end(("rst", "fin")[number % 2])
+            if number % 4 == 3:
+                time.sleep(1.0)
+                proxy.change(refused=False)
+            running.read_on()
+        assert len(proxy.connections) > 2 * 8, "every link has two connections"
+        running.end()

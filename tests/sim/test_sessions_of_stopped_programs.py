@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 from support.training import batch, first_state, train
+from support.undisturbed import bits, undisturbed
 
-from mesh import Mesh, tree
-from mesh.config import MeshConfig
+from mesh import Mesh
 from mesh.simulation.cluster import COORDINATOR
 from mesh.simulation.loop import VirtualLoop, context_of
 
@@ -27,17 +25,6 @@ KINDS = ("buddy", "coded", "coded 1 of 3", "checkpoint", "none")
 RANKS_RTOL = 1e-4
 SOON_S = 2.0  # from its waking until all that was asked for is done
 RESTS_S = 0.2  # at most between two steps that are asked for; a step takes a tenth of that
-
-
-@cache
-def undisturbed(steps: int) -> tuple[list[float], list[bytes]]:
-    with Mesh(MeshConfig()) as mesh, mesh.session(train, first_state(), *batch(0)) as session:
-        losses = [float(session.step(*batch(step)).result()) for step in range(steps)]
-        return losses, bits(session.state())
-
-
-def bits(state: Any) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in tree.leaves(state)]
 
 
 async def stopped(copies: str, strategy: str, cut: bool, seed: int, moments: int, ranks: bool = False) -> float:

@@ -5,33 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 from support.simulated import Chaos
 from support.training import batch, first_state, train
+from support.undisturbed import bits, undisturbed
 
 from coordinator.deploying import Deploying
 from mesh import AsyncMesh, Mesh, tree
-from mesh.config import MeshConfig
 from mesh.errors import DeviceLost, MeshError, NodeLost
 from mesh.simulation.loop import VirtualLoop
 
 STEPS = 12
-
-
-@cache
-def undisturbed(steps: int) -> tuple[list[float], list[bytes]]:
-    """Losses and the final state of a run in this process."""
-    with Mesh(MeshConfig()) as mesh, mesh.session(train, first_state(), *batch(0)) as session:
-        losses = [float(session.step(*batch(step)).result()) for step in range(steps)]
-        return losses, bits(session.state())
-
-
-def bits(state: Any) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in tree.leaves(state)]
 
 
 @pytest.mark.parametrize("strategy", ["single", "pipeline", "auto"])
