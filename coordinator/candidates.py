@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from wire.errors import InputError, PlacementError
 from wire.graph import WireGraph
 from wire.simplify import simplify
+from wire.sizes import counted, time_text
 from wire.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
 
 from .collectives import BEGIN_S
@@ -133,11 +134,13 @@ def add_splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, use_all: bo
             continue
         bound_s = _least_s(graph, profiles, ranks)
         if bound_s >= drafts.best_s * (1 - GAIN_MIN):
-            drafts.leave_out(name, f"takes {_took(bound_s)} at least")
+            drafts.leave_out(name, f"takes {time_text(bound_s)} at least")
             continue
         left -= len(graph)
         if left < 0:
-            drafts.leave_out(name, f"not tried: a program of {len(graph)} nodes takes too long to split often")
+            drafts.leave_out(
+                name, f"not tried: a program of {counted(len(graph), 'node')} takes too long to split often"
+            )
             continue
         try:
             if isinstance(asked, DataParallel) and asked.by_speed:
@@ -217,9 +220,11 @@ def _reasons(best: Draft, candidates: Sequence[Candidate]) -> Iterator[str]:
     told: dict[str, Candidate] = {}
     for each in candidates:
         told.setdefault(each.name.partition(" ")[0], each)
-    others = [f"{each.name} {each.why or _took(_seconds(each))}" for each in told.values() if each.name != best.name]
+    others = [
+        f"{each.name} {each.why or time_text(_seconds(each))}" for each in told.values() if each.name != best.name
+    ]
     if others:
-        yield f"{best.name} is predicted to take least, {_took(best.seconds)}; {', '.join(others)}"
+        yield f"{best.name} is predicted to take least, {time_text(best.seconds)}; {', '.join(others)}"
 
 
 def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> Iterator[str]:
@@ -230,7 +235,7 @@ def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> I
         return
     whole = next((each for each in candidates if each.workers == everybody and each.seconds is not None), None)
     if whole is not None:
-        yield f"with all {everybody} workers it would take {_took(_seconds(whole))} ({whole.name})"
+        yield f"with all {everybody} workers it would take {time_text(_seconds(whole))} ({whole.name})"
     fastest = max((each for each in profiles.workers if each.node_id in used), key=_speed)
     nearest = min((profiles.link(CLIENT, node) for node in used), key=lambda link: link.seconds(PROBE_BYTES))
     for each in profiles.workers:
@@ -241,8 +246,8 @@ def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> I
         if times > TELLING:
             yield f"{each.name} has no work: it is {_times(times)} times slower than {fastest.name}"
         elif link.seconds(PROBE_BYTES) > TELLING * nearest.seconds(PROBE_BYTES):
-            bits, latency_ms = 8e-6 * link.bytes_per_s, link.latency_s * 1e3
-            yield f"{each.name} has no work: its link carries {bits:.3g} Mbit/s after {latency_ms:.3g} ms"
+            bits = 8e-6 * link.bytes_per_s
+            yield f"{each.name} has no work: its link carries {bits:.3g} Mbit/s after {time_text(link.latency_s)}"
 
 
 def _speed(worker: WorkerProfile) -> float:
@@ -251,7 +256,3 @@ def _speed(worker: WorkerProfile) -> float:
 
 def _times(times: float) -> str:
     return f"{times:.2g}" if times < 10 else f"{times:.0f}"
-
-
-def _took(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

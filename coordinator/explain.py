@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from wire.errors import BlobError, DeadlineExceeded, DeviceLost, ExecuteFailed, MeshError, NodeLost, OutOfMemory
+from wire.sizes import time_text
 
 from . import dispatch
 from .health import Cause, HealthConfig, Transition
@@ -73,7 +74,7 @@ def stuck_step(took_s: float) -> MeshError:
     """The error of a session whose step never ends; those before it took `took_s` at most."""
     return DeadlineExceeded(
         "a step of the session does not end, though its workers are there",
-        cause=f"steps before it took {took_s:.3g} s at most" if took_s else "it is the first",
+        cause=f"steps before it took {time_text(took_s)} at most" if took_s else "it is the first",
         next_step="See with mesh-coord status which worker hangs, and start that one again",
     )
 

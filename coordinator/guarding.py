@@ -27,7 +27,7 @@ from wire.errors import MeshError, OutOfMemory
 from wire.graph import WireGraph
 from wire.messages import PlanKey
 from wire.redundancy import copies_of
-from wire.sizes import size_text
+from wire.sizes import counted, size_text
 from wire.tasks import Tasks, unheard
 from wire.types import TensorType
 
@@ -253,7 +253,7 @@ class Guarding:
         finally:
             self._drop(keys)
         guard.params = {} if copies.on_devices else params
-        text = f"{len(held)} tensors, {len(groups)} groups, {len(guard.keys)} keepers"
+        text = ", ".join(map(counted, map(len, (held, groups, guard.keys)), ("tensor", "group", "keeper")))
         self._tell("guarded", "", f"copies {program.copies}: {text}", 0)
         bare = unkept(held, nodes, copies, groups) if copies.on_workers and len(nodes) > copies.extra else ()
         if bare:

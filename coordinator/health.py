@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from wire.sizes import counted
 from wire.timeouts import NODE_TIMEOUT_S, check_node_timeout, node_timeout_of_beat
 
 PEERS_ASKED = 2
@@ -385,5 +386,4 @@ class HealthDetector:
 
 
 def _peers_text(probes: Mapping[str, bool | None], answer: bool) -> str:
-    count = sum(found is answer for found in probes.values())
-    return "1 peer" if count == 1 else f"{count} peers"
+    return counted(sum(found is answer for found in probes.values()), "peer")

@@ -23,6 +23,7 @@ from wire.dtypes import F32
 from wire.errors import MeshError
 from wire.graph import GraphBuilder
 from wire.messages import Ran
+from wire.sizes import time_text
 
 from .lessons import Lessons
 from .moving import Debts, move_s
@@ -170,8 +171,8 @@ class Pacing:
         compile_s = max((result.compile_s for result in deployment.results.values()), default=0.0)
         cost_s = move_s(other, profiles, lambda node: self._lent.holds(node, program), compile_s)
         if not debt.stays(now_s - then_s, cost_s, self._now()):
-            times = f"{then_s * 1e3:.3g} ms a call instead of {now_s * 1e3:.3g} ms"
-            self._lent.tell("moved", "", f"another plan takes {times}, for {cost_s:.2g} s of moving")
+            times = f"{time_text(then_s)} a call instead of {time_text(now_s)}"
+            self._lent.tell("moved", "", f"another plan takes {times}, for {time_text(cost_s)} of moving")
             self._lent.replaced(generation)
 
     # -- trying slow devices

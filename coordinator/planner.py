@@ -13,7 +13,7 @@ from wire.graph import WireGraph
 from wire.redundancy import copies_of
 from wire.sharding.partition import partition
 from wire.simplify import simplify
-from wire.sizes import size_text
+from wire.sizes import size_text, time_text
 from wire.strategies import Auto, DataParallel, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
 from wire.unroll import unroll
 
@@ -176,9 +176,7 @@ def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: Carries)
     if not found:
         raise refusals[0]
     best = min(found, key=lambda plan: plan.seconds)
-    others = (
-        f"{len(each.gangs[0].parts)} would take {each.seconds * 1e3:.3g} ms" for each in found if each is not best
-    )
+    others = (f"{len(each.gangs[0].parts)} would take {time_text(each.seconds)}" for each in found if each is not best)
     return replace(best, reasons=(*best.reasons, *others))
 
 
@@ -277,7 +275,7 @@ def _reasons(
     workers = model.profiles.workers
     used = sorted({part.site[0] for part in sketches})
     names = ", ".join(workers[worker].name for worker in used) or "none"
-    reasons = [f"{len(used)} of {known} workers ({names}), predicted {chosen.seconds * 1e3:.3g} ms per call"]
+    reasons = [f"{len(used)} of {known} workers ({names}), predicted {time_text(chosen.seconds)} per call"]
     if strategy.startswith(DeviceMap.word):
         return [*reasons, "every layer where the device map says", *_detours(model, sketches)][:REASONS_MAX]
     if known > len(workers):
@@ -325,7 +323,7 @@ def _relays(profiles: Profiles, parts: Sequence[Part], edges: Sequence[Edge]) ->
             sizes[way] = sizes.get(way, 0) + edge.size_bytes
     return [
         f"{names[source]} and {names[target]} cannot connect: {size_text(size_bytes)} per call go through the "
-        f"coordinator, predicted {profiles.link(source, target).seconds(size_bytes) * 1e3:.3g} ms"
+        f"coordinator, predicted {time_text(profiles.link(source, target).seconds(size_bytes))}"
         for (source, target), size_bytes in sizes.items()
     ]
 

@@ -14,6 +14,7 @@ from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.link import Link as Wire
 from wire.measuring import Meter
 from wire.messages import Probe, Probed
+from wire.sizes import time_text
 from wire.timeouts import SILENT
 
 from .pairs import Pair, Pairs, Way
@@ -144,4 +145,4 @@ async def second_opinion(asked: Wire | None, silent: Wire, wait_s: float) -> tup
         return None, "cannot be asked"
     if not isinstance(answer, Probed):
         return None, "gave no answer of that kind"
-    return answer.reached, f"reached it in {answer.rtt_s * 1e3:.1f} ms" if answer.reached else "could not reach it"
+    return answer.reached, f"reached it in {time_text(answer.rtt_s)}" if answer.reached else "could not reach it"

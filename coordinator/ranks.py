@@ -18,7 +18,7 @@ from wire.errors import PlacementError
 from wire.graph import GraphBuilder, WireGraph
 from wire.grids import Axes, Sizes
 from wire.ops import GRAPH_ATTRS, LEAVES, inner_graphs
-from wire.sizes import size_text
+from wire.sizes import size_text, time_text
 from wire.unroll import joined, unroll
 
 from .collectives import exchange_s, exchanged_bytes, sending_rates
@@ -342,18 +342,18 @@ class _Draft:
         names = {worker.node_id: worker.name for worker in self._profiles.workers}
         used = dict.fromkeys(names[part.node] for part in plan.parts)
         reasons = [
-            f"{len(used)} of {len(names)} workers ({', '.join(used)}), predicted {plan.seconds * 1e3:.3g} ms per call"
+            f"{len(used)} of {len(names)} workers ({', '.join(used)}), predicted {time_text(plan.seconds)} per call"
         ]
         for gang in plan.gangs:
             grid = " x ".join(f"{axis} {size}" for axis, size in zip(gang.axes, gang.sizes, strict=True))
             where = ", ".join(dict.fromkeys(names[plan.parts[part].node] for part in gang.parts))
             reasons.append(
                 f"the ranks of the grid {grid} each have a device, on {where}; they send each other "
-                f"{size_text(gang.sent_bytes)} per call, predicted {gang.seconds * 1e3:.3g} ms"
+                f"{size_text(gang.sent_bytes)} per call, predicted {time_text(gang.seconds)}"
             )
             mine = [plan.parts[part] for part in gang.parts]
             if any(part.graph is not mine[0].graph for part in mine):
-                took = ", ".join(f"{part.seconds * 1e3:.3g} ms on {names[part.node]}" for part in mine)
+                took = ", ".join(f"{time_text(part.seconds)} on {names[part.node]}" for part in mine)
                 reasons.append(f"they do not compute the same, and are predicted to take {took}")
         return tuple(reasons[:REASONS_MAX])
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from wire.redundancy import KINDS, copies_of
-from wire.sizes import size_text
+from wire.sizes import size_text, time_text
 
 from .groups import Group, Held, cheapest, grouped, kept_bytes, moved_bytes, unkept
 from .plan import FromParam, Plan
@@ -69,7 +69,7 @@ def sentences(plan: Plan, profiles: Profiles, text: str) -> list[str]:
     where = "this process keeps" if copies.here else f"workers keep {size_text(kept)} for"
     moved, seconds = (max((row[name] for row in found["deaths"]), default=0) for name in ("moved_bytes", "seconds"))
     what = "the state" if copies.here else "each other"
-    return [f"copies {text}: {where} {what}, and a death moves {size_text(moved)} at most, in {seconds * 1e3:.3g} ms"]
+    return [f"copies {text}: {where} {what}, and a death moves {size_text(moved)} at most, in {time_text(seconds)}"]
 
 
 def kept_elsewhere(plan: Plan, profiles: Profiles, text: str, dead: str) -> tuple[dict[str, set[str]], dict[str, int]]:

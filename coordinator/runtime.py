@@ -50,6 +50,7 @@ from wire.messages import (
 from wire.protocol import Identity
 from wire.redial import stay_linked
 from wire.sharedmem import SharedDir
+from wire.sizes import counted
 from wire.tasks import Tasks, as_error, unheard
 from wire.transport import Endpoint
 from wire.versions import usable_ops
@@ -651,7 +652,7 @@ class Coordinator:
         deployment.results[action.node] = answer
         if not deployment.trial and deployment.results.keys() >= dispatch.nodes(deployment.plan):
             self._guards.deployed(deployment.program, deployment.plan)
-        text = f"{answer.compiled} kernels compiled, {answer.from_cache} from cache"
+        text = f"{counted(answer.compiled, 'kernel')} compiled, {answer.from_cache} from cache"
         self._tell("deployed", action.node, text, action.generation)
         self._feed(ev.DeployDone(action.generation, action.node))
 

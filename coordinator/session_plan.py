@@ -18,6 +18,7 @@ from wire.graph import WireGraph
 from wire.ops import LEAVES
 from wire.redundancy import copies_of
 from wire.simplify import simplify
+from wire.sizes import counted, time_text
 from wire.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Single, Split, Strategy, strategy_of
 
 from .candidates import Drafts, add_splits, needs_ranks, whole_name
@@ -323,7 +324,7 @@ class Together:
         parts, place = parts_of(model, sketches)
         workers = self._profiles.workers
         used = sorted({workers[worker].name for worker in assignment})
-        names, took_ms = ", ".join(used), prediction.seconds * 1e3
+        names = ", ".join(used)
         whole = Plan(
             strategy,
             self._graph,
@@ -335,8 +336,8 @@ class Together:
             prediction.seconds,
             prediction.cut_bytes,
             (
-                f"{len(used)} of {len(workers)} workers ({names}), predicted {took_ms:.3g} ms per step",
-                f"{len(self._groups)} groups of nodes stay together, so that the state is made where it is read",
+                f"{len(used)} of {len(workers)} workers ({names}), predicted {time_text(prediction.seconds)} per step",
+                f"{counted(len(self._groups), 'group')} of nodes, each on one worker: state is made where it is read",
                 *([more] if more else ()),
             ),
         )

@@ -15,6 +15,7 @@ from wire.dtypes import DType
 from wire.errors import PlacementError
 from wire.graph import GraphBuilder, WireGraph
 from wire.schedules import FORWARD, SCHEDULES, Event, bound, in_order
+from wire.sizes import counted, time_text
 from wire.strategies import Pipeline
 
 from .after_loop import After
@@ -358,10 +359,10 @@ class StageParts:
         names = [[site.worker.name for site in sites] for sites in self._columns]
         stages, turns = self._cut.stages, self._loop.turns
         order = ", then ".join(" and ".join(mine) for mine in zip(*names, strict=True))
-        took_ms, slowest_ms = plan.seconds * 1e3, self._stages.slowest_s * 1e3
+        took, slowest = time_text(plan.seconds), time_text(self._stages.slowest_s)
         busy = bound(stages, turns // len(names))
-        said = [f"{stages} stages ({order}), {turns} micro-batches by {self._asked.schedule}"]
-        said.append(f"predicted {took_ms:.3g} ms per step; the slowest stage takes {slowest_ms:.3g} ms a micro-batch")
+        said = [f"{counted(stages, 'stage')} ({order}), {turns} micro-batches by {self._asked.schedule}"]
+        said.append(f"predicted {took} per step; the slowest stage takes {slowest} a micro-batch")
         said.append(f"stages are busy {busy:.0%} of the time at best")
         if len(names) > 1:
             said.append(f"{len(names)} columns share the micro-batches, and add up what they found")

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wire.errors import Cancelled, DeviceLost, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
+from wire.sizes import counted
 
 from .dispatch import PREPARING, work_text
 from .events import (
@@ -411,7 +412,7 @@ class CoordinatorState:
         call.tries[generation] = None
         self._plans[generation] = plan
         self._current[key] = generation
-        self._tell(now, f"generation {generation} planned for {len(plan.candidates)} nodes")
+        self._tell(now, f"generation {generation} planned for {counted(len(plan.candidates), 'node')}")
         return [*self._evict_idle(), MakePlan(generation, call.job, plan.candidates)]
 
     def _retry(self, call: _Call, error: MeshError, now: float, died: bool = False) -> list[Action]:

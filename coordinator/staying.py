@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from wire.graph import WireGraph
 from wire.simplify import simplify
-from wire.sizes import size_text
+from wire.sizes import size_text, time_text
 from wire.strategies import strategy_of
 
 from .cost import CostModel, Prediction
@@ -161,7 +161,7 @@ def _plan(model: CostModel, strategy: str, assignment: list[int], lost_bytes: in
     parts, place = parts_of(model, sketches)
     workers = model.profiles.workers
     used = sorted({workers[worker].name for worker in assignment})
-    took = f"predicted {prediction.seconds * 1e3:.3g} ms per call"
+    took = f"predicted {time_text(prediction.seconds)} per call"
     return Plan(
         strategy,
         model.graph,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from wire.address import PORT
 from wire.limits import GIB, MIB
+from wire.sizes import time_text
 from wire.throttle import throttle_in
 
 PROBLEM, WARNING, OK, UNKNOWN = "problem", "warning", "ok", "not checked"
@@ -282,7 +283,7 @@ def _port_of(facts: Facts, pair: Pair) -> str:
 def _slow_pair(facts: Facts) -> Iterator[Spot]:
     for pair in facts.pairs:
         if pair.rtt_s > RTT_S_MAX or 0 < pair.bytes_per_s < BYTES_PER_S_MIN:
-            speed = f"{pair.rtt_s * 1e3:.0f} ms there and back, {pair.bytes_per_s * 8 / 1e6:.1f} Mbit/s"
+            speed = f"{time_text(pair.rtt_s)} there and back, {pair.bytes_per_s * 8 / 1e6:.1f} Mbit/s"
             yield Spot(f"{pair.source} -> {pair.target}", "", f"the link is slow: {speed}")
 
 

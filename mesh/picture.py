@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from .sizes import size_text
+from .sizes import counted, size_text, time_text
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BOX = 1000, 150, 20, 40, 56, 28
 TICKS = 5
@@ -56,7 +56,7 @@ class _Picture:
             seconds = self._seconds * tick / TICKS
             x = self._x(seconds)
             yield f'<line x1="{x:.1f}" y1="{TOP - 10}" x2="{x:.1f}" y2="{height - 24}" stroke="{LINE}"/>'
-            yield _text(x, height - 10, f"{seconds * 1e3:.3g} ms", 'text-anchor="middle"')
+            yield _text(x, height - 10, f"{time_text(seconds)}", 'text-anchor="middle"')
 
     def _labels(self) -> Iterator[str]:
         yield _text(8, TOP + BOX / 2 + 4, "client")
@@ -67,10 +67,10 @@ class _Picture:
         times, y = self._times[part["part"]], self._y(part["part"])
         first, computed, last = (self._x(times[name]) for name in ("start_s", "computed_s", "end_s"))
         colour = COLOURS[part["part"] % len(COLOURS)]
-        took_ms, shared_ms = (times["computed_s"] - times["start_s"]) * 1e3, times["exchange_s"] * 1e3
-        words = f"part {part['part']}: {took_ms:.3g} ms"
-        more = f", then {shared_ms:.3g} ms with other ranks" if shared_ms else ""
-        told = f"{words}{more}, {part['nodes']} nodes, {size_text(part['weight_bytes'])} of weights"
+        took, shared_s = time_text(times["computed_s"] - times["start_s"]), times["exchange_s"]
+        words = f"part {part['part']}: {took}"
+        more = f", then {time_text(shared_s)} with other ranks" if shared_s else ""
+        told = f"{words}{more}, {counted(part['nodes'], 'node')}, {size_text(part['weight_bytes'])} of weights"
         yield f"<g><title>{escape(told)}</title>"
         yield _rect(first, y, computed - first, colour)
         if last > computed:

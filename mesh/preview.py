@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .picture import svg
-from .sizes import counted, size_text
+from .sizes import counted, size_text, time_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +91,7 @@ class PlanPreview:
 
     def __repr__(self) -> str:
         parts, who = counted(len(self.parts), "part"), ", ".join(self.workers)
-        return f"<PlanPreview: {parts} on {who}, predicted {self.seconds * 1e3:.3g} ms per call; print() shows it>"
+        return f"<PlanPreview: {parts} on {who}, predicted {time_text(self.seconds)} per call; print() shows it>"
 
     def __str__(self) -> str:
         titles = ("part", "worker", "device", "engine", "nodes", "GFLOP", "weights", "from", "to")
@@ -102,7 +102,7 @@ class PlanPreview:
                 *(str(p[key]) for key in ("part", "worker", "device", "engine", "nodes")),
                 f"{p['flops'] / 1e9:.3g}",
                 size_text(p["weight_bytes"]),
-                *(f"{times[p['part']][when] * 1e3:.3g} ms" for when in ("start_s", "end_s") if times),
+                *(f"{time_text(times[p['part']][when])}" for when in ("start_s", "end_s") if times),
             )
             for p in self.parts
         ]
@@ -110,7 +110,7 @@ class PlanPreview:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         deaths = [
             f"if {each['worker']} is lost: planned{' and rehearsed' if each['rehearsed'] else ''} ahead, "
-            f"predicted {each['seconds'] * 1e3:.3g} ms per call"
+            f"predicted {time_text(each['seconds'])} per call"
             for each in self.deaths
         ]
         return "\n".join(
@@ -140,14 +140,14 @@ def _candidates_text(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _took_text(candidate: Mapping[str, Any]) -> str:
     workers = candidate["workers"]
-    return f"{candidate['seconds'] * 1e3:.3g} ms on {workers} worker{'s' if workers > 1 else ''}"
+    return f"{time_text(candidate['seconds'])} on {counted(workers, 'worker')}"
 
 
 def _death_text(death: Mapping[str, Any]) -> list[str]:
     """What follows from a death."""
     if not death:
         return []
-    then, plan = death["call_s"] * 1e3, death["plan"]
+    then, plan = time_text(death["call_s"]), death["plan"]
     sources: dict[str, int] = {}
     for each in death["weights"]:
         sources[each["source"]] = sources.get(each["source"], 0) + each["size_bytes"]
@@ -155,12 +155,12 @@ def _death_text(death: Mapping[str, Any]) -> list[str]:
     workers = dict.fromkeys(part["worker"] for part in plan["parts"])
     return [
         (
-            f"if {death['worker']} dies, {', '.join(workers)} go on: predicted {then:.3g} ms per call instead of "
-            f"{death['before_s'] * 1e3:.3g} ms{', by a plan that is made already' if death['planned_ahead'] else ''}"
+            f"if {death['worker']} dies, {', '.join(workers)} go on: predicted {then} per call instead of "
+            f"{time_text(death['before_s'])}{', by a plan that is made already' if death['planned_ahead'] else ''}"
         ),
-        f"  weights that move: {come or 'none'}; there in {death['seconds'] * 1e3:.3g} ms",
+        f"  weights that move: {come or 'none'}; there in {time_text(death['seconds'])}",
         *(
-            f"  part {part['part']} on {part['worker']}, device {part['device']}: {part['nodes']} nodes, "
+            f"  part {part['part']} on {part['worker']}, device {part['device']}: {counted(part['nodes'], 'node')}, "
             f"{size_text(part['weight_bytes'])} of weights"
             for part in plan["parts"]
         ),
@@ -191,7 +191,7 @@ def _copies_text(redundancy: Mapping[str, Any]) -> list[str]:
 def _moved(row: Mapping[str, Any], alone: bool) -> str:
     if alone:
         return "and no worker is left that could have them"
-    return f"{_source(row)} and are there in {row['seconds'] * 1e3:.3g} ms"
+    return f"{_source(row)} and are there in {time_text(row['seconds'])}"
 
 
 def _source(row: Mapping[str, Any]) -> str:

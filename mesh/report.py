@@ -8,7 +8,7 @@ from typing import Any
 
 from wire.reports import Event, PartReport, RelayReport, WorkerReport
 
-from .sizes import counted, size_text
+from .sizes import counted, size_text, time_text
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -32,7 +32,7 @@ class Report:
         who = ", ".join(self.workers) or (self.reasons[0] if self.reasons else "nobody yet")
         plans = f", by {counted(len(self.generations), 'plan')}" if len(self.generations) > 1 else ""
         moved = size_text(self.weight_bytes_moved)
-        return f"<Report: {self.seconds * 1e3:.3g} ms on {who}{plans}, {moved} of weights moved>"
+        return f"<Report: {time_text(self.seconds)} on {who}{plans}, {moved} of weights moved>"
 
     @property
     def weight_bytes_moved(self) -> int:

@@ -6,7 +6,7 @@ import re
 from numbers import Real
 
 from wire.errors import ConfigError
-from wire.sizes import size_text
+from wire.sizes import counted, size_text, time_text
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _UNITS |= {f"{prefix}ib": 1 << shift for prefix, shift in (("k", 10), ("m", 20), ("g", 30), ("t", 40))}
@@ -32,14 +32,9 @@ def check_fraction(what: str, fraction: float) -> float:
     return fraction
 
 
-def counted(count: int, what: str) -> str:
-    """A number of things for people: "1 worker", "3 workers"."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def speed_text(gflops: float) -> str:
     """A speed for people: "98", "4.3", "0.1"."""
     return f"{gflops:.0f}" if gflops >= 10 or not gflops else f"{gflops:.2g}"
 
 
-__all__ = ["check_fraction", "counted", "parse_size", "size_text", "speed_text"]
+__all__ = ["check_fraction", "counted", "parse_size", "size_text", "speed_text", "time_text"]

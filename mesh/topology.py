@@ -13,7 +13,7 @@ from typing import Any
 from wire.messages import PairReport
 
 from .node import Device, Node
-from .sizes import size_text, speed_text
+from .sizes import size_text, speed_text, time_text
 
 STYLES = {"direct": "solid", "shared memory": "bold", "relay": "dashed"}
 COLOURS = {"healthy": "black", "suspect": "orange", "dead": "red", "stuck": "red", "quarantined": "red"}
@@ -31,7 +31,7 @@ class Link:
 
     @property
     def label(self) -> str:
-        measured = [f"{self.rtt_s * 1e3:.2f} ms"] if self.rtt_s else []
+        measured = [f"{time_text(self.rtt_s)}"] if self.rtt_s else []
         measured += [f"{self.bytes_per_s * 8 / 1e6:.0f} Mbit/s"] if self.bytes_per_s else []
         return "\n".join([self.path, ", ".join(measured)]).strip()
 

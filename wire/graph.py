@@ -25,7 +25,7 @@ from .dtypes import DType, dtype_of
 from .errors import AttrError, GraphError, InputError, LimitExceeded, ShapeError
 from .limits import DEFAULT, Limits
 from .ops import COLLECTIVES, CONTROL, MULTIPLE, OPS, VARIADIC, VARYING, check_attrs, inner_graphs, op_named
-from .sizes import size_text
+from .sizes import counted, size_text
 from .types import NO_ATTRS, Attrs, TensorType
 
 
@@ -168,7 +168,7 @@ class WireGraph:
         return iter(self.nodes)
 
     def __repr__(self) -> str:
-        return f"WireGraph({self.name!r}, {len(self.nodes)} nodes, {self.hash.hex()[:16]})"
+        return f"WireGraph({self.name!r}, {counted(len(self.nodes), 'node')}, {self.hash.hex()[:16]})"
 
     def __str__(self) -> str:
         from .text import to_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .sizes import size_text
+from .sizes import counted, size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class RelayReport:
     size_bytes: int
 
     def __str__(self) -> str:
-        tensors = "1 tensor" if self.tensors == 1 else f"{self.tensors} tensors"
-        return f"{self.source} to {self.target}: {tensors}, {size_text(self.size_bytes)} through the coordinator"
+        sent = f"{counted(self.tensors, 'tensor')}, {size_text(self.size_bytes)}"
+        return f"{self.source} to {self.target}: {sent} through the coordinator"
 
 
 @dataclass(frozen=True, slots=True)

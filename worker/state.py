@@ -24,6 +24,7 @@ from typing import Any
 
 from wire.errors import Cancelled, DeviceLost, GraphError, MeshError, NodeLost, StaleGeneration
 from wire.messages import Began, Deploy, Done, MissingGraphs, PartRun, PlanKey, Working
+from wire.sizes import counted
 from wire.timeouts import SILENT
 
 from . import events as ev
@@ -304,7 +305,7 @@ class WorkerState:
         plan.graphs = {part.graph: self._graphs[part.graph] for part in deploy.parts}
         self._plans[plan.key] = plan
         self._requests[event.request] = (plan.key, None)
-        self._tell(now, f"deploy {label(plan.key)}: {len(plan.parts)} parts, {len(plan.blobs)} blobs")
+        self._tell(now, f"deploy {label(plan.key)}: {counted(len(plan.parts), 'part')}, blobs: {len(plan.blobs)}")
         actions: list[ev.Action] = [ev.LinkTo(node, deploy.peers[node]) for node in sorted(plan.waiting_links)]
         cut = [node for node in sorted(plan.neighbours) if deploy.peers.get(node) == ()]  # a link there leads nowhere
         actions += [ev.CloseLink(node, "it is out of reach") for node in cut]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..sizes import time_text
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def print_pairs(pairs: Sequence[PairReport | Pair]) -> None:
             pair.source,
             pair.target,
             pair.path,
-            f"{pair.rtt_s * 1e3:.2f} ms" if pair.rtt_s else "",
+            f"{time_text(pair.rtt_s)}" if pair.rtt_s else "",
             f"{pair.bytes_per_s * 8 / 1e6:.0f}" if pair.bytes_per_s else "",
             pair.address,
             pair.cause,

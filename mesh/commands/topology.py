@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ..sizes import size_text, speed_text
+from ..sizes import size_text, speed_text, time_text
 from .exit_codes import OK
 from .tables import print_table
 
@@ -43,6 +43,6 @@ def _figures(device: Device) -> tuple[str, ...]:
 
 
 def _row(link: Link) -> tuple[str, ...]:
-    rtt = f"{link.rtt_s * 1e3:.2f} ms" if link.rtt_s else ""
+    rtt = f"{time_text(link.rtt_s)}" if link.rtt_s else ""
     rate = f"{link.bytes_per_s * 8 / 1e6:.0f}" if link.bytes_per_s else ""
     return (" - ".join(link.ends), link.path, rtt, rate, link.cause)

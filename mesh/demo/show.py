@@ -30,7 +30,7 @@ from worker.devices import list_devices
 from ..client import Mesh
 from ..node import Node
 from ..report import Report
-from ..sizes import size_text
+from ..sizes import counted, size_text, time_text
 from .minilm import WIDTH, Batch, batches, embed_batches, encode, load_model
 from .passages import Passage, passages
 
@@ -120,7 +120,7 @@ def _embed(
     embeddings = np.zeros((count, WIDTH), np.float32)
     reports: list[Report] = []
     began_s = time.monotonic()
-    console.print(f"\nEmbedding {count} passages in {len(work)} batches:")
+    console.print(f"\nEmbedding {counted(count, 'passage')} in {len(work)} batches:")
     with ExitStack() as stack:
         advance = _progress(stack, console, count)
         for number, done in enumerate(embed_batches(mesh, model, work, "pipeline"), 1):
@@ -136,8 +136,8 @@ def _embed(
     console.print(f"  weights and kernels after the kill: {_weights(reports)}")
     for name, worker in sorted(reports[-1].workers.items()):
         engines = ", ".join(sorted({part.engine for part in worker.parts}))
-        console.print(f"  the rest ran on {name} ({engines}): {len(worker.parts)} parts")
-    console.print(f"{count} passages in {seconds:.1f} s, none lost.")
+        console.print(f"  the rest ran on {name} ({engines}): {counted(len(worker.parts), 'part')}")
+    console.print(f"{counted(count, 'passage')} in {time_text(seconds)}, none lost.")
     return embeddings
 
 
@@ -154,7 +154,7 @@ def _progress(stack: ExitStack, console: Console, count: int) -> Any:
         nonlocal done
         before, done = done, done + steps
         if before * 10 // count != done * 10 // count:
-            console.print(f"  {done} of {count} passages")
+            console.print(f"  {done:,} of {counted(count, 'passage')}")
 
     return advance
 
@@ -166,7 +166,7 @@ def _weights(reports: Sequence[Report]) -> str:
     disk = sum(worker.weight_bytes["disk"] for worker in workers)
     compiled = sum(worker.kernels_compiled for worker in workers)
     cached = sum(worker.kernels_cached for worker in workers)
-    kernels = f"{compiled} kernels compiled, {cached} from a cache"
+    kernels = f"{counted(compiled, 'kernel')} compiled, {cached} from a cache"
     return f"{size_text(moved)} sent to workers, {size_text(disk)} from their disks; {kernels}"
 
 

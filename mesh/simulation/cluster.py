@@ -31,6 +31,7 @@ from worker.duty import MACHINE
 from worker.pausing import PauseFiles
 from worker.surroundings import Surroundings
 
+from ..sizes import counted
 from .checks import Referee
 from .host import Device, host_on
 from .loop import VirtualLoop, context_of
@@ -225,7 +226,7 @@ class Cluster:
 
     def transcript(self) -> str:
         """The trace as text, for people."""
-        return f"seed {self.seed}, {len(self.devices)} workers\n" + "\n".join(self.trace)
+        return f"seed {self.seed}, {counted(len(self.devices), 'worker')}\n" + "\n".join(self.trace)
 
     # -- helpers
 

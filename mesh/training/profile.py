@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..sizes import counted
+
 LEVELS = ("0", "1", "2")
 TIMES = {
     "compute": "compute_s", "readback": "readback_s", "inputs": "wait_s", "exchange": "exchange_s",
@@ -41,7 +43,9 @@ class Profile:
         if self._level > 1:
             path = Path(os.environ.get("MESH_TRACE", "mesh-trace.json"))
             path.write_text(json.dumps({"traceEvents": list(events(self._spans))}))
-            print(f"a trace of {len(self._spans)} steps of workers is in {path}", file=sys.stderr, flush=True)
+            print(
+                f"a trace of {counted(len(self._spans), 'step')} of workers is in {path}", file=sys.stderr, flush=True
+            )
 
 
 def table(spans: Iterable[Any]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..sizes import counted, size_text
+from ..sizes import counted, size_text, time_text
 
 LINE_S = 10.0  # between two lines where there is no terminal
 FRAME_S = 0.1
@@ -48,7 +48,7 @@ class History:
 
     def __repr__(self) -> str:
         losses = f", loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}" if self.losses else ""
-        done = f"{counted(len(self.losses), 'step')}{losses}, {counted(self.rows, 'row')} in {self.seconds:.3g} s"
+        done = f"{counted(len(self.losses), 'step')}{losses}, {counted(self.rows, 'row')} in {time_text(self.seconds)}"
         return f"<History: {done}{f', {len(self.skipped)} skipped' if self.skipped else ''}>"
 
     @property
@@ -91,7 +91,7 @@ class Progress(Callback):
         rate = self._rows / max(now_s - self._begun_s, 1e-9)
         line = (
             f"step {report.step}, epoch {report.epoch}: loss {report.loss:.4g}, {rate:.0f} samples/s, "
-            f"{size_text(report.sent_bytes)}/step, {report.workers} workers"
+            f"{size_text(report.sent_bytes)}/step, {counted(report.workers, 'worker')}"
         )
         if len({*report.shares.values()}) > 1:
             line += f" ({', '.join(f'{name} {rows}' for name, rows in report.shares.items())} rows)"

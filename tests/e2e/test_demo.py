@@ -27,7 +27,7 @@ def test_the_demo_kills_a_worker_finishes_and_answers(tmp_path: Path) -> None:
     assert re.search(r"kill -9 \d+: local-\d is gone", first)
     assert re.search(r"dead local-\d", first)
     assert "planned: 2 of 2 workers" in first
-    assert re.search(r"\d+ passages in \d+\.\d s, none lost", first)
+    assert re.search(r"\d+ passages in [\d.]+ (s|min), none lost", first)
     question, best = first.split("Search: ")[1].splitlines()[:2]
     assert question == "What happens when a worker dies?"
     assert float(best.split()[0]) > 0.5, best

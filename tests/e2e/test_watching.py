@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
-from support.commands import command, daemon, environment, run, wait_for
+import numpy as np
+from support.commands import Daemon, asked, command, daemon, environment, job_log, node_states, run, wait_for
+from support.endless import endless
+
+from mesh import trace
 
 NODE_TIMEOUT_S = 4.5  # suspect after 1.5 s of silence, dead after 3: ten times what a watch looks at
+SLOWER = 3  # a command may take so many times as long as the first one, and is still there in time
+STOPS_MAX = 3
+X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 
 
 def test_a_stopped_worker_is_suspect_then_gone_then_back_and_serve_says_so(tmp_path: Path) -> None:
@@ -51,3 +62,62 @@ def test_a_stopped_worker_is_suspect_then_gone_then_back_and_serve_says_so(tmp_p
     assert "no node answers" not in said, "who judges the worker says that it is gone"
     lost = run("coord", "nodes", env=env)
     assert "no coordinator of mesh 'watched' on this machine" in lost.stderr
+
+
+def test_work_goes_on_elsewhere_where_a_worker_falls_silent_or_is_killed_and_serve_says_so(tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME="at-work")
+    log = tmp_path / "coord.log"
+    timeout_s = max(NODE_TIMEOUT_S, 3 * SLOWER * command_s(env))  # a worker is suspect for a third of it
+    with ExitStack() as stack:
+        serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{timeout_s:.3f}")
+        coordinator = stack.enter_context(daemon(*serve, env=env, log=log))
+        worker = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
+
+        def start(name: str) -> Daemon:
+            file = tmp_path / f"{name}.log"
+            return stack.enter_context(daemon(*worker, "--name", name, env=env, log=file))
+
+        workers = {name: start(name) for name in ("attic", "cellar")}
+        wait_for(lambda: list(node_states(coordinator).values()) == ["healthy"] * 2)
+        job = asked(coordinator, lambda remote: remote.submit(trace(endless, X), {"x": X}, {}, detach=True))
+        wait_for(lambda: " began" in job_log(coordinator, job))
+        (silent,) = re.findall(r" planned: 1 of 2 workers \((\w+)\)", job_log(coordinator, job))
+        (killed,) = workers.keys() - {silent}
+
+        assert any(shown_as_suspect(coordinator, workers[silent], silent) for _ in range(STOPS_MAX))
+        wait_for(lambda: f"the work of {silent} goes on: " in log.read_text())
+        workers[silent].process.send_signal(signal.SIGCONT)
+        wait_for(lambda: f"{silent} is back" in log.read_text())
+        workers[killed].stop(signal.SIGKILL)
+        wait_for(lambda: f"the work of {killed} goes on: " in log.read_text())
+        start(killed)
+        wait_for(lambda: f"{killed} is back" in log.read_text())
+    said = log.read_text()
+    for line in (
+        rf"{silent} is suspect: silent for \d",
+        rf"{silent} is gone: silent for \d[^;\n]*",
+        rf"the work of {silent} goes on: 1 of 1 workers? \({killed}\)",
+        rf"{killed} is gone: the connection [^;\n]*",
+        rf"the work of {killed} goes on: 1 of 1 workers? \({silent}\)",
+    ):
+        assert re.search(line, said), (line, said)
+
+
+def command_s(env: Mapping[str, str]) -> float:
+    """What a command takes here that asks for nodes, from its start: the machine may have much else to do."""
+    began_s = time.monotonic()
+    assert run("coord", "nodes", env=env).returncode != 0, "there is no coordinator yet"
+    return time.monotonic() - began_s
+
+
+def shown_as_suspect(coordinator: Daemon, worker: Daemon, name: str) -> bool:
+    """Whether one `nodes` showed a stopped worker as suspect; it goes on where that command came too late."""
+    worker.process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: node_states(coordinator)[name] != "healthy")
+    (state,) = re.findall(rf"^{name} +(\w+)", run("coord", "nodes", env=coordinator.env).stdout, re.MULTILINE)
+    if state == "suspect":
+        return True
+    assert state == "dead"
+    worker.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: node_states(coordinator)[name] == "healthy")
+    return False

@@ -20,6 +20,7 @@ from mesh import Mesh
 from mesh.picture import BOX
 from mesh.preview import PlanPreview
 from wire.errors import InputError, PlacementError
+from wire.sizes import time_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 ODD = ('<b>"anna" & co</b>', "b'erta", "ünïcode ✓")
@@ -46,7 +47,7 @@ def test_a_picture_has_a_row_per_device_a_box_per_part_and_an_arrow_per_transfer
     assert len(boxes) == len(seen.parts)
     for box, part in zip(boxes, seen.parts, strict=True):
         times = next(each for each in seen.timeline["parts"] if each["part"] == part["part"])
-        assert box[0].text.startswith(f"part {part['part']}: {(times['computed_s'] - times['start_s']) * 1e3:.3g} ms")
+        assert box[0].text.startswith(f"part {part['part']}: {time_text(times['computed_s'] - times['start_s'])}")
         assert box[1].get("height") == str(BOX) and float(box[1].get("width")) >= 1
     arrows = [g for g in root.iter(f"{SVG}g") if g[1].tag == f"{SVG}line"]
     rows = {part["part"]: (part["worker"], part["device"]) for part in seen.parts} | {None: None}

@@ -52,7 +52,7 @@ def shown() -> Iterator[dict[str, Any]]:
 SHOWN = {
     "mesh": r"<Mesh: 2 workers: sim-0, sim-1>",
     "trainer": r"<DistributedTrainer: 4 params, loss, data, step 2, on <Mesh: 2 workers: sim-0, sim-1>>",
-    "history": r"<History: 2 steps, loss \S+ to \S+, 16 rows in \S+ s>",
+    "history": r"<History: 2 steps, loss \S+ to \S+, 16 rows in \S+ m?s>",
     "server": r"<InferenceServer: twice, on Mesh: 2 workers: sim-0, sim-1>",
     "job": r"<Job: doubled, done>",
     "report": r"<Report: \S+ ms on sim-\d, .* of weights moved>",

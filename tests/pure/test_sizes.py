@@ -1,15 +1,16 @@
-"""Sizes that people read have units, everywhere; what they are to give is rounded up."""
+"""Sizes and times that people read have units, everywhere; what they are to give is rounded up."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
 from support.source import PACKAGES, SourceFile, source_files
 
 from mesh.sizes import parse_size
-from wire.sizes import need_text, room_text, size_text
+from wire.sizes import counted, need_text, room_text, size_text, time_text
 
 # Errors about bytes that do not come out even: there the exact numbers are the news, and their difference may be one.
 EXACT = {"BlobCorrupt", "BlobMissing", "FrameError", "GraphDecodeError", "GraphError", "LocalError", "ProtocolError"}
@@ -35,6 +36,43 @@ def test_sizes_are_read_and_needs_are_never_too_small(size_bytes: int, read: str
     assert (size_text(size_bytes), need_text(size_bytes), room_text(size_bytes)) == (read, need, room)
     if 0 < size_bytes < 1 << 50:
         assert parse_size(room) <= size_bytes <= parse_size(need)
+
+
+TIMES = [
+    (0.0, "0 ms"), (4e-8, "under 0.0001 ms"), (0.00025, "0.25 ms"), (0.1426, "143 ms"), (0.99949, "999 ms"),
+    (0.9996, "1 s"), (1.4236, "1.42 s"), (59.96, "60 s"), (299, "299 s"), (1500, "25 min"), (7300, "2.03 h"),
+    (3.6e7, "10,000 h"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("seconds", "read"), TIMES)
+def test_times_are_read_in_three_digits_without_a_power_of_ten(seconds: float, read: str) -> None:
+    assert time_text(seconds) == read
+
+
+def test_one_thing_is_no_several() -> None:
+    assert [counted(count, "part") for count in (0, 1, 2, 1234)] == ["0 parts", "1 part", "2 parts", "1,234 parts"]
+
+
+def raw_times(file: SourceFile) -> Iterator[str]:
+    """Texts that write a number of milliseconds themselves, or a time in three digits."""
+    for node in ast.walk(ast.parse(file.text)):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for value, after in zip(node.values, node.values[1:], strict=False):
+            said = str(after.value) if isinstance(after, ast.Constant) else ""
+            if not isinstance(value, ast.FormattedValue) or value.format_spec is None:
+                continue
+            digits = ast.unparse(value.format_spec)
+            if re.match(r" ms\b", said) or (re.match(r" s\b", said) and "3g" in digits):
+                yield f"{file.path}:{node.lineno}: {ast.unparse(node)[:100]}"
+
+
+def test_what_people_read_has_its_times_from_one_function() -> None:
+    lines = [line for file in source_files(*PACKAGES) for line in raw_times(file)]
+    here = ("wire/sizes.py:", "coordinator/health.py:")  # the function itself, and settings as they were given
+    assert not [line for line in lines if not line.startswith(here)]
+    assert all(any(line.startswith(each) for line in lines) for each in here), "an exception that nothing needs"
 
 
 def raw_sizes(file: SourceFile) -> Iterator[str]:

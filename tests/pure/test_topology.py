@@ -35,7 +35,7 @@ def test_both_ways_are_one_link_with_the_better_figures() -> None:
     one, two, three = links(PAIRS)
     assert (one.ends, one.path) == (("@coordinator", "anna"), "shared memory")
     assert (two.ends, two.path, two.rtt_s, two.bytes_per_s) == (("anna", "ben"), "direct", 0.0005, 100e6)
-    assert two.label == "direct\n0.50 ms, 800 Mbit/s"
+    assert two.label == "direct\n0.5 ms, 800 Mbit/s"
     assert (three.path, three.cause, three.label) == ("?", "nobody answered", "?")
 
 
@@ -44,7 +44,7 @@ def test_a_drawing_has_a_box_per_worker_and_a_line_per_link() -> None:
     assert 'n0 [label="anna (healthy)\\nwgsl Adapter \\"X\\"\\\\: 8.0 GiB, 1234 GFLOP/s", color=black];' in text
     assert "n1 [label=" in text
     assert 'n2 [label="@coordinator\\ncoordinator", color=black, shape=ellipse];' in text
-    assert 'n0 -- n1 [label="direct\\n0.50 ms, 800 Mbit/s", style=solid];' in text
+    assert 'n0 -- n1 [label="direct\\n0.5 ms, 800 Mbit/s", style=solid];' in text
     assert 'n1 -- n3 [label="?", style=dotted];' in text
     assert data([node("anna")], PAIRS)["links"][1]["ends"] == ("anna", "ben")
     assert json.dumps(data([node("anna")], PAIRS))

@@ -20,7 +20,7 @@ from math import prod
 
 from ..errors import PlacementError
 from ..graph import WireGraph
-from ..sizes import need_text, room_text
+from ..sizes import need_text, room_text, time_text
 from .cost import Cost, cost_of
 from .layout import Axes, Dims
 from .partition import partition
@@ -47,7 +47,7 @@ class Choice:
 
     def __str__(self) -> str:
         how = f"the best of all {self.tried}" if self.proven else f"by heuristic, {self.tried} tried"
-        return f"{self.seconds:.3g} s per rank, {self.alone_s:.3g} s on one device ({how})"
+        return f"{time_text(self.seconds)} per rank, {time_text(self.alone_s)} on one device ({how})"
 
 
 def choose(
