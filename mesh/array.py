@@ -441,8 +441,13 @@ def apply(op: str, *inputs: Array, **attrs: Any) -> Array:
     operands = tuple([array.tensor for array in inputs])
     result = infer(Node(op, (), attributes), [operand.type for operand in operands])
     weak = bool(operands) and all(operand.weak for operand in operands)
-    wide = _widened(op, operands, attributes, result) if weak else None
-    return Array(Tensor(Expression(op, operands, attributes), result, weak, None, wide))
+    return made_of(Expression(op, operands, attributes), result, weak)
+
+
+def made_of(expression: Expression, type: TensorType, weak: bool) -> Array:
+    """The Array of an expression; a `weak` one, of Python's numbers alone, has their full precision too."""
+    op, operands, attrs, *_ = expression
+    return Array(Tensor(expression, type, weak, None, _widened(op, operands, attrs, type) if weak else None))
 
 
 def literal(value: Any, dtype: DType, weak: bool = False) -> Array:
@@ -514,7 +519,7 @@ def weakened(array: Array, weak: bool) -> Array:
 def _widened(op: str, operands: Sequence[Tensor], attrs: Attrs, type: TensorType) -> Tensor | None:
     """What `op` gives of the same Python numbers at their full precision; None where that is no other."""
     dtype = WIDER.get(type.dtype)
-    if dtype is None or op == "bitcast":  # whose bits are of the dtype itself
+    if dtype is None or op in ("bitcast", "composite"):  # whose bits, and whose body, are of the dtype itself
         return None
     wider = tuple([operand.wide or operand for operand in operands])
     if op != "cast" and any(operand.type.dtype in WIDER for operand in wider):

@@ -9,7 +9,7 @@ the rest.  This file only builds nodes: engines run them, `transforms` different
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from wire.dtypes import BOOL, I32
@@ -24,8 +24,9 @@ from .array import Array, strong
 from .numpy.promotion import asarray, cast
 from .numpy.promotion import operands as alike
 from .several import several
-from .transforms.flat import as_array, precise
+from .transforms.flat import as_array, in_64_bits
 from .transforms.inner import Inner, captured_by, run
+from .transforms.inside import row_of
 from .tree import Tree
 
 Function = Callable[..., Any]
@@ -43,9 +44,13 @@ def cond(pred: Any, then: Function, otherwise: Function, *operands: Any) -> Any:
     if asked.shape:
         raise InputError(f"cond is asked with one bool, got {asked.type}", next_step="Reduce it: any() or all()")
     asked = asked if asked.type.dtype is BOOL else mnp.not_equal(asked, 0)
-    given = _Leaves.of(operands, "operands", then, otherwise)
+    given = _Leaves.of(operands, "operands")
     branches = [_Body(fn, given, name) for fn, name in ((then, "then"), (otherwise, "otherwise"))]
     first, second = branches
+    wide = first.needed_wide | second.needed_wide
+    given = given.in_64_bits(wide)
+    for branch in branches:
+        branch.widen(wide)
     if first.structure != second.structure:
         raise InputError(f"cond's branches give different structures: {first.structure} and {second.structure}")
     for place, path in enumerate(tree.paths(first.structure)):
@@ -63,9 +68,15 @@ def while_loop(test: Function, body: Function, init: Any) -> Any:
     """
     check_function(test, "the test of while_loop")
     check_function(body, "the body of while_loop")
-    start = _Leaves.of(init, "init", test, body)
-    carry, turn = _carried("while_loop", lambda *leaves: body(start.tree_of(leaves)), start, ())
-    asked = _Body(lambda *leaves: test(start.tree_of(leaves)), carry.flat, "test")
+    start = _Leaves.of(init, "init")
+    structure, wide = start.structure, set[int]()
+    while True:
+        start = start.in_64_bits(wide)
+        carry, _, turn = _carried("while_loop", lambda *leaves: body(tree.unflatten(structure, leaves)), start, [])
+        asked = _Body(lambda *leaves: test(tree.unflatten(structure, leaves)), carry.flat, "test")
+        wide = asked.needed_wide
+        if not wide:
+            break
     if asked.structure.kind is not None or asked.outputs[0].type != TensorType((), BOOL):
         found = asked.structure if asked.structure.kind is not None else asked.outputs[0].type
         raise InputError(f"the test of while_loop gives one bool, got {found}", next_step="Reduce it: any() or all()")
@@ -81,8 +92,6 @@ def fori_loop(lower: Any, upper: Any, body: Function, init: Any) -> Any:
     """
     check_function(body, "the body of fori_loop")
     lower, upper = native(lower), native(upper)
-    given = _Leaves.of(init, "init", body)
-    init = given.tree_of(given.arrays)
     if isinstance(lower, int) and isinstance(upper, int):
         steps = mnp.arange(lower, max(lower, upper), dtype=_index_dtype(lower, upper))
         return scan(lambda carry, at: (body(at, carry), ()), init, steps)[0]
@@ -104,21 +113,19 @@ def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bo
     stands in the place of its x.
     """
     check_function(f, "what scan repeats")
-    rows = _Leaves.of(xs, "xs", f)
-    start = _Leaves.of(init, "init", f, beside=rows.arrays)
+    rows, start = _Leaves.of(xs, "xs"), _Leaves.of(init, "init")
     turns = _length(rows, length)
-    inner = [array.type._replace(shape=array.type.shape[1:]) for array in rows.arrays]
 
     def turn(*leaves: Array) -> Any:
-        count = len(leaves) - len(inner)
+        count = len(leaves) - len(rows.arrays)
         result = f(start.tree_of(leaves[:count]), tree.unflatten(rows.structure, leaves[count:]))
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"the function of scan returns (carry, y), got {type(result).__name__}")
         return result
 
-    carry, body = _carried("scan", turn, start, inner)
+    carry, each, body = _carried("scan", turn, start, rows.arrays)
     count = len(carry.arrays)
-    operands = [*carry.arrays, *body.captured, *rows.arrays]
+    operands = [*carry.arrays, *body.captured, *each]
     graph = body.graph(body.captured, count)
     attrs = {"carry": count, "consts": len(body.captured), "length": turns, "reverse": int(reverse)}
     found = several("scan", operands, body=graph, **attrs)
@@ -142,11 +149,14 @@ class _Leaves:
         self.structure = structure
 
     @staticmethod
-    def of(value: Any, what: str, *functions: Function, beside: Sequence[Array] = ()) -> _Leaves:
-        """Those of an argument of `functions`."""
+    def of(value: Any, what: str) -> _Leaves:
+        """Those of an argument."""
         found, structure = tree.flatten_with_paths(value)
-        arrays = [as_array(leaf, tree.join(what, path)) for path, leaf in found]
-        return _Leaves(precise(arrays, *functions, beside=beside), structure)
+        return _Leaves([as_array(leaf, tree.join(what, path)) for path, leaf in found], structure)
+
+    def in_64_bits(self, places: Collection[int]) -> _Leaves:
+        """The same, with Python's numbers at these places in 64 bits."""
+        return _Leaves(in_64_bits(self.arrays, places), self.structure)
 
     @property
     def flat(self) -> _Leaves:
@@ -161,24 +171,33 @@ class _Leaves:
 class _Body:
     """A function that was run once on arguments like `given`, for the attribute `name` of a node."""
 
-    def __init__(self, fn: Function, given: _Leaves, name: str, more: Sequence[TensorType] = ()) -> None:
+    def __init__(self, fn: Function, given: _Leaves, name: str, rows: Sequence[Array] = ()) -> None:
         self.name = name
         self.structure = tree.LEAF
-        types = [*[array.type for array in given.arrays], *more]
-        weak = [*[array.weak for array in given.arrays], *[False] * len(more)]
+        types = [*[array.type for array in given.arrays], *[row_of(array.type) for array in rows]]
+        weak = [array.weak for array in (*given.arrays, *rows)]
 
         def flat(*leaves: Array) -> list[Array]:
             arguments = tree.unflatten(given.structure, leaves[: len(given.arrays)])
             found, self.structure = tree.flatten_with_paths(fn(*arguments, *leaves[len(given.arrays) :]))
             return [as_array(leaf, tree.join(f"the result of {name}", path)) for path, leaf in found]
 
-        self._inner = run(flat, types, weak)
+        self._inner = run(flat, types, weak, widens=True)
         self.outputs = [Array(tensor) for tensor in self._inner.outputs]
 
     @property
     def captured(self) -> list[Array]:
         """What it uses from outside."""
         return [Array(tensor) for tensor in captured_by(self._finished())]
+
+    @property
+    def needed_wide(self) -> set[int]:
+        """The places of Python's numbers that it needs in 64 bits."""
+        return self._inner.needed_wide
+
+    def widen(self, places: Collection[int]) -> None:
+        """Take these in 64 bits."""
+        self._inner = self._inner.widened(places)
 
     def graph(self, captured: Sequence[Array], at: int | None = None) -> WireGraph:
         """As a graph that takes `captured` too: at place `at` among the arguments, or behind them."""
@@ -194,11 +213,15 @@ class _Body:
         return Inner(self._inner.arguments, [array.tensor for array in self.outputs], self._inner.born)
 
 
-def _carried(op: str, fn: Function, init: _Leaves, rows: Sequence[TensorType]) -> tuple[_Leaves, _Body]:
-    """The carry, its Python numbers in the dtypes that the body gives them, and the body."""
+def _carried(op: str, fn: Function, init: _Leaves, rows: Sequence[Array]) -> tuple[_Leaves, Sequence[Array], _Body]:
+    """The carry, its Python numbers in the dtypes that the body gives them, the rows, and the body."""
     carry = init
     while True:
         body = _Body(fn, carry.flat, "body", rows)
+        wide, count = body.needed_wide, len(carry.arrays)
+        if wide:
+            carry, rows = carry.in_64_bits(wide), in_64_bits(rows, {place - count for place in wide})
+            continue
         found = body.structure.children[0] if op == "scan" else body.structure
         if found != carry.structure:
             raise InputError(f"the body of {op} turns a carry {carry.structure} into {found}")
@@ -218,7 +241,7 @@ def _carried(op: str, fn: Function, init: _Leaves, rows: Sequence[TensorType]) -
                     next_step="Begin with an array of the type that the body gives, or convert with astype",
                 )
         if all(new is old for new, old in zip(widened, carry.arrays, strict=True)):
-            return carry, body
+            return carry, rows, body
         carry = _Leaves(widened, init.structure)
 
 

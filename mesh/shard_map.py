@@ -27,7 +27,7 @@ from .array import Array
 from .grid import Grid, PartitionSpec, check_grid
 from .several import several
 from .transforms.flat import Flat, same_structure
-from .transforms.inner import captured_by, run
+from .transforms.inner import captured_by
 from .transforms.ranks import is_made_again
 
 _GRID: ContextVar[Grid | None] = ContextVar("mesh_grid", default=None)
@@ -86,7 +86,7 @@ def shard_map(
         given = list(zip(specs, flat.arrays, flat.names, strict=True))
         types = [spec.local(grid, array.type, f"the argument {name!r}") for spec, array, name in given]
         with _ranks_of(grid):
-            inner = run(flat, types, [array.weak for array in flat.arrays], flat.names)
+            inner = flat.run(types)
         captured = captured_by(inner, again=is_made_again)
         body = inner.taking(captured).graph()
         placed = _specs(same_structure(flat.out_tree, out_specs, "out_specs", prefix=True), flat.out_names, "out_specs")

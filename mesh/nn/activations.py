@@ -13,7 +13,7 @@ from .. import numpy as mnp
 from ..array import Array, Operand
 from ..composite import composite
 from ..kinds import checked
-from ..numpy.promotion import asarray, cast, floats
+from ..numpy.promotion import cast, floats
 from .precision import rounded_once, wide
 
 
@@ -30,7 +30,7 @@ def relu6(x: Operand) -> Array:
 def leaky_relu(x: Operand, slope: Operand = 0.01) -> Array:
     """x where it is positive, else slope * x; with an array of slopes, PReLU."""
     (array,) = floats(x)
-    return mnp.where(array > 0, array, array * asarray(slope))
+    return mnp.where(array > 0, array, array * slope)
 
 
 @checked

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any
 
 from wire.errors import InputError
+from wire.types import TensorType
 
 from .. import numpy as mnp
 from .. import tree
@@ -17,7 +18,7 @@ from ..arguments import check_function, native
 from ..array import Array
 from ..calls import check_call
 from .flat import Flat, parameter_names, same_structure
-from .vmap import batch, repeated
+from .vmap import batch_of, repeated
 
 
 def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
@@ -44,11 +45,12 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
         axes = same_structure(flat.in_tree, (*per_argument, 0), "in_axes", prefix=True)
         axes = [_normal(axis, array, name) for axis, array, name in zip(axes, flat.arrays, flat.names, strict=True)]
         size = _size(axes, flat)
+        inner = flat.run([_of_one(array, axis) for array, axis in zip(flat.arrays, axes, strict=True)])
         rows = [
             array if axis is None else mnp.moveaxis(array, axis, 0)
             for array, axis in zip(flat.arrays, axes, strict=True)
         ]
-        results, batched = batch(flat, size, rows, [axis is not None for axis in axes], flat.names)
+        results, batched = batch_of(inner, size, rows, [axis is not None for axis in axes])
         places = same_structure(flat.out_tree, out_axes, "out_axes", prefix=True)
         placed = [
             _placed(result, each, axis, size, name)
@@ -68,6 +70,11 @@ def _normal(axis: Any, array: Array, name: str) -> int | None:
     if not -array.ndim <= axis < array.ndim:
         raise InputError(f"in_axes has {axis} for {name!r}, which is {array.type}")
     return axis % array.ndim
+
+
+def _of_one(array: Array, axis: int | None) -> TensorType:
+    """What the function gets of the argument: one element of it, unless it has none."""
+    return array.type if axis is None else array.type._replace(shape=(*array.shape[:axis], *array.shape[axis + 1 :]))
 
 
 def _size(axes: list[int | None], flat: Flat) -> int:

@@ -7,7 +7,7 @@ What the functions close over become operands like the arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -19,7 +19,7 @@ from .. import tree
 from ..arguments import check_function
 from ..array import Array
 from ..calls import positional
-from .flat import Flat, as_array, fitting, same_structure, zeros_for_none
+from .flat import Flat, as_array, fitting, in_64_bits, same_structure, zeros_for_none
 from .inner import Inner, captured_by, marked, run, run_like
 from .jvp import Tangents
 from .vjp import Cotangents, Pull, backward, is_continuous
@@ -47,12 +47,14 @@ def custom_vjp(fn: Function, forward: Function, backward: Function) -> Function:
     @wraps(fn)
     def function(*args: Any, **keywords: Any) -> Any:
         flat = Flat(fn, positional(fn, args, keywords))
-        primal = run_like(flat, flat.arrays, flat.names)
         passes = _Passes(flat, forward, backward)
-        ahead = run_like(passes.ahead, flat.arrays, flat.names)
+        primal, ahead = flat.fit(flat.run_as(flat), flat.run_as(passes.ahead))
         _check_same("forward", primal, ahead)
-        residuals = ahead.outputs[len(primal.outputs) :]
-        back = run(passes.back, [tensor.type for tensor in (*residuals, *primal.outputs)])
+        back = _run_back(passes, primal, ahead)
+        wide = back.needed_wide
+        if wide:  # residuals that are Python's numbers
+            primal, ahead = flat.fit(primal, _keeping_wide(ahead, len(primal.outputs), wide))
+            back = _run_back(passes, primal, ahead)
         captured = captured_by(primal, ahead, back)
         inners = [inner.taking(captured) for inner in (primal, ahead, back)]
         mark = _CustomVjp(inners[0], inners[1], inners[2], tuple(passes.places), len(captured))
@@ -74,10 +76,8 @@ def custom_jvp(fn: Function, tangent: Function) -> Function:
     @wraps(fn)
     def function(*args: Any, **keywords: Any) -> Any:
         flat = Flat(fn, positional(fn, args, keywords))
-        primal = run_like(flat, flat.arrays, flat.names)
         moving = tuple([place for place, array in enumerate(flat.arrays) if is_continuous(array.type)])
-        both = [*flat.arrays, *[flat.arrays[place] for place in moving]]
-        moved = run_like(_with_tangents(tangent, flat, moving), both)
+        primal, moved = _run_with_tangents(flat, tangent, moving)
         _check_same("tangent", primal, moved)
         captured = captured_by(primal, moved)
         mark = _CustomJvp(primal.taking(captured), moved.taking(captured), moving, len(captured))
@@ -253,6 +253,35 @@ class _Passes:
         }
         self.places = list(made)
         return list(made.values())
+
+
+def _run_with_tangents(flat: Flat, tangent: Function, moving: Sequence[int]) -> tuple[Inner, Inner]:
+    """What the function of a custom_jvp does, and what its tangent function does, of the same numbers in 64 bits."""
+    count = len(flat.arrays)
+    primal = flat.run_as(flat)
+    both = [*flat.arrays, *[flat.arrays[place] for place in moving]]
+    moved = run(
+        _with_tangents(tangent, flat, moving), [each.type for each in both], [each.weak for each in both], widens=True
+    )
+    of_moved = {place if place < count else moving[place - count] for place in moved.needed_wide}
+    wide = primal.needed_wide | of_moved
+    flat.widen(wide)
+    tangents = {count + place for place, at in enumerate(moving) if at in wide}
+    return primal.widened(wide), moved.widened(wide | tangents)
+
+
+def _run_back(passes: _Passes, primal: Inner, ahead: Inner) -> Inner:
+    """What the backward pass of a custom_vjp does with residuals and cotangents."""
+    residuals = ahead.outputs[len(primal.outputs) :]
+    types = [tensor.type for tensor in (*residuals, *primal.outputs)]
+    weak = [*[tensor.weak for tensor in residuals], *[False] * len(primal.outputs)]
+    return run(passes.back, types, weak, widens=True)
+
+
+def _keeping_wide(ahead: Inner, first: int, places: Collection[int]) -> Inner:
+    """The forward pass, giving the residuals at these places, which begin behind its `first` results, in 64 bits."""
+    outputs = in_64_bits([Array(tensor) for tensor in ahead.outputs], {first + place for place in places})
+    return Inner(ahead.arguments, [array.tensor for array in outputs], ahead.born)
 
 
 def _with_tangents(tangent: Function, flat: Flat, moving: Sequence[int]) -> Callable[..., list[Array]]:

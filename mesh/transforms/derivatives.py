@@ -4,8 +4,9 @@
 
 They take what traced functions take (numpy arrays, Arrays, handles, Python scalars, pytrees of these) and give lazy
 Arrays; outside of a traced function these are computed when someone looks.  Derivatives have the dtype of what they
-are of.  Only floats and complex numbers have them: where an integer stands among the arguments of `vjp` or `jvp`, its
-derivative is None.  Cotangents of complex numbers are not conjugated (docs/transforms.md).
+are of; a Python float is float64 where the function needs it so, else float32.  Only floats and complex numbers have
+them: where an integer stands among the arguments of `vjp` or `jvp`, its derivative is None.  Cotangents of complex
+numbers are not conjugated (docs/transforms.md).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from wire.errors import InputError
 from .. import numpy as mnp
 from .. import tree
 from ..arguments import check_function, integer, items
-from ..array import Array
+from ..array import Array, literal
 from ..calls import apart, check_call, taken
 from .flat import Flat, arrays_in, fitting, parameter_names, same_structure, zeros_for_none
-from .inner import Inner, run_like
-from .jvp import forward, forward_of
-from .vjp import backward, backward_of, is_continuous
+from .inner import Inner
+from .jvp import forward_of
+from .vjp import backward_of, is_continuous
 from .vmap import batch, repeated
 
 Function = Callable[..., Any]
@@ -38,7 +39,7 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """
     check_function(fn, "what vjp differentiates")
     flat = Flat(fn, primals, has_aux=has_aux)
-    outputs, pull_back = backward(flat, flat.arrays, flat.names)
+    outputs, pull_back = backward_of(flat.run(), flat.arrays)
     result, aux = flat.results(outputs)
     count = flat.out_tree.leaf_count
 
@@ -82,9 +83,9 @@ def value_and_grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool
     def value_and_gradient(*args: Any, **keywords: Any) -> Any:
         flat = _of_arguments(fn, places, args, keywords, has_aux)
         _check_continuous("grad", flat)
-        outputs, pull_back = backward(flat, flat.arrays, flat.names)
+        outputs, pull_back = backward_of(flat.run(), flat.arrays)
         _check_scalar(outputs, flat)
-        seed = mnp.ones_like(outputs[0])
+        seed = literal(1, outputs[0].type.dtype, outputs[0].weak)
         found = flat.arguments(_filled(pull_back([seed, *[None] * (len(outputs) - 1)]), flat.arrays))
         value, aux = flat.results(outputs)
         return ((value, aux) if has_aux else value), (found if several else found[0])
@@ -102,12 +103,13 @@ def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: 
         raise InputError("jvp takes a tuple of primals and one of tangents", next_step="jvp(f, (x,), (t,))")
     check_function(fn, "what jvp differentiates")
     flat = Flat(fn, primals, has_aux=has_aux)
+    inner = flat.run()
     given = same_structure(flat.in_tree, tuple(tangents), "the tangents")
     moving = [
         None if value is None or not is_continuous(primal.type) else fitting(value, primal, f"the tangent of {name!r}")
         for value, primal, name in zip(given, flat.arrays, flat.names, strict=True)
     ]
-    outputs, found = forward(flat, flat.arrays, moving, flat.names)
+    outputs, found = forward_of(inner, flat.arrays, moving)
     result, aux = flat.results(outputs)
     tangent, _ = flat.results(_filled(found, outputs))
     return (result, tangent, aux) if has_aux else (result, tangent)
@@ -128,7 +130,7 @@ def jacobian(fn: Function, argnums: int | Sequence[int] = 0, mode: str | None = 
     def derivatives(*args: Any, **keywords: Any) -> Any:
         flat = _of_arguments(fn, places, args, keywords, False)
         _check_continuous("jacobian", flat, "f")
-        inner = run_like(flat, flat.arrays, flat.names)
+        inner = flat.run()
         for tensor, name in zip(inner.outputs, flat.out_names, strict=True):
             if tensor.type.dtype.kind != "f":
                 raise InputError(f"jacobian needs a function that gives floats, got {tensor.type} at {name!r}")

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from wire.dtypes import C64, C128, F32, F64
 from wire.errors import InputError
-from wire.types import Attrs, TensorType
+from wire.types import TensorType
 
 from .. import tree
-from ..array import Array, literal, strong
+from ..array import WIDER, Array, literal, strong
 from ..calls import apart, called, check_call
-from ..closures import referred
-from ..expression import Expression, Tensor
 from ..handle import Handle
 from ..numpy.creation import zeros_like
 from ..numpy.promotion import asarray, cast, is_python_scalar
 from ..trace import OUTPUT, argument_names, leaf_type
 from ..tree import Tree
+from .inner import Function, Inner, run
 
 
 class Flat:
     """`fn` as a function of the leaves of its first arguments, which are as `calls.taken` has them.
 
-    Beside arrays of 64-bit floats, Python's floats are passed on in 64 bits (`arrays`); `fn` sees them as numbers,
-    which are float32 by default.
+    Once it was `run`, those of Python's floats among `arrays` have 64 bits that its results need so; `fn` sees them as
+    numbers, which are float32 by default.
 
     `keywords` are part of it.  With `has_aux` it returns a pair, and only the first of it counts.  `out_tree` and
     `aux_tree` are known once it was called; `names` are for errors, and `roots` the arguments' own.
@@ -50,9 +48,7 @@ class Flat:
             for root, child in zip(roots, self.in_tree.children, strict=True)
             for path in tree.paths(child)
         ]  # fmt: skip
-        arrays = [as_array(leaf, name) for leaf, name in zip(leaves, self.names, strict=True)]
-        self.arrays = precise(arrays, fn)
-        self._types = [array.type for array in arrays]
+        self.arrays = [as_array(leaf, name) for leaf, name in zip(leaves, self.names, strict=True)]
         self._fn = partial(fn, **keywords) if keywords else fn
         self._has_aux = has_aux
         self.out_tree = self.aux_tree = tree.LEAF
@@ -72,6 +68,26 @@ class Flat:
         given = zip((*[leaf for _, leaf in found], *others), (*self.out_names, *["aux"] * len(others)), strict=True)
         return [_result(leaf, name) for leaf, name in given]
 
+    def run(self, types: Sequence[TensorType] = ()) -> Inner:
+        """What `fn` does with the arguments; `types` are those it gets where it does not get all of them."""
+        (inner,) = self.fit(self.run_as(self, types))
+        return inner
+
+    def run_as(self, fn: Function, types: Sequence[TensorType] = ()) -> Inner:
+        """What another function does with the same arguments, to be made to `fit`."""
+        types = types or [array.type for array in self.arrays]
+        return run(fn, types, [array.weak for array in self.arrays], self.names, widens=True)
+
+    def fit(self, *inners: Inner) -> list[Inner]:
+        """The functions, taking the same `arrays`: those in 64 bits that one of them needs so."""
+        places = set[int]().union(*[inner.needed_wide for inner in inners])
+        self.widen(places)
+        return [inner.widened(places) for inner in inners]
+
+    def widen(self, places: Collection[int]) -> None:
+        """Pass these of `arrays` in 64 bits."""
+        self.arrays = in_64_bits(self.arrays, places)
+
     def results(self, arrays: Sequence[Any]) -> tuple[Any, Any]:
         """The result and aux made of leaves as `__call__` gives them."""
         count = self.out_tree.leaf_count
@@ -79,7 +95,7 @@ class Flat:
 
     def arguments(self, leaves: Sequence[Any]) -> Any:
         """What has the arguments' structure, with other leaves."""
-        return tree.unflatten(self.in_tree, [_narrowed(*each) for each in zip(leaves, self._types, strict=True)])
+        return tree.unflatten(self.in_tree, leaves)
 
 
 def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
@@ -97,24 +113,9 @@ def as_array(leaf: Any, name: str) -> Array:
     return asarray(leaf)
 
 
-def precise(arrays: Sequence[Array], *functions: Callable[..., Any], beside: Sequence[Array] = ()) -> list[Array]:
-    """`arrays` with Python's floats in 64 bits if any of them, of those beside them, or of those that the functions
-    refer to, has floats of 64 bits."""
-    if not any(array.tensor.wide for array in arrays):
-        return list(arrays)
-    met = (*arrays, *beside, *[each for fn in functions for _, each in referred(fn)])
-    if not any(each.dtype in (F64.numpy, C128.numpy) for each in met):
-        return list(arrays)
-    return [Array(array.tensor.wide or array.tensor) for array in arrays]
-
-
-def _narrowed(leaf: Any, type: TensorType) -> Any:
-    """A leaf in the dtype that its argument had before it was widened; a Python number has its 64 bits still."""
-    if not isinstance(leaf, Array) or (leaf.type.dtype, type.dtype) not in ((F64, F32), (C128, C64)):
-        return leaf
-    expression = Expression("cast", (leaf.tensor,), Attrs({"dtype": type.dtype.name}))
-    narrow = leaf.type._replace(dtype=type.dtype)  # batches have an axis more
-    return Array(Tensor(expression, narrow, leaf.weak, None, leaf.tensor if leaf.weak else None))
+def in_64_bits(arrays: Sequence[Array], places: Collection[int]) -> list[Array]:
+    """The arrays, those at these places, Python's numbers all of them, with 64 bits."""
+    return [cast(array, WIDER[array.type.dtype]) if at in places else array for at, array in enumerate(arrays)]
 
 
 def arrays_in(value: Any) -> Any:

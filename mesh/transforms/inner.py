@@ -26,7 +26,7 @@ from wire.graph import GraphBuilder, WireGraph, const_value
 from wire.limits import DEFAULT
 from wire.types import Attrs, TensorType
 
-from ..array import Array, argument, literal, value_array
+from ..array import Array, argument, literal, made_of, value_array
 from ..assemble import assemble
 from ..expression import Expression, Tensor, traced_argument, tracing
 
@@ -110,6 +110,26 @@ class Inner:
         check_types(arrays, [tensor.type for tensor in self.arguments])
         return {id(tensor): array for tensor, array in zip(self.arguments, arrays, strict=True)}
 
+    @property
+    def needed_wide(self) -> set[int]:
+        """The places of arguments, Python's numbers all of them, that the results need in 64 bits."""
+        wide = {id(tensor.wide): place for place, tensor in enumerate(self.arguments) if tensor.wide is not None}
+        if not wide:
+            return set()
+        reached = _reached(self.outputs, (), self.born, _both)
+        met = [*self.outputs, *[operand for _, expression in reached for operand in _both(expression)]]
+        return {wide[id(tensor)] for tensor in met if id(tensor) in wide}
+
+    def widened(self, places: Collection[int]) -> Inner:
+        """The same with the arguments at these places in 64 bits; what is narrower is made of them."""
+        arguments = list(self.arguments)
+        for place in places:
+            narrow, wide = arguments[place], arguments[place].wide
+            assert wide is not None, "an argument that is no Python number"
+            narrow.expression = Expression("cast", (wide,), Attrs({"dtype": narrow.type.dtype.name}))
+            arguments[place] = wide
+        return Inner(arguments, self.outputs, self.born)
+
     def taking(self, captured: Sequence[Tensor]) -> Inner:
         """The same with `captured`, what else it refers to, as further arguments."""
         return Inner((*self.arguments, *captured), self.outputs, self.born)
@@ -128,14 +148,26 @@ class Inner:
         return replace(graph, origin=self)
 
 
-def run(fn: Function, types: Sequence[TensorType], weak: Sequence[bool] = (), names: Sequence[str] = ()) -> Inner:
-    """`fn` on fresh arguments of these types; `names` are for errors that speak of one."""
+def run(
+    fn: Function,
+    types: Sequence[TensorType],
+    weak: Sequence[bool] = (),
+    names: Sequence[str] = (),
+    widens: bool = False,
+) -> Inner:
+    """`fn` on fresh arguments of these types; `names` are for errors that speak of one.
+
+    Where it `widens`, the caller asks the Inner which of Python's numbers (`weak`) it needs in 64 bits.
+    """
     weak = weak or [False] * len(types)
     names = names or [str(place) for place in range(len(types))]
     with tracing():
-        fresh = [argument("input", name, type, soft) for name, type, soft in zip(names, types, weak, strict=True)]
+        born = literal(0, I32).tensor.born
+        fresh = [
+            argument("input", name, type, soft, soft and widens)
+            for name, type, soft in zip(names, types, weak, strict=True)
+        ]
         tensors = [array.tensor for array in fresh]  # before `fn`, which may give the names to other tensors
-        born = tensors[0].born if tensors else literal(0, I32).tensor.born
         return Inner(tensors, [array.tensor for array in fn(*fresh)], born)
 
 
@@ -174,8 +206,10 @@ def rebuilt(step: Step, inputs: Sequence[Array]) -> list[Array]:
         results = step.mark.again(*inputs)
         return [results[place] for place, _ in step.outputs]
     tensors = tuple([array.tensor for array in inputs])
-    return [Array(Tensor(Expression(step.op, tensors, _with_output(step, place)), tensor.type, tensor.weak))
-            for place, tensor in step.outputs]  # fmt: skip
+    return [
+        made_of(Expression(step.op, tensors, _with_output(step, place)), tensor.type, tensor.weak)
+        for place, tensor in step.outputs
+    ]
 
 
 def check_types(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
@@ -192,7 +226,7 @@ def marked(mark: Mark, inputs: Sequence[Array], results: Sequence[Array]) -> lis
     for place, result in enumerate(results):
         attrs = Attrs({MARK: mark, OUTPUT: place})
         expression = Expression(mark.name, tensors, attrs, None, result.tensor)
-        made.append(Array(Tensor(expression, result.type, result.weak)))
+        made.append(Array(Tensor(expression, result.type, result.weak, None, result.tensor.wide)))
     return made
 
 

@@ -29,7 +29,7 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(fn)
     def function(*args: Any, **keywords: Any) -> Any:
         flat = Flat(fn, taken(fn, args, keywords))
-        inner = run_like(flat, flat.arrays, flat.names)
+        inner = flat.run()
         captured = captured_by(inner)
         mark = _Remat(inner.taking(captured))
         results = mark.again(*flat.arrays, *[Array(tensor) for tensor in captured])

@@ -22,6 +22,7 @@ from support.precise_cases import CASES, WAYS, F, I, U, check, check_all, graphs
 
 import mesh
 import mesh.numpy as mnp
+from mesh import PartitionSpec as P
 from mesh import nn
 from mesh.backend import Work
 from mesh.compiled import handle_of
@@ -127,6 +128,8 @@ BESIDE: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "a sum of a list": (lambda x: mnp.sum([0.3, 0.7], dtype="float64"), 1.0),
     "a running sum": (lambda x: mnp.cumulative_sum([0.3, 0.7], dtype="float64"), np.cumsum([0.3, 0.7])),
     "a cast list": (lambda x: mnp.astype([0.3], "float64"), [0.3]),
+    "a slope": (lambda x: nn.leaky_relu(-x), X * -0.01),
+    "a bias": (lambda x: nn.linear(x, [[0.1, 0.3]], [0.7]), [X @ [0.1, 0.3] + 0.7]),
     "a random range": (lambda x: mesh.random.uniform(mesh.random.key(1), (), "float64", 0.1, 0.1), 0.1),
 }
 
@@ -176,6 +179,49 @@ def test_a_traced_number_is_float64_where_it_meets_float64_and_else_float32() ->
         np.testing.assert_array_equal(np.asarray(again(X, number)[0]), X * number)
 
 
+def _by_a_number(made: Callable[[], Any]) -> dict[str, tuple[Callable[[], Any], Any]]:
+    """What transforms make of a function of Python's number 0.1 that meets float64 inside, in what `made` gives."""
+
+    def times(s: Any) -> Any:
+        return made() * s
+
+    def squared(s: Any) -> Any:
+        return mnp.sum(made() * s * s)
+
+    total, custom = X.sum(), mesh.custom_jvp(times, lambda args, moved: (times(*args), times(*moved)))
+    own = mesh.custom_vjp(squared, lambda s: (squared(s), s), lambda s, g: (g * mnp.sum(made() * s * 2),))
+    grid = mesh.Grid(2, "dp")
+    return {
+        "grad": (lambda: mesh.grad(squared)(0.1), total * 0.2),
+        "grad of grad": (lambda: mesh.grad(mesh.grad(lambda s: squared(s) * s))(0.1), total * 0.6),
+        "value_and_grad": (lambda: mesh.value_and_grad(squared)(0.1)[0], np.sum(X * 0.1 * 0.1)),
+        "vjp": (lambda: mesh.vjp(lambda s: mnp.sum(times(s)), 0.1)[1](0.3)[0], total * 0.3),
+        "jvp": (lambda: mesh.jvp(times, (0.1,), (0.3,))[0], X * 0.1),
+        "jvp's tangent": (lambda: mesh.jvp(times, (0.1,), (0.3,))[1], X * 0.3),
+        "jacobian": (lambda: mesh.jacobian(times)(0.1), X),
+        "hessian": (lambda: mesh.hessian(lambda s: squared(s) * s)(0.1), total * 0.6),
+        "vmap": (lambda: mesh.vmap(lambda _, s: times(s), in_axes=(0, None))(X, 0.1)[0], X * 0.1),
+        "vmap of grad": (lambda: mesh.vmap(lambda _, s: mesh.grad(squared)(s), (0, None))(X, 0.1)[0], total * 0.2),
+        "remat": (lambda: mesh.remat(times)(0.1), X * 0.1),
+        "grad of remat": (lambda: mesh.grad(mesh.remat(squared))(0.1), total * 0.2),
+        "custom_jvp": (lambda: custom(0.1), X * 0.1),
+        "jvp of custom_jvp": (lambda: mesh.jvp(custom, (0.1,), (0.3,))[1], X * 0.3),
+        "custom_vjp": (lambda: own(0.1), np.sum(X * 0.1 * 0.1)),
+        "grad of custom_vjp": (lambda: mesh.grad(own)(0.1), total * 0.2),
+        "cond": (lambda: mesh.cond(True, times, lambda s: mnp.zeros(2, "float64"), 0.1), X * 0.1),
+        "scan": (lambda: mesh.scan(lambda c, _: (c, times(c)), 0.1, None, length=1)[1][0], X * 0.1),
+        "while_loop": (lambda: mesh.while_loop(lambda c: mnp.all(times(c) < 0.2 * X), lambda c: c + 0.1, 0.1), 0.2),
+        "function": (lambda: mesh.function(times)(0.1), X * 0.1),
+        "shard_map": (lambda: mesh.shard_map(times, grid, P(), P())(0.1), X * 0.1),
+    }  # fmt: skip
+
+
+def _counted(number: float, end: float) -> float:
+    while number < end:
+        number += 0.1
+    return number
+
+
 TRANSFORMED: dict[str, tuple[Callable[[], Any], Any]] = {
     "grad": (lambda: mesh.grad(lambda x, s: mnp.sum(x * s))(X, 0.1), [0.1, 0.1]),
     "grad by all": (lambda: mesh.grad(lambda x, s: mnp.sum(x * s), argnums=(0, 1))(X, 0.1)[0], [0.1, 0.1]),
@@ -188,6 +234,30 @@ TRANSFORMED: dict[str, tuple[Callable[[], Any], Any]] = {
     "while_loop": (lambda: mesh.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, c[1] * c[2], c[2]), (0, X, 0.1))[1],
                    X * 0.1),
     "fori_loop": (lambda: mesh.fori_loop(0, 1, lambda i, c: (c[0] * c[1], c[1]), (X, 0.1))[0], X * 0.1),
+    **{
+        f"{way} by {how}": row
+        for way, made in {"a closure": lambda: X, "one made inside": lambda: mnp.asarray(X.tolist(), "float64")}.items()
+        for how, row in _by_a_number(made).items()
+    },
+    "vmap of a constant": (lambda: mesh.vmap(lambda x: x * 0.1)(X), X * 0.1),
+    "vmap of many": (lambda: mesh.vmap(lambda s: s * X)(mnp.where(X > 1, 0.3, 0.7))[0], X * 0.7),
+    "grad by a number beside": (lambda: mesh.grad(lambda x, s: mnp.sum(x * s * s), 1)(X, 0.1), np.sum(X * 0.2)),
+    "a number that remat gives": (lambda: mesh.remat(mnp.sqrt)(0.1) * X, X * 0.1**0.5),
+    "a number that vmap gives": (
+        lambda: mesh.vmap(lambda x, s: mnp.sqrt(s), in_axes=(0, None), out_axes=None)(X, 0.1) * X,
+        X * 0.1**0.5,
+    ),
+    "a number that grad gives": (lambda: mesh.grad(lambda s: s * s)(0.1) * X, X * 0.2),
+    "stop_gradient": (lambda: mesh.stop_gradient(0.1) * X, X * 0.1),
+    "a composite": (lambda: nn.gelu(0.3) * X, X * 0.3 * 0.5 * (1 + math.erf(0.3 / 2**0.5))),
+    "the test of a loop": (
+        lambda: mesh.while_loop(lambda c: c < mnp.asarray(1 - 2**-30, "float64"), lambda c: c + 0.1, 0.1),
+        _counted(0.1, 1 - 2**-30),
+    ),
+    "rows": (
+        lambda: mesh.scan(lambda c, s: (c, s * X[1]), (), mnp.where(X > 1, 0.3, 0.7))[1],
+        X[1] * np.array([0.7, 0.3]),
+    ),
     "a closure of cond": (lambda: mesh.cond(True, lambda s: X * s, lambda s: mnp.asarray(X), 0.1), X * 0.1),
     "a closure of a loop": (lambda: mesh.fori_loop(0, 2, lambda i, c: (X * c[1], c[1]), (X, 0.1))[0], X * 0.1),
 }  # fmt: skip

@@ -76,8 +76,10 @@ def test_derivatives_have_the_dtype_of_what_they_are_of(dtype: str) -> None:
 def test_a_python_scalar_adapts_in_derivatives_too() -> None:
     x = np.ones(3, np.float64)
     scale, by_x = mesh.grad(lambda s, each: mnp.sum(s * each), argnums=(0, 1))(2.0, x)
-    assert (scale.dtype, by_x.dtype) == (np.float32, np.float64)
-    same((scale, by_x), (np.float32(3), 2 * x))
+    assert (scale.dtype, by_x.dtype) == (np.float64, np.float64)  # the number met float64, and was so itself
+    same((scale, by_x), (np.float64(3), 2 * x))
+    narrow = mesh.grad(lambda s, each: mnp.sum(s * each))(2.0, np.float32(x))
+    assert narrow.dtype == np.float32
 
 
 def test_a_python_scalar_that_is_given_its_own_dtype_is_still_the_argument() -> None:
