@@ -31,7 +31,7 @@ class Wait:
     for: he waits anew."""
 
     until_s: float | None = None  # None: nothing is waited for
-    _seconds: float = 0.0
+    seconds: float = 0.0
 
     def __bool__(self) -> bool:
         return self.until_s is not None
@@ -39,7 +39,7 @@ class Wait:
     def begin(self, now: float, seconds: float) -> None:
         """Wait for so long; a wait that has begun goes on as it is."""
         if self.until_s is None:
-            self.until_s, self._seconds = now + seconds, seconds
+            self.until_s, self.seconds = now + seconds, seconds
 
     def shorten(self, until_s: float) -> None:
         """It ends then, if not before."""
@@ -53,7 +53,7 @@ class Wait:
     def is_over(self, now: float) -> bool:
         """Whether it came to its end in vain."""
         if self.until_s is not None and now - self.until_s > ASLEEP_S:
-            self.until_s = now + self._seconds
+            self.until_s = now + self.seconds
         return self.until_s is not None and now >= self.until_s
 
 

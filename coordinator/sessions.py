@@ -96,7 +96,7 @@ READS_MAX = 5  # how often a value is asked for that nobody could give
 
 class SessionState:
     """The machine.  `generation` gives numbers for plans and copies that nobody else uses; a session waits `alone_s`
-    for a node when all are gone."""
+    for a node when all are dead."""
 
     def __init__(self, policy: Policy, nodes: Iterable[str], generation: Callable[[], int], alone_s: float) -> None:
         self.policy = policy
@@ -120,6 +120,7 @@ class SessionState:
         self._compiles_lost = 0  # devices that were lost while they compiled, without a step between
         self._patience = Patience()
         self._avoided = Avoided()
+        self._away = False  # whoever went last may come back as it was
         self._alone = Wait()  # for any worker
         self._parked_until_s: float | None = None
         self._return = Wait()  # for workers that have what is left
@@ -245,6 +246,7 @@ class SessionState:
         if self._over is not None:
             return []
         self._last_error = event.error or self._last_error
+        self._away = bool(event.away) if gone else self._away
         self._gone |= {event.error.node: None} if event.error and event.error.node else {}
         actions: list[Action] = []
         for copy in [*self._copies, *(taking.copy for taking in self._takings.values())]:
@@ -253,7 +255,7 @@ class SessionState:
         actions += self._trim_lost()
         if self._return and not self._nodes:  # nobody is left who came back
             self._return.end()
-            self._return.begin(now, self._return_s)
+            self._return.begin(now, RETURN_S)
         plan = self._plan
         hit = plan is not None and plan.lose(gone, event.away)
         for taking in [each for each in self._takings.values() if gone & set(each.sources.values())]:
@@ -302,12 +304,8 @@ class SessionState:
             return actions
         self._return.end()
         if late and not self._nodes and self._copies:
-            return [*actions, *self._end(nobody(self._alone_s, 0, self._last_error))]
+            return [*actions, *self._end(nobody(RETURN_S, 0, self._last_error))]
         return [*actions, *self._restart(None, now)]
-
-    @property
-    def _return_s(self) -> float:
-        return self._alone_s if self._whole_copies else RETURN_S
 
     @property
     def _whole_copies(self) -> list[Copy]:
@@ -347,7 +345,7 @@ class SessionState:
                 if plan.whole:
                     return [*actions, *self._abandon_all(), *self._take("rescue")]
                 if plan.hopeful and not (self._whole_copies and self._nodes):
-                    self._return.begin(now, self._return_s)
+                    self._return.begin(now, RETURN_S)
                     return [*actions, *self._abandon_all()]
         return [*actions, *self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
 
@@ -355,7 +353,7 @@ class SessionState:
         """A new plan, from the newest copy there is."""
         copies = self._whole_copies
         if not copies and self._copies:
-            self._return.begin(now, self._return_s)
+            self._return.begin(now, RETURN_S)
             return []
         if not copies:
             return self._end(state_lost(self._last_error, self.policy.copies, self._gone))
@@ -363,7 +361,7 @@ class SessionState:
         copy = max(copies, key=lambda copy: (copy.value, copy.here))
         self._done = copy.value
         if not self._nodes:
-            self._alone.begin(now, self._alone_s)
+            self._alone.begin(now, RETURN_S if self._away else self._alone_s)
             return []
         self._alone.end()
         if self._parked_until_s is not None:
@@ -785,7 +783,7 @@ class SessionState:
 
     def _tick(self, event: Tick, now: float) -> list[Action]:
         if self._alone.is_over(now):
-            return self._end(nobody(self._alone_s, 0, self._last_error))
+            return self._end(nobody(self._alone.seconds, 0, self._last_error))
         if self._return.is_over(now):
             return self._look_what_is_back(now, late=True)
         if self._plan is not None and self._patience.is_over(now, self._plan.ending):

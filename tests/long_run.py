@@ -73,6 +73,13 @@ RUNS: dict[str, Run] = {
         80,
         lambda first, count: ("tests/e2e/test_faults.py", str(count // 8)),
     ),
+    "stopped-programs": Run(
+        "moments at which programs and daemons were stopped for 1, 3, 10 and 60 s",
+        50,
+        10,
+        lambda first, count: ("tests/e2e/test_stopped_programs.py", str(count), str(first)),
+        seconds_max=3 * 3600.0,
+    ),
     "coordinator-kills": Run(
         "coordinators killed at a step of writing their journal",
         1_000,

@@ -401,6 +401,17 @@ def test_what_a_plan_came_to_is_gone_on_with_and_no_step_is_done_twice() -> None
     assert world.runs == runs + len(now.nodes)
 
 
+def test_workers_that_are_cut_off_are_waited_for_longer_than_the_dead_also_where_a_copy_is_whole() -> None:
+    world = gone_for_a_while("checkpoint")
+    world.ask()
+    while world.deliver():
+        pass
+    assert world.machine.next_deadline() == world.now + RETURN_S
+    world.come_back("b")
+    world.settle()
+    assert list(world.told) == list(range(9)) and not world.ended
+
+
 def test_a_session_waits_so_long_for_workers_and_then_says_what_is_lost() -> None:
     world = gone_for_a_while()
     number = world.ask()
