@@ -23,6 +23,7 @@ from . import tree
 from .arguments import axis_of, integer, items, number, pairs_of
 from .array import Array, Operand, apply
 from .grid import Names, PartitionSpec
+from .kinds import checked
 from .numpy.promotion import asarray
 from .shard_map import current_grid
 from .transforms.flat import as_array
@@ -30,6 +31,7 @@ from .transforms.flat import as_array
 OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
 
 
+@checked
 def all_reduce(
     x: Any, axes: Names, op: str = "sum", weight: Operand | None = None, names: Iterable[str] | None = None
 ) -> Any:
@@ -64,6 +66,7 @@ def all_reduce(
     return _each(x, lambda value: mnp.divide(reduced(mnp.multiply(value, own), "sum"), total))
 
 
+@checked
 def all_gather(x: Operand, axes: Names | PartitionSpec, axis: int | None = None, tiled: bool = True) -> Array:
     """The group's arrays joined along `axis` (the first, unless said otherwise), on every rank of it.
 
@@ -84,6 +87,7 @@ def all_gather(x: Operand, axes: Names | PartitionSpec, axis: int | None = None,
     return apply("all_gather", value, **group, axis=_normal(0 if axis is None else axis, value, "all_gather"))
 
 
+@checked
 def reduce_scatter(x: Operand, axes: Names, axis: int = 0, op: str = "sum") -> Array:
     """The reduction of the group's arrays, of which each rank gets its block along `axis`."""
     if not isinstance(op, str) or op not in OPS:
@@ -95,6 +99,7 @@ def reduce_scatter(x: Operand, axes: Names, axis: int = 0, op: str = "sum") -> A
     return mnp.divide(found, axis_size(axes)) if op == "mean" else found
 
 
+@checked
 def all_to_all(x: Operand, axes: Names, split_axis: int, concat_axis: int, tiled: bool = True) -> Array:
     """Block i along `split_axis` goes to rank i of the group; what comes is joined along `concat_axis`.
 

@@ -21,6 +21,7 @@ from . import numpy as mnp
 from . import tree
 from .arguments import check_function, integer, native
 from .array import Array, strong
+from .kinds import truth
 from .numpy.promotion import asarray, cast
 from .numpy.promotion import operands as alike
 from .several import several
@@ -113,6 +114,7 @@ def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bo
     stands in the place of its x.
     """
     check_function(f, "what scan repeats")
+    truth(reverse, "reverse of scan")
     rows, start = _Leaves.of(xs, "xs"), _Leaves.of(init, "init")
     turns = _length(rows, length)
 

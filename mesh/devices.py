@@ -28,7 +28,7 @@ DLPACK_CPU = (1, 0)  # kDLCPU, the first: where values are once they are asked f
 
 def check_device(device: Any) -> None:
     """InputError unless `device` is the mesh, or None for wherever things are by default."""
-    if device is not None and device != MESH and device != MESH.name:
+    if device is not None and not (isinstance(device, Device | str) and device in (MESH, MESH.name)):
         raise InputError(
             f"there is no device {device!r} for an array to be on",
             next_step="Arrays are on 'mesh'; mesh.Mesh and its plans decide which devices compute",

@@ -25,6 +25,7 @@ from . import tree
 from .arguments import check_function
 from .array import Array
 from .grid import Grid, PartitionSpec, check_grid
+from .kinds import truth
 from .several import several
 from .transforms.flat import Flat, same_structure
 from .transforms.inner import captured_by
@@ -73,6 +74,7 @@ def shard_map(
 
     check_grid(grid)
     check_function(f, "what ranks run")
+    truth(check, "check of shard_map")
 
     @wraps(f)
     def mapped(*args: Any) -> Any:

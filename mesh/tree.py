@@ -22,6 +22,7 @@ from typing import Any
 from wire.errors import InputError
 
 from .arguments import check_function, said
+from .kinds import checked
 
 __all__ = [
     "LEAF", "Keywords", "Tree", "escape", "flatten", "flatten_with_paths", "is_frozen", "join", "leaves", "map",
@@ -109,6 +110,7 @@ def ordered(value: Any, structure: Tree) -> Any:
     return container.build(Tree(structure.kind, structure.keys, structure.children, static), made)
 
 
+@checked
 def spread(prefix: Any, structure: Tree, leaves: bool = True) -> list[Any]:
     """One value for each leaf of `structure`: a None in `prefix`, and if `leaves` a leaf too, stands for all below it.
 

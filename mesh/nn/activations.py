@@ -30,7 +30,7 @@ def relu6(x: Operand) -> Array:
 def leaky_relu(x: Operand, slope: Operand = 0.01) -> Array:
     """x where it is positive, else slope * x; with an array of slopes, PReLU."""
     (array,) = floats(x)
-    return mnp.where(array > 0, array, array * slope)
+    return mnp.where(array > 0, array, mnp.multiply(array, slope))
 
 
 @checked

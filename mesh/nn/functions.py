@@ -41,7 +41,7 @@ def linear(x: Operand, weight: Operand, bias: Operand | None = None) -> Array:
         raise ShapeError(f"linear needs x (..., in) and weight (out, in), got {rows.shape} and {matrix.shape}")
     free = tuple(range(rows.ndim - 1))
     product = contract(Labelled(rows, (*free, "in")), Labelled(matrix, ("out", "in")), (*free, "out"))
-    return product if bias is None else product + bias
+    return product if bias is None else mnp.add(product, bias)
 
 
 @checked

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from ..array import Array, Operand, apply, renamed
+from ..kinds import checked
 from . import elementwise
 from .promotion import asarray, inexact, operands, scalar
 
@@ -37,6 +38,7 @@ def conj(x: Operand) -> Array:
     return _made(apply("real", array), apply("neg", apply("imag", array)))
 
 
+@checked
 def angle(x: Operand, deg: bool = False) -> Array:
     """The angle of x in the complex plane, in (-pi, pi], or in degrees; 0 or pi of real numbers."""
     (array,) = inexact(x)

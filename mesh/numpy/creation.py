@@ -34,12 +34,12 @@ def full(shape: Shape, fill_value: Operand, dtype: Any = None, *, device: Any = 
 
 def zeros(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
     """`shape` filled with 0, float32 by default."""
-    return full(shape, 0, dtype=dtype or F32, device=device)
+    return full(shape, 0, dtype=F32 if dtype is None else dtype, device=device)
 
 
 def ones(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
     """`shape` filled with 1, float32 by default."""
-    return full(shape, 1, dtype=dtype or F32, device=device)
+    return full(shape, 1, dtype=F32 if dtype is None else dtype, device=device)
 
 
 def empty(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
@@ -50,7 +50,7 @@ def empty(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
 def full_like(x: Operand, fill_value: Operand, dtype: Any = None, *, device: Any = None) -> Array:
     """x's shape and, unless given, dtype, filled with one value."""
     array = promotion.asarray(x)
-    return full(array.shape, fill_value, dtype=dtype or array.type.dtype, device=device)
+    return full(array.shape, fill_value, dtype=array.type.dtype if dtype is None else dtype, device=device)
 
 
 def zeros_like(x: Operand, dtype: Any = None, *, device: Any = None) -> Array:
@@ -115,7 +115,8 @@ def eye(n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: Any = None
     check_device(device)
     shape = (n_rows, n_rows if n_cols is None else n_cols)
     rows, cols = _row_and_col(shape)
-    return cast(elementwise.equal(elementwise.add(rows, _within(k, shape)), cols), to_dtype(dtype or F32))
+    wanted = F32 if dtype is None else to_dtype(dtype)
+    return cast(elementwise.equal(elementwise.add(rows, _within(k, shape)), cols), wanted)
 
 
 @checked
@@ -130,6 +131,7 @@ def triu(x: Operand, k: int = 0) -> Array:
     return _triangle(x, k, elementwise.less_equal)
 
 
+@checked
 def meshgrid(*arrays: Operand, indexing: str = "xy") -> list[Array]:
     """Coordinate arrays of 1-d coordinates; "xy" puts the second array's axis first, "ij" keeps the order."""
     if indexing not in ("xy", "ij"):
@@ -146,6 +148,7 @@ def meshgrid(*arrays: Operand, indexing: str = "xy") -> list[Array]:
     return manipulation.broadcast_arrays(*shaped)
 
 
+@checked
 def asarray(value: Operand, dtype: Any = None, *, device: Any = None, copy: bool | None = None) -> Array:
     """`value` as an Array: lists and Python scalars take the default dtypes, arrays keep theirs.
 
@@ -159,6 +162,7 @@ def asarray(value: Operand, dtype: Any = None, *, device: Any = None, copy: bool
     return renamed(result) if copy and result is value else result
 
 
+@checked
 def array(value: Operand, dtype: Any = None, *, copy: bool | None = True) -> Array:
     """numpy's name of `asarray`, which makes a name of its own unless `copy` is not True."""
     return asarray(value, dtype, copy=copy)
@@ -169,6 +173,7 @@ def copy(x: Operand) -> Array:
     return renamed(promotion.asarray(x))
 
 
+@checked
 def from_dlpack(x: Any, *, device: Any = None, copy: bool | None = None) -> Array:
     """The array of another library, from its memory if nobody can change it there, or if copy is False; else a copy."""
     check_device(device)

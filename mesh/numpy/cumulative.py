@@ -12,16 +12,19 @@ from wire.dtypes import BOOL, I32
 from wire.errors import InputError
 
 from ..array import Array, Operand, apply
+from ..kinds import checked
 from . import manipulation
 from .promotion import asarray, cast, scalar
 from .reductions import normal_axis, sum_dtype
 
 
+@checked
 def cumulative_sum(x: Operand, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Array:
     """The sum of each element and all before it along `axis`; with `include_initial` a 0 comes first."""
     return _cumulative("cumsum", 0, x, _only_axis(x, axis), dtype, include_initial)
 
 
+@checked
 def cumulative_prod(x: Operand, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Array:
     """The product of each element and all before it along `axis`; with `include_initial` a 1 comes first."""
     return _cumulative("cumprod", 1, x, _only_axis(x, axis), dtype, include_initial)

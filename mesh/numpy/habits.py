@@ -352,11 +352,13 @@ def isneginf(x: Operand) -> Array:
 # -- reductions -------------------------------------------------------------------------------------------
 
 
+@checked
 def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The distance from the smallest to the largest element."""
     return elementwise.subtract(reductions.max(x, axis, keepdims=keepdims), reductions.min(x, axis, keepdims=keepdims))
 
 
+@checked
 def average(x: Operand, axis: int | None = None, weights: Operand | None = None, *, keepdims: bool = False) -> Array:
     """The mean, each element as often as its weight says (of x's shape, or one per position of the axis)."""
     if weights is None:
@@ -372,21 +374,25 @@ def average(x: Operand, axis: int | None = None, weights: Operand | None = None,
     return elementwise.divide(total, reductions.sum(weight, axis, keepdims=keepdims))
 
 
+@checked
 def nansum(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The sum of what is not NaN."""
     return reductions.sum(_numbers(x, 0), axis, keepdims=keepdims)
 
 
+@checked
 def nanprod(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The product of what is not NaN."""
     return reductions.prod(_numbers(x, 1), axis, keepdims=keepdims)
 
 
+@checked
 def nanmax(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The largest element that is not NaN; NaN if there is none."""
     return _extreme_number(reductions.max, -math.inf, x, axis, keepdims)
 
 
+@checked
 def nanmin(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The smallest element that is not NaN; NaN if there is none."""
     return _extreme_number(reductions.min, math.inf, x, axis, keepdims)
@@ -407,6 +413,7 @@ def nanstd(x: Operand, axis: Axis = None, *, ddof: float = 0, keepdims: bool = F
     return elementwise.sqrt(nanvar(x, axis, ddof=ddof, keepdims=keepdims))
 
 
+@checked
 def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The mean of what is not NaN."""
     (array,) = inexact(x)
@@ -511,6 +518,7 @@ def interp(x: Operand, xp: Operand, fp: Operand, left: Operand | None = None, ri
     return elementwise.where(elementwise.isnan(asked), asked, found)
 
 
+@checked
 def digitize(x: Operand, bins: Operand, right: bool = False) -> Array:
     """The int32 number of the bin (rising edges) each element lies in."""
     return indexing.searchsorted(bins, x, side="left" if right else "right")
@@ -537,6 +545,7 @@ def _slope(array: Array, axis: int, step: float) -> Array:
     return manipulation.moveaxis(found if step == 1 else found / step, -1, axis)
 
 
+@checked
 def convolve(x1: Operand, x2: Operand, mode: str = "full") -> Array:
     """The convolution of two vectors; `mode` is full, same or valid, as numpy has them."""
     left, right = operands(x1, x2)

@@ -20,6 +20,7 @@ from wire.errors import DTypeError, InputError, ShapeError
 
 from ..array import Array, Operand, apply, literal
 from ..handle import Handle
+from ..kinds import checked
 from . import elementwise, manipulation
 from .promotion import asarray, cast, concrete, index_dtype, operands
 from .reductions import normal_axis
@@ -68,6 +69,7 @@ def picked(x: Array, indices: Array, axis: int) -> Array:
     return manipulation.moveaxis(apply("gather", rows, picks, axis=x.ndim - 1, batch_dims=x.ndim - 1), -1, place)
 
 
+@checked
 def searchsorted(x1: Operand, x2: Operand, side: str = "left", sorter: Operand | None = None) -> Array:
     """Where the values x2 go into the sorted 1-d x1 so that it stays sorted, as int32; NaN sorts last.
 

@@ -13,11 +13,13 @@ inv) or not positive definite (cholesky) has NaN in all of its result, and the o
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from wire.errors import InputError, ShapeError
 
+from ..arguments import said
 from ..array import Array, Operand, apply
 from ..kinds import checked
 from ..several import several
@@ -109,6 +111,7 @@ def solve(x1: Operand, x2: Operand) -> Array:
     return manipulation.squeeze(found, -1) if b.ndim == 1 else found
 
 
+@checked
 def solve_triangular(a: Operand, b: Operand, *, lower: bool = False, unit_diagonal: bool = False) -> Array:
     """The x with a @ x = b, where a is an upper triangle, or with `lower` a lower one: what is beyond it is not read,
     nor with `unit_diagonal` its diagonal, which is taken as ones.  Shapes as for `solve`."""
@@ -173,6 +176,7 @@ def lstsq(a: Operand, b: Operand, rcond: Any = None) -> tuple[Array, Array, Arra
 # -- factors ----------------------------------------------------------------------------------------------
 
 
+@checked
 def cholesky(x: Operand, *, upper: bool = False) -> Array:
     """The lower triangle L with L @ L^H = x, or with `upper` its adjoint L^H, of positive definite matrices.
 
@@ -183,6 +187,7 @@ def cholesky(x: Operand, *, upper: bool = False) -> Array:
     return _adjoint(found) if upper else found
 
 
+@checked
 def qr(x: Operand, *, mode: str = "reduced") -> QRResult:
     """Q and R with Q @ R = x (..., m, n): Q is (..., m, k) with k = min(m, n), or with "complete" (..., m, m)."""
     if mode not in ("reduced", "complete"):
@@ -256,7 +261,7 @@ def matrix_rank(x: Operand, *, rtol: Any = None) -> Array:
 
 def cond(x: Operand, p: Any = None) -> Array:
     """The condition number: the norm `p` of matrices times that of their inverses; None and 2 by singular values."""
-    if p not in (None, 2, -2):
+    if p is not None and _order(p) not in (2, -2):
         return elementwise.multiply(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
     s = svdvals(x)
     return elementwise.divide(s[..., -1], s[..., 0]) if p == -2 else elementwise.divide(s[..., 0], s[..., -1])
@@ -276,13 +281,14 @@ def cross(x1: Operand, x2: Operand, *, axis: int = -1) -> Array:
     return manipulation.moveaxis(manipulation.roll(turned, -1, -1), -1, axis)
 
 
+@checked
 def matrix_norm(x: Operand, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """The norm of matrices: "fro" (Frobenius), 1 or -1 (of columns), inf or -inf (of rows), 2 or -2 (the largest or
     smallest singular value), or "nuc" (their sum)."""
     (array,) = inexact(x)
     if array.ndim < 2:
         raise ShapeError(f"matrix_norm needs two dimensions or more, got shape {array.shape}")
-    if ord == "fro":
+    if _order(ord) == "fro":
         return vector_norm(array, axis=(-2, -1), keepdims=keepdims)
     if ord in (2, -2, "nuc"):
         reduce: dict[Any, Callable[..., Array]] = {2: _largest, -2: reductions.min, "nuc": reductions.sum}
@@ -297,6 +303,7 @@ def matrix_norm(x: Operand, *, keepdims: bool = False, ord: Any = "fro") -> Arra
     return found if keepdims else manipulation.squeeze(found, (-2, -1))
 
 
+@checked
 def matrix_power(x: Operand, n: int) -> Array:
     """Square matrices multiplied with themselves n times, or their inverses -n times."""
     array = asarray(x)
@@ -354,6 +361,7 @@ def _chain(arrays: Sequence[Array], splits: dict[tuple[int, int], int], first: i
     return matmul(_chain(arrays, splits, first, at), _chain(arrays, splits, at + 1, last))
 
 
+@checked
 def norm(x: Operand, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
     """numpy's norm: of vectors along one axis, of matrices along two, and without axes of all elements as one vector,
     or with `ord` of a vector or a matrix."""
@@ -402,6 +410,13 @@ def vector_norm(x: Operand, *, axis: Axis = None, keepdims: bool = False, ord: f
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _order(ord: Any) -> Any:
+    """Which norm of matrices; one that nobody knows is refused where they are told apart."""
+    if not isinstance(ord, str | numbers.Real):
+        raise InputError(f"ord of a matrix norm is a text or a number, not {said(ord)}")
+    return ord
 
 
 def _check_square(name: str, array: Array) -> None:

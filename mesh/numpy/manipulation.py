@@ -36,6 +36,7 @@ def to_shape(shape: Any) -> tuple[int, ...]:
         raise InputError(f"a shape is made of ints, got {shape!r}") from error
 
 
+@checked
 def reshape(x: Operand, shape: Shape, *, copy: bool | None = None) -> Array:
     """x's elements in C order as `shape`; one dimension may be -1."""
     array = asarray(x)
@@ -246,7 +247,10 @@ def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Array:
         rows = reshape(array, (math.prod((*before, *after[:1])), 1, math.prod(after[1:])))
         copies = broadcast_to(rows, (rows.shape[0], repeats, rows.shape[2]))
         return reshape(copies, (*before, after[0] * repeats, *after[1:]))
-    counts = np.asarray(concrete(repeats, "repeat") if isinstance(repeats, Array) else repeats)
+    try:
+        counts = np.asarray(concrete(repeats, "repeat") if isinstance(repeats, Array) else repeats)
+    except ValueError:
+        raise InputError(f"repeats are counts per element, not {said(repeats)}") from None
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
         raise InputError(f"repeats are counts per element, got {counts}")
     if counts.size not in (1, array.shape[place]):
@@ -269,6 +273,7 @@ def tile(x: Operand, repetitions: Shape) -> Array:
     return reshape(array, [t * d for t, d in zip(times, shape, strict=True)])
 
 
+@checked
 def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Array:
     """x with a border of `pad_width` ((before, after) per axis, one pair, or one int).
 

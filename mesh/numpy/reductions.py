@@ -45,43 +45,51 @@ def normal_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
     return axes
 
 
+@checked
 def sum(x: Operand, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
     """The sum, in `dtype` or x's own (at least 32 bits for integers)."""
     return _accumulate("reduce_sum", x, axis, dtype, keepdims)
 
 
+@checked
 def prod(x: Operand, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
     """The product, in `dtype` or x's own (at least 32 bits for integers)."""
     return _accumulate("reduce_prod", x, axis, dtype, keepdims)
 
 
+@checked
 def max(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The largest element; NaN if any is NaN.  ShapeError over an empty axis."""
     array = asarray(x)
     return _reduce("reduce_max", array, normal_axes(axis, array.ndim), keepdims)
 
 
+@checked
 def min(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The smallest element; NaN if any is NaN.  ShapeError over an empty axis."""
     array = asarray(x)
     return _reduce("reduce_min", array, normal_axes(axis, array.ndim), keepdims)
 
 
+@checked
 def any(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """True if some element is not 0."""
     return _truth("reduce_max", x, axis, keepdims)
 
 
+@checked
 def all(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """True if no element is 0."""
     return _truth("reduce_min", x, axis, keepdims)
 
 
+@checked
 def count_nonzero(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """How many elements are not 0, as int32."""
     return sum(cast(asarray(x), BOOL), axis, keepdims=keepdims)
 
 
+@checked
 def mean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The arithmetic mean; integers give float32."""
     (array,) = inexact(x)
@@ -111,11 +119,13 @@ def std(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0
     return elementwise.sqrt(var(x, axis, correction=correction, ddof=ddof, keepdims=keepdims))
 
 
+@checked
 def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False) -> Array:
     """Where the first largest element (or NaN) is, as int32; over the flattened array if axis is None."""
     return _position(asarray(x), axis, keepdims)
 
 
+@checked
 def argmin(x: Operand, axis: int | None = None, *, keepdims: bool = False) -> Array:
     """Where the first smallest element (or NaN) is, as int32; over the flattened array if axis is None."""
     array = asarray(x)

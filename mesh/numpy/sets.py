@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..array import Array, Operand, value_array
+from ..kinds import checked
 from . import elementwise, indexing, manipulation, reductions, sorting
 from .promotion import asarray, concrete, operands
 
@@ -65,6 +66,7 @@ def unique_values(x: Operand) -> Array:
     return value_array(np.unique(_value(x, "unique_values"), equal_nan=False))
 
 
+@checked
 def unique(
     x: Operand, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False
 ) -> Array | tuple[Array, ...]:
@@ -102,6 +104,7 @@ def _distinct(x1: Operand, x2: Operand) -> tuple[Array, Array]:
     return unique_values(first), unique_values(second)
 
 
+@checked
 def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> Array:
     """True where an element of x1 stands in x2 (with `invert`: does not); NaN stands nowhere."""
     asked, among = operands(x1, x2)

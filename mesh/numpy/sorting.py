@@ -24,12 +24,14 @@ from .promotion import asarray, cast, concrete, floats
 from .reductions import Axis, mean, normal_axes, normal_axis
 
 
+@checked
 def sort(x: Operand, axis: int | None = -1, *, descending: bool = False, stable: bool = True) -> Array:
     """x in order along `axis` (flattened if None); NaN sorts as the largest."""
     array, place = _along(x, axis)
     return indexing.picked(array, _order(array, place, descending), place)
 
 
+@checked
 def argsort(x: Operand, axis: int | None = -1, *, descending: bool = False, stable: bool = True) -> Array:
     """The int32 indices that sort x along `axis` (flattened if None); equal elements keep their order."""
     array, place = _along(x, axis)
@@ -71,6 +73,7 @@ def topk(x: Operand, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
 # -- read off sorted arrays -------------------------------------------------------------------------------
 
 
+@checked
 def median(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The middle element, or the mean of the two middle ones; NaN if any is NaN."""
     (array,) = floats(x)
@@ -79,11 +82,13 @@ def median(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     return quantile(array, 0.5, axis, keepdims=keepdims)
 
 
+@checked
 def percentile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False) -> Array:
     """As `quantile`, with q from 0 to 100."""
     return quantile(x, _known(q) / 100, axis, method=method, keepdims=keepdims)
 
 
+@checked
 def quantile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False) -> Array:
     """The element at the share q (0 to 1, known when the graph is made) of the sorted array; NaN if any is NaN.
 

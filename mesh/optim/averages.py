@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from .. import numpy as mnp
 from .. import tree
 from ..array import Operand
+from ..kinds import checked
 from .optimiser import Optimiser, weight_of, wide, zeros_for
 
 
@@ -17,6 +18,7 @@ class Mean(NamedTuple):
     total: Any
 
 
+@checked
 def ema(decay: float, *, debias: bool = True) -> Optimiser:
     """mean = decay * mean + (1 - decay) * value: `update(values, state)` gives the mean and the next state.
 

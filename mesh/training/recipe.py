@@ -70,7 +70,8 @@ class Recipe:
             raise InputError(
                 f"precision={self.precision!r} is not known", next_step=f"Choose one of {', '.join(PRECISIONS)}"
             )
-        if self.compression not in (None, "f16", "int8") and not isinstance(self.compression, TopK):
+        named = isinstance(self.compression, str) and self.compression in ("f16", "int8")
+        if not (self.compression is None or named or isinstance(self.compression, TopK)):
             raise InputError(
                 f"compression={self.compression!r} is not known", next_step="Choose 'f16', 'int8' or TopK(share)"
             )

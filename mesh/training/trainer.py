@@ -60,7 +60,7 @@ class DistributedTrainer:
         bucket_bytes: int = 4 << 20,
         seed: int = 0,
     ) -> None:
-        shards = SHARDS if deterministic is True else integer(deterministic or 0, "deterministic is True, or", 0)
+        shards = _shards(deterministic)
         integer(seed, "the seed", -(2**63), 2**63)
         self._strategy = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
         stages = self._strategy if isinstance(self._strategy, Pipeline) else None
@@ -189,6 +189,13 @@ class DistributedTrainer:
         self._state = filled(self._state, found.state)
         self._cursor, self._step = found.cursor, found.step
         return True
+
+
+def _shards(deterministic: Any) -> int:
+    """How many every batch has; 0 where it does not matter."""
+    if deterministic is None or isinstance(deterministic, bool):
+        return SHARDS if deterministic else 0
+    return integer(deterministic, "deterministic is True, or", 0)
 
 
 def _check_counts(least: int, **counts: int | None) -> None:

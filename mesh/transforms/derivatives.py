@@ -22,6 +22,7 @@ from .. import tree
 from ..arguments import check_function, integer, items
 from ..array import Array, literal
 from ..calls import apart, check_call, taken
+from ..kinds import truth
 from .flat import Flat, arrays_in, fitting, parameter_names, same_structure, zeros_for_none
 from .inner import Inner
 from .jvp import forward_of
@@ -77,6 +78,7 @@ def grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) 
 def value_and_grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
     """As `grad`, giving (value, gradient); with `has_aux` ((value, aux), gradient)."""
     check_function(fn, "what value_and_grad differentiates")
+    truth(has_aux, "has_aux")
     several, places = _chosen(argnums)
 
     @wraps(fn)

@@ -15,6 +15,7 @@ from .. import tree
 from ..array import WIDER, Array, literal, strong
 from ..calls import apart, called, check_call
 from ..handle import Handle
+from ..kinds import truth
 from ..numpy.creation import zeros_like
 from ..numpy.promotion import asarray, cast, is_python_scalar
 from ..trace import OUTPUT, argument_names, leaf_type
@@ -50,7 +51,7 @@ class Flat:
         ]  # fmt: skip
         self.arrays = [as_array(leaf, name) for leaf, name in zip(leaves, self.names, strict=True)]
         self._fn = partial(fn, **keywords) if keywords else fn
-        self._has_aux = has_aux
+        self._has_aux = truth(has_aux, "has_aux")
         self.out_tree = self.aux_tree = tree.LEAF
         self.out_names: list[str] = []
 
