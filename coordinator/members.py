@@ -47,6 +47,7 @@ def view_of(peer: Identity, name: str, joined: Joined) -> NodeView:
         joined.devices,
         joined.memory_bytes,
         system=joined.system,
+        without_gpu=joined.without_gpu,
     )
 
 

@@ -34,6 +34,7 @@ class NodeView:
     memory_bytes: int
     silent_s: float = 0.0  # since it was last heard
     system: str = ""  # its machine's, as platform.system() says
+    without_gpu: str = ""  # why it has no GPU, as wire/without_gpu.py has it
 
     @property
     def address(self) -> str:

@@ -461,7 +461,8 @@ class Coordinator:
         member = self._members.get(node)
         if member is None or member.link is not link:
             return
-        member.joined = Joined(body.devices, member.joined.memory_bytes, member.joined.blobs, member.joined.system)
+        was = member.joined
+        member.joined = Joined(body.devices, was.memory_bytes, was.blobs, was.system, without_gpu=was.without_gpu)
         member.profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
         self._known[node] = replace(self._known[node], devices=body.devices)
         self._tell("devices", node, body.reason)

@@ -13,6 +13,7 @@ from wire.address import PORT
 from wire.limits import GIB, MIB
 from wire.sizes import time_text
 from wire.throttle import throttle_in
+from wire.without_gpu import ASKED, FAILED, LIBRARY, NONE, SAID, SOFTWARE, kind_of, long_text
 
 PROBLEM, WARNING, OK, UNKNOWN = "problem", "warning", "ok", "not checked"
 HERE = "this machine"
@@ -100,7 +101,7 @@ class Knock:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker as the coordinator tells of it; `system` is "" where an older one does not say."""
+    """One worker as the coordinator tells of it; `system` and `without_gpu` are "" where an older one does not say."""
 
     name: str
     system: str
@@ -109,6 +110,7 @@ class Worker:
     version: str
     address: str
     adapters: tuple[Adapter, ...]
+    without_gpu: str = ""  # why it has no GPU, as wire/without_gpu.py has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,24 +323,29 @@ def _version(facts: Facts) -> Iterator[Spot]:
                 yield Spot(name, system, f"version {version}, and the coordinator has {wanted}", {"version": wanted})
 
 
-def _adapters(facts: Facts) -> Iterator[tuple[str, str, tuple[Adapter, ...]]]:
+def _adapters(facts: Facts) -> Iterator[tuple[str, str, tuple[Adapter, ...], str]]:
     if facts.here.adapters is not None:
-        yield HERE, facts.here.system, facts.here.adapters
+        yield HERE, facts.here.system, facts.here.adapters, ""
     for worker in facts.workers:
-        yield worker.name, worker.system, worker.adapters
+        yield worker.name, worker.system, worker.adapters, worker.without_gpu
 
 
 def _software(facts: Facts) -> Iterator[Spot]:
-    for name, system, adapters in _adapters(facts):
+    for name, system, adapters, _ in _adapters(facts):
         for adapter in adapters:
             if adapter.software and adapter.engine != "cpu":
                 yield Spot(name, system, f"its adapter {adapter.name} is software: the processor does the work")
 
 
-def _processor_only(facts: Facts) -> Iterator[Spot]:
-    for name, system, adapters in _adapters(facts):
-        if all(adapter.engine == "cpu" for adapter in adapters):
-            yield Spot(name, system, "it computes on its processor: it has no graphics adapter, or was given none")
+def _processor_only(*kinds: str) -> Callable[[Facts], Iterator[Spot]]:
+    def shown(facts: Facts) -> Iterator[Spot]:
+        for name, system, adapters, reason in _adapters(facts):
+            kind = kind_of(reason) if kind_of(reason) in SAID else ""  # "": it does not say, or is newer
+            if kind in kinds and all(adapter.engine == "cpu" for adapter in adapters):
+                why = long_text(reason) if reason else "has no graphics adapter, or was given none"
+                yield Spot(name, system, f"it computes on its processor: it {why}")
+
+    return shown
 
 
 def _little_room(over: float, up_to: float) -> Callable[[Facts], Iterator[Spot]]:
@@ -376,6 +383,13 @@ _DRIVER = {
     "then start the worker again)",
     "Darwin": "mesh-worker --list-devices   (Metal comes with the system; no virtual machine or ssh-only user has it)",
     "Windows": "mesh-worker --list-devices   (after installing the graphics card's driver from its maker)",
+}
+_DRIVER_FAILS = {  # it is there: none is to be installed
+    "Linux": "vulkaninfo --summary   (there; where it fails too: start the machine again, or update the driver; then "
+    "start the worker again)",
+    "Darwin": "mesh-worker --list-devices   (there; where it fails too: start the machine again; then the worker)",
+    "Windows": "mesh-worker --list-devices   (there; where it fails too: start the machine again, or update the "
+    "graphics card's driver; then start the worker again)",
 }
 _LOOK_FIRST = {  # only the machine itself can say: its worker may have been told --device cpu
     "Linux": "mesh-worker --list-devices   (there; if it lists an adapter, start the worker again without --device "
@@ -438,7 +452,18 @@ FINDINGS: tuple[Finding, ...] = (
     Finding("clock-off", "clock", WARNING, _clock(CLOCKS_S, CLOCKS_S_MAX), _SET_CLOCK),
     Finding("version-differs", "versions", WARNING, _version, {EVERY: "pip install graph-mesh=={version}"}),
     Finding("adapter-software", "adapters", WARNING, _software, _DRIVER),
-    Finding("processor-only", "adapters", WARNING, _processor_only, _LOOK_FIRST),
+    Finding("processor-only", "adapters", WARNING, _processor_only(""), _LOOK_FIRST),
+    Finding(
+        "processor-asked", "adapters", WARNING, _processor_only(ASKED),
+        {EVERY: "mesh-worker   (there, started again without --device cpu, if it is to use its graphics adapter)"},
+    ),
+    Finding("adapter-none", "adapters", WARNING, _processor_only(NONE), _DRIVER),
+    Finding(
+        "adapter-only-software", "adapters", WARNING, _processor_only(SOFTWARE),
+        {EVERY: "nothing, where the machine has no graphics card; where it has one, that one's driver from its maker"},
+    ),
+    Finding("adapter-no-wgpu", "adapters", WARNING, _processor_only(LIBRARY), {EVERY: "pip install wgpu   (there)"}),
+    Finding("adapter-fails", "adapters", WARNING, _processor_only(FAILED), _DRIVER_FAILS),
     Finding("disk-full", "disk", PROBLEM, _little_room(0, FREE_BYTES_MIN), _MAKE_ROOM),
     Finding("disk-low", "disk", WARNING, _little_room(FREE_BYTES_MIN, FREE_BYTES), _MAKE_ROOM),
 )  # fmt: skip
@@ -488,7 +513,7 @@ def _saw_versions(facts: Facts) -> str:
 
 
 def _saw_adapters(facts: Facts) -> str:
-    names = [adapter.name or adapter.engine for _, _, adapters in _adapters(facts) for adapter in adapters]
+    names = [adapter.name or adapter.engine for _, _, adapters, _ in _adapters(facts) for adapter in adapters]
     return ", ".join(dict.fromkeys(names))
 
 

@@ -54,6 +54,7 @@ class Node:
     version: str
     devices: tuple[Device, ...]
     silent_s: float = 0.0  # since it was last heard
+    without_gpu: str = ""  # why it has no GPU: "asked", "none", "software", "library", "failed: ..."
 
     def __repr__(self) -> str:
         devices = "; ".join(device._told() for device in self.devices)
@@ -103,6 +104,7 @@ def node_from(report: Any) -> Node:
         report.version,
         tuple(_device(device) for device in report.devices),
         report.silent_s,
+        report.without_gpu,
     )
 
 

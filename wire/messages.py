@@ -436,6 +436,7 @@ class Joined(Message, frozen=True, array_like=True, tag=True):
     system: Name = ""  # its operating system: Linux, Darwin, Windows
     paused: Name = ""  # as in Paused
     kept: Generations = ()  # what is deployed here of this epoch
+    without_gpu: Text = ""  # why it has no GPU, as wire/without_gpu.py has it
 
 
 class Devices(Message, frozen=True, array_like=True, tag=True):
@@ -722,6 +723,7 @@ class NodeReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     devices: tuple[DeviceReport, ...]
     silent_s: Seconds = 0.0  # since it was last heard
     system: Name = ""  # its operating system: Linux, Darwin, Windows
+    without_gpu: Text = ""  # as in Joined
 
 
 class PairReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -761,10 +763,16 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 APPENDED: dict[type[Struct], int] = {
-    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4, Join: 1, Joined: 1,
-    Drop: 1
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4, Join: 1, Joined: 2,
+    Drop: 1, Nodes: 0, NodeReport: 1
 }  # how many fields minor 1 appended  # fmt: skip
-DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop)  # whose new fields an older node does without
+# Those whose new fields an older node does without.
+DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport)
+WITH_PARTS: dict[type[Struct], int] = {
+    Deploy: 1,
+    Ran: 1,
+    Nodes: 0,
+}  # where their parts are
 SINCE_1 = (
     Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession,
@@ -773,7 +781,7 @@ SINCE_1 = (
 
 def encode_message(message: Message, minor: int = PROTOCOL[1]) -> bytes:
     """The message as bytes, for a node that speaks this minor version; LocalError if it has no words for it."""
-    return _encoder.encode(message if minor else as_of_0(message, SINCE_1, APPENDED, DISPENSABLE, (Deploy, Ran)))
+    return _encoder.encode(message if minor else as_of_0(message, SINCE_1, APPENDED, DISPENSABLE, WITH_PARTS))
 
 
 def decode_message(data: bytes | bytearray | memoryview) -> AnyMessage:

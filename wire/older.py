@@ -13,19 +13,21 @@ from .errors import LocalError
 from .versions import PROTOCOL, text
 
 Kinds = tuple[type, ...]
+Counts = Mapping[type, int]
 
 
-def as_of_0(message: Any, new: Kinds, appended: Mapping[type, int], dispensable: Kinds, with_parts: Kinds) -> object:
+def as_of_0(message: Any, new: Kinds, appended: Counts, dispensable: Kinds, with_parts: Counts) -> object:
     """What is encoded: `new` messages are refused; so many fields were `appended`, which `dispensable` ones leave out;
-    those `with_parts` have some as their second field.  LocalError for what cannot be said."""
+    those `with_parts` have some in the field of that number.  LocalError for what cannot be said."""
     name = type(message).__name__
     if isinstance(message, new):
         raise _unknown(name)
     if type(message) not in appended:
         return message
     fields = _fields(message, appended, dispensable)
-    if isinstance(message, with_parts):
-        fields[1] = [_fields(part, appended, dispensable) for part in fields[1]]
+    place = with_parts.get(type(message))
+    if place is not None:
+        fields[place] = [_fields(part, appended, dispensable) for part in fields[place]]
     return [name, *fields]
 
 

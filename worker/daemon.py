@@ -610,8 +610,8 @@ class Daemon:
 
     def _reply_joined(self, action: ev.ReplyJoined) -> None:
         budget = self._config.memory_bytes or memory_bytes_of(self._reports)
-        system = platform.system()
-        self._answer(action.request, Joined(self._reports, budget, action.blobs, system, action.paused, action.kept))
+        here = self._reports, budget, action.blobs, platform.system()
+        self._answer(action.request, Joined(*here, action.paused, action.kept, self._hosting.without_gpu))
 
     def _reply_ran(self, action: ev.ReplyRan) -> None:
         self._answer(action.request, self._returning.answer(action))

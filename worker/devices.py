@@ -12,11 +12,13 @@ import json
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
 from wire.errors import ConfigError
 from wire.launch import python_command
+from wire.without_gpu import LIBRARY, NONE, SOFTWARE
 
 from .engine import Engine
 
@@ -80,6 +82,13 @@ def open_engine(selection: str, cache_dir: Path, memory_bytes: int) -> Engine | 
     from .wgsl.engine import WgslEngine
 
     return cast(Engine, WgslEngine(int(row.select), cache_dir, memory_bytes or None))
+
+
+def without_gpu() -> str:
+    """Why "best" is no adapter here, as `wire/without_gpu.py` has it."""
+    if find_spec("wgpu") is None:
+        return LIBRARY
+    return SOFTWARE if adapters() else NONE
 
 
 def adapters() -> list[DeviceRow]:

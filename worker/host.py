@@ -43,7 +43,7 @@ from .collectives.opening import ranks_of
 from .collectives.progress import Progress
 from .collectives.ranks import Ranks
 from .collectives.shelf import Laid, given_bytes
-from .devices import open_engine
+from .devices import open_engine, without_gpu
 from .engine import Engine, Executable, Stopped, readback_s, takes_lent
 from .host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
 from .lending import Lent, Versions
@@ -73,7 +73,7 @@ def main() -> None:
         channel.send(messages.OpenFailed(error.to_fields()))
         sys.exit(1)
     if engine is None:
-        channel.send(messages.Opened(None))
+        channel.send(messages.Opened(None, without_gpu()))
         return
     stop_cell = share(opening.shared_dir, opening.stop_file)
     remove(opening.shared_dir, opening.stop_file)

@@ -206,9 +206,10 @@ class Device(Struct, frozen=True, array_like=True):
 
 
 class Opened(_Message, frozen=True, array_like=True, tag=True):
-    """The device is open; None if there is none that fits a selection that may come up empty."""
+    """The device is open; None if there is none that fits a selection that may come up empty, and then why."""
 
     device: Device | None
+    without_gpu: str = ""  # as wire/without_gpu.py has it
 
 
 class OpenFailed(_Message, frozen=True, array_like=True, tag=True):

@@ -14,6 +14,7 @@ from pathlib import Path
 from wire.errors import DeviceLost, MeshError, from_fields
 from wire.messages import DeviceReport
 from wire.sharedmem import SharedDir
+from wire.without_gpu import ASKED, NONE, failed
 
 from . import host_messages as hm
 from .config import WorkerConfig
@@ -39,6 +40,7 @@ class Hosting:
         back: Callable[[int], None],
     ) -> None:
         self.hosts: list[EngineHost] = []
+        self.without_gpu = ""  # why there is no GPU among them
         self._config = config
         self._surroundings = surroundings
         self._shared = shared
@@ -48,7 +50,10 @@ class Hosting:
     async def start(self, selections: Sequence[str]) -> None:
         """Begin to open these devices; `opened` says what came of it."""
         looks, folder = self._surroundings.looks, self._config.measured_folder
-        if BEST in selections and await asyncio.to_thread(looks.found_none, folder):
+        if all(each == "cpu" for each in selections):
+            self.without_gpu = ASKED
+        elif BEST in selections and (why := await asyncio.to_thread(looks.found_none, folder)):
+            self.without_gpu = why
             selections = [each for each in selections if each != BEST]
         await asyncio.gather(*(self._start(each) for each in selections))
 
@@ -69,13 +74,16 @@ class Hosting:
                 if host.selection != BEST:
                     raise error
                 log.warning("the best adapter cannot be used, going on without it: %s", error)
+                self.without_gpu = failed(": ".join(filter(None, (error.message, error.cause))))
             elif answer.device is not None:
                 host.device = len(self.hosts)
                 self.hosts.append(host)
                 reports.append(report_of(host.device, answer.device))
                 continue
             elif host.selection == BEST:
-                await asyncio.to_thread(self._surroundings.looks.remember_none, self._config.measured_folder)
+                self.without_gpu = answer.without_gpu or NONE
+                looks, folder = self._surroundings.looks, self._config.measured_folder
+                await asyncio.to_thread(looks.remember_none, folder, self.without_gpu)
             host.kill()
         return tuple(reports)
 

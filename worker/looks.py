@@ -43,23 +43,25 @@ class Looks:
     def __init__(self, machine: Callable[[], str] = lambda: "") -> None:
         self._machine = machine
 
-    def found_none(self, folder: Path) -> bool:
-        """Whether a look need not be taken."""
+    def found_none(self, folder: Path) -> str:
+        """Why there is no adapter, where a look need not be taken; else ""."""
         now = self._machine()
         try:
-            return bool(now) and (folder / FILE).read_text() == now
+            seen, _, why = (folder / FILE).read_text().partition("\n")
         except (OSError, UnicodeDecodeError):
-            return False
+            return ""
+        return why if now and seen == now else ""
 
-    def remember_none(self, folder: Path) -> None:
-        """A look found nothing but software.  What cannot be written costs the next worker its own look."""
+    def remember_none(self, folder: Path, why: str) -> None:
+        """A look found nothing but software, or not even that.  What cannot be written costs the next worker its own
+        look."""
         now = self._machine()
         if not now:
             return
         fresh = folder / f"{FILE}.{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(now)
+            fresh.write_text(f"{now}\n{why}")
             fresh.replace(folder / FILE)
         except OSError:
             with contextlib.suppress(OSError):

@@ -17,6 +17,7 @@ from coordinator.health import HealthConfig
 from wire.errors import ConfigError, MeshError, from_fields
 from wire.limits import MIB
 from wire.strategies import Auto, text_of
+from wire.without_gpu import long_text, short_text
 
 from ..sizes import size_text, speed_text
 from .exit_codes import OK, print_log
@@ -81,6 +82,7 @@ async def _show_nodes(options: Options, remote: Remote, found: Sequence[Node]) -
             last = (node.version, node.address) if place == 0 else ("", "")
             adapter = device.adapter + (" (software)" if device.software and device.engine != "cpu" else "")
             adapter += " (given up)" if device.given_up else ""
+            adapter += f" (no GPU: {short_text(node.without_gpu)})" if node.without_gpu and place == 0 else ""
             speed = (speed_text(device.gflops), f"{device.gbytes_per_s:.1f}")
             seen = (f"{node.silent_s:.2f} s ago" if place == 0 else "",) if health else ()
             rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last, *seen))
@@ -89,6 +91,9 @@ async def _show_nodes(options: Options, remote: Remote, found: Sequence[Node]) -
         print(health.describe())
         for node in found:  # where each worker may be dialled, and who reaches whom
             print(f"{node.name} may be dialled at {' and '.join(node.addresses) or 'no address'}")
+        for node in found:
+            if node.without_gpu:
+                print(f"{node.name} computes on its processor: it {long_text(node.without_gpu)}")
         print_pairs(pairs)
     sys.stdout.flush()
 

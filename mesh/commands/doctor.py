@@ -190,6 +190,7 @@ def _workers(nodes: Nodes) -> tuple[Worker, ...]:
             each.version,
             next(iter(each.addresses), ""),
             _adapters(each.devices),
+            each.without_gpu,
         )
         for each in nodes.nodes
     )

@@ -79,6 +79,8 @@ def test_nodes_are_shown_as_a_table_and_as_json(served: Served) -> None:
     rows = json.loads(served.ask("nodes", "--json").stdout)
     assert {row["name"]: row["pid"] for row in rows} == {row.ready["name"]: row.process.pid for row in served.workers}
     assert all(row["devices"][0]["gflops"] > 0 for row in rows)
+    assert [row["without_gpu"] for row in rows] == ["asked", "asked"]
+    assert table.stdout.count("(no GPU: --device cpu)") == 2
     assert all(0 <= row["silent_s"] < PATIENT_S for row in rows)
 
 
@@ -94,7 +96,8 @@ def test_the_topology_is_shown_as_tables_and_as_a_drawing(served: Served) -> Non
 def test_the_times_of_the_judge_are_told_at_start_and_with_v(served: Served) -> None:
     times = HealthConfig.from_node_timeout(PATIENT_S).describe()
     assert times in (served.folder / "coord.log").read_text()
-    header, one, two, told, *_ = served.ask("nodes", "-v").stdout.splitlines()
+    header, one, two, told, *rest = served.ask("nodes", "-v").stdout.splitlines()
+    assert "one computes on its processor: it was started with --device cpu" in rest
     assert told == times
     assert header.endswith("last seen") and all(re.search(r"\d+\.\d\d s ago$", row) for row in (one, two))
 

@@ -85,8 +85,9 @@ def test_all_is_well(patient: Patient) -> None:
     assert {(pair["source"], pair["target"]) for pair in facts["pairs"]} == _probed(patient.coordinator)
     assert {pair["path"] for pair in facts["pairs"]} == {"shared memory"}
     assert {room["what"] for room in facts["here"]["rooms"]} == {"state", "cache"}
-    alone = [finding for finding in said["findings"] if finding["name"] == "processor-only"]
+    alone = [finding for finding in said["findings"] if finding["name"] == "processor-asked"]
     assert [finding["where"] for finding in alone] == ["one", "two"], "they were told to use the cpu: a warning"
+    assert not names(said) & {"processor-only", "adapter-none"}, "and no driver is missed"
 
 
 def test_it_is_told_as_a_table_the_pairs_and_what_to_do(patient: Patient) -> None:
@@ -96,7 +97,7 @@ def test_it_is_told_as_a_table_the_pairs_and_what_to_do(patient: Patient) -> Non
     assert lines[0].split() == ["check", "result", "seen"]
     assert any(line.split()[:4] == ["one", "two", "shared", "memory"] for line in lines)
     warned = next(place for place, line in enumerate(lines) if line.startswith("warning: one: "))
-    assert lines[warned + 1].startswith("  to do on ")
+    assert lines[warned + 1].startswith("  to do: mesh-worker ")
 
 
 def test_a_worker_that_was_killed_is_a_problem_with_its_name(patient: Patient) -> None:

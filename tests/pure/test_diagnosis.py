@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mesh import diagnosis
+from mesh.commands.doctor import _print
 from mesh.diagnosis import (
     CHECKS,
     EVERY,
@@ -31,6 +32,7 @@ from mesh.diagnosis import (
     diagnose,
 )
 from wire.limits import GIB, MIB
+from wire.without_gpu import short_text
 
 GPU = Adapter("wgsl", "A card", False)
 CPU = Adapter("cpu", "A processor", False)
@@ -120,6 +122,20 @@ SHOWN: dict[str, tuple[Facts, tuple[str, ...]]] = {
         worker(adapters=(CPU,)),
         ("windows", "or was given none", "mesh-worker --list-devices", "without --device cpu"),
     ),
+    "processor-asked": (
+        worker(adapters=(CPU,), without_gpu="asked"),
+        ("windows", "started with --device cpu", "without --device cpu"),
+    ),
+    "adapter-none": (worker(adapters=(CPU,), without_gpu="none"), ("no graphics adapter with a driver", "its maker")),
+    "adapter-only-software": (
+        worker(adapters=(CPU,), without_gpu="software"),
+        ("but software ones", "nothing, where", "its maker"),
+    ),
+    "adapter-no-wgpu": (worker(adapters=(CPU,), without_gpu="library"), ("no wgpu", "pip install wgpu")),
+    "adapter-fails": (
+        worker(adapters=(CPU,), without_gpu="failed: exit code -6"),
+        ("(exit code -6)", "--list-devices", "update"),
+    ),
     "disk-full": (room(3 * MIB), ("3 MiB", "cache", 'du -xh "/c"')),
     "disk-low": (room(300 * MIB), ("300 MiB", "cache", 'du -xh "/c"')),
 }
@@ -155,6 +171,15 @@ def test_no_driver_is_to_be_installed_before_somebody_looked_whether_one_is_ther
     for line in finding.fix.values():
         assert line.startswith("mesh-worker --list-devices ")
         assert line.index("without --device") < line.index("if none:")
+    there = [each for each in FINDINGS if each.name in ("processor-asked", "adapter-fails", "adapter-no-wgpu")]
+    for line in [line for each in there for line in each.fix.values()]:
+        assert "driver from" not in line and "apt install" not in line and "maker" not in line, line
+
+
+def test_a_reason_of_a_newer_worker_is_told_as_it_is_and_advises_to_look() -> None:
+    (trouble,) = diagnose(worker(adapters=(CPU,), without_gpu="borrowed: by a game"))
+    assert trouble.name == "processor-only" and trouble.what.endswith("it has no GPU: borrowed: by a game")
+    assert short_text("borrowed: by a game") == "borrowed: by a game"
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.name)
@@ -162,6 +187,14 @@ def test_a_fix_has_a_line_for_every_system(finding: diagnosis.Finding) -> None:
     assert set(finding.fix) in ({EVERY}, set(SYSTEMS))
     assert finding.level in (PROBLEM, WARNING)
     assert finding.check in CHECKS
+
+
+def test_it_is_printed_for_which_system_a_line_is(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = SHOWN["blocked-pair"][0]
+    _print(facts, [], diagnose(facts), quiet=True)
+    problem, fix = capsys.readouterr().out.splitlines()
+    assert problem.startswith("problem: windows: linux -> windows is blocked")
+    assert fix.startswith("  to do on Windows: New-NetFirewallRule ")
 
 
 def test_a_machine_whose_system_is_not_known_gets_the_lines_of_all() -> None:

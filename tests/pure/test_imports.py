@@ -202,6 +202,7 @@ PURE = (
     "wire/unroll.py",
     "wire/varying.py",
     "wire/verify.py",
+    "wire/without_gpu.py",
     "wire/versions.py",
     "wire/waking.py",
     "worker/carries.py",

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from wire.errors import DeviceLost
 from wire.sharedmem import SharedDir
+from wire.without_gpu import ASKED, SOFTWARE, long_text
 from worker import host_messages as hm
 from worker.config import WorkerConfig
 from worker.devices import selections
@@ -58,18 +60,18 @@ def looks(root: Path, **variables: str) -> Looks:
 def test_what_changes_the_machine_is_worth_another_look(root: Path, change: str) -> None:
     kept = root / "cache" / "devices"
     assert not looks(root).found_none(kept)
-    looks(root).remember_none(kept)
+    looks(root).remember_none(kept, "none")
     assert looks(root).found_none(kept)
     CHANGES[change](root)
     assert not looks(root).found_none(kept)
-    looks(root).remember_none(kept)
+    looks(root).remember_none(kept, "none")
     assert looks(root).found_none(kept)
     assert [file.name for file in kept.iterdir()] == [FILE], "nothing is left of what was"
 
 
 def test_so_is_another_environment(root: Path) -> None:
-    looks(root).remember_none(root / "cache")
-    assert looks(root, EDITOR="vi").found_none(root / "cache")
+    looks(root).remember_none(root / "cache", "software")
+    assert looks(root, EDITOR="vi").found_none(root / "cache") == "software"
     assert not looks(root, VK_ICD_FILENAMES="/opt/driver.json").found_none(root / "cache")
 
 
@@ -78,7 +80,7 @@ def test_where_nobody_knows_what_changed_nothing_is_remembered(root: Path) -> No
         if lost:
             (root / BOOT).unlink()
         elsewhere = Looks(lambda system=system: machine(root, {}, system))
-        elsewhere.remember_none(root / "cache")
+        elsewhere.remember_none(root / "cache", "software")
         assert not elsewhere.found_none(root / "cache")
     assert not (root / "cache").exists()
 
@@ -88,20 +90,42 @@ def test_a_damaged_memory_is_none_and_one_that_cannot_be_kept_does_no_harm(root:
     (root / FILE).write_bytes(damage)
     assert not looks(root).found_none(root)
     nowhere = root / FILE / "folder"
-    looks(root).remember_none(nowhere)
+    looks(root).remember_none(nowhere, "none")
     assert not looks(root).found_none(nowhere)
 
 
 def test_the_next_worker_opens_no_host_for_adapters_that_are_not_there(root: Path) -> None:
-    """With hosts that find none, as engine hosts do on a machine like this; and one that was asked for is opened."""
+    """And one that was asked for is opened.  A worker says why it has no GPU, whether it looked itself or not."""
+    none = hm.Opened(None, SOFTWARE)
+    assert opened(root, none) == (["best", "cpu"], SOFTWARE)
+    assert opened(root, none) == (["cpu"], SOFTWARE)
+    assert opened(root, none, "wgsl") == (["wgsl", "cpu"], "")
+    CHANGES["a card was put in"](root)
+    assert opened(root, none) == (["best", "cpu"], SOFTWARE)
 
-    async def opened(*asked: str) -> list[str]:
+
+def test_a_worker_that_was_told_to_use_the_cpu_says_so_and_one_whose_driver_failed_says_how(root: Path) -> None:
+    assert opened(root, hm.Opened(None), "cpu") == (["cpu"], ASKED)
+    lost = hm.OpenFailed(DeviceLost("opening the device failed", cause="exit code -6").to_fields())
+    for _ in range(2):
+        made, why = opened(root, lost)
+        assert made == ["best", "cpu"], "a failure is not remembered"
+        assert why == "failed: opening the device failed: exit code -6"
+        assert long_text(why).endswith("cannot be used (opening the device failed: exit code -6)")
+
+
+def opened(root: Path, best: hm.Opened | hm.OpenFailed, *asked: str) -> tuple[list[str], str]:
+    """Which hosts a worker made, and why it has no GPU, where a host for the best adapter answers so."""
+
+    async def made_hosts() -> tuple[list[str], str]:
         made: list[str] = []
         none = asyncio.get_running_loop().create_future()
-        none.set_result(hm.Opened(None))
+        none.set_result(best)
+        empty = asyncio.get_running_loop().create_future()
+        empty.set_result(hm.Opened(None))
 
         class Host:
-            selection, device, opened = "", 0, none
+            selection, device, opened = "", 0, empty
 
             async def start(self) -> None:
                 made.append(self.selection)
@@ -111,6 +135,7 @@ def test_the_next_worker_opens_no_host_for_adapters_that_are_not_there(root: Pat
         def host(opening: hm.Open, *_: Any) -> Any:
             found = Host()
             found.selection = opening.device
+            found.opened = none if opening.device == "best" else empty
             return found
 
         def nothing(*_: Any) -> None: ...
@@ -122,10 +147,6 @@ def test_the_next_worker_opens_no_host_for_adapters_that_are_not_there(root: Pat
         await hosting.start(selections(asked))
         await hosting.opened()
         shared.close()
-        return made
+        return made, hosting.without_gpu
 
-    assert asyncio.run(opened()) == ["best", "cpu"]
-    assert asyncio.run(opened()) == ["cpu"]
-    assert asyncio.run(opened("wgsl")) == ["wgsl", "cpu"]
-    CHANGES["a card was put in"](root)
-    assert asyncio.run(opened()) == ["best", "cpu"]
+    return asyncio.run(made_hosts())

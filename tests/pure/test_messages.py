@@ -23,9 +23,12 @@ from wire.messages import (
     JobReport,
     Jobs,
     Join,
+    Joined,
     Leaving,
     LogLines,
     Message,
+    NodeReport,
+    Nodes,
     PartRun,
     PartSpec,
     PlanGraph,
@@ -198,6 +201,11 @@ def test_a_node_of_the_minor_before_is_sent_what_it_knows() -> None:
     assert msgspec.msgpack.decode(encode_message(ran, 0), type=OldRan).parts == [OldPartRun(1, 0.5, 0.25)]
     assert decode_message(encode_message(ran, 0)) == Ran((), (PartRun(1, 0.5, 0.25),), 10, 20)
     assert msgspec.msgpack.decode(encode_message(PlanGraph(b"graph"), 0)) == ["PlanGraph", b"graph", "auto"]
+    joined = Joined((), 1 << 30, (), "Linux", "", (), "asked")
+    assert decode_message(encode_message(joined, 0)) == Joined((), 1 << 30, (), "Linux")
+    node = NodeReport("w", "n", 1, (), "healthy", "0.1", (), 0.5, "Linux", "asked")
+    known = NodeReport("w", "n", 1, (), "healthy", "0.1", (), 0.5, "Linux")
+    assert decode_message(encode_message(Nodes((node,)), 0)) == Nodes((known,))
     assert decode_message(deploy) == Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True)
     for message in MESSAGES:
         if not isinstance(message, (*SINCE_1, *APPENDED)):

@@ -126,7 +126,7 @@ MESSAGES: list[Message] = [
     Blob(8, bytes(8), "t-2"),
     BlobStream(BLOB, 5),
     Join(3, 0.1, "coordinator", 1.5),
-    Joined((DEVICE,), 1 << 33, (BLOB,), "Linux", "machine"),
+    Joined((DEVICE,), 1 << 33, (BLOB,), "Linux", "machine", without_gpu="none"),
     Devices((DEVICE,), "device 0 given up"),
     Beat(1, 2, 0.001, 3, (Working(PLAN, 9, 1, 0.25),)),
     Suspected(1),
@@ -157,7 +157,7 @@ MESSAGES: list[Message] = [
     CloseSession("s1"),
     AskNodes(True),
     Nodes(
-        (NodeReport("w1", "n1", 42, ("127.0.0.1:7100",), "healthy", "0.1.0", (DEVICE,), 0.05, "Linux"),),
+        (NodeReport("w1", "n1", 42, ("127.0.0.1:7100",), "healthy", "0.1.0", (DEVICE,), 0.05, "Linux", "asked"),),
         1.5,
         (PairReport("w1", "me", "direct", 0.002, 1e8, "h:1", ""),),
         1.5e9,
