@@ -29,6 +29,11 @@ def name_for(peer: Identity, members: Mapping[str, Member]) -> str:
     return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
 
 
+def name_of(known: Mapping[str, NodeView], node: str) -> str:
+    """What people call a worker; the start of its id, where it is gone for so long that it is not known any more."""
+    return known[node].name if node in known else node[:8]
+
+
 def culprit(error: MeshError, node: str, members: Mapping[str, Member]) -> str:
     """The worker that an error names, which may be another one than `node`, who sent it and waited for that one."""
     named = (each for each, member in members.items() if error.node in (each, each[:8], member.profile.name))

@@ -22,6 +22,7 @@ FORMAT = 1
 NUMBER_MAX = 1 << 53  # of counts, and of seconds since 1970
 LISTED_S = 3600.0  # a revoked node stays on the list until its last certificate ran out, and so long after
 REVOKED_REMEMBERED_S = 30 * 86400.0  # then it is unknown instead, which lets it in as little
+MEMBERS_MAX = 4 * DEFAULT.nodes_max  # remembered: of more, those gone for the longest need a token again
 ID_PREFIX_MIN = 4  # characters of a node id that stand for it
 
 
@@ -42,6 +43,10 @@ class MemberRecord:
     @property
     def revoked(self) -> bool:
         return self.revoked_s > 0.0
+
+    def certified(self, now_s: float) -> bool:
+        """Whether it can show a certificate: who is gone for longer than that lasts counts no more, and may return."""
+        return not self.revoked and self.ends_s > now_s
 
 
 @dataclass(slots=True)
@@ -87,10 +92,11 @@ class Roster:
         known = self.members.get(node_id)
         if known is not None and known.revoked:
             return "revoked"
-        if known is None and sum(not member.revoked for member in self.members.values()) >= DEFAULT.nodes_max:
+        if known is None and sum(member.certified(now_s) for member in self.members.values()) >= DEFAULT.nodes_max:
             return "full"
         reason = self.tokens.admit(record, asked, node_id, now_s)
         if not reason:
+            self._forget(now_s)
             name = asked.ask.name
             self._let_in(MemberRecord(node_id, name, record.role, record.key_id, host, now_s, ends_s))
         return reason
@@ -147,6 +153,10 @@ class Roster:
         for member in list(self.members.values()):
             if member.revoked and now_s > max(member.ends_s, member.revoked_s) + REVOKED_REMEMBERED_S:
                 del self.members[member.node_id]
+        gone = sorted((each.ends_s, each.node_id) for each in self.members.values() if not each.revoked)
+        for ends_s, node_id in gone[: max(0, len(gone) + 1 - MEMBERS_MAX)]:
+            if ends_s <= now_s:
+                del self.members[node_id]
 
 
 def to_json(roster: Roster) -> bytes:

@@ -68,7 +68,7 @@ from .feeding import run_step
 from .guarding import Guarding
 from .health import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .held import HeldTensors
-from .members import PAUSED_BY, all_paused, lack_of, member_called, name_for, state_of, view_of
+from .members import PAUSED_BY, all_paused, lack_of, member_called, name_for, name_of, state_of, view_of
 from .opinions import Opinions
 from .outputs import tensor_of
 from .pacing import Lent, Pacing
@@ -137,7 +137,7 @@ class Coordinator:
         self._stragglers, self._auditor = Stragglers(), Auditor(config.audit)
         self.quarantined: set[str] = set()  # node ids of workers that were wrong too often
         self._members: dict[str, Member] = {}
-        self._known: dict[str, NodeView] = {}  # every worker that ever joined, for people
+        self._known: dict[str, NodeView] = {}  # the workers that joined, and those that are gone, for people
         self._deployments: dict[int, Deployment] = {}
         self._teller = Teller(self._known, self._calls)
         self._tell, self.events, self.watchers = self._teller.tell, self._teller.events, self._teller.watchers
@@ -397,6 +397,7 @@ class Coordinator:
         graphs, blobs = (before.graphs, before.blobs) if before else (set[bytes](), set[bytes]())
         self._members[peer.node_id] = Member(link, joined, profile, graphs, blobs | set(joined.blobs))
         view = self._known[peer.node_id] = view_of(peer, name, joined)
+        self._forget_gone()
         self._pacing.forget(peer.node_id)
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
         self._set_pause(peer.node_id, joined.paused, joining=True)
@@ -407,6 +408,13 @@ class Coordinator:
             self.prober.joined(peer.node_id)
         self._wake.set()
         return view
+
+    def _forget_gone(self) -> None:
+        """Tell no more of those that are gone for the longest, where more came than may be here at once."""
+        gone = sorted(self._known.keys() - self._members.keys(), key=lambda node: self._detector.heard_s(node) or 0.0)
+        for node in gone[: max(0, len(self._known) - self.endpoint.limits.nodes_max)]:
+            del self._known[node]
+            self._detector.forget(node)
 
     def _kept(self) -> tuple[int, ...]:
         """The plans that a worker which had them is to keep, by generation."""
@@ -755,7 +763,7 @@ class Coordinator:
         for generation, deployment in self._deployments.items():
             if deployment.plan is not None and node in dispatch.nodes(deployment.plan):
                 self._send_drop(ev.SendDrop(generation, node))
-        self._feed(ev.NodeGone(node, in_quarantine(self._known[node].name)))
+        self._feed(ev.NodeGone(node, in_quarantine(name_of(self._known, node))))
 
     def _ask_again(self, number: int, call: Call) -> None:
         """Nobody gets an answer that is known to be wrong or doubted."""

@@ -42,9 +42,7 @@ from wire.messages import (
     Jobs,
     Message,
     NamedValue,
-    NodeReport,
     Nodes,
-    PairReport,
     PauseNode,
     PlanGraph,
     Planned,
@@ -56,6 +54,7 @@ from wire.tasks import Tasks, unheard
 from wire.transport import Link
 from wire.types import TensorType
 
+from .census import page
 from .health import Health
 from .jobs import FINAL, Action, Free, Job, JobTable, Note, Save, Start, Stop, Tell
 from .keeping import Content, Found, Keeper
@@ -268,15 +267,10 @@ class JobService:
         return Done()
 
     async def _nodes(self, link: Link, body: AskNodes) -> Nodes:
-        names = NodeReport.__struct_fields__
-        views = self._coordinator.nodes()
-        reports = tuple(NodeReport(**{name: getattr(view, name) for name in names}) for view in views)
         pairs = self._coordinator.pairs() if body.pairs else []
-        ways = tuple(
-            PairReport(**{name: getattr(pair, name) for name in PairReport.__struct_fields__}) for pair in pairs
-        )
+        nodes, ways, more = page(self._coordinator.nodes(), pairs, body.after)
         timeout_s = self._coordinator.config.health.node_timeout_s
-        return Nodes(reports, timeout_s, ways, self._unix(), platform.system())
+        return Nodes(nodes, timeout_s, ways, self._unix(), platform.system(), more)
 
     async def _pause_node(self, link: Link, body: PauseNode) -> Done:
         await self._coordinator.pause(body.node, body.on)

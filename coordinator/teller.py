@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from wire.reports import Event, RelayReport
 
+from .members import name_of
 from .program import Program
 from .records import Call, Deployment
 from .report import NodeView, worker_report
@@ -75,9 +76,11 @@ class Teller:
         report.reasons = deployment.plan.reasons
         for node, ran in [(node, ran) for (made, node), ran in call.ran.items() if made == generation]:
             deployed = None if deployment.reported else deployment.results.get(node)
-            view = self._known[node]
+            view = self._known.get(node)
+            if view is None:
+                continue  # it is gone for so long that nobody knows it
             report.workers[view.name] = worker_report(deployment.plan, view, ran, deployed)
         deployment.reported = True
         for (made, source, target), counts in sorted(call.relayed.items()):
             if made == generation:
-                report.relayed.append(RelayReport(self._known[source].name, self._known[target].name, *counts))
+                report.relayed.append(RelayReport(name_of(self._known, source), name_of(self._known, target), *counts))

@@ -68,6 +68,7 @@ from wire.transport import STARTED, Endpoint
 from wire.watch import LinkWatch
 
 from .backend import Others, Running, Started, Stateful, Work
+from .census import whole
 from .config import default_name
 from .enrolment import client_membership
 from .handle import Handle
@@ -152,8 +153,7 @@ class Remote:
     # -- Backend
 
     async def nodes(self) -> tuple[Node, ...]:
-        answer = await self._ask(AskNodes(), Nodes)
-        return tuple(node_from(report) for report in answer.nodes)
+        return tuple(node_from(report) for report in (await self.census(pairs=False)).nodes)
 
     def told(self) -> str:
         host, port = self._address
@@ -167,9 +167,10 @@ class Remote:
         """Who reaches whom, and how fast, as the coordinator had it probed."""
         return (await self.census()).pairs
 
-    async def census(self) -> Nodes:
-        """All that the coordinator tells of its workers, the pairs among it, and of its own machine."""
-        return await self._ask(AskNodes(pairs=True), Nodes)
+    async def census(self, pairs: bool = True) -> Nodes:
+        """All that the coordinator tells of its workers, the pairs among it, and of its own machine; it takes several
+        answers where that is more than fits into one."""
+        return await whole(lambda after: self._ask(AskNodes(pairs, after), Nodes))
 
     @property
     def coordinator(self) -> Identity:

@@ -701,9 +701,11 @@ class CloseSession(Message, frozen=True, array_like=True, tag=True):
 
 
 class AskNodes(Message, frozen=True, array_like=True, tag=True):
-    """Answered by Nodes, with `pairs` if they are asked for."""
+    """Answered by Nodes, with `pairs` if they are asked for.  `after` is where the answer before ended: the id of its
+    last node, or the ends of its last pair."""
 
     pairs: bool = False
+    after: Annotated[tuple[Name, ...], Meta(max_length=2)] = ()
 
 
 class PauseNode(Message, frozen=True, array_like=True, tag=True):
@@ -740,11 +742,15 @@ class PairReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class Nodes(Message, frozen=True, array_like=True, tag=True):
+    """As many as fit into a message, first of the nodes, then of the pairs.  Of what a device computes one op is told,
+    or none where it was given up."""
+
     nodes: tuple[NodeReport, ...]
     node_timeout_s: Seconds = 0.0  # after which a silent one is dead
     pairs: tuple[PairReport, ...] = ()
     time_s: Seconds = 0.0  # the coordinator's clock, Unix time
     system: Name = ""  # the coordinator's
+    more: bool = False  # these are not all: ask for those after them
 
 
 AnyMessage = (
@@ -764,7 +770,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 APPENDED: dict[type[Struct], int] = {
     Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4, Join: 1, Joined: 2,
-    Drop: 1, Nodes: 0, NodeReport: 1
+    Drop: 1, AskNodes: 1, Nodes: 1, NodeReport: 1
 }  # how many fields minor 1 appended  # fmt: skip
 # Those whose new fields an older node does without.
 DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport)

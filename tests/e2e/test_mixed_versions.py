@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, ROOT, RUN_S, Daemon, daemon, environment
+from support.commands import PATIENT_S, ROOT, RUN_S, Daemon, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
 from mesh import Auto, Mesh, errors
@@ -129,6 +129,21 @@ def test_an_older_client_works_with_a_newer_worker(mixed: Mixed, tmp_path: Path)
     version, op = done.stdout.split()
     assert version in OLDER and op == "dot"
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), expected_of_shared_ops())
+
+
+def test_older_clients_hear_of_the_workers_of_a_newer_coordinator(packages: Path, tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME="newer")
+    with ExitStack() as stack:
+        words = ("serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
+        coordinator = stack.enter_context(daemon("coord", *words, env=env, log=tmp_path / "coordinator.log"))
+        env["MESH_ADDRESS"] = coordinator.address
+        words = ("--device", "cpu", "--port", "0", "--no-mdns", "--name", "only", "--peer", coordinator.address)
+        stack.enter_context(daemon("worker", *words, env=env, log=tmp_path / "worker.log"))
+        wait_for(lambda: node_states(coordinator) == {"only": "healthy"})
+        done = run("coord", "nodes", "--json", "--verbose", env=env | {"PYTHONPATH": str(packages)})
+        assert done.returncode == 0, done.stderr
+        (node,) = json.loads(done.stdout)["nodes"]
+        assert (node["name"], node["state"], node["devices"][0]["given_up"]) == ("only", "healthy", False)
 
 
 def test_the_older_worker_takes_over_what_it_can_and_the_rest_is_refused_by_op(mixed: Mixed) -> None:

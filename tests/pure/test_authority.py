@@ -15,7 +15,7 @@ from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
 
 from coordinator.audit import read_events, verify
 from coordinator.authority import Authority
-from coordinator.roster import LISTED_S, REVOKED_REMEMBERED_S, MemberRecord, Roster, from_json, to_json
+from coordinator.roster import LISTED_S, MEMBERS_MAX, REVOKED_REMEMBERED_S, MemberRecord, Roster, from_json, to_json
 from coordinator.tokens import TokenTable
 from mesh.simulation.loop import VirtualLoop
 from wire.certificates import (
@@ -165,19 +165,41 @@ def test_names_that_no_node_can_have_are_refused(authority: Authority, name: str
     assert authority.admit(Asked(ask, LEAF), "h") == Refusal("malformed") and authority.members() == []
 
 
-def test_a_mesh_has_a_limit(authority: Authority) -> None:
+def test_a_mesh_has_a_limit(authority: Authority, clock: Clock) -> None:
     with authority._changing() as roster:
-        filler = let_in_many(roster)
+        filler = let_in_many(roster, clock.now_s + 1.0)
         authority._write(roster)
     assert authority.admit(asked(authority, authority.create_token(), new_key()), "h") == Refusal("full")
     authority.revoke_node(filler)
     let_in(authority, new_key())
 
 
-def let_in_many(roster: Roster) -> str:
-    for number in range(DEFAULT.nodes_max):
-        roster.members[f"n{number:04}"] = MemberRecord(f"n{number:04}", f"name {number}", "worker", "t", "h", 1.0, 2.0)
-    return "n0000"
+def test_members_that_are_gone_take_no_place(authority: Authority, clock: Clock) -> None:
+    """A laptop that comes with a new name each time is another member.  Those of long ago are forgotten in the end, and
+    those that were thrown out are not."""
+    key = new_key()
+    grant = let_in(authority, key)
+    with authority._changing() as roster:
+        let_in_many(roster, clock.now_s + 1.0)
+        authority._write(roster)
+    clock.now_s += CERTIFICATE_S + 1.0
+    let_in(authority, new_key())
+    assert isinstance(authority.renew(grant.certificate, "h"), Grant), "who was gone may return"
+    authority.revoke_node("n0001")
+    with authority._changing() as roster:
+        let_in_many(roster, clock.now_s - 1.0, MEMBERS_MAX, "m")
+        authority._write(roster)
+    newest = let_in(authority, new_key())
+    members = {member.node_id for member in authority.members()}
+    assert len(members) == MEMBERS_MAX + 1, "and the one that was thrown out"
+    assert {"n0001", key.node_id, member_of(newest.certificate).node_id} < members and "n0002" not in members
+
+
+def let_in_many(roster: Roster, ends_s: float, count: int = DEFAULT.nodes_max, stem: str = "n") -> str:
+    for number in range(count):
+        node_id = f"{stem}{number:04}"
+        roster.members[node_id] = MemberRecord(node_id, f"name {node_id}", "worker", "t", "h", 1.0, ends_s)
+    return f"{stem}0000"
 
 
 def test_a_flood_of_strangers_fills_no_log(authority: Authority, tmp_path: Path) -> None:

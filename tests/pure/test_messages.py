@@ -17,6 +17,7 @@ from wire.messages import (
     DISPENSABLE,
     SINCE_1,
     AnyMessage,
+    AskNodes,
     BlobSpec,
     Deploy,
     FetchBlob,
@@ -205,8 +206,9 @@ def test_a_node_of_the_minor_before_is_sent_what_it_knows() -> None:
     assert decode_message(encode_message(joined, 0)) == Joined((), 1 << 30, (), "Linux")
     node = NodeReport("w", "n", 1, (), "healthy", "0.1", (), 0.5, "Linux", "asked")
     known = NodeReport("w", "n", 1, (), "healthy", "0.1", (), 0.5, "Linux")
-    assert decode_message(encode_message(Nodes((node,)), 0)) == Nodes((known,))
+    assert decode_message(encode_message(Nodes((node,), more=True), 0)) == Nodes((known,))
     assert decode_message(deploy) == Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True)
+    assert msgspec.msgpack.decode(encode_message(AskNodes(pairs=True), 0)) == ["AskNodes", True]
     for message in MESSAGES:
         if not isinstance(message, (*SINCE_1, *APPENDED)):
             assert encode_message(message, 0) == encode_message(message)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support.simulated import Job, simulate
 
 from coordinator.health import HealthConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster
+from wire.limits import DEFAULT
 from wire.memory_transport import Conditions
 from worker.ownership import ASK_SHARE
 
@@ -58,6 +60,35 @@ def after(fault: Callable[[Cluster], None], seen: Callable[[Cluster, float], Non
         assert await Job.of(2, "pipeline").ask(cluster)
 
     simulate(scenario, workers)
+
+
+def test_those_that_are_gone_for_the_longest_are_forgotten_where_more_came_than_may_be_here() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        coordinator = cluster.coordinator
+
+        def states() -> dict[str, str]:
+            return {node.name: node.state for node in coordinator.nodes()}
+
+        await asyncio.sleep(SETTLED_S)
+        ids = {node.name: node.node_id for node in coordinator.nodes()}
+        for name in ("sim-1", "sim-0"):
+            cluster.kill(name)
+            await asyncio.sleep(SETTLED_S)
+        healthy = {"sim-2": "healthy", "sim-3": "healthy"}
+        assert states() == {"sim-0": "dead", "sim-1": "dead", **healthy}
+        limits, coordinator.endpoint.limits = coordinator.endpoint.limits, replace(DEFAULT, nodes_max=3)
+        cluster.start("sim-0")
+        await asyncio.sleep(SETTLED_S)
+        assert states() == {"sim-0": "healthy", **healthy}
+        assert coordinator._detector.health(ids["sim-1"]) is None
+        assert await Job.of(1, "pipeline").ask(cluster)
+        coordinator.endpoint.limits = limits
+        cluster.start("sim-1")
+        await asyncio.sleep(20.0)
+        assert states() == dict.fromkeys(ids, "healthy"), "it may return"
+        assert await Job.of(2, "pipeline").ask(cluster)
+
+    simulate(scenario, 4)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])

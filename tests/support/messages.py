@@ -155,12 +155,13 @@ MESSAGES: list[Message] = [
     SessionState("s1", 4, 2),
     SessionTold((NAMED,)),
     CloseSession("s1"),
-    AskNodes(True),
+    AskNodes(True, ("n1",)),
     Nodes(
         (NodeReport("w1", "n1", 42, ("127.0.0.1:7100",), "healthy", "0.1.0", (DEVICE,), 0.05, "Linux", "asked"),),
         1.5,
         (PairReport("w1", "me", "direct", 0.002, 1e8, "h:1", ""),),
         1.5e9,
         "Darwin",
+        True,
     ),
 ]
