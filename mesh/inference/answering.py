@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,13 @@ from .. import tree
 from ..aio import AsyncMesh
 from ..backend import Started, Work
 from ..calls import apart
+from ..latest import GRAPHS_COUNT
 from ..model import Model
 from .batching import Batcher, Waiting
 from .slots import bucket
 
 UNDER_WAY = 4  # batches, so that every stage has one
+WORKS_MAX = GRAPHS_COUNT  # for whose shapes workers keep what they made; those of a graph that comes again, it again
 Rows = dict[str, NDArray[Any]]
 
 
@@ -54,7 +57,7 @@ class Answering:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._works: set[Work] = set()  # what was asked of the workers
+        self._works: OrderedDict[bytes, Work] = OrderedDict()  # what was asked of the workers last, by graph
         self._closed = False
         self.batches = 0
 
@@ -94,9 +97,8 @@ class Answering:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for work in self._works:
-            self._mesh.forget(work)
-        self._works.clear()
+        while self._works:
+            self._forget_oldest()
 
     # -- helpers
 
@@ -173,7 +175,7 @@ class Answering:
             args = self._together(batch)
             form, inputs, work = await asyncio.to_thread(self._function.bind, args)
             if wanted:
-                self._works.add(work)
+                self._asks(work)
                 started = self._mesh.start(form, inputs, work)
                 self._share(batch, form.unbind(await started.outputs))
         except asyncio.CancelledError:
@@ -188,6 +190,17 @@ class Answering:
             self._batcher.done()
             if not self._closed:
                 self._go()
+
+    def _asks(self, work: Work) -> None:
+        """Note what is asked of the workers, who need not keep what was not asked of them for long."""
+        self._works[work.graph.hash] = work
+        self._works.move_to_end(work.graph.hash)
+        if len(self._works) > WORKS_MAX:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """A call of it that is under way ends first."""
+        self._mesh.forget(self._works.popitem(last=False)[1])
 
     def _together(self, batch: list[_Request]) -> tuple[Any, ...]:
         """The arguments of all, padded with the last row."""

@@ -12,9 +12,10 @@ from support.language import GOLDEN, MODELS, golden_model
 
 import mesh
 import mesh.numpy as mnp
-from mesh import AsyncInferenceServer, AsyncMesh, InferenceServer, Mesh
+from mesh import AsyncInferenceServer, AsyncMesh, InferenceServer, Mesh, compiled
 from mesh.config import MeshConfig
 from mesh.errors import Cancelled, ConfigError, InputError, QueueFull
+from mesh.inference import answering
 from mesh.simulation.loop import VirtualLoop
 
 REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())["llama"]
@@ -335,3 +336,26 @@ def test_requests_overlap_the_stages_of_a_pipeline(monkeypatch: pytest.MonkeyPat
     in_turn_s = run(_seconds_of(12))
     assert in_turn_s == pytest.approx(12 * alone_s, rel=0.1)
     assert together_s < 0.6 * in_turn_s, (together_s, in_turn_s)
+
+
+def test_shapes_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server, and by the workers, also where a shape that came again was traced again."""
+    monkeypatch.setattr(answering, "WORKS_MAX", 3)
+    monkeypatch.setattr(compiled, "GRAPHS_COUNT", 2)
+
+    async def story() -> None:
+        built = AsyncMesh.builder().mesh("sim").simulate(2).build_async()
+        async with await built as mesh, AsyncInferenceServer(mesh) as server:
+            await server.load_model("double", lambda x: x + x, max_wait_ms=0)
+            for seed in range(2):
+                for size in range(1, 8):
+                    x = np.random.default_rng(seed).normal(size=(1, size)).astype(np.float32)
+                    np.testing.assert_array_equal(await server.infer("double", x), x + x)
+            (its,) = (model.answering for model in server._models.values())
+            assert len(its._works) == 3
+            await asyncio.sleep(30)
+            processes = mesh.simulation._processes.values()
+            kept = {plan.key.generation for each in processes for plan in each.daemon._state._plans.values()}
+            assert len(kept) == 3
+
+    run(story())
