@@ -28,7 +28,7 @@ from .backend import Backend, Started, Stateful, Work
 from .builder import MeshBuilder
 from .building import HERE, building
 from .calls import taken
-from .compiled import Compiled, CompiledFunction, handle_of
+from .compiled import Callee, Compiled, CompiledFunction, handle_of
 from .config import MeshConfig
 from .elastic import Elastic
 from .handle import Handle
@@ -160,7 +160,7 @@ class AsyncMesh:
         async def compiled(*args: Any, **named: Any) -> Any:
             return await self._await(*function.bind(taken(fn, args, named)))
 
-        return compiled
+        return Callee(fn, name, self, compiled)
 
     async def submit(
         self,

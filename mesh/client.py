@@ -31,7 +31,7 @@ from .backend import Running, Started, Work
 from .builder import MeshBuilder
 from .building import Building
 from .calls import taken
-from .compiled import Compiled
+from .compiled import Callee, Compiled
 from .config import MeshConfig
 from .elastic import Elastic
 from .kinds import checked
@@ -160,7 +160,7 @@ class Mesh:
         def compiled(*args: Any, **named: Any) -> Any:
             return self._wait(*function.bind(taken(fn, args, named)))
 
-        return compiled
+        return Callee(fn, name, self, compiled)
 
     def submit(
         self,

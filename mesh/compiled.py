@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -179,6 +180,24 @@ class CompiledFunction:
             if self._building.cache:
                 form = self._forms.keep(key, form, graph_bytes(form.graph))
         return form
+
+
+class Callee:
+    """What `Mesh.compile` gives: it is called as the function is, and computes on the mesh."""
+
+    def __init__(self, fn: Callable[..., Any] | WireGraph, name: str, mesh: object, call: Callable[..., Any]) -> None:
+        if not isinstance(fn, WireGraph | Model):
+            functools.update_wrapper(self, fn, updated=())
+        self._name = name or getattr(fn, "__name__", "") or getattr(fn, "name", "") or type(fn).__name__
+        self._mesh = mesh
+        self._call = call
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """The result; that of an AsyncMesh is awaited."""
+        return self._call(*args, **named)
+
+    def __repr__(self) -> str:
+        return f"<compiled {self._name}, on {self._mesh!r}>"
 
 
 def _kinds(parts: Sequence[Part]) -> tuple[Kind, ...]:

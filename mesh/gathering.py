@@ -19,5 +19,14 @@ async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:
         if len(failures) == 1 or not isinstance(failure, MeshError):
             raise failure
     if failures:
-        raise ConnectFailed(f"{len(failures)} nodes failed: " + "; ".join(str(failure) for failure in failures))
+        raise _together([failure for failure in failures if isinstance(failure, MeshError)])
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+def _together(failures: Sequence[MeshError]) -> ConnectFailed:
+    """One error of several; a cause that they share is said once."""
+    first = failures[0]
+    one = all((each.cause, each.next_step) == (first.cause, first.next_step) for each in failures)
+    texts = [each.message if one else str(each) for each in failures]
+    shared = {"cause": first.cause, "next_step": first.next_step} if one else {}
+    return ConnectFailed(f"{len(failures)} nodes failed: {'; '.join(texts)}", **shared)

@@ -10,6 +10,7 @@ takes another shape on the workers, so that something does.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -224,6 +225,7 @@ class Stepping:
             return outputs, by_role[TOLD], by_role[CARRIED]
 
         step.__name__ = getattr(fn, "__name__", "step")
+        _named_as(fn, step)
         return trace_full(step, [leaf.padded for leaf in self._leaves], *examples)
 
     def _called(
@@ -244,6 +246,16 @@ class Stepping:
                     next_step="Return it with the shape and dtype that it came with (astype)",
                 )
         return following, result[1]
+
+
+def _named_as(fn: Callable[..., Any], step: Callable[..., Any]) -> None:
+    """Have errors about arguments of `step` name them as `fn` does; its state is called so."""
+    try:
+        state, *others = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature, or one that takes no argument
+        return
+    if state.kind in (state.POSITIONAL_ONLY, state.POSITIONAL_OR_KEYWORD) and "state" not in [p.name for p in others]:
+        step.__signature__ = inspect.Signature([state.replace(name="state"), *others])  # type: ignore[attr-defined]
 
 
 def _check_structure(wanted: Tree, found: Tree) -> None:

@@ -240,7 +240,8 @@ class WebSockets:
                 cause="it does not speak HTTP",
                 next_step="Check the port: nodes listen on 7100 to 7131, and nothing but joining is 1000 above",
             )
-        return ConnectFailed(f"no node answers at {where}", cause=_reason(error), next_step=STARTED)
+        assumed = f" ({PORT} is the port of an address that names none)" if where.endswith(f":{PORT}") else ""
+        return ConnectFailed(f"no node answers at {where}{assumed}", cause=_reason(error), next_step=STARTED)
 
     async def close(self) -> None:
         """As Carrier has it."""

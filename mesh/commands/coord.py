@@ -157,6 +157,7 @@ class Verb:
     arguments: Callable[[argparse.ArgumentParser], None]
     local: Callable[[Options], int] | None = None
     remote: Ask | None = None
+    files: tuple[str, ...] = ()  # options that name files which it reads
     interrupted: int = INTERRUPTED
 
 
@@ -171,8 +172,13 @@ VERBS: dict[str, Verb] = {
     "authority": Verb("show the mesh's authority, or replace it", authority_arguments),
     "join": Verb("become a client of a mesh elsewhere, with a token", join_arguments, local=join),
     "topology": Verb("show workers, devices and the links between them", topology_arguments, remote=topology),
-    "plan": Verb("show what would go where, before a byte moves", _plan_arguments, remote=later("asking", "plan")),
-    "submit": Verb("run a graph", _submit_arguments, remote=later("asking", "submit")),
+    "plan": Verb(
+        "show what would go where, before a byte moves",
+        _plan_arguments,
+        remote=later("asking", "plan"),
+        files=("graph",),
+    ),
+    "submit": Verb("run a graph", _submit_arguments, remote=later("asking", "submit"), files=("graph",)),
     "status": Verb("show jobs", _status_arguments, remote=later("asking", "status")),
     "logs": Verb("show what happened to a job", _job_argument, remote=later("asking", "logs")),
     "result": Verb("wait for a job and write its outputs", _result_arguments, remote=later("asking", "result")),
@@ -194,7 +200,7 @@ def parser() -> argparse.ArgumentParser:
         if verb.remote is not None:
             one.add_argument("--coordinator", metavar="HOST:PORT", help="default MESH_ADDRESS, else this machine's")
         one.set_defaults(interrupted=verb.interrupted)
-        run = verb.local or (on_a_coordinator(verb.remote) if verb.remote else None)
+        run = verb.local or (on_a_coordinator(verb.remote, verb.files) if verb.remote else None)
         if run is not None:  # a verb of several actions has a function for each
             one.set_defaults(run=run)
     return made

@@ -96,7 +96,7 @@ def mesh_name(options: argparse.Namespace) -> str:
 
 def node_name(options: argparse.Namespace) -> str:
     """What --name says, "" where it says nothing."""
-    return check_name("node", options.name) if options.name else ""
+    return "" if options.name is None else check_name("node", options.name)
 
 
 def verbosity(options: argparse.Namespace) -> int:

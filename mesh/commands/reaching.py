@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from wire.address import LAST_PORT, PORT, parse_address, shown
-from wire.errors import ConfigError, ConnectFailed, NotTrusted, WrongMesh
+from wire.errors import ConfigError, ConnectFailed, InputError, NotTrusted, WrongMesh
 
 from .exit_codes import INTERRUPTED
 from .flags import mesh_name
@@ -25,6 +25,17 @@ def named(options: argparse.Namespace) -> tuple[str, int] | None:
     """The coordinator that a flag or the environment names; ConfigError for what is no address."""
     text = options.coordinator or os.environ.get("MESH_ADDRESS")
     return parse_address(text) if text else None
+
+
+def check_there(path: str) -> None:
+    """InputError for a file that is not there or may not be read."""
+    try:
+        with open(path, "rb"):
+            return
+    except IsADirectoryError:
+        return  # a model may be one
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
 async def connect(options: argparse.Namespace) -> Remote:
@@ -54,10 +65,15 @@ async def connect(options: argparse.Namespace) -> Remote:
     )
 
 
-def on_a_coordinator(verb: Ask) -> Callable[[argparse.Namespace], int]:
-    """A verb that asks a coordinator, as a command runs it: Ctrl-C and SIGTERM cancel it."""
+def on_a_coordinator(verb: Ask, files: tuple[str, ...] = ()) -> Callable[[argparse.Namespace], int]:
+    """A verb that asks a coordinator, as a command runs it: Ctrl-C and SIGTERM cancel it.
+
+    `files` are the options that name files to be read: whoever mistyped one need not have a coordinator to hear of it.
+    """
 
     async def ask(options: argparse.Namespace) -> int:
+        for name in files:
+            check_there(getattr(options, name))
         remote = await connect(options)
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None

@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         help="how long a coordinator that fell silent finds what it deployed here (default %(default)s; 0: not at all)",
     )
     made.add_argument("--throttle", default="", metavar="PACE", help="for tests: be slower, as in " + EXAMPLE)
-    made.add_argument("--name", default="", help="what people call this worker (default: the machine's name)")
+    made.add_argument("--name", help="what people call this worker (default: the machine's name)")
     made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
     made.add_argument("--kernel-dir", default="", metavar="DIR", help="where kernels are kept; workers may share it")
     made.add_argument("--state-dir", default="", metavar="DIR", help="where this worker's identity is kept")

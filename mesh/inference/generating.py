@@ -24,6 +24,7 @@ from ..array import handle_array
 from ..decoder import Text
 from ..model import Model
 from ..session import AsyncSession
+from ..sizes import counted
 from ..stepping import Stepping
 from . import cached, sampling
 from .settings import GREEDY, Room, Sampling
@@ -46,6 +47,10 @@ class TokenStream:
         self._ready: deque[int] = deque()
         self._error: BaseException | None = None
         self._news = asyncio.Event()
+
+    def __repr__(self) -> str:
+        ended = self.reason or ("failed" if self._error is not None else "under way")
+        return f"<TokenStream: {ended}, {counted(len(self._ready), 'token')} ready>"
 
     def __aiter__(self) -> AsyncIterator[int]:
         return self

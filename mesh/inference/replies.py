@@ -10,6 +10,7 @@ import numpy as np
 
 from wire.errors import InputError
 
+from ..sizes import counted
 from .generating import Generating, TokenStream
 from .settings import Sampling, count
 from .tokens import Tokenizer, Writing
@@ -56,6 +57,9 @@ class Reply:
         self.reason = ""
         self._stream = stream
         self._writing = writing
+
+    def __repr__(self) -> str:
+        return f"<Reply: {counted(len(self.tokens), 'token')}, {self.reason or 'under way'}>"
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self

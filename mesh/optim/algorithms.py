@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..kinds import checked
-from .optimiser import Optimiser, chain
+from .optimiser import Optimiser, chain, told
 from .rules import add_decayed_weights, scale_by_adam, scale_by_learning_rate, scale_by_lion
 from .rules import momentum as running
 from .schedules import Rate
 
 
+@told
 @checked
 def sgd(
     learning_rate: Rate, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0, mask: Any = None
@@ -27,6 +28,7 @@ def sgd(
     )
 
 
+@told
 @checked
 def adam(
     learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0,
@@ -40,6 +42,7 @@ def adam(
     )
 
 
+@told
 @checked
 def adamw(
     learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 1e-2,
@@ -51,6 +54,7 @@ def adamw(
     )
 
 
+@told
 @checked
 def lion(
     learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0, mask: Any = None

@@ -8,7 +8,7 @@ from .. import numpy as mnp
 from .. import tree
 from ..array import Operand
 from ..kinds import checked
-from .optimiser import Optimiser, weight_of, wide, zeros_for
+from .optimiser import Optimiser, told, weight_of, wide, zeros_for
 
 
 class Mean(NamedTuple):
@@ -18,6 +18,7 @@ class Mean(NamedTuple):
     total: Any
 
 
+@told
 @checked
 def ema(decay: float, *, debias: bool = True) -> Optimiser:
     """mean = decay * mean + (1 - decay) * value: `update(values, state)` gives the mean and the next state.

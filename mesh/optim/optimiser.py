@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import wraps
+from textwrap import shorten
+from typing import Any, NamedTuple, ParamSpec
 
 from wire.dtypes import BF16, F16, F32
 from wire.errors import InputError
@@ -19,14 +21,46 @@ from ..arguments import said
 from ..array import Array, Operand, weakened
 from ..numpy.promotion import asarray, cast
 
+P = ParamSpec("P")
+SHOWN_MAX = 120
 
-class Optimiser(NamedTuple):
-    """A pair of pure functions."""
 
+class _Pair(NamedTuple):
     init: Callable[[Any], Any]
     update: Callable[..., tuple[Any, Any]]
 
 
+class Optimiser(_Pair):
+    """A pair of pure functions."""
+
+    made_by = ""  # the call that made it, for people
+
+    def __repr__(self) -> str:
+        return f"<Optimiser: {self.made_by or getattr(self.update, '__name__', 'of functions')}>"
+
+
+def told(fn: Callable[P, Optimiser]) -> Callable[P, Optimiser]:
+    """`fn`, whose optimisers say by which call they were made."""
+
+    @wraps(fn)
+    def call(*args: P.args, **keywords: P.kwargs) -> Optimiser:
+        made = fn(*args, **keywords)
+        given = ", ".join([*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in keywords.items())])
+        made.made_by = shorten(f"{fn.__name__}({given})", SHOWN_MAX, placeholder=" ...")
+        return made
+
+    return call
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Optimiser):
+        return value.made_by or repr(value)
+    if isinstance(value, bool | int | float):
+        return repr(value)
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+@told
 def chain(*parts: Optimiser) -> Optimiser:
     """One optimiser that hands what each part gives to the next; its state is the tuple of theirs."""
 

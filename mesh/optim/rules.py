@@ -13,16 +13,18 @@ from .. import tree
 from ..arguments import check_number
 from ..array import Array, Operand
 from ..kinds import checked, instance
-from .optimiser import Optimiser, global_norm, needed, stateless, weight_of, wide, zeros_for
+from .optimiser import Optimiser, global_norm, needed, stateless, told, weight_of, wide, zeros_for
 from .schedules import Rate, rate_at
 
 
+@told
 def scale(factor: Operand) -> Optimiser:
     """Times a number."""
     check_number(factor, "a factor")
     return stateless(lambda gradients, params: tree.map(lambda each: wide(each) * factor, gradients))
 
 
+@told
 def clip_by_value(bound: Operand) -> Optimiser:
     """Every element within [-bound, bound]."""
     check_number(bound, "a bound", 0.0)
@@ -30,6 +32,7 @@ def clip_by_value(bound: Operand) -> Optimiser:
     return stateless(lambda gradients, params: tree.map(lambda each: mnp.clip(each, low, bound), gradients))
 
 
+@told
 def clip_by_global_norm(bound: Operand) -> Optimiser:
     """All together scaled down so that their norm is at most `bound`.  Pascanu et al., 2012 (arXiv 1211.5063)."""
     check_number(bound, "a bound", 0.0)
@@ -42,6 +45,7 @@ def clip_by_global_norm(bound: Operand) -> Optimiser:
     return stateless(clipped)
 
 
+@told
 def add_decayed_weights(rate: Operand, mask: Any = None) -> Optimiser:
     """Plus rate * param.
 
@@ -61,6 +65,7 @@ def add_decayed_weights(rate: Operand, mask: Any = None) -> Optimiser:
     return stateless(decayed)
 
 
+@told
 @checked
 def momentum(decay: Operand, nesterov: bool = False) -> Optimiser:
     """The running sum m = decay * m + g; with `nesterov`, g + decay * m of that."""
@@ -83,6 +88,7 @@ class Moments(NamedTuple):
     second: Any
 
 
+@told
 def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimiser:
     """The mean of gradients by the root of the mean of squares, both without bias.
 
@@ -108,6 +114,7 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
     return Optimiser(init, update)
 
 
+@told
 def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimiser:
     """The sign of a mean of gradients.  Chen et al., 2023 (arXiv 2302.06675)."""
     for what, decay in (("b1", b1), ("b2", b2)):
@@ -120,6 +127,7 @@ def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimiser:
     return Optimiser(zeros_for, update)
 
 
+@told
 def scale_by_learning_rate(rate: Rate) -> Optimiser:
     """Times -rate: a number, or a schedule of the number of steps made before."""
     if not callable(rate):

@@ -52,6 +52,10 @@ class Checkpoints:
         self.folder, self._keep, self._disk = Path(folder), keep, disk or Disk()
         self.step: int | None = None
 
+    def __repr__(self) -> str:
+        last = "nothing saved or loaded yet" if self.step is None else f"step {self.step}"
+        return f"<Checkpoints: in {self.folder}, {last}>"
+
     def save(self, step: int, cursor: Cursor, state: Any, about: Mapping[str, Any]) -> Path:
         """Write one, whole or not at all; the path of its manifest.  StorageError if the disk refuses."""
         leaves, _ = tree.flatten_with_paths(state)

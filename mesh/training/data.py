@@ -107,7 +107,7 @@ class ArrayData:
         data = data if all(handles) else arrays_of(data, "the data")
         lengths = {(leaf.type.shape if isinstance(leaf, Handle) else leaf.shape)[:1] for leaf in tree.leaves(data)}
         if len(lengths) != 1 or () in lengths or (0,) in lengths:
-            raise InputError(f"data have one number of rows, and some, got {sorted(lengths)}")
+            raise InputError(f"the arrays of the data need the same number of rows, at least 1, got {_rows_text(data)}")
         self.count: int = next(iter(lengths))[0]
         self.resident = data if all(handles) else None
         self._data = data
@@ -207,11 +207,19 @@ def _array(leaf: Any, what: str) -> NDArray[Any]:
     return array
 
 
+def _rows_text(data: Any) -> str:
+    """How many rows each leaf has: "4 in '0', 3 in '1'"."""
+    shapes = [(path, leaf.type.shape if isinstance(leaf, Handle) else leaf.shape)
+              for path, leaf in tree.flatten_with_paths(data)[0]]  # fmt: skip
+    return ", ".join(f"{shape[0] if shape else 'none'} in {path or 'the array'!r}" for path, shape in shapes)
+
+
 def rows_of(batch: Any) -> int:
     """How many there are; InputError if its arrays differ."""
     counts = {np.shape(leaf)[:1] for leaf in tree.leaves(batch)}
     if len(counts) != 1 or () in counts:
-        raise InputError(f"the arrays of a batch have one number of rows, got {sorted(counts)}")
+        told = ", ".join(str(each[0]) if each else "none" for each in sorted(counts)) or "no array"
+        raise InputError(f"the arrays of a batch need the same number of rows, got {told}")
     ((count,),) = counts
     if not count:
         raise InputError("a batch has no rows")

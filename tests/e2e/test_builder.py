@@ -26,6 +26,8 @@ from support.worker_process import is_alive
 import mesh.numpy as mnp
 from coordinator.runtime import Coordinator
 from mesh import AsyncMesh, Handle, Mesh, errors, grad, remat, trace, value_and_grad, vmap
+from wire import transport
+from wire.address import PORT
 from wire.link import Link
 from wire.messages import Beat, Message
 
@@ -252,12 +254,24 @@ def test_a_worker_that_cannot_have_its_device_says_so() -> None:
         Mesh.builder().local(1, "nonsense").build()
 
 
+def test_a_node_without_a_port_is_looked_for_at_7100_and_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    for assumed in (port, PORT):
+        monkeypatch.setattr(transport, "PORT", assumed)  # in place of 7100, where somebody may listen
+        with pytest.raises(errors.ConnectFailed, match=f"no node answers at 127.0.0.1:{port}") as caught:
+            Mesh.builder().mesh("nowhere").node(f"127.0.0.1:{port}").build()
+        said = f"({port} is the port of an address that names none)"
+        assert (said in str(caught.value)) == (assumed == port)
+
+
 def test_wgsl_without_an_adapter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         monkeypatch.setenv(name, "/nowhere")
     monkeypatch.setenv("WGPU_BACKEND_TYPE", "Vulkan")
-    with pytest.raises(errors.ConnectFailed, match=r"local-0.*no adapter.*local-1.*no adapter"):
+    with pytest.raises(errors.ConnectFailed, match=r"local-0.*local-1.*no adapter") as caught:
         Mesh.builder().local(2, engine="wgsl").build()
+    assert str(caught.value).count("no adapter") == 1, "a cause that both have is said once"
 
 
 def test_each_local_worker_may_have_an_engine_of_its_own() -> None:

@@ -102,8 +102,10 @@ NO_DATA: list[tuple[str, Any]] = [
     ("the data: an array of dtype <U1 is no array of numbers", np.array(["a"])),
     ("'0' of the data: an array of dtype object is no array of numbers", (X.astype(object), Y)),
     ("or loss(params, batch) where a batch is a dict", {"x": X, "y": Y}),
-    ("one number of rows", [(X, Y[:3])]),
-    ("one number of rows", (X, Y[:3])),
+    ("the same number of rows, got 3, 24", [(X, Y[:3])]),
+    ("the same number of rows, at least 1, got", (X, Y[:3])),
+    ("3 in '1'", (X, Y[:3])),
+    ("none in '1'", (X, np.float32(1))),
     ("a batch of 1: the argument 'y' of loss is missing", [X, X]),
     ("a batch of 3: loss: too many positional arguments", (X, Y, Y)),
 ]
@@ -117,5 +119,5 @@ def test_what_is_no_data_is_said(said: str, data: Any) -> None:
 
 
 def test_a_batch_may_be_none_and_is_then_refused_and_not_the_end() -> None:
-    with pytest.raises(errors.InputError, match="rows, got \\[\\]"):
+    with pytest.raises(errors.InputError, match="rows, got no array"):
         trainer().fit([(X, Y), None, (X, Y)])

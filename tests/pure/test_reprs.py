@@ -19,6 +19,10 @@ X = np.ones((8, 4), np.float32)
 LINE_MAX = 160
 
 
+def rate(step: Any) -> Any:
+    return 0.1 / step
+
+
 def loss(params: Any, x: Any) -> Any:
     return ((x @ params["w"]) ** 2)[:, 0]
 
@@ -43,6 +47,10 @@ def shown() -> Iterator[dict[str, Any]]:
             "mesh": m, "trainer": trainer, "history": trainer.fit((X,), epochs=2), "server": server, "job": job,
             "report": job.report(), "plan": m.plan(doubled, X), "node": m.nodes[0], "device": m.nodes[0].devices[0],
             "session": session, "step": step, "handle": m.put(X), "function": mesh.function(doubled),
+            "compiled": m.compile(doubled, X), "sgd": mesh.optim.sgd(0.1, momentum=0.9),
+            "chain": mesh.optim.chain(mesh.optim.clip_by_global_norm(1.0), mesh.optim.adam(rate)),
+            "own": mesh.optim.Optimiser(lambda params: (), lambda gradients, state, params=None: (gradients, state)),
+            "checkpoints": mesh.training.Checkpoints("runs"),
             "coding": mesh.Coding(m, n=2, k=1), "gradients": trainer.forward_backward((X,)),
         }  # fmt: skip
         session.close()
@@ -63,6 +71,11 @@ SHOWN = {
     "step": r"<Step: done>",
     "handle": r"Handle\(.*f32\[8,4\].*\)",
     "function": r"<mesh.function doubled>",
+    "compiled": r"<compiled doubled, on <Mesh: 2 workers: sim-0, sim-1>>",
+    "sgd": r"<Optimiser: sgd\(0\.1, momentum=0\.9\)>",
+    "chain": r"<Optimiser: chain\(clip_by_global_norm\(1\.0\), adam\(rate\)\)>",
+    "own": r"<Optimiser: <lambda>>",
+    "checkpoints": r"<Checkpoints: in runs, nothing saved or loaded yet>",
     "coding": r"<Coding: any 1 of 2 shares, on <Mesh: 2 workers: sim-0, sim-1>>",
     "gradients": r"<Gradients: of 8 rows, loss 0>",
 }
@@ -73,6 +86,7 @@ def test_one_line_says_what_it_is(name: str, shown: dict[str, Any]) -> None:
     text = repr(shown[name])
     assert re.fullmatch(SHOWN[name], text), text
     assert len(text) <= LINE_MAX
+    assert " at 0x" not in text
 
 
 def test_a_worker_that_died_and_a_mesh_that_closed_are_shown_so() -> None:
