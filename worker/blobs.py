@@ -173,6 +173,10 @@ class BlobStore:
             if not (entry.pins or entry.keep):
                 self._remove(blob)
 
+    def free_memory(self) -> None:
+        """Content in memory goes that nobody uses."""
+        self._evict_all(self._memory)
+
     # -- files
 
     def _load_index(self, folder: _Folder) -> None:

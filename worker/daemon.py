@@ -117,6 +117,7 @@ LEAVING_LOG_LINES = 64
 LINK_S = 1.5  # for a link to another worker: beyond, what is meant for it is relayed, and the coordinator looks closer
 OWNER_ANSWER_S = 86_400.0  # one that was stopped answers when it goes on; its link ends before, or the machine decides
 MEMBERSHIP_LOOK_S = 1.0
+MEMORY_LOOK_S = 1.0  # while something is kept for a coordinator that is silent
 LAST_WORDS_S = 1.0  # a machine waits up to 5 s before it sleeps
 AGAIN = -1  # instead of an exit code: start once more in the same process
 LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
@@ -226,6 +227,7 @@ class Daemon:
             ev.PinBlobs: lambda action: self._store.pin(action.blobs),
             ev.DiscardBlobs: lambda action: self._store.discard(action.blobs),
             ev.UnpinBlobs: lambda action: self._store.unpin(action.blobs),
+            ev.FreeCache: self._free_cache,
             ev.Prepare: self._prepare,
             ev.Unprepare: self._unprepare,
             ev.Execute: self._execute,
@@ -270,6 +272,7 @@ class Daemon:
             keep("looking for pauses", self.pauses.run)
             if not config.exit_with_stdin:  # else whom it would tell sleeps at the same time
                 keep("listening for sleep", lambda: SleepWatch(self._fall_asleep, self.wake).run())
+        keep("looking at the machine's memory", self._look_at_memory)
         for peer in config.peers:
             self._stay_linked((peer,))
         if not config.exit_with_stdin:
@@ -559,6 +562,19 @@ class Daemon:
         owner = self._coordinator
         if owner is not None and owner.node_id == link.peer.node_id and owner.addresses:
             self._seeking = self._stay_linked(owner.addresses)
+
+    async def _look_at_memory(self) -> None:
+        """What is kept for a coordinator that is silent is not to cost other programs theirs."""
+        while (memory := self._surroundings.memory) is not None:
+            await asyncio.sleep(MEMORY_LOOK_S)
+            if self._owner_id() and self._state is not None and not self._state.served:
+                self._feed(memory())
+
+    def _free_cache(self, action: ev.FreeCache) -> None:
+        log.warning("%s", action.why)
+        self._store.free_memory()
+        for host in self._hosts:
+            host.send(hm.FreeUnused())
 
     def _stay_linked(self, addresses: Sequence[str]) -> asyncio.Task[None]:
         def failed(error: MeshError) -> None:

@@ -315,6 +315,14 @@ class Tick:
     late_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryLeft:
+    """So much of the machine's memory can be had by whoever asks, as the system says."""
+
+    free_bytes: int
+    total_bytes: int
+
+
 Event = (
     JoinAsked
     | Heard
@@ -343,6 +351,7 @@ Event = (
     | HostLost
     | HostReady
     | DrainAsked
+    | MemoryLeft
     | PauseWished
     | PauseAsked
     | SleepAsked
@@ -611,6 +620,13 @@ class KeepPause:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeCache:
+    """What is in memory and nobody uses goes, though it might be asked for again; `why` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class LookForOwner:
     """Dial the coordinator of before now, however often that failed."""
 
@@ -639,6 +655,7 @@ Action = (
     | PinBlobs
     | UnpinBlobs
     | DiscardBlobs
+    | FreeCache
     | Prepare
     | Unprepare
     | Unbind

@@ -30,6 +30,7 @@ from wire.codec import decode_graph, tensor_bytes, tensor_from
 from wire.dtypes import dtype_named, dtype_of
 from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, MeshError, OutOfMemory
 from wire.graph import WireGraph
+from wire.heap import give_back
 from wire.launch import take_stdio
 from wire.open_files import allow_open_files
 from wire.sharedmem import SharedDir, exists, remove, remove_all, share, take
@@ -188,6 +189,8 @@ class Host:
             case messages.Forget(kept):
                 for number in kept:
                     self._kept.drop(number)
+            case messages.FreeUnused():
+                self._free_unused()
         return None
 
     # -- prepare
@@ -297,6 +300,15 @@ class Host:
             self._resident[key].users -= 1
             if not self._resident[key].users:
                 self._evict(key)
+
+    def _free_unused(self) -> None:
+        """The machine is short of memory: whatever is asked for again is loaded and compiled again."""
+        while self._unused:
+            self._evict(self._unused.popitem(last=False)[0])
+        used = {id(each.executable) for each in self._prepared.values()}
+        for graph in [graph for graph, (_, made) in self._executables.items() if id(made) not in used]:
+            del self._executables[graph]
+        give_back()
 
     def _evict(self, key: tuple[bytes, TensorType]) -> int:
         """Free a resident tensor: its bytes."""

@@ -192,7 +192,11 @@ class Export(_Message, frozen=True, array_like=True, tag=True):
     kept: int
 
 
-ToHost = Open | PreparePart | Unprepare | Unbind | ExecutePart | Expect | Call | Forget | Export
+class FreeUnused(_Message, frozen=True, array_like=True, tag=True):
+    """Free what is kept in case it is asked for again, and give freed memory back to the system."""
+
+
+ToHost = Open | PreparePart | Unprepare | Unbind | ExecutePart | Expect | Call | Forget | Export | FreeUnused
 
 
 # -- host -> daemon ---------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 A plan without parts has a worker hold content for others: copies of their weights, or of a session's state.  It counts
 against the worker's budget beside what the worker computes with; content that it computes with itself counts once.
+
+What is kept for a coordinator that fell silent gives way where other programs need the machine's memory.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ from wire.errors import OutOfMemory
 from wire.messages import Deploy
 from wire.sizes import size_text
 
+from .events import MemoryLeft
 from .plans import Plan
+
+SHORT_SHARE = 1 / 20  # of the machine's memory: with less left it begins to swap, or to kill
 
 
 def kept_bytes(plans: Collection[Plan]) -> int:
@@ -37,6 +42,13 @@ def no_room(deploy: Deploy, node: str, plans: Collection[Plan], memory_bytes: in
         f"the budget is {size_text(memory_bytes)}",
         next_step="Give the worker a larger --max-memory, or choose copies that take less",
     )
+
+
+def shortage(left: MemoryLeft) -> str:
+    """In which way the machine runs short of memory, "" if it does not."""
+    if left.free_bytes >= left.total_bytes * SHORT_SHARE:
+        return ""
+    return f"this machine has {size_text(left.free_bytes)} of {size_text(left.total_bytes)} of memory left"
 
 
 def _blobs(plans: Iterable[Plan]) -> dict[bytes, int]:

@@ -3,7 +3,7 @@
 One at a time: another that asks hears Busy.  One that was silent for a while is asked whether it lives, and its lease
 lapses after `silence_s`, which it says itself: from then on another may have this worker.  Until one comes, what it
 deployed stays: its process may be stopped, or its machine asleep, and it finds everything as it was.  It is given up
-`keep_s` after it was last heard.  It does not know plans.
+`keep_s` after it was last heard, or sooner where this machine runs short of memory.  It does not know plans.
 
     free --Join--> served --silent silence_s, or its link ended--> lapsed --silent keep_s, or another's Join--> free
                       ^                                              |
@@ -37,6 +37,7 @@ class Ownership:
     owner: Owner | None = None
     lapsed: bool = False
     _linked: bool = False  # the link that the owner joined over stands
+    _closing: bool = False  # we end that link ourselves
     _last: Owner | None = None
     _heard_s: float = 0.0
     _silence_s: float = 0.0  # 0: its lease does not lapse while its link stands
@@ -59,7 +60,7 @@ class Ownership:
 
     def joined(self, event: JoinAsked, now: float) -> None:
         self.owner = self._last = Owner(event.node, event.name, event.epoch)
-        self._linked, self.lapsed = True, False
+        self._linked, self._closing, self.lapsed = True, False, False
         self._heard_s, self._silence_s, self._asked = now, event.silence_s, False
 
     def by(self, node: str) -> bool:
@@ -77,6 +78,16 @@ class Ownership:
     def unlinked(self) -> None:
         """The owner's link ended: it comes back by joining anew."""
         self._linked, self.lapsed = False, True
+
+    def close(self) -> None:
+        """We end its link, if it has one: not all that it deployed is here any more, as it hears when it joins anew."""
+        self._closing = self._linked
+        self.unlinked()
+
+    def closed_here(self) -> bool:
+        """Whether the link that ended now is one that we ended so."""
+        closing, self._closing = self._closing, False
+        return closing
 
     def excuse(self, late_s: float, now: float) -> None:
         """We were late: what delayed us may have delayed its words too."""

@@ -32,7 +32,7 @@ from .carries import Output, Slot
 from .duty import COORDINATOR, Duty
 from .fetches import Fetches
 from .holding import Bounds, EarlyTensors, KnownGraphs
-from .keeping import kept_bytes, no_room
+from .keeping import kept_bytes, no_room, shortage
 from .lanes import Entry, Lane
 from .lost_links import LostLinks
 from .ownership import Owner, Ownership
@@ -43,9 +43,6 @@ from .story import STORY_LINES_MAX, Told
 
 EXIT_DRAINED = 0
 EXIT_ENGINE_LOST = 3  # the last device was given up
-
-
-# -- the machine ------------------------------------------------------------------------------------------
 
 
 class WorkerState:
@@ -86,7 +83,7 @@ class WorkerState:
             ev.PrepareFailed: self._prepare_failed,
             ev.RunAsked: self._run_asked,
             ev.TensorArrived: self._tensor_arrived,
-            ev.TensorLost: self._tensor_lost,
+            ev.TensorLost: lambda event, now: self._give_up_step(event.plan, event.step, event.error, now),
             ev.PartExecuted: self._part_executed,
             ev.ExecuteFailed: self._execute_failed,
             ev.PushSent: self._push_sent,
@@ -99,8 +96,9 @@ class WorkerState:
             ev.RequestGone: self._request_gone,
             ev.HostLost: self._host_lost,
             ev.HostReady: self._host_ready,
-            ev.DrainAsked: self._drain_asked,
-            ev.PauseWished: self._pause_wished,
+            ev.DrainAsked: lambda event, now: self._leave(event.reason, EXIT_DRAINED, now),
+            ev.MemoryLeft: self._memory_left,
+            ev.PauseWished: lambda event, now: self._set_pause(event.by, now),
             ev.PauseAsked: self._pause_asked,
             ev.SleepAsked: self._sleep_asked,
             ev.Woke: self._woke,
@@ -205,7 +203,7 @@ class WorkerState:
         return self._await_link_no_more(event.node, now)
 
     def _node_unlinked(self, event: ev.NodeUnlinked, now: float) -> list[ev.Action]:
-        if self._ownership.by(event.node):  # where it did not say goodbye it may come back for what is here
+        if self._ownership.by(event.node) and not self._ownership.closed_here():  # it may come back for what is here
             if event.goodbye or not self._plans or not self._bounds.keep_orphans_s:
                 return self._lose_owner(now, "its link ended")
             self._ownership.unlinked()
@@ -268,6 +266,19 @@ class WorkerState:
         actions = [ev.StopBeats(), *self._hand_back(reason)]
         self._dropped.clear()
         return [*actions, ev.CloseLink(owner.node, reason)] if close else actions
+
+    def _memory_left(self, event: ev.MemoryLeft, now: float) -> list[ev.Action]:
+        """Where the machine runs short, the oldest plan of a coordinator that is silent goes; it joins for the rest."""
+        owner, short = self.owner, shortage(event)
+        if owner is None or not self._ownership.lapsed or not self._plans or not short:
+            return []
+        oldest = self._plans[min(self._plans, key=order)]
+        self._tell(now, why := f"plan {label(oldest.key)}, kept for coordinator {owner.name}, gives way: {short}")
+        self._dropped.add(oldest.key)
+        self._ownership.close()
+        gone = [*self._drop(oldest, NodeLost(why), True), *self._early.release_all(lambda key: key == oldest.key)]
+        gone += [] if self._plans else self._lose_owner(now, short)
+        return [*gone, ev.FreeCache(why), ev.CloseLink(owner.node, short)]
 
     def _hand_back(self, reason: str, kept: Collection[PlanKey] = ()) -> list[ev.Action]:
         """Of plans that are not `kept` nothing is under way any more but what a device does not let go of at once."""
@@ -461,9 +472,6 @@ class WorkerState:
             return [ev.Release(event.tensor)]
         held = self._early.add(event.plan, event.step, event.part, event.slot, event.tensor)
         return [] if held else [ev.Release(event.tensor)]
-
-    def _tensor_lost(self, event: ev.TensorLost, now: float) -> list[ev.Action]:
-        return self._give_up_step(event.plan, event.step, event.error, now)
 
     def _arrive(self, plan: Plan, number: int, part: int, slot: int, tensor: ev.Tensor, now: float) -> list[ev.Action]:
         """A tensor from another node: every slot with the same source gets it."""
@@ -741,15 +749,10 @@ class WorkerState:
 
     # -- pauses and sleep
 
-    def _pause_wished(self, event: ev.PauseWished, now: float) -> list[ev.Action]:
-        return self._set_pause(event.by, now)
-
     def _pause_asked(self, event: ev.PauseAsked, now: float) -> list[ev.Action]:
-        error: MeshError | None = None
+        error = None if event.on else self._duty.cannot_resume()
         if not self._ownership.by(event.node):
             error = StaleGeneration("this worker does not belong to you")
-        elif not event.on:
-            error = self._duty.cannot_resume()
         if error is not None:
             return [ev.Refuse(event.request, error)]
         by = (self.paused or COORDINATOR) if event.on else ""
@@ -776,9 +779,6 @@ class WorkerState:
         return [ev.LookForOwner()] if (self.owner is None or self._ownership.lapsed) and not self.leaving else []
 
     # -- the end
-
-    def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[ev.Action]:
-        return self._leave(event.reason, EXIT_DRAINED, now)
 
     def _leave(self, reason: str, code: int, now: float) -> list[ev.Action]:
         if self.leaving:

@@ -23,6 +23,7 @@ from wire.watch import LinkWatch
 from wire.whereabouts import Whereabouts
 
 from .config import WorkerConfig
+from .events import MemoryLeft
 from .holding import Bounds
 from .host_messages import FromHost, Open, Opened, OpenFailed, ToHost
 from .host_process import HostProcess
@@ -67,13 +68,15 @@ def _no_member(folder: Path, name: str) -> None:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """`signals` says whether the process is the daemon's own, so that it may answer SIGTERM; `machine` makes what
-    decides, from its node id, its devices and its incarnation; `watch` what notices that links died, for an endpoint
-    that listens on a port; `credentials` gives the identity in a state folder of the worker of that name, None where it
-    is no member of its mesh; `looks` remembers that the machine has no graphics adapter."""
+    decides, from its node id, its devices and its incarnation; `memory` says what is left of the machine's; `watch`
+    makes what notices that links died, for an endpoint that listens on a port; `credentials` gives the identity in a
+    state folder of the worker of that name, None where it is no member of its mesh; `looks` remembers that the machine
+    has no graphics adapter."""
 
     endpoint: Callable[[Identity, Handler, Credentials | None, WorkerConfig], Endpoint]
     host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
     machine: Callable[[str, int, int, Bounds], WorkerState] = WorkerState
+    memory: Callable[[], MemoryLeft] | None = None
     signals: bool = False
     watch: Callable[[Endpoint, WorkerConfig, int], LinkWatch] = _watch_here
     credentials: Callable[[Path, str], Credentials | None] = _no_member
@@ -86,4 +89,11 @@ def _endpoint_here(
     return WebSocketEndpoint(identity, handler, credentials=credentials, throttle=parse_throttle(config.throttle))
 
 
-REAL = Surroundings(_endpoint_here, HostProcess, signals=True, looks=Looks(machine))
+def _memory_here() -> MemoryLeft:
+    import psutil  # which few workers ever need
+
+    memory = psutil.virtual_memory()
+    return MemoryLeft(memory.available, memory.total)
+
+
+REAL = Surroundings(_endpoint_here, HostProcess, memory=_memory_here, signals=True, looks=Looks(machine))

@@ -108,6 +108,19 @@ async def test_the_least_recently_used_content_goes_first_and_pinned_content_sta
     assert await held.find(first) is None
 
 
+async def test_where_memory_is_short_what_nobody_uses_goes_from_memory_and_stays_on_the_disk(tmp_path: Path) -> None:
+    held = BlobStore(None, tmp_path / "memory")
+    unused, pinned, about_to_be = await put(held, 1), await put(held, 2), await put(held, 3, keep=False)
+    held.pin([pinned])
+    held.free_memory()
+    assert await held.find(unused) is None and held.used_bytes == 2000
+    assert await held.find(pinned) and await held.find(about_to_be)
+    on_disk = store(tmp_path / "with a disk")
+    blob = await put(on_disk, 1)
+    on_disk.free_memory()
+    assert await on_disk.find(blob)
+
+
 async def test_the_bound_holds_for_what_an_earlier_process_left(tmp_path: Path) -> None:
     first = store(tmp_path)
     old, new = await put(first, 1), await put(first, 2)

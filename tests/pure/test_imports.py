@@ -57,7 +57,7 @@ DOORS = {
     "msgspec": {"coordinator/plan_bytes.py", "wire/messages.py", "wire/frames.py", "worker/host_messages.py"},
     "onnx": {"mesh/importers/onnx/reading.py"},
     "platformdirs": {"worker/config.py", "mesh/enrolment.py", "mesh/demo/show.py"},
-    "psutil": {"wire/interfaces.py", "worker/cpu/engine.py"},
+    "psutil": {"wire/interfaces.py", "worker/cpu/engine.py", "worker/surroundings.py"},
     "rich": {"mesh/commands/progress.py", "mesh/commands/tables.py", "mesh/demo/show.py"},
     "safetensors": {"wire/file.py"},
     "threadpoolctl": {"worker/cpu/process.py"},

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 from support.worker_machine import COORD, KEY, ME, ONE_PART, SMALL, WEIGHT, Driver, deploy, made, of, one, part, weight
 
-from wire.errors import Busy, StaleGeneration
+from wire.codec import hash_array, tensor_bytes
+from wire.dtypes import F32
+from wire.errors import Busy, NodeLost, StaleGeneration
+from wire.graph import GraphBuilder
 from wire.messages import BlobSpec, Carry, Deploy, PartSpec, PlanKey, Snapshotted, Source, Target
+from wire.sharedmem import SharedDir
 from worker import events as ev
+from worker import host_messages as hm
+from worker.cpu.engine import CpuEngine
 from worker.holding import Bounds
+from worker.host import Host
+from worker.surroundings import REAL
 
 SILENCE_S = 2.0
 KEEP_S = 600.0
@@ -166,3 +177,89 @@ def test_what_the_last_committed_step_carried_is_there_though_the_step_under_way
     assert of(ev.Refuse, drive(ev.RunAsked(COORD, drive.request(), KEY, 4, ()))), (
         "no step follows one that was not done"
     )
+
+
+GIB = 1 << 30
+PLENTY, SHORT = ev.MemoryLeft(GIB, 16 * GIB), ev.MemoryLeft(GIB // 2, 16 * GIB)
+
+
+def test_where_the_machine_runs_short_of_memory_the_oldest_orphan_goes_first_and_the_log_says_why() -> None:
+    drive = served(deploy(ONE_PART), PIN)
+    silent(drive)
+    assert drive(PLENTY) == []
+    actions = drive(SHORT, after_s=1.0)
+    assert of(ev.Unprepare, actions) and of(ev.Unbind, actions), "its weights are not kept for another plan"
+    assert one(ev.CloseLink, actions).node == COORD and of(ev.FreeCache, actions) and not of(ev.UnpinBlobs, actions)
+    left = "this machine has 512.0 MiB of 16.0 GiB of memory left"
+    assert one(ev.FreeCache, actions).why == f"plan 7.1, kept for coordinator coord, gives way: {left}"
+    assert drive(ev.NodeUnlinked(COORD, goodbye=True)) == [], "we ended that link, and it may come back for the rest"
+    assert drive(PLENTY, after_s=1.0) == [] and drive.machine.owner is not None
+    assert one(ev.ReplyJoined, back(drive, 1, 2)).kept == (2,)
+    assert isinstance(one(ev.Refuse, drive.run()).error, StaleGeneration)
+    assert drive(SHORT) == [], "nothing goes of a coordinator that is heard"
+
+
+def test_with_the_last_orphan_the_worker_is_free() -> None:
+    drive = served(deploy(ONE_PART), PIN)
+    drive(ev.NodeUnlinked(COORD))
+    drive(SHORT, after_s=1.0)
+    actions = drive(SHORT, after_s=1.0)
+    assert one(ev.UnpinBlobs, actions).blobs == {b"c" * 32} and of(ev.StopBeats, actions)
+    assert drive.machine.owner is None and drive(SHORT) == []
+    assert one(ev.ReplyJoined, back(drive, 1, 2)).kept == ()
+
+
+def test_a_goodbye_over_another_link_than_the_one_that_we_ended_is_one() -> None:
+    drive = served(deploy(ONE_PART), PIN)
+    drive(ev.NodeUnlinked(COORD))
+    drive(SHORT)
+    drive(ev.NodeUnlinked(COORD, goodbye=True))
+    assert drive.machine.owner is None
+
+
+def test_a_step_under_way_of_an_orphan_that_gives_way_ends_and_its_device_is_free() -> None:
+    drive = served(deploy(ONE_PART), PIN)
+    execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
+    silent(drive)
+    actions = drive(SHORT)
+    assert isinstance(one(ev.Refuse, actions).error, NodeLost)
+    drive(ev.PartExecuted(execute.run, made(SMALL), 0.1))
+    assert drive.machine.queue_depth == 0
+
+
+def test_what_is_kept_for_a_silent_coordinator_takes_no_room_from_another() -> None:
+    drive = Driver(join=False, bounds=Bounds(keep_orphans_s=KEEP_S, memory_bytes=500))
+    drive.join(silence_s=SILENCE_S)
+    drive.deployed(PIN)
+    silent(drive)
+    drive.join("other", epoch=3)
+    pin = Deploy(
+        PlanKey(3, 1), (), {"w": ("w:1",)}, (BlobSpec(b"d" * 32, 400, "f32", (10, 10), ("w",)),), {"w": ("w:1",)}
+    )
+    assert not of(ev.Refuse, drive.ask_deploy(pin, "other"))
+
+
+def test_what_is_left_of_this_machine_s_memory_is_read() -> None:
+    assert REAL.memory is not None
+    left = REAL.memory()
+    assert 0 < left.free_bytes < left.total_bytes
+
+
+def test_a_host_frees_what_it_keeps_for_plans_to_come_and_nothing_else(tmp_path: Path) -> None:
+    host, graphs = Host(CpuEngine(), SharedDir.create(tmp_path), memoryview(bytearray(8)), 1 << 30), []
+    for prepared, op in enumerate(("add", "mul")):
+        builder = GraphBuilder()
+        graph = builder.build([builder.add(op, builder.input("0", (2,), F32), builder.input("1", (2,), F32))])
+        value = np.array([1, 2 + prepared], np.float32)
+        path = tmp_path / op
+        path.write_bytes(tensor_bytes(value))
+        param = hm.BoundParam(0, hash_array(value), str(path))
+        graphs.append(graph.hash)
+        asked = hm.PreparePart(prepared, graph.hash, graph.encoded, 2, 1, (param,), {}, False)
+        assert isinstance(host.handle(asked), hm.Prepared)
+    host.handle(hm.Unprepare(0))
+    assert list(host._executables) == graphs and host._resident_bytes == 16, "kept for the next plan"
+    host.handle(hm.FreeUnused())
+    assert list(host._executables) == graphs[1:] and host._resident_bytes == 8
+    given = hm.Input(1, "f32", (2,), True, tensor_bytes(np.array([10, 10], np.float32)).tobytes())
+    assert isinstance(host.handle(hm.ExecutePart(1, 1, (given,), (hm.Wanted(1, 0),))), hm.Executed)

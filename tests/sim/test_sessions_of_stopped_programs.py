@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +19,10 @@ from support.training import batch, first_state, train
 from support.undisturbed import bits, undisturbed
 
 from mesh import Mesh
+from mesh.errors import NodeLost
 from mesh.simulation.cluster import COORDINATOR
 from mesh.simulation.loop import VirtualLoop, context_of
+from worker.events import MemoryLeft
 
 STOPS_S = (1.0, 3.0, 10.0, 60.0)
 MOMENTS = 50
@@ -86,6 +92,42 @@ def test_a_program_that_stood_still_goes_on_where_it_was(copies: str, cut: bool)
 def test_ranks_that_wait_for_each_other_meanwhile_go_on_too(cut: bool) -> None:
     """Of some the Run may be there, and of others not: they wait, or are told that the step was given up."""
     check("buddy", "data", cut, moments=12, ranks=True)
+
+
+async def short_of_memory(short: tuple[str, ...], still_s: float = 60.0) -> None:
+    """Train while the program stands still once, and machines run short of memory meanwhile."""
+    async with await Mesh.builder().mesh("sim").simulate(3).build_async() as mesh:
+        cluster = mesh.simulation
+        daemons: dict[str, Any] = {name: process.daemon for name, process in cluster._processes.items()}
+        async with await mesh.session(train, first_state(), *batch(0), every=2, strategy="single") as session:
+            losses = [float(await session.step(*batch(step))) for step in range(8)]
+            await asyncio.sleep(1.0)
+            for name in short:
+                left = MemoryLeft(1, 100)
+                daemon = daemons[name]
+                daemon._surroundings = replace(daemon._surroundings, memory=lambda left=left: left)
+                what = "looking at the machine's memory", daemon._look_at_memory
+                asyncio.get_running_loop().call_soon(partial(daemon._tasks.keep, *what), context=context_of(name))
+            cluster.stand_still(still_s)
+            losses.append(float(await session.step(*batch(8))))
+            assert (losses, bits(await session.state())) == undisturbed(9)
+            assert all("gives way" in str(daemons[name]._state.story) for name in short), "nothing was freed"
+
+
+@pytest.mark.parametrize("short", ["sim-0", "sim-1"])
+def test_memory_that_one_machine_takes_back_costs_no_session_its_state(short: str) -> None:
+    """One of them has the state, and the other one a copy."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(short_of_memory((short,)))
+
+
+def test_where_all_machines_take_their_memory_back_the_program_hears_what_it_hears_after_too_long() -> None:
+    said = []
+    for short, still_s in ((("sim-0", "sim-1"), 60.0), ((), 900.0)):
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner, pytest.raises(NodeLost) as caught:
+            runner.run(short_of_memory(short, still_s))
+        said.append(re.sub(r"workers [^:]*, and", "workers, and", caught.value.message))
+    assert said[0] == said[1] and "there is no copy of it" in said[0]
 
 
 @pytest.mark.long

@@ -322,6 +322,7 @@ def host_messages(folder: Path) -> Target:
             2, 1, (host.Input(0, "f32", (2,), True, bytes(8)),), (host.Wanted(3, 1),)
         ),
         host.Forget((3, 4)),
+        host.FreeUnused(),
         host.Opened(
             host.Device(
                 EngineInfo("cpu", "a", "b", "d", True, 1 << 30, {"x": 1}, {"add": ("f32",)}), Measured(1.0, 2.0, 0.1)
