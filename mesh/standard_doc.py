@@ -106,7 +106,7 @@ DIFFERENCES: dict[str, str] = {
     "bitwise_left_shift": "by the width or more (or a negative count): 0",
     "bitwise_right_shift": "by the width or more (or a negative count): 0, or -1 of a negative number",
     "result_type": "an integer with a float takes the float's dtype",
-    "can_cast": "from an integer to any float",
+    "can_cast": "from a bool to any dtype, and from an integer to any float",
     "take": "computed indices outside are clamped; known ones raise",
     "take_along_axis": "computed indices outside are clamped; known ones raise",
     "linalg.cholesky": "of the Hermitian part; NaN where it is not positive definite",
@@ -139,6 +139,8 @@ HEAD = """\
 
 `tests/pure/test_array_api.py` makes some 3,900 calls as the standard writes them and compares values, dtypes, shapes
 and refusals with numpy's namespace, and with `array-api-strict` where that is installed.
+`tests/pure/test_strict_sweep.py` makes some 31,000 calls on random inputs, special values and Python scalars, and
+compares values, dtypes, shapes, kinds of results and signatures with `array-api-strict`.
 
 What holds for all of it:
 

@@ -86,6 +86,8 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
     if wanted.kind in "iu" and isinstance(first + last + step, float):
         counter = F64
     steps = _iota((_count(first, last, step),), 0, counter)
+    if wanted.kind == "u" and isinstance(step, int):
+        step %= 1 << 8 * wanted.itemsize  # a step down, which is one up that wraps
     return cast(_affine(steps, step, first), wanted)
 
 

@@ -95,7 +95,10 @@ def promote_types(type1: Any, type2: Any) -> np.dtype[Any]:
 
 def can_cast(from_: Any, to: Any) -> builtins.bool:
     """True if every value of `from_` keeps its kind in `to`: promoting the two gives `to`."""
-    return result_type(_dtype_of(from_).numpy, to_dtype(to).numpy) == to_dtype(to).numpy
+    try:
+        return result_type(_dtype_of(from_).numpy, to_dtype(to).numpy) == to_dtype(to).numpy
+    except DTypeError:  # uint64 and signed integers, which have no common dtype
+        return False
 
 
 def isdtype(dtype: Any, kind: Any) -> builtins.bool:

@@ -383,7 +383,7 @@ def atan2(x1: Operand, x2: Operand) -> Array:
 def sinh(x: Operand) -> Array:
     """Hyperbolic sine."""
     (array,) = floats(x)
-    small, below, above = _parted(unsigned(array), 10)
+    small, below, above = _parted(unsigned(array), _exp_bound(array))
     tail = expm1(below)
     near = multiply(add(tail, divide(tail, add(tail, 1))), 0.5)
     return copysign(where(small, near, _half_exp(above)), array)
@@ -393,7 +393,7 @@ def sinh(x: Operand) -> Array:
 def cosh(x: Operand) -> Array:
     """Hyperbolic cosine."""
     (array,) = floats(x)
-    small, below, above = _parted(_folded(array), 10)
+    small, below, above = _parted(_folded(array), _exp_bound(array))
     grown = exp(below)
     near = multiply(add(grown, apply("recip", grown)), 0.5)
     return where(small, near, _half_exp(above))
@@ -436,6 +436,7 @@ def where(condition: Operand, x1: Operand, x2: Operand) -> Array:
 # -- helpers ----------------------------------------------------------------------------------------------
 
 _BITS = {2: dtype_named("i16"), 4: dtype_named("i32"), 8: dtype_named("i64")}
+_EXP_BOUND = {"f16": 10.0}  # above it, in other dtypes above 20, exp(-x) is lost beside exp(x), which is finite still
 _SQUARE_BOUND = {"f16": 100.0}  # above it, in other dtypes above 1e8, x*x + 1 is x*x to the dtype's precision
 
 
@@ -483,6 +484,10 @@ def _half_exp(magnitude: Array) -> Array:
 
 def _log_twice(magnitude: Array) -> Array:
     return add(log(magnitude), math.log(2))
+
+
+def _exp_bound(array: Array) -> float:
+    return _EXP_BOUND.get(array.type.dtype.name, 20.0)
 
 
 def _square_bound(array: Array) -> float:

@@ -271,6 +271,14 @@ def test_a_number_that_a_transform_passes_on_keeps_its_bits(what: str) -> None:
         np.testing.assert_allclose(found, wanted, 4e-16)
 
 
+@pytest.mark.parametrize("name", ["sinh", "cosh"])
+def test_hyperbolic_functions_are_right_to_64_bits_where_exp_of_minus_x_is_small(name: str) -> None:
+    x = np.concatenate([np.linspace(-25, 25, 1001), [-700.1, 709.9]])
+    wanted = [getattr(math, name)(each) for each in x]
+    np.testing.assert_allclose(np.asarray(getattr(mnp, name)(mnp.asarray(x))), wanted, 1e-15)
+    np.testing.assert_allclose(np.asarray(getattr(mnp, name)(13.1) * X), getattr(math, name)(13.1) * X, 1e-15)
+
+
 def test_a_number_that_was_looked_at_has_its_bits_still() -> None:
     root = mnp.sqrt(0.1)
     assert root.dtype == np.float32 and float(root) == np.float32(0.1**0.5)
