@@ -32,6 +32,7 @@ from .compiled import Callee, Compiled, CompiledFunction, handle_of
 from .config import MeshConfig
 from .elastic import Elastic
 from .handle import Handle
+from .kinds import instance
 from .node import Node
 from .preview import PlanPreview
 from .report import Report
@@ -75,6 +76,7 @@ class AsyncMesh:
         """Connect to everything in `config`; ConnectFailed names every node that failed."""
         from .connect import connect
 
+        instance(config, "config of AsyncMesh.connect", MeshConfig)
         return AsyncMesh(await connect(config), config.copies, config.reproducible)
 
     @property

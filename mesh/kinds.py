@@ -41,7 +41,7 @@ def checked(fn: F) -> F:
     Nearly every call gives values of types that pass as they are: it is handed on after a look at these.
     """
     parameters = list(inspect.signature(fn).parameters.values())
-    asker = fn.__qualname__.removesuffix(".__init__")
+    asker = fn.__qualname__.removesuffix(".__init__").removesuffix(".__call__")
     kinds = {each.name: _kind_of(each.annotation, fn) for each in parameters}
     places = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     more = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")

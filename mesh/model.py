@@ -58,6 +58,7 @@ class InputSpec:
     optional: bool = False
     origin: str = ""  # where it stands among the arguments that the model was made from, if that is another name
 
+    @checked
     def sized(self, dims: Mapping[str, int]) -> InputSpec:
         """The same with these sizes for free dimensions."""
         return replace(self, shape=tuple([dims.get(dim, dim) if isinstance(dim, str) else dim for dim in self.shape]))
@@ -201,6 +202,7 @@ class Model:
         """The params and buffers, hashed the first time somebody asks; mapped files stay mapped."""
         return {name: _handle(name, array) for name, array in self.weights.items()}
 
+    @checked
     def given(self, args: Sequence[Any], named: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Arguments by the names of the inputs: positional ones, or one mapping, and keywords; all checked."""
         values = dict(named or {})
@@ -227,6 +229,7 @@ class Model:
             error.next_step = error.next_step or self.hint
             raise
 
+    @checked
     def key(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """What two calls share exactly when one graph serves both."""
         return tuple(
@@ -235,6 +238,7 @@ class Model:
             if spec.name in given
         )
 
+    @checked
     def graph(self, given: Mapping[str, Any], remember: bool = True) -> WireGraph:
         """The graph for inputs like `given`; anything with a shape will do for one that is not static.  The latest are
         remembered, as nothing changes that a model computes of; with `remember` false it is traced anew."""
@@ -261,6 +265,7 @@ class Model:
         graph, _ = graph_of(declared, [made[name] for name in self.outputs], self.outputs, self.name)
         return graph
 
+    @checked
     def dynamic(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs that a graph takes: all that are not static."""
         return {spec.name: given[spec.name] for spec in self.inputs if spec.name in given and not spec.static}
@@ -284,6 +289,7 @@ class Model:
             raise InputError(f"{strange!r} is a buffer of {model}, and no param", next_step="Give model.params alone")
         raise InputError(f"{model} has no param {strange!r}", next_step="Give params by the names in model.params")
 
+    @checked
     def arranged(self, outputs: Mapping[str, Any]) -> Any:
         """One output as it is, several as a dict in the model's order."""
         return outputs[self.outputs[0]] if len(self.outputs) == 1 else {name: outputs[name] for name in self.outputs}

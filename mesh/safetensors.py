@@ -67,6 +67,11 @@ def safetensors_parts(tensors: Mapping[str, Any]) -> list[bytes]:
     offset = 0
     for name, array in sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
         dtype = dtype_of(array)
+        if dtype not in _NAMES:
+            raise InputError(
+                f"the tensor {name!r} is {dtype}, which safetensors does not have",
+                next_step="Write its real and its imaginary part",
+            )
         header[name] = {
             "dtype": _NAMES[dtype],
             "shape": list(array.shape),

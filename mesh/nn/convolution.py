@@ -61,7 +61,7 @@ def conv_transpose(
     """
     source, kernels = operands(x, weight)
     rank = _rank(source, kernels, "weight (in, out / groups, *kernel)")
-    steps, reaches = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    steps, reaches = per_axis(stride, rank, "stride", 1), per_axis(dilation, rank, "dilation")
     more, spans = per_axis(output_padding, rank, "output_padding"), extents(kernels.shape[2:], reaches)
     taken = pads(padding, source.shape[-rank:], spans, steps)
     pairs = [

@@ -17,6 +17,7 @@ import numpy as np
 from wire.errors import InputError
 
 from .. import numpy as mnp
+from ..arguments import check_function, integer
 from ..array import Array, Operand
 from ..kinds import checked
 from ..numpy import random
@@ -26,6 +27,17 @@ from .initialisers import Initialiser
 
 STATIC = {"static": True}
 Ints = int | Sequence[int]
+
+
+def check_parts(layer: Any, *names: str) -> None:
+    """InputError naming the first of these parts of a layer that is no layer or function itself."""
+    for name in names:
+        check_function(getattr(layer, name), f"{name} of {type(layer).__name__}")
+
+
+def grouped(channels: int, groups: int, what: str) -> int:
+    """How many of the channels each group has."""
+    return channels // integer(groups, what, 1)
 
 
 def _bias(wanted: bool, size: int, dtype: Any) -> Array | None:
@@ -40,6 +52,7 @@ class Linear:
     bias: Operand | None = None
 
     @classmethod
+    @checked
     def init(
         cls, key: Operand, inputs: int, outputs: int, *, bias: bool = True,
         initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
@@ -63,13 +76,14 @@ class Conv:
     groups: int = field(default=1, metadata=STATIC)
 
     @classmethod
+    @checked
     def init(
         cls, key: Operand, inputs: int, outputs: int, kernel: Sequence[int], *, stride: Ints = 1, padding: Any = 0,
         dilation: Ints = 1, groups: int = 1, bias: bool = True, initialiser: Initialiser = initialisers.lecun_normal,
         dtype: Any = np.float32,
     ) -> Conv:  # fmt: skip
         """From `inputs` to `outputs` channels by a kernel of these sizes."""
-        weight = initialiser(key, (outputs, inputs // groups, *kernel), dtype)
+        weight = initialiser(key, (outputs, grouped(inputs, groups, "groups of Conv.init"), *kernel), dtype)
         return cls(weight, _bias(bias, outputs, dtype), stride, padding, dilation, groups)
 
     def __call__(self, x: Operand) -> Array:
@@ -90,13 +104,14 @@ class ConvTranspose:
     groups: int = field(default=1, metadata=STATIC)
 
     @classmethod
+    @checked
     def init(
         cls, key: Operand, inputs: int, outputs: int, kernel: Sequence[int], *, stride: Ints = 1, padding: Any = 0,
         output_padding: Ints = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True,
         initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
     ) -> ConvTranspose:  # fmt: skip
         """From `inputs` to `outputs` channels by a kernel of these sizes."""
-        weight = initialiser(key, (inputs, outputs // groups, *kernel), dtype)
+        weight = initialiser(key, (inputs, grouped(outputs, groups, "groups of ConvTranspose.init"), *kernel), dtype)
         return cls(weight, _bias(bias, outputs, dtype), stride, padding, output_padding, dilation, groups)
 
     def __call__(self, x: Operand) -> Array:
@@ -112,10 +127,12 @@ class Embedding:
     table: Operand
 
     @classmethod
+    @checked
     def init(
         cls, key: Operand, count: int, width: int, *, initialiser: Initialiser | None = None, dtype: Any = np.float32
     ) -> Embedding:
         """`count` rows, normally distributed with variance 1 / width by default."""
+        integer(width, "width of Embedding.init", 1)
         return cls((initialiser or initialisers.normal(width**-0.5))(key, (count, width), dtype))
 
     def __call__(self, indices: Operand) -> Array:
@@ -131,6 +148,7 @@ class LayerNorm:
     eps: float = field(default=1e-5, metadata=STATIC)
 
     @classmethod
+    @checked
     def init(cls, width: int, *, eps: float = 1e-5, dtype: Any = np.float32) -> LayerNorm:
         """Weight 1, bias 0."""
         return cls(mnp.ones((width,), dtype=dtype), mnp.zeros((width,), dtype=dtype), eps)
@@ -147,6 +165,7 @@ class RMSNorm:
     eps: float = field(default=1e-6, metadata=STATIC)
 
     @classmethod
+    @checked
     def init(cls, width: int, *, eps: float = 1e-6, dtype: Any = np.float32) -> RMSNorm:
         """Weight 1."""
         return cls(mnp.ones((width,), dtype=dtype), eps)
@@ -165,6 +184,7 @@ class GroupNorm:
     eps: float = field(default=1e-5, metadata=STATIC)
 
     @classmethod
+    @checked
     def init(cls, channels: int, groups: int, *, eps: float = 1e-5, dtype: Any = np.float32) -> GroupNorm:
         """Weight 1, bias 0."""
         return cls(mnp.ones((channels,), dtype=dtype), mnp.zeros((channels,), dtype=dtype), groups, eps)
@@ -181,6 +201,7 @@ class BatchStatistics:
     variance: Operand
 
     @classmethod
+    @checked
     def init(cls, channels: int, *, dtype: Any = np.float32) -> BatchStatistics:
         """Mean 0, variance 1."""
         return cls(mnp.zeros((channels,), dtype=dtype), mnp.ones((channels,), dtype=dtype))
@@ -196,14 +217,17 @@ class BatchNorm:
     momentum: float = field(default=0.1, metadata=STATIC)
 
     @classmethod
+    @checked
     def init(cls, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, dtype: Any = np.float32) -> BatchNorm:
         """Weight 1, bias 0; `BatchStatistics.init(channels)` goes with it."""
         return cls(mnp.ones((channels,), dtype=dtype), mnp.zeros((channels,), dtype=dtype), eps, momentum)
 
+    @checked
     def __call__(self, x: Operand, state: BatchStatistics) -> Array:
         """By the running statistics, as after training."""
         return normalisation.batch_norm(x, state.mean, state.variance, self.weight, self.bias, eps=self.eps)
 
+    @checked
     def train(self, x: Operand, state: BatchStatistics) -> tuple[Array, BatchStatistics]:
         """By the batch's own statistics, and the running ones moved towards them by `momentum`."""
         (array,) = floats(x)
@@ -254,6 +278,7 @@ class MLP:
     activation: Callable[[Any], Array] = field(default=activations.gelu, metadata=STATIC)
 
     @classmethod
+    @checked
     def init(
         cls, key: Operand, width: int, hidden: int, *, activation: Callable[[Any], Array] = activations.gelu,
         bias: bool = True, dtype: Any = np.float32,
@@ -264,6 +289,7 @@ class MLP:
         return cls(up, Linear.init(keys[1], hidden, width, bias=bias, dtype=dtype), activation)
 
     def __call__(self, x: Operand) -> Array:
+        check_parts(self, "up", "down", "activation")
         return self.down(self.activation(self.up(x)))
 
 
@@ -277,6 +303,7 @@ class GatedMLP:
     activation: Callable[[Any], Array] = field(default=activations.silu, metadata=STATIC)
 
     @classmethod
+    @checked
     def init(
         cls, key: Operand, width: int, hidden: int, *, activation: Callable[[Any], Array] = activations.silu,
         bias: bool = False, dtype: Any = np.float32,
@@ -287,4 +314,5 @@ class GatedMLP:
         return cls(gate, up, Linear.init(keys[2], hidden, width, bias=bias, dtype=dtype), activation)
 
     def __call__(self, x: Operand) -> Array:
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        check_parts(self, "gate", "up", "down", "activation")
+        return self.down(mnp.multiply(self.activation(self.gate(x)), self.up(x)))

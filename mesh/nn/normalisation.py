@@ -92,7 +92,9 @@ def batch_norm(
     if array.ndim < 2:
         raise ShapeError(f"batch_norm needs x (n, channels, *dims), got {array.shape}")
     scale = 1 / mnp.sqrt(spread + eps)
-    return _by_channel(_by_channel(array, None, -centre), scale if weight is None else scale * weight, bias)
+    return _by_channel(
+        _by_channel(array, None, -centre), scale if weight is None else mnp.multiply(scale, weight), bias
+    )
 
 
 def batch_statistics(x: Operand) -> tuple[Array, Array]:

@@ -21,6 +21,7 @@ from wire.errors import ShapeError
 from .. import numpy as mnp
 from ..array import Array, Operand
 from ..grid import Grid, PartitionSpec
+from ..kinds import checked
 from ..numpy.contraction import Labelled, contract
 from ..numpy.promotion import asarray, operands
 from ..sharding import shard
@@ -43,6 +44,7 @@ class AllToShardedLinear:
     axis: str = field(metadata=STATIC)
 
     @classmethod
+    @checked
     def init(
         cls, key: Operand, inputs: int, outputs: int, *, grid: Grid, axis: str, segments: int = 1, bias: bool = True,
         initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
@@ -52,10 +54,13 @@ class AllToShardedLinear:
         return cls.of(linear, grid=grid, axis=axis, segments=segments)
 
     @classmethod
+    @checked
     def of(cls, linear: Linear, *, grid: Grid, axis: str, segments: int = 1) -> AllToShardedLinear:
         """A Linear that is there already, its output features cut into `segments`; ShapeError unless they divide."""
         grid.axes(axis)
         weight, bias = asarray(linear.weight), None if linear.bias is None else asarray(linear.bias)
+        if weight.ndim != 2:
+            raise ShapeError(f"a Linear has a weight (out, in), got {weight.shape}")
         outputs, inputs = weight.shape
         if segments < 1 or outputs % segments:
             raise ShapeError(f"{outputs} features are not cut into {segments} segments")
@@ -66,6 +71,8 @@ class AllToShardedLinear:
 
     def __call__(self, x: Operand) -> Any:
         rows, weight = operands(x, self.weight)
+        if weight.ndim not in (2, 3):
+            raise ShapeError(f"the weight is (out, in) or (segments, out, in), got {weight.shape}")
         if rows.ndim < 1 or rows.shape[-1] != weight.shape[-1]:
             raise ShapeError(f"expected x (..., {weight.shape[-1]}), got {rows.shape}")
         labels = ("segment", "out")[3 - weight.ndim :]
@@ -94,6 +101,7 @@ class ShardedToAllLinear:
     axis: str = field(metadata=STATIC)
 
     @classmethod
+    @checked
     def init(
         cls, key: Operand, inputs: int, outputs: int, *, grid: Grid, axis: str, bias: bool = True,
         initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
@@ -103,6 +111,7 @@ class ShardedToAllLinear:
         return cls.of(linear, grid=grid, axis=axis)
 
     @classmethod
+    @checked
     def of(cls, linear: Linear, *, grid: Grid, axis: str) -> ShardedToAllLinear:
         """A Linear that is there already."""
         grid.axes(axis)

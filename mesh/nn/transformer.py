@@ -15,12 +15,13 @@ import numpy as np
 from wire.errors import ShapeError
 
 from .. import numpy as mnp
+from ..arguments import integer
 from ..array import Array, Operand, apply
-from ..kinds import checked
+from ..kinds import checked, truth
 from ..numpy import random
 from ..numpy.promotion import asarray, floats
 from .attention import join_heads, scaled_dot_product_attention, split_heads
-from .layers import MLP, STATIC, GatedMLP, LayerNorm, Linear, RMSNorm, dropout
+from .layers import MLP, STATIC, GatedMLP, LayerNorm, Linear, RMSNorm, check_parts, dropout
 
 
 @checked
@@ -59,14 +60,15 @@ class KVCache:
     used: Operand
 
     @classmethod
+    @checked
     def init(cls, batch: Sequence[int], heads: int, length: int, size: int, *, dtype: Any = np.float32) -> KVCache:
         """Room for `length` positions, none of them used."""
         shape = (*batch, heads, length, size)
         return cls(mnp.zeros(shape, dtype=dtype), mnp.zeros(shape, dtype=dtype), mnp.asarray(0))
 
-    def extended(self, key: Array, value: Array) -> KVCache:
+    def extended(self, key: Operand, value: Operand) -> KVCache:
         """With `key` and `value` (..., heads, n, size) behind what is used; past the end they replace the last ones."""
-        used = asarray(self.used)
+        key, value, used = _rows(key, "key"), _rows(value, "value"), asarray(self.used)
         starts = mnp.stack([used if axis == key.ndim - 2 else mnp.zeros_like(used) for axis in range(key.ndim)])
         keys, values = (
             apply("dynamic_update_slice", asarray(old), mnp.astype(new, asarray(old).dtype), starts)
@@ -92,12 +94,14 @@ class Attention:
     rotary: float | None = field(default=None, metadata=STATIC)
 
     @classmethod
+    @checked
     def init(
         cls, key: Operand, width: int, heads: int, *, kv_heads: int | None = None, size: int | None = None,
         causal: bool = False, rotary: float | None = None, bias: bool = True, dtype: Any = np.float32,
     ) -> Attention:  # fmt: skip
         """Heads of `size` features each, width / heads by default."""
-        few, each = kv_heads or heads, size or width // heads
+        integer(heads, "heads of Attention.init", 1)
+        few, each = integer(kv_heads or heads, "kv_heads of Attention.init", 1), size or width // heads
         if heads % few:
             raise ShapeError(f"{heads} heads cannot share {few} keys and values")
         if size is None and width % heads:
@@ -110,16 +114,19 @@ class Attention:
 
     def __call__(self, x: Operand, mask: Operand | None = None, context: Operand | None = None) -> Array:
         """x (..., n, width) attends to itself or context (..., k, width); `mask` broadcasts to (..., heads, n, k)."""
-        source = asarray(x)
-        target = source if context is None else asarray(context)
+        self._check()
+        source = _rows(x, "x")
+        target = source if context is None else _rows(context, "context")
         at, there = mnp.arange(source.shape[-2]), mnp.arange(target.shape[-2])
         q, (k, v) = self._queries(source, at), self._keys_and_values(target, there)
         allowed = causal_mask(at, there) if self.causal else None
         return self._attended(q, k, v, _both(allowed, mask))
 
+    @checked
     def step(self, x: Operand, cache: KVCache, mask: Operand | None = None) -> tuple[Array, KVCache]:
         """The next positions x (..., n, width), which attend to those in the cache too; and the cache with them."""
-        source, used = asarray(x), asarray(cache.used)
+        self._check()
+        source, used = _rows(x, "x"), asarray(cache.used)
         at = mnp.arange(source.shape[-2]) + used
         grown = cache.extended(*self._keys_and_values(source, at))
         k, v = asarray(grown.key), asarray(grown.value)
@@ -127,12 +134,19 @@ class Attention:
         allowed = causal_mask(at, there) if self.causal else there < used + source.shape[-2]
         return self._attended(self._queries(source, at), k, v, _both(allowed, mask)), grown
 
+    def _check(self) -> None:
+        check_parts(self, "query", "key", "value", "output")
+        integer(self.heads, "heads of Attention", 1)
+        truth(self.causal, "causal of Attention")
+        if self.kv_heads is not None:
+            integer(self.kv_heads, "kv_heads of Attention", 1)
+
     def _queries(self, x: Array, positions: Array) -> Array:
-        return self._turned(split_heads(self.query(x), self.heads), positions)
+        return self._turned(split_heads(asarray(self.query(x)), self.heads), positions)
 
     def _keys_and_values(self, x: Array, positions: Array) -> tuple[Array, Array]:
         few = self.kv_heads or self.heads
-        return self._turned(split_heads(self.key(x), few), positions), split_heads(self.value(x), few)
+        return self._turned(split_heads(asarray(self.key(x)), few), positions), split_heads(asarray(self.value(x)), few)
 
     def _turned(self, x: Array, positions: Array) -> Array:
         return x if self.rotary is None else rotary(x, positions, base=self.rotary)
@@ -171,6 +185,7 @@ class TransformerBlock:
     dropout: float = field(default=0.0, metadata=STATIC)
 
     @classmethod
+    @checked
     def init(
         cls, key: Operand, width: int, heads: int, *, kv_heads: int | None = None, hidden: int | None = None,
         causal: bool = False, cross: bool = False, rotary: float | None = None, norm: Any = LayerNorm, mlp: Any = MLP,
@@ -195,14 +210,17 @@ class TransformerBlock:
         context_mask: Operand | None = None, key: Operand | None = None,
     ) -> Array:  # fmt: skip
         """x (..., n, width) to the same shape; a key turns dropout on."""
+        self._check()
         keys = _keys(key)
         found = self._around(self.attention_norm, lambda each: self.attention(each, mask), asarray(x), keys[0])
         return self._rest(found, context, context_mask, keys)
 
+    @checked
     def step(
         self, x: Operand, cache: KVCache, context: Operand | None = None, context_mask: Operand | None = None
     ) -> tuple[Array, KVCache]:
         """As the call, of the next positions, with the keys and values of those before."""
+        self._check()
         grown = [cache]
 
         def attended(each: Array) -> Array:
@@ -211,6 +229,12 @@ class TransformerBlock:
 
         found = self._around(self.attention_norm, attended, asarray(x), None)
         return self._rest(found, context, context_mask, _keys(None)), grown[0]
+
+    def _check(self) -> None:
+        check_parts(self, "attention", "attention_norm", "mlp", "mlp_norm")
+        truth(self.pre_norm, "pre_norm of TransformerBlock")
+        if self.cross is not None and self.cross_norm is not None:
+            check_parts(self, "cross", "cross_norm")
 
     def _rest(self, x: Array, context: Any, context_mask: Any, keys: Sequence[Any]) -> Array:
         cross, norm = self.cross, self.cross_norm
@@ -222,6 +246,14 @@ class TransformerBlock:
         if self.pre_norm:
             return x + dropout(inner(norm(x)), self.dropout, key)
         return norm(x + dropout(inner(x), self.dropout, key))
+
+
+def _rows(x: Operand, what: str) -> Array:
+    """An array (..., n, width); ShapeError for fewer dimensions."""
+    array = asarray(x)
+    if array.ndim < 2:
+        raise ShapeError(f"{what} has shape {array.shape}, where (..., n, width) is needed")
+    return array
 
 
 def _keys(key: Operand | None) -> Sequence[Any]:

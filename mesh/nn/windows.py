@@ -15,11 +15,11 @@ from ..arguments import integer, items, native
 Pair = tuple[int, int]
 
 
-def per_axis(value: int | Sequence[int], rank: int, name: str) -> tuple[int, ...]:
-    """One int for all of `rank` axes, or one for each."""
+def per_axis(value: int | Sequence[int], rank: int, name: str, least: int | None = None) -> tuple[int, ...]:
+    """One int for all of `rank` axes, or one for each, `least` or more."""
     value = native(value)
     each = (value,) * rank if isinstance(value, int) else items(value, f"as {name} an int or")
-    found = tuple([integer(entry, name) for entry in each])
+    found = tuple([integer(entry, name, least) for entry in each])
     if len(found) != rank:
         raise ShapeError(f"{name} has one entry or {rank}, one per axis, got {value}")
     return found

@@ -24,6 +24,7 @@ from wire.errors import InputError, StorageError
 
 from .. import tree
 from ..arguments import integer
+from ..kinds import checked
 from ..safetensors import load_safetensors, safetensors_parts
 from .data import Cursor
 
@@ -56,6 +57,7 @@ class Checkpoints:
         last = "nothing saved or loaded yet" if self.step is None else f"step {self.step}"
         return f"<Checkpoints: in {self.folder}, {last}>"
 
+    @checked
     def save(self, step: int, cursor: Cursor, state: Any, about: Mapping[str, Any]) -> Path:
         """Write one, whole or not at all; the path of its manifest.  StorageError if the disk refuses."""
         leaves, _ = tree.flatten_with_paths(state)
@@ -97,6 +99,7 @@ class Checkpoints:
                 log.warning("a checkpoint is passed over: %s", error)
         return None
 
+    @checked
     def load(self, step: int) -> Checkpoint:
         """That of a step; InputError if it is not there, or not whole."""
         data, path = self._paths(step)

@@ -137,12 +137,19 @@ class DistributedTrainer:
 
         ExecuteFailed names the worker if three steps in a row hold NaN or Inf.
         """
-        _check_counts(1, batch_size=batch_size, every=every, keep=keep, min_nodes=min_nodes, max_nodes=max_nodes)
-        _check_counts(0, epochs=epochs, steps=steps)
+        _check_counts(1, batch_size=batch_size, every=every, keep=keep, min_nodes=min_nodes)
+        _check_counts(0, epochs=epochs, steps=0 if steps is None else steps)
+        _check_counts(1, max_nodes=min_nodes if max_nodes is None else max_nodes)
         if max_nodes is not None and max_nodes < min_nodes:
             raise InputError(f"max_nodes={max_nodes} is less than min_nodes={min_nodes}")
         check_copies(copies)
-        truth(shuffle, "shuffle of fit")
+        for name, wanted in (
+            ("shuffle", shuffle),
+            ("drop_last", drop_last),
+            ("progress", progress),
+            ("resume", resume),
+        ):
+            truth(wanted, f"{name} of fit")
         for callback in items(callbacks, "of callbacks"):
             if not isinstance(callback, Callback):
                 raise InputError(f"{callback!r} is no callback", next_step="Derive a class from mesh.training.Callback")
@@ -198,9 +205,9 @@ def _shards(deterministic: Any) -> int:
     return integer(deterministic, "deterministic is True, or", 0)
 
 
-def _check_counts(least: int, **counts: int | None) -> None:
+def _check_counts(least: int, **counts: int) -> None:
     for name, count in counts.items():
-        if count is not None and not (isinstance(count, (int, np.integer)) and count >= least):
+        if not (isinstance(count, (int, np.integer)) and count >= least):
             raise InputError(f"{name} is an int of at least {least}, not {count!r}")
 
 

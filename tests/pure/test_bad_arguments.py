@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.public_calls import X, callables
+from support.public_calls import KEY, X, callables
 
 import mesh
 from mesh import Mesh, MeshError, nn, optim, random, tree
@@ -42,9 +42,11 @@ BAD: dict[str, Callable[[], Any]] = {
     "bytes": lambda: b"ab",
     "an int": lambda: 3,
     "a negative int": lambda: -1,
+    "zero": lambda: 0,
     "a bool": lambda: True,
     "a fraction": lambda: 0.5,
     "nan": lambda: float("nan"),
+    "infinity": lambda: float("inf"),
     "a complex number": lambda: 1j,
     "a dict": dict,
     "a list": list,
@@ -77,6 +79,7 @@ def test_no_foreign_error_leaves_a_public_call(public: dict[str, Callable[..., A
 
 
 IMAGE, KERNEL = np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 2, 2), np.float32)
+TRAINER = mesh.DistributedTrainer(lambda w, x: mnp.mean((x @ w) ** 2, -1), np.ones((2, 1), np.float32))
 SAID: list[tuple[str, Callable[[], Any]]] = [
     ("delta of huber is a number, not 'x'", lambda: nn.huber(X, X, delta="x")),
     ("eps of batch_norm is a number, not None", lambda: nn.batch_norm(X, X[0], X[0], eps=None)),
@@ -107,6 +110,18 @@ SAID: list[tuple[str, Callable[[], Any]]] = [
     ("ord of a matrix norm is a text or a number, not array", lambda: linalg.cond(X, p=X)),
     ("there is no device array", lambda: mnp.arange(3, device=X)),
     ("repeats are counts per element, not [[1, 2], [3]]", lambda: mnp.repeat(X, [[1, 2], [3]])),
+    ("inputs of Linear.init is an int, not 'x'", lambda: nn.Linear.init(KEY, "x", 3)),
+    ("initialiser of Conv.init is a function, not 3", lambda: nn.Conv.init(KEY, 2, 2, (2, 2), initialiser=3)),
+    ("groups of Conv.init is an int from 1, not 0", lambda: nn.Conv.init(KEY, 2, 2, (2, 2), groups=0)),
+    ("heads of Attention.init is an int from 1, not 0", lambda: nn.Attention.init(KEY, 8, 0)),
+    ("kv_heads of Attention.init is an int from 1, not -1", lambda: nn.Attention.init(KEY, 8, 2, kv_heads=-1)),
+    ("state of BatchNorm is of the class BatchStatistics", lambda: nn.BatchNorm.init(2)(X, None)),
+    ("up of MLP is a function, not 3", lambda: nn.MLP(3, 3, nn.gelu)(X)),
+    ("stride is an int from 1, not 0", lambda: nn.conv_transpose(IMAGE, KERNEL, stride=0)),
+    ("drop_last of fit is True or False, not array", lambda: TRAINER.fit((X,), drop_last=X)),
+    ("every is an int of at least 1, not None", lambda: TRAINER.fit((X,), every=None)),
+    ("step of Checkpoints.load is an int, not 'x'", lambda: mesh.training.Checkpoints("none").load("x")),
+    ("the tensor 'z' is", lambda: mesh.save_safetensors({"z": np.ones(2, np.complex128)}, "none")),
     ("has_aux is True or False, not array", lambda: mesh.grad(mnp.sum, has_aux=X)),
 ]
 
@@ -143,8 +158,16 @@ def test_right_arguments_cost_one_more_frame() -> None:
 
 
 def test_the_walk_finds_the_public_callables(public: dict[str, Callable[..., Any]]) -> None:
-    assert {"mesh.vjp", "mesh.nn.huber", "mesh.optim.adam", "mesh.numpy.sum", "Array.sum", "Grid.axes"} <= set(public)
-    assert len(public) > 600
+    assert {
+        "mesh.vjp",
+        "mesh.nn.huber",
+        "mesh.numpy.sum",
+        "Array.sum",
+        "Grid.axes",
+        "Linear.init",
+        "DistributedTrainer.fit",
+    } <= set(public)
+    assert len(public) > 800
 
 
 def bare(name: str, fn: Callable[..., Any], count: int) -> Iterator[tuple[str, BaseException]]:
