@@ -271,6 +271,24 @@ def test_a_number_that_a_transform_passes_on_keeps_its_bits(what: str) -> None:
         np.testing.assert_allclose(found, wanted, 4e-16)
 
 
+NARROW: dict[str, Callable[[Any, Any], Any]] = {
+    "grad": lambda x, s: mesh.grad(lambda x, s: mnp.sum(x * mnp.sqrt(s)), (0, 1))(x, s),
+    "vmap": mesh.vmap(lambda x, s: x * s + mnp.sinh(s), (0, None)),
+    "remat": mesh.remat(lambda x, s: x * s),
+    "cond": lambda x, s: mesh.cond(True, lambda x, s: x * s, lambda x, s: x, x, s),
+    "scan": lambda x, s: mesh.scan(lambda c, row: (c * s + row * 0.1, c), s, x),
+    "while_loop": lambda x, s: mesh.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * s), (s, x)),
+    "a derivative": lambda x, s: mesh.grad(lambda a: a * a)(s) * x,
+}
+
+
+@pytest.mark.parametrize("what", NARROW)
+def test_a_number_that_meets_float32_alone_makes_no_float64(what: str) -> None:
+    """Which a graphics card does not have."""
+    assert "f64" not in to_text(mesh.trace(NARROW[what], X.astype(np.float32), 0.1))
+    assert "f64" in to_text(mesh.trace(NARROW[what], X, 0.1))
+
+
 @pytest.mark.parametrize("name", ["sinh", "cosh"])
 def test_hyperbolic_functions_are_right_to_64_bits_where_exp_of_minus_x_is_small(name: str) -> None:
     x = np.concatenate([np.linspace(-25, 25, 1001), [-700.1, 709.9]])
