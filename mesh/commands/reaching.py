@@ -34,6 +34,8 @@ def check_there(path: str) -> None:
             return
     except IsADirectoryError:
         return  # a model may be one
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}", next_step="Write one with WireGraph.save") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
