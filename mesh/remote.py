@@ -78,6 +78,8 @@ from .remote_session import Open, RemoteSession
 log = logging.getLogger("graph_mesh.client")
 DIAL_TIMEOUT_S = 5.0
 RENEW_S = 1.0  # at the end, where the mesh has a new authority
+UNREAD_MAX = 5  # answers that nobody could read
+UNREAD_ADVICE = "See whether mesh-coord --version says the same on both machines"
 RETURN_S = 30.0  # how long a coordinator that vanished is dialled again
 RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
 M = TypeVar("M", bound=Message)
@@ -375,12 +377,18 @@ class Remote:
         raise AssertionError("the waits never end")
 
     async def _ask(self, message: Message, kind: type[M], open_link: Open | None = None) -> M:
-        """Every question here may be asked twice, so it is, where the link breaks before the answer."""
+        """Every question here may be asked twice, so it is, where the link breaks before the answer.  An answer that
+        cannot be read ends a link, too: it may have been garbled on its way, but hardly again and again."""
+        unread = 0
         while True:
             link = await (open_link or self._open)()
             try:
                 answer = await link.request(message)
             except MeshError as error:
+                unread += isinstance(error, ProtocolError)
+                if unread >= UNREAD_MAX:
+                    error.next_step = error.next_step or UNREAD_ADVICE
+                    raise
                 if link.closed and isinstance(error, RemoteError):
                     continue
                 error.node = "" if error.node == link.peer.name else error.node  # only workers are worth naming

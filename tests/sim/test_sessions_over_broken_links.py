@@ -19,12 +19,14 @@ from coordinator.runtime import CoordinatorConfig
 from coordinator.service import for_clients
 from coordinator.session_service import KEEP_S, SessionService
 from mesh.aio import AsyncMesh
-from mesh.errors import NodeLost
-from mesh.remote import RETURN_S, Remote
+from mesh.errors import NodeLost, ProtocolError
+from mesh.remote import RETURN_S, UNREAD_MAX, Remote
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop
 from wire.identity import identity_here
+from wire.link import Link
+from wire.messages import AskNodes, Nodes
 
 CLIENT = "client"
 MOMENTS, MOMENTS_BRIEFLY = 100, 16
@@ -213,3 +215,22 @@ def test_nobody_else_has_the_session_of_a_client() -> None:
             await session.close()
 
     run(scenario())
+
+
+def test_an_answer_that_no_client_can_read_is_asked_for_a_few_times_and_then_an_error() -> None:
+    async def asked() -> int:
+        count = 0
+
+        async def unreadable(link: Link, body: AskNodes) -> Any:
+            nonlocal count
+            count += 1
+            return Nodes("soon")  # type: ignore[arg-type]
+
+        async with Daemon(0) as daemon:
+            daemon.cluster.coordinator.requests[AskNodes] = for_clients(unreadable)
+            with pytest.raises(ProtocolError, match="--version"):
+                await daemon.remote.nodes()
+        return count
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(asked()) == UNREAD_MAX
