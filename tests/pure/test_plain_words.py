@@ -14,6 +14,11 @@ PAGES = (
     "docs/training.md",
     "docs/sessions.md",
     "docs/inference.md",
+    "docs/sharding.md",
+    "docs/planning.md",
+    "docs/redundancy.md",
+    "docs/commands.md",
+    "docs/glossary.md",
 )
 # By what they match: the words that a reader knows instead.
 PLAIN = {
