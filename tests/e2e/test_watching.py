@@ -18,7 +18,7 @@ from support.endless import endless
 from mesh import trace
 
 NODE_TIMEOUT_S = 4.5  # suspect after 1.5 s of silence, dead after 3: ten times what a watch looks at
-SLOWER = 3  # a command may take so many times as long as the first one, and is still there in time
+SLOWER = 3  # a worker is suspect for so many times as long as the first command took; one is begun that often
 STOPS_MAX = 3
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 
@@ -67,7 +67,8 @@ def test_a_stopped_worker_is_suspect_then_gone_then_back_and_serve_says_so(tmp_p
 def test_work_goes_on_elsewhere_where_a_worker_falls_silent_or_is_killed_and_serve_says_so(tmp_path: Path) -> None:
     env = environment(tmp_path, MESH_NAME="at-work")
     log = tmp_path / "coord.log"
-    timeout_s = max(NODE_TIMEOUT_S, 3 * SLOWER * command_s(env))  # a worker is suspect for a third of it
+    every_s = command_s(env)
+    timeout_s = max(NODE_TIMEOUT_S, 3 * SLOWER * every_s)  # a worker is suspect for a third of it
     with ExitStack() as stack:
         serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{timeout_s:.3f}")
         coordinator = stack.enter_context(daemon(*serve, env=env, log=log))
@@ -84,7 +85,7 @@ def test_work_goes_on_elsewhere_where_a_worker_falls_silent_or_is_killed_and_ser
         (silent,) = re.findall(r" planned: 1 of 2 workers \((\w+)\)", job_log(coordinator, job))
         (killed,) = workers.keys() - {silent}
 
-        assert any(shown_as_suspect(coordinator, workers[silent], silent) for _ in range(STOPS_MAX))
+        assert any(shown_as_suspect(coordinator, workers[silent], silent, every_s) for _ in range(STOPS_MAX))
         wait_for(lambda: f"the work of {silent} goes on: " in log.read_text())
         workers[silent].process.send_signal(signal.SIGCONT)
         wait_for(lambda: f"{silent} is back" in log.read_text())
@@ -110,14 +111,20 @@ def command_s(env: Mapping[str, str]) -> float:
     return time.monotonic() - began_s
 
 
-def shown_as_suspect(coordinator: Daemon, worker: Daemon, name: str) -> bool:
-    """Whether one `nodes` showed a stopped worker as suspect; it goes on where that command came too late."""
+def shown_as_suspect(coordinator: Daemon, worker: Daemon, name: str, every_s: float) -> bool:
+    """Whether a `nodes` showed a stopped worker as suspect, of those that were begun until it was dead.  It goes on
+    where none came in time."""
+    asking = []
     worker.process.send_signal(signal.SIGSTOP)
-    wait_for(lambda: node_states(coordinator)[name] != "healthy")
-    (state,) = re.findall(rf"^{name} +(\w+)", run("coord", "nodes", env=coordinator.env).stdout, re.MULTILINE)
-    if state == "suspect":
+    while node_states(coordinator)[name] != "dead":
+        asking.append(
+            subprocess.Popen(command("coord", "nodes"), env=coordinator.env, stdout=subprocess.PIPE, text=True)
+        )
+        time.sleep(every_s)
+    shown = [state for each in asking for state in re.findall(rf"^{name} +(\w+)", each.communicate()[0], re.MULTILINE)]
+    assert set(shown) <= {"healthy", "suspect", "dead"} and len(shown) == len(asking)
+    if "suspect" in shown:
         return True
-    assert state == "dead"
     worker.process.send_signal(signal.SIGCONT)
     wait_for(lambda: node_states(coordinator)[name] == "healthy")
     return False
